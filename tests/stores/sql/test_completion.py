@@ -103,7 +103,7 @@ def joint(open_joint: OpenJoint, request: pytest.FixtureRequest) -> Joint:
 
 @pytest.mark.parametrize("payload", (PAYLOAD, SEALED), ids=("plain", "sealed"))
 @pytest.mark.parametrize("quota", (None, ROOM), ids=("uncounted", "counted"))
-def test_rows_and_answer_are_there_together(joint: Joint, payload: StoredPayload, quota: Quota | None) -> None:
+def test_rows_and_response_are_committed_together(joint: Joint, payload: StoredPayload, quota: Quota | None) -> None:
     """Sealed or not, counted or not."""
     key = a_key()
     add(joint.store, key.tid)
@@ -122,7 +122,7 @@ def test_rows_and_answer_are_there_together(joint: Joint, payload: StoredPayload
 
 
 @pytest.mark.parametrize("keys", (1, 2))
-def test_a_lost_data_key_leaves_the_transaction_as_it_is(joint: Joint, keys: int) -> None:
+def test_a_lost_data_key_leaves_the_transaction_open(joint: Joint, keys: int) -> None:
     """Nothing is committed and nothing rolled back, and it may be settled once more."""
     used = [a_key() for _ in range(keys)]
     # Of two, the first could be completed, and could not be taken back.
@@ -146,7 +146,7 @@ def test_a_lost_data_key_leaves_the_transaction_as_it_is(joint: Joint, keys: int
     assert [Drift()] * keys == [joint.store.ledger.reconcile(key.tid) for key in used]
 
 
-def test_a_tenant_that_is_erased_meanwhile_keeps_its_rows_and_no_answer(
+def test_a_tenant_erased_during_the_view_keeps_its_rows_and_no_response(
     open_joint: OpenJoint, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
     """The work was done, and that is all that is said of it. On SQLite nobody else writes while a view does."""
@@ -171,7 +171,7 @@ def test_a_tenant_that_is_erased_meanwhile_keeps_its_rows_and_no_answer(
     assert ([True], 1, DONE, True) == (erased, joint.payments(), record.payload, record.erased)
 
 
-def test_a_tenant_that_is_erased_between_check_and_commit_is_told_as_erased(open_joint: OpenJoint) -> None:
+def test_a_tenant_erased_between_check_and_commit_is_reported_as_erased(open_joint: OpenJoint) -> None:
     """Nobody can open that answer, so nobody need have kept it from being written."""
     joint, key = open_joint(), a_key()
     add(joint.store, key.tid)
@@ -190,7 +190,7 @@ def test_a_tenant_that_is_erased_between_check_and_commit_is_told_as_erased(open
     assert (SEALED, True) == (record.payload, record.erased)
 
 
-def test_a_superseded_worker_hears_that_it_has_lost_and_nothing_of_keys(joint: Joint, clock: FrozenClock) -> None:
+def test_a_superseded_worker_gets_a_lost_lease_and_no_key_error(joint: Joint, clock: FrozenClock) -> None:
     """To seal its answer anew would not help."""
     key = a_key()
     granted(joint.store.claim(a_request(key), token=a_token(), lease=LEASE))
@@ -200,7 +200,7 @@ def test_a_superseded_worker_hears_that_it_has_lost_and_nothing_of_keys(joint: J
         transaction.settle(storing(SEALED), keep=KEEP, otherwise=never)
 
 
-def test_who_knows_of_no_quota_counts_what_is_counted(open_joint: OpenJoint, clock: FrozenClock) -> None:
+def test_a_process_without_quota_still_counts_counted_keys(open_joint: OpenJoint, clock: FrozenClock) -> None:
     """Also within the application's transaction."""
     claiming, joint, key = open_joint(), open_joint(), a_key()
     granted(claiming.store.claim(a_request(key), token=joint.token, lease=LEASE, quota=ROOM))
@@ -212,7 +212,7 @@ def test_who_knows_of_no_quota_counts_what_is_counted(open_joint: OpenJoint, clo
 
 
 @pytest.mark.parametrize("payload", (PAYLOAD, SEALED), ids=("plain", "sealed"))
-def test_to_store_a_sealed_answer_is_one_statement(open_joint: OpenJoint, payload: StoredPayload) -> None:
+def test_storing_a_sealed_response_takes_one_statement(open_joint: OpenJoint, payload: StoredPayload) -> None:
     """As a plain one is. Whether its key is there is looked at in the same."""
     store, key, token = open_joint().store, a_key(), a_token()
     add(store, key.tid)
@@ -224,7 +224,7 @@ def test_to_store_a_sealed_answer_is_one_statement(open_joint: OpenJoint, payloa
     assert ["UPDATE idempotency_records"] == seen
 
 
-def test_a_tenants_keys_are_read_in_one_statement(open_joint: OpenJoint) -> None:
+def test_data_keys_of_a_tenant_are_read_in_one_statement(open_joint: OpenJoint) -> None:
     """Its last number and the store's own with them: what is read in two looks may be of two tenants."""
     store, tid = open_joint().store, a_key().tid
     add(store, tid)
@@ -236,7 +236,7 @@ def test_a_tenants_keys_are_read_in_one_statement(open_joint: OpenJoint) -> None
     assert (1, [1, 2], 2, store.identity()) == (len(seen), [key.number for key in shelf.keys], shelf.last, shelf.store)
 
 
-def test_a_store_that_was_copied_takes_no_key_of_the_original(open_joint: OpenJoint) -> None:
+def test_a_copied_store_accepts_no_data_key_of_the_original(open_joint: OpenJoint) -> None:
     """Nor one that names its store in other bytes than eight."""
     store, tid = open_joint().store, a_key().tid
 
@@ -245,7 +245,7 @@ def test_a_store_that_was_copied_takes_no_key_of_the_original(open_joint: OpenJo
     assert () == store.data_keys.read_keys(tid).keys
 
 
-def test_an_answer_of_another_size_changes_the_ledger_by_the_difference(open_joint: OpenJoint) -> None:
+def test_a_response_of_another_size_changes_the_quota_by_the_difference(open_joint: OpenJoint) -> None:
     """Sealed anew it has the size it had; erased, it has none."""
     store, key, token = open_joint().store, a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=ROOM))
@@ -256,7 +256,7 @@ def test_an_answer_of_another_size_changes_the_ledger_by_the_difference(open_joi
     assert (Usage(1, 0, 0), Drift()) == (store.ledger.usage(key.tid), store.ledger.reconcile(key.tid))
 
 
-def test_a_response_that_cannot_be_sealed_again_commits_nothing(open_joint: OpenJoint) -> None:
+def test_a_response_that_cannot_be_sealed_again_prevents_the_commit(open_joint: OpenJoint) -> None:
     """The codec's own error leaves, with nothing committed; the claim settles the record then."""
     joint, key = open_joint(), a_key()
     transaction = joint.work(key)

@@ -60,7 +60,7 @@ def told(ask: Callable[[], object]) -> object:
 @on_sqlite
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("standing", ("completed", "in flight", "quarantined"))
-def test_a_damaged_row_raises_nothing_of_pythons(
+def test_a_damaged_row_raises_only_our_errors(
     open_store: OpenStore, records_url: str, clock: FrozenClock, standing: str, odd: str
 ) -> None:
     """Column by column, whoever asks: a claim, a reader, a janitor. What was done is granted to nobody."""
@@ -97,9 +97,7 @@ def test_a_damaged_row_raises_nothing_of_pythons(
 
 @on_sqlite
 @pytest.mark.parametrize("odd", ODD)
-def test_what_is_damaged_beside_the_records_raises_nothing_of_pythons(
-    open_store: OpenStore, records_url: str, odd: str
-) -> None:
+def test_damage_outside_records_raises_only_our_errors(open_store: OpenStore, records_url: str, odd: str) -> None:
     """Data keys, limits, counts, chores and facts."""
     beside = (schema.tenants, schema.data_keys, schema.quota_buckets, schema.tasks, schema.meta)
     for table, column in places(*beside):
@@ -149,5 +147,5 @@ def _empty(url: str) -> None:
         connection.commit()
 
 
-def test_what_is_expected_is_the_librarys() -> None:
+def test_expected_errors_are_public_errors() -> None:
     assert all(issubclass(each, IdempotencyError) for each in EXPECTED)

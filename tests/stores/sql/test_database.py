@@ -58,7 +58,7 @@ def test_an_url_becomes_two_engines(open_database: OpenDatabase, records_url: st
 
 @on_postgresql
 @pytest.mark.parametrize("isolation_level", ("READ COMMITTED", "SERIALIZABLE", "AUTOCOMMIT"))
-def test_an_applications_engine_lends_its_way_to_connect(
+def test_the_store_connects_like_the_applications_engine(
     open_database: OpenDatabase, make_engine: MakeEngine, isolation_level: str
 ) -> None:
     """Its connect arguments, what it listens to and how it makes connections; and not a single one of those it has."""
@@ -111,7 +111,7 @@ def test_our_own_transactions_are_read_committed(
 
 
 @on_postgresql
-def test_sessions_that_hold_every_connection_do_not_hold_records_up(make_engine: MakeEngine, records_url: str) -> None:
+def test_sessions_that_hold_all_connections_do_not_block_the_store(make_engine: MakeEngine, records_url: str) -> None:
     """A request that claims has its session's connection already. From the same pool it would wait for itself."""
     base = make_engine(pool_size=1, max_overflow=0, pool_timeout=0.1)
     store = SqlStore(Database(base))
@@ -138,7 +138,7 @@ def test_a_pool_that_pings_does_not_ping_for_records(
     assert [] == pings
 
 
-def test_a_function_is_asked_at_first_use_and_once(
+def test_a_function_is_called_once_at_first_use(
     open_database: OpenDatabase, make_engine: MakeEngine, records_url: str
 ) -> None:
     """Flask-SQLAlchemy has its engine inside an application's context, and not before."""
@@ -156,7 +156,7 @@ def test_a_function_is_asked_at_first_use_and_once(
     assert (1, True) == (len(asked), database.known)
 
 
-def test_a_pool_of_none_works(make_engine: MakeEngine, records_url: str) -> None:
+def test_a_null_pool_works(make_engine: MakeEngine, records_url: str) -> None:
     """As behind a pooler: a connection for each call."""
     store = SqlStore(Database(make_engine(poolclass=NullPool)))
 
@@ -206,7 +206,7 @@ def test_other_databases_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("bind", (None, 5, object()))
-def test_what_is_no_engine_is_refused(bind: Any) -> None:
+def test_an_object_that_is_no_engine_is_refused(bind: Any) -> None:
     """Before the first request."""
     with pytest.raises(ConfigurationError, match="Pass an Engine"):
         Database(bind)
@@ -237,7 +237,7 @@ def test_an_error_about_an_url_does_not_quote_its_password(url: str) -> None:
     assert caught.value.__suppress_context__
 
 
-def test_patience_is_set_unless_the_url_says_otherwise() -> None:
+def test_timeouts_are_set_unless_the_url_sets_them() -> None:
     """Without it a worker waits a quarter of an hour for a network that swallows what it sends."""
     usual = engines._connect_args(make_url("postgresql+psycopg://h/x"))
     chosen = engines._connect_args(make_url("postgresql+psycopg://h/x?connect_timeout=9"))
@@ -247,7 +247,7 @@ def test_patience_is_set_unless_the_url_says_otherwise() -> None:
 
 
 @on_postgresql
-def test_nothing_is_prepared(open_database: OpenDatabase, records_url: str) -> None:
+def test_the_store_prepares_no_statements(open_database: OpenDatabase, records_url: str) -> None:
     """A pooler's next server connection would not know it."""
     database = open_database(records_url)
     for _ in range(20):
@@ -303,7 +303,7 @@ def test_a_file_in_use_is_opened_all_the_same(open_store: OpenStore, make_engine
 
 
 @on_sqlite
-def test_a_longer_patience_of_the_applications_stays(open_database: OpenDatabase, make_engine: MakeEngine) -> None:
+def test_a_longer_timeout_of_the_application_stays(open_database: OpenDatabase, make_engine: MakeEngine) -> None:
     """Ours is the least, not the most."""
     database = open_database(make_engine(connect_args={"timeout": 9}))
 
@@ -312,7 +312,7 @@ def test_a_longer_patience_of_the_applications_stays(open_database: OpenDatabase
 
 
 @on_postgresql
-def test_a_stale_connection_is_not_noticed(open_store: OpenStore, make_engine: MakeEngine) -> None:
+def test_a_stale_connection_is_replaced_silently(open_store: OpenStore, make_engine: MakeEngine) -> None:
     """The server has ended it, as all are after a restart: the statement is sent once more, over a new one."""
     store, key, token = open_store(), a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -343,7 +343,7 @@ def test_a_connection_that_breaks_every_time_is_an_outage(open_store: OpenStore,
 
 @on_postgresql
 @pytest.mark.parametrize("state", ("40001", "40P01"))
-def test_when_others_were_faster_it_is_done_again(open_store: OpenStore, state: str) -> None:
+def test_a_serialization_conflict_is_retried(open_store: OpenStore, state: str) -> None:
     """A few times, without waiting; then it is an outage."""
     store = open_store()
     tried: list[int] = []
@@ -363,7 +363,7 @@ def test_when_others_were_faster_it_is_done_again(open_store: OpenStore, state: 
 
 @on_postgresql
 @pytest.mark.parametrize("statement", ("SELEKT 1", "SELECT 1/0", "INSERT INTO idempotency_meta VALUES ('fence', NULL)"))
-def test_a_mistake_of_ours_is_not_an_outage(open_store: OpenStore, statement: str) -> None:
+def test_a_programming_error_is_not_an_outage(open_store: OpenStore, statement: str) -> None:
     """It would be retried for ever, and never mended."""
     store = open_store()
 
@@ -374,7 +374,7 @@ def test_a_mistake_of_ours_is_not_an_outage(open_store: OpenStore, statement: st
 
 
 @on_sqlite
-def test_a_mistake_of_ours_is_not_an_outage_on_sqlite_either(open_store: OpenStore) -> None:
+def test_a_programming_error_on_sqlite_is_not_an_outage(open_store: OpenStore) -> None:
     """Which has one name for all errors."""
     with pytest.raises(Exception, match="syntax error") as caught:
         open_store().database.run(lambda connection: connection.execute(text("SELEKT 1")))
@@ -460,7 +460,7 @@ def test_a_silent_server_is_an_outage(
         granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
 
 
-def test_a_server_that_accepts_and_says_nothing_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_accepts_and_never_replies_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for ever, that is."""
     monkeypatch.setattr(engines, "CONNECT_SECONDS", 2)  # the least that libpq knows
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -535,7 +535,7 @@ def silent() -> Iterator[str]:
         yield f"postgresql+psycopg://nobody@127.0.0.1:{listener.getsockname()[1]}/nothing"
 
 
-def test_a_new_connection_for_records_is_not_waited_for_as_an_application_waits_for_its_own(silent: str) -> None:
+def test_a_new_connection_of_the_store_has_a_short_timeout(silent: str) -> None:
     """Most applications say nothing of time-outs, and libpq would wait for two minutes: a claim is refused long before."""
     engine = create_engine(silent)
     store = SqlStore(Database(engine))
@@ -549,7 +549,7 @@ def test_a_new_connection_for_records_is_not_waited_for_as_an_application_waits_
     engine.dispose()
 
 
-def test_the_applications_own_connections_wait_as_it_has_chosen(silent: str) -> None:
+def test_connections_of_the_application_keep_their_timeouts(silent: str) -> None:
     """What it said of them is neither changed nor added to, and holds for ours as well."""
     engine = create_engine(silent, connect_args={"connect_timeout": 42})
     asked: list[object] = []

@@ -98,7 +98,7 @@ def test_the_same_attempt_writes_twice(session: Session, build: Builds) -> None:
     assert [1, 1] == [matched(session, build(100, MINE)), matched(session, build(150, MINE))]
 
 
-def test_a_worker_that_was_paused_with_the_row_in_its_hands(engine: Engine, session: Session) -> None:
+def test_a_paused_worker_that_read_the_row_matches_no_row(engine: Engine, session: Session) -> None:
     """What its session read before it was paused is no reason to write."""
     account = session.get_one(Account, 1)
     assert 0 == account.balance
@@ -127,14 +127,14 @@ def test_the_fence_wins_over_another_value_for_its_column(session: Session) -> N
 @pytest.mark.parametrize(
     "statement", (insert(TABLE), delete(TABLE), select(TABLE), text("UPDATE accounts SET balance = 1"), TABLE)
 )
-def test_anything_but_an_update_is_refused(statement: Any) -> None:
+def test_only_an_update_is_accepted(statement: Any) -> None:
     """There is no row yet to compare with, or nowhere to leave the mark."""
     with pytest.raises(TypeError, match=r"fenced\(\) takes an UPDATE"):
         fenced(statement, TABLE.c.written_by, MINE)
 
 
 @pytest.mark.parametrize("fence", (None, "7", 7.0, True))
-def test_anything_but_a_whole_number_is_refused(fence: Any) -> None:
+def test_only_a_whole_number_is_accepted(fence: Any) -> None:
     """Compared with NULL, no row would match and no successor would be to blame."""
     with pytest.raises(TypeError, match="a whole number for a fence"):
         fenced(update(TABLE), TABLE.c.written_by, fence)

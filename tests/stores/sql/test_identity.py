@@ -63,7 +63,7 @@ def test_processes_that_open_a_new_database_together_grant_each_key_once(engine:
 
 
 @on_postgresql
-def test_whoever_waited_to_lift_fences_looks_again(engine: Engine) -> None:
+def test_a_process_that_waited_to_raise_fences_reads_them_again(engine: Engine) -> None:
     """Another process has lifted them meanwhile, and granted claims: to lift them once more could set them back."""
     autogenerate(engine, included())
     ahead = 10**17
@@ -111,7 +111,7 @@ def test_a_role_that_may_only_use_the_tables_can_claim(teller: Engine) -> None:
 
 
 @on_postgresql
-def test_a_role_that_may_set_the_sequence_lifts_it(engine: Engine, teller: Engine) -> None:
+def test_a_role_that_may_set_the_sequence_raises_it(engine: Engine, teller: Engine) -> None:
     claim(teller)
     with engine.begin() as connection:
         connection.execute(text(f"GRANT UPDATE ON SEQUENCE {FENCES} TO {teller.url.username}"))
@@ -120,7 +120,7 @@ def test_a_role_that_may_set_the_sequence_lifts_it(engine: Engine, teller: Engin
 
 
 @on_postgresql
-def test_a_role_that_may_not_set_the_sequence_looks_twice_at_most(
+def test_a_role_that_may_not_set_the_sequence_reads_at_most_twice(
     teller: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may never be able to, and a claim takes no third statement."""
@@ -183,7 +183,7 @@ def test_tables_that_are_made_while_a_process_runs_serve_it(engine: Engine) -> N
     assert outcome.held.fence > 10**15
 
 
-def test_behind_a_pooler_too(pgbouncer_url: str) -> None:
+def test_the_first_claim_works_behind_a_pooler(pgbouncer_url: str) -> None:
     """Nothing is left on a server connection that the next client of the pooler would find."""
     engine = create_engine(pgbouncer_url, connect_args={"prepare_threshold": None})
     try:

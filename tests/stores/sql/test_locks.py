@@ -118,7 +118,7 @@ def test_a_claim_does_not_wait_for_a_locked_row(
 
 
 @by_every_lock
-def test_a_locked_row_is_replayed_all_the_same(
+def test_a_locked_row_is_replayed(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str
 ) -> None:
     """What is certain without the lock is said without it: an answer, a mismatch, a live lease."""
@@ -134,7 +134,7 @@ def test_a_locked_row_is_replayed_all_the_same(
 
 @on_postgresql
 @pytest.mark.parametrize("verb", list(WRITES))
-def test_an_owner_waits_for_its_row_no_longer_than_is_good(
+def test_an_owner_waits_for_its_row_until_the_lock_timeout(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, verb: str
 ) -> None:
     """A worker must not hang on a transaction that never ends. Nothing was written, and later it works."""
@@ -154,7 +154,7 @@ def test_an_owner_waits_for_its_row_no_longer_than_is_good(
 
 
 @on_postgresql
-def test_the_patience_is_gone_with_its_statement(open_store: OpenStore, clock: FrozenClock) -> None:
+def test_the_lock_timeout_ends_with_its_statement(open_store: OpenStore, clock: FrozenClock) -> None:
     """On a pooler's connection the next one is somebody else's."""
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "in flight")
@@ -180,7 +180,7 @@ def test_a_claim_does_not_wait_for_an_insert_that_never_ends(
 
 
 @by_every_lock
-def test_a_row_that_appears_while_a_claim_is_under_way_is_seen(
+def test_a_row_inserted_during_a_claim_is_found(
     open_store: OpenStore,
     clock: FrozenClock,
     elsewhere: Connection,
@@ -209,7 +209,7 @@ def test_a_row_that_appears_while_a_claim_is_under_way_is_seen(
 
 
 @on_postgresql
-def test_a_number_that_is_locked_for_ever_grants_nothing(
+def test_a_locked_advisory_number_grants_no_claim(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection
 ) -> None:
     """An advisory lock that somebody holds and never gives back: what can be read is said, a free key is in flight."""
@@ -235,7 +235,7 @@ def test_an_advisory_lock_does_not_outlive_its_claim(open_store: OpenStore, else
 
 
 @by_every_lock
-def test_an_owner_that_comes_back_during_a_takeover_keeps_its_row(
+def test_an_owner_that_returns_during_a_take_over_keeps_its_row(
     open_store: OpenStore, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """
@@ -254,7 +254,7 @@ def test_an_owner_that_comes_back_during_a_takeover_keeps_its_row(
 
 
 @on_postgresql
-def test_what_is_written_over_is_what_was_read(
+def test_a_write_replaces_only_the_row_that_was_read(
     open_store: OpenStore, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

@@ -122,7 +122,7 @@ def test_several_strategies_keep_one_limit(open_store: OpenStore, strategy: str)
 
 @on_postgresql
 @pytest.mark.parametrize(("quota", "statements"), ((ROOM, [LOOK, "WITH limits"]), (None, ["WITH granted"])))
-def test_a_new_key_far_from_every_limit_waits_for_nobody(
+def test_a_new_key_far_from_every_limit_waits_for_no_lock(
     open_store: OpenStore, quota: Quota | None, statements: list[str]
 ) -> None:
     """It takes one statement more than without a quota, so that a replay does not pay for the planning of this one."""
@@ -160,7 +160,7 @@ def test_a_limit_below_the_margin_is_always_near(open_store: OpenStore) -> None:
 
 
 @on_postgresql
-def test_a_refusal_is_one_statement_more_and_waits_for_nobody(open_store: OpenStore) -> None:
+def test_a_refusal_takes_one_more_statement_and_no_lock(open_store: OpenStore) -> None:
     """And has written nothing."""
     store, tid = open_store(), a_key().tid
     ask(store, tid, FULL)
@@ -195,9 +195,7 @@ def test_on_sqlite_a_new_key_is_counted_under_the_one_lock(
 
 @by_every_strategy
 @pytest.mark.parametrize("quota", (None, ROOM, FULL))
-def test_a_known_key_takes_as_many_statements_as_ever(
-    open_store: OpenStore, strategy: str, quota: Quota | None
-) -> None:
+def test_a_known_key_takes_no_more_statements(open_store: OpenStore, strategy: str, quota: Quota | None) -> None:
     """A replay is counted by nobody, and refused by nobody."""
     store, tid = open_store(strategy=strategy), a_key().tid
     key = complete(store, tid)
@@ -224,7 +222,7 @@ def test_an_answer_is_counted_in_the_statement_that_stores_it(
     assert (1 if store.database.dialect.name == POSTGRESQL else on_sqlite) == len(seen)
 
 
-def test_who_knows_of_no_quota_counts_what_is_counted(open_store: OpenStore) -> None:
+def test_a_process_without_quota_still_counts_counted_keys(open_store: OpenStore) -> None:
     """A worker of the release before may finish what another has claimed; and so may one that took over."""
     claiming, completing, tid = open_store(), open_store(), a_key().tid
     key, token = a_key(tid=tid), a_token()
@@ -268,7 +266,7 @@ def test_two_rates_are_two_windows(open_store: OpenStore, clock: FrozenClock) ->
     granted(ask(store, tid, by_hour))
 
 
-def test_lives_end_at_few_edges(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
+def test_lifetimes_end_at_few_edges(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
     """However many answers there are: a ledger is as long as there are buckets and shards."""
     store, tid = open_store(), a_key().tid
     for _ in range(20):
@@ -287,7 +285,7 @@ def entries(engine: Engine) -> int:
         return connection.execute(select(func.count()).select_from(quota_buckets)).scalar_one()
 
 
-def test_what_is_over_is_swept(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
+def test_expired_quota_entries_are_swept(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
     """A few at a time. What is not over stays, and nobody notices."""
     store, tid, engine = open_store(), a_key().tid, make_engine()
     for _ in range(3):
@@ -303,9 +301,7 @@ def test_what_is_over_is_swept(open_store: OpenStore, make_engine: MakeEngine, c
     assert before == store.ledger.usage(tid)
 
 
-def test_a_ledger_that_is_wrong_is_put_right(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
-) -> None:
+def test_a_wrong_quota_is_corrected(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
     """Somebody deleted records by hand; by how much it was wrong is told once."""
     store, tid, engine = open_store(), a_key().tid, make_engine()
     keys = [complete(store, tid) for _ in range(3)]
@@ -323,7 +319,7 @@ def test_a_ledger_that_is_wrong_is_put_right(
     assert Drift() == store.ledger.reconcile(tid)
 
 
-def test_a_recount_leaves_alone_what_changes_meanwhile(open_store: OpenStore, clock: FrozenClock) -> None:
+def test_a_recount_leaves_concurrent_changes_alone(open_store: OpenStore, clock: FrozenClock) -> None:
     """Whoever completes is in the ledger and among the records in one moment, so nothing of it passes for a drift."""
     store, tid = open_store(), a_key().tid
     rounds = 15
@@ -379,7 +375,7 @@ def alone(elsewhere: Connection, tid: bytes) -> None:
 
 
 @by_every_lock
-def test_who_has_the_tenant_alone_keeps_out_who_looks_from_afar(
+def test_an_exclusive_tenant_lock_blocks_shared_ones(
     open_store: OpenStore, elsewhere: Connection, threads: ThreadPoolExecutor, strategy: str
 ) -> None:
     """Also where there is plenty of room; and no longer than is good. Other tenants and known keys do not wait."""
@@ -398,7 +394,7 @@ def test_who_has_the_tenant_alone_keeps_out_who_looks_from_afar(
 
 
 @on_postgresql
-def test_who_looks_closely_waits_for_those_who_looked_from_afar(
+def test_an_exclusive_tenant_lock_waits_for_shared_ones(
     open_store: OpenStore, make_engine: MakeEngine, threads: ThreadPoolExecutor
 ) -> None:
     """What they have written is not committed yet, and counts."""
@@ -429,7 +425,7 @@ def waits(store: SqlStore) -> bool:
 
 
 @by_every_lock
-def test_of_one_new_key_one_asker_is_granted(open_store: OpenStore, strategy: str) -> None:
+def test_one_claim_of_a_new_key_is_granted(open_store: OpenStore, strategy: str) -> None:
     """
     The last place a tenant has: the others hear that it is in flight, or that there is no room, and none runs twice.
     """
@@ -444,9 +440,7 @@ def test_of_one_new_key_one_asker_is_granted(open_store: OpenStore, strategy: st
 
 @on_postgresql
 @pytest.mark.parametrize("isolation", ("repeatable read", "serializable"))
-def test_a_stricter_isolation_costs_repetitions_and_no_answers(
-    open_store: OpenStore, records_url: str, isolation: str
-) -> None:
+def test_a_stricter_isolation_level_costs_retries_only(open_store: OpenStore, records_url: str, isolation: str) -> None:
     """Those who meet in one entry of the ledger are refused by PostgreSQL, and are repeated."""
     url = f"{records_url}?options=-c%20default_transaction_isolation%3D{isolation.replace(' ', '%5C%20')}"
     store, tid, rounds = open_store(url), a_key().tid, 10
@@ -463,7 +457,7 @@ def test_a_stricter_isolation_costs_repetitions_and_no_answers(
     assert Drift() == store.ledger.reconcile(tid)
 
 
-def test_an_answer_that_cannot_be_read_is_counted_once(
+def test_an_unreadable_response_is_counted_once(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
     """As quarantined from then on, and not under its old expiry as well."""
@@ -485,7 +479,7 @@ NEAR = Quota(records=MARGIN)
 
 
 @by_every_lock
-def test_who_is_full_is_refused_whoever_holds_the_tenant(
+def test_a_tenant_over_quota_is_refused_while_another_holds_its_lock(
     open_store: OpenStore, elsewhere: Connection, strategy: str
 ) -> None:
     """What is committed suffices to refuse; and a key that is known is told as ever."""
@@ -498,7 +492,7 @@ def test_who_is_full_is_refused_whoever_holds_the_tenant(
 
 
 @by_every_lock
-def test_who_was_slower_for_the_same_key_is_not_refused(open_store: OpenStore, strategy: str) -> None:
+def test_the_slower_claim_of_one_key_is_in_flight_and_not_refused(open_store: OpenStore, strategy: str) -> None:
     """The last place was taken for it between one look and the next: so it is known, and in flight."""
     store, other, key = open_store(strategy=strategy), open_store(), a_key()
     overtaking = [lambda: granted(ask(other, key.tid, FULL, key=key))]
@@ -514,7 +508,7 @@ def test_who_was_slower_for_the_same_key_is_not_refused(open_store: OpenStore, s
 
 
 @by_every_lock
-def test_who_waits_for_a_tenant_keeps_no_connections_from_others(
+def test_waiters_for_one_tenant_leave_connections_to_others(
     records_url: str, make_engine: MakeEngine, elsewhere: Connection, strategy: str
 ) -> None:
     """Of many that wait for a lock whose holder does not move, with two connections: one is enough for all of them."""
@@ -542,7 +536,7 @@ def waiting(connection: Connection) -> bool:
     return bool(found.scalar_one())
 
 
-def test_one_passes_and_one_is_told_to_come_again() -> None:
+def test_one_thread_gets_the_tenant_lock_and_one_times_out() -> None:
     """Tenants do not know of each other, and nobody is remembered who has gone."""
     turnstile = TenantLock()
 
@@ -554,7 +548,7 @@ def test_one_passes_and_one_is_told_to_come_again() -> None:
     assert 0 == len(turnstile)
 
 
-def test_a_child_waits_for_no_thread_of_its_parent() -> None:
+def test_a_forked_child_does_not_inherit_tenant_locks() -> None:
     """It was in there when its process was copied, and is not here to leave."""
     turnstile = TenantLock()
 

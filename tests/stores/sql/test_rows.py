@@ -95,7 +95,7 @@ READABLE_AFTERWARDS = {"no expiry", "over before it began", "begun after it is o
 
 
 @pytest.mark.parametrize("spoilt", list(SPOILT))
-def test_what_cannot_be_ours_is_corrupt(
+def test_a_row_that_cannot_be_ours_is_corrupt(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
 ) -> None:
     """Looking changes nothing."""
@@ -112,7 +112,7 @@ def test_what_cannot_be_ours_is_corrupt(
 
 
 @pytest.mark.parametrize("spoilt", list(SPOILT))
-def test_what_cannot_be_ours_is_never_absent(
+def test_a_row_that_cannot_be_ours_is_never_absent(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
 ) -> None:
     """
@@ -144,7 +144,7 @@ def raises_corrupt(store: SqlStore, key: StorageKey) -> bool:
     return True
 
 
-def test_an_answer_that_lacks_its_expiry_alone_is_told_as_condemned(
+def test_a_response_without_expiry_is_reported_as_corrupt(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
     """All else of it can be read, and in quarantine it needs no expiry."""
@@ -158,7 +158,7 @@ def test_an_answer_that_lacks_its_expiry_alone_is_told_as_condemned(
 
 
 @on_postgresql
-def test_what_cannot_be_written_is_refused_all_the_same(
+def test_an_unreadable_row_that_cannot_be_changed_is_refused(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
     """A rule that the row breaks is in force for every write, also for one that would keep it."""
@@ -180,7 +180,7 @@ def test_what_cannot_be_written_is_refused_all_the_same(
 @pytest.mark.parametrize(
     "spoilt", ("unknown state", "no state", "short token", "long token", "over before it began", "no end")
 )
-def test_what_cannot_be_ours_is_corrupt_to_its_owner_too(
+def test_a_row_that_cannot_be_ours_is_corrupt_for_its_owner(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
 ) -> None:
     """A lost lease would say that somebody else has it; nobody has."""
@@ -213,7 +213,7 @@ def test_a_column_of_another_type_is_corrupt(
         store.claim(a_request(key), token=a_token(), lease=LEASE)
 
 
-def test_a_corrupt_row_locks_nobody_out(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
+def test_a_corrupt_row_holds_no_lock(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
     """The claim that stumbled over it leaves no transaction behind: other keys are granted."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "in flight")
@@ -224,9 +224,7 @@ def test_a_corrupt_row_locks_nobody_out(open_store: OpenStore, make_engine: Make
     granted(open_store().claim(a_request(a_key()), token=a_token(), lease=LEASE))
 
 
-def test_a_released_row_tells_what_became_of_the_key(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
-) -> None:
+def test_a_released_row_keeps_its_history(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
     """For a day, to whoever looks into the table; with no answer, and whom it was about."""
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "quarantined")
@@ -245,9 +243,7 @@ def test_a_released_row_tells_what_became_of_the_key(
     assert ("acme", "alice") == (left.tenant, left.principal)
 
 
-def test_a_key_that_is_used_again_keeps_nothing_of_before(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
-) -> None:
+def test_a_reused_key_keeps_no_old_columns(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
     """Neither answer nor dates nor whom it was about."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "completed")
@@ -262,7 +258,7 @@ def test_a_key_that_is_used_again_keeps_nothing_of_before(
 
 
 @pytest.mark.parametrize(("success", "state"), ((True, "completed"), (False, "failed")))
-def test_an_auditor_can_tell_success_from_failure(
+def test_an_auditor_can_distinguish_success_from_failure(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, success: bool, state: str
 ) -> None:
     """Without opening the answer."""
@@ -316,7 +312,7 @@ BACK = KEEP * 100
 
 
 @pytest.mark.parametrize("quota", (None, ROOM), ids=("uncounted", "counted"))
-def test_a_clock_that_is_set_back_shortens_no_life(
+def test_a_clock_set_back_shortens_no_lifetime(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, quota: Quota | None
 ) -> None:
     """Between claim and completion: the answer's life begins when the key was first used, at the earliest."""
@@ -335,7 +331,7 @@ def test_a_clock_that_is_set_back_shortens_no_life(
 
 
 @pytest.mark.parametrize("quota", (None, ROOM), ids=("uncounted", "counted"))
-def test_nobody_takes_over_what_was_over_before_it_began(
+def test_a_record_that_expired_before_completion_is_not_taken_over(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, quota: Quota | None
 ) -> None:
     """Nor by a statement that compares what was seen before the bit was flipped."""
@@ -367,7 +363,7 @@ ENDS: dict[str, Callable[[SqlStore, StorageKey, bytes], None]] = {
 @pytest.mark.parametrize(
     "spoilt", ({}, {"fingerprint": b""}, {"response": None}), ids=("condemned", "unreadable", "lost")
 )
-def test_its_owner_cannot_say_otherwise(
+def test_an_owner_cannot_free_a_corrupt_record(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, verb: str, spoilt: dict[str, Any]
 ) -> None:
     """A settlement that is repeated after a lost reply must not free a key whose answer was condemned in between."""
@@ -387,7 +383,7 @@ def test_its_owner_cannot_say_otherwise(
     assert before == row(make_engine, key)
 
 
-def test_its_owner_may_complete_it_again(open_store: OpenStore, clock: FrozenClock) -> None:
+def test_an_owner_may_complete_a_corrupt_record_again(open_store: OpenStore, clock: FrozenClock) -> None:
     """The same answer, as it should be: nobody else has it."""
     store, key = open_store(), a_key()
     token = stand(store, clock, key, "completed")
@@ -400,7 +396,7 @@ def test_its_owner_may_complete_it_again(open_store: OpenStore, clock: FrozenClo
     assert "" == found(store, key).reason
 
 
-def test_a_commit_whose_reply_is_lost_was_done_although_its_answer_is_condemned(
+def test_a_commit_with_a_lost_reply_and_a_corrupt_response_does_not_run_again(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asks the record what became of the commit must not be told that nothing did, and pay again."""
@@ -413,7 +409,7 @@ def test_a_commit_whose_reply_is_lost_was_done_although_its_answer_is_condemned(
     assert (1, 1, CORRUPT) == (shop.payments(), len(shop.runs), shop.record().reason)
 
 
-def test_a_condemned_record_is_no_ones_to_commit_with(shop: Shop) -> None:
+def test_no_worker_commits_with_a_corrupt_record(shop: Shop) -> None:
     """A view that commits by itself, after somebody has settled its claim and a third has found that unreadable."""
 
     @shop.view()

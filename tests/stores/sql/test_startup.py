@@ -65,7 +65,7 @@ def test_a_database_by_its_url(url: str) -> None:
     assert [None, "true"] == [post(app), post(app)]
 
 
-def test_a_missing_schema_is_one_clear_sentence_at_start(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_schema_is_one_sentence_at_start(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """And the application starts: the command that makes the tables is one of its own."""
     with caplog.at_level(logging.WARNING, "flask_idempotency"):
         app = make_app(url)
@@ -79,7 +79,7 @@ def test_a_missing_schema_is_one_clear_sentence_at_start(url: str, caplog: pytes
     assert [None, "true"] == [post(app), post(app)]
 
 
-def test_a_role_without_rights_is_told_which_at_start_and_by_the_command(
+def test_missing_rights_are_named_at_start_and_by_the_command(
     postgres_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is no outage: nobody has to wait for an answer, and somebody has to grant."""
@@ -102,9 +102,7 @@ def test_a_role_without_rights_is_told_which_at_start_and_by_the_command(
     assert (1, True) == (result.exit_code, line in result.output)
 
 
-def test_it_is_said_at_the_first_request_when_the_database_comes_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_late_database_is_checked_at_the_first_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Flask-SQLAlchemy may be set up after us: nobody knows the database before."""
     app = Flask("shop")
     app.config |= {
@@ -201,7 +199,7 @@ def test_an_application_starts_without_its_database(caplog: pytest.LogCaptureFix
     assert "canary" not in caplog.text
 
 
-def test_a_password_that_tears_its_url_is_not_logged_in_pieces(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_part_of_a_password_that_breaks_its_url_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Everything behind its first @ is taken for host and database. The log says what to write instead."""
     with caplog.at_level(logging.WARNING, "flask_idempotency"):
         make_app("postgresql+psycopg://shop:can@127.0.0.1:1/canary@db/shop")
@@ -244,7 +242,7 @@ def test_a_blueprint_that_needs_it_is_refused_at_start_too() -> None:
         idempotency.init_app(app)
 
 
-def test_a_database_that_may_lose_what_it_has_committed_is_refused(postgres_url: str) -> None:
+def test_a_database_that_may_lose_commits_is_refused(postgres_url: str) -> None:
     """Not only warned of: a lost claim is a second payment."""
     engine = create_engine(postgres_url)
     upgrade(engine)
@@ -269,7 +267,9 @@ def test_a_redis_url_puts_a_cache_in_front(tiered: Shop) -> None:
     assert isinstance(tiered.store._system, SqlStore)
 
 
-def test_what_is_committed_is_cached_and_replayed_without_the_database(tiered: Shop, redis_server: RedisServer) -> None:
+def test_a_committed_response_is_cached_and_replayed_without_the_database(
+    tiered: Shop, redis_server: RedisServer
+) -> None:
     """As soon as the commit has returned: the first replay already asks Redis alone."""
 
     @tiered.view()
@@ -285,7 +285,7 @@ def test_what_is_committed_is_cached_and_replayed_without_the_database(tiered: S
     assert "true" == tiered.post().headers["Idempotency-Replayed"]
 
 
-def test_what_was_not_committed_is_never_cached(tiered: Shop, redis_server: RedisServer) -> None:
+def test_an_uncommitted_response_is_never_cached(tiered: Shop, redis_server: RedisServer) -> None:
     """A deferred constraint refuses the commit: the answer that was ready is nowhere."""
 
     @tiered.view()

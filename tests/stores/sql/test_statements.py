@@ -193,7 +193,7 @@ def test_a_claim_is_one_statement(open_store: OpenStore, clock: FrozenClock, wha
     assert ["WITH granted"] == statements_of_a_claim(open_store(), clock, what)
 
 
-def test_the_first_claim_of_a_process_looks_once_for_what_is_missing(open_store: OpenStore) -> None:
+def test_the_first_claim_of_a_process_checks_once_for_missing_parts(open_store: OpenStore) -> None:
     """One statement more, and never again."""
     store = open_store()
     store.read(a_key())
@@ -229,7 +229,7 @@ def test_on_sqlite_a_refusal_takes_no_lock(open_store: OpenStore, clock: FrozenC
         ("quarantine", ["UPDATE idempotency_records"]),
     ),
 )
-def test_on_sqlite_a_grant_looks_again_under_its_lock(
+def test_on_sqlite_a_grant_reads_again_under_its_lock(
     open_store: OpenStore, clock: FrozenClock, what: str, writes: list[str]
 ) -> None:
     """Begun as a writer: a reader that comes to write is refused at once when somebody else has written in between."""
@@ -308,7 +308,7 @@ def test_no_row_is_logged(
     assert [] == [line for line in caplog.messages if "canary" in line]
 
 
-def test_what_is_done_in_the_applications_transaction_is_not_logged(
+def test_statements_in_the_applications_transaction_are_not_logged(
     open_: OpenShop, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its own engine logs what its views write, with parameters and rows, and nothing of ours beside it."""

@@ -42,7 +42,7 @@ STRATEGIES = ("insert", "row_lock", "advisory")
 
 
 @by_every_strategy
-def test_time_is_the_servers(open_store: OpenStore, strategy: str) -> None:
+def test_the_store_uses_the_server_time(open_store: OpenStore, strategy: str) -> None:
     """In production nobody says what time it is. Here server and test share a clock."""
     store, key, token = open_store(strategy=strategy, clock=store_time), a_key(), a_token()
     before = time.time()
@@ -78,7 +78,7 @@ def test_a_lease_ends_by_the_servers_clock(open_store: OpenStore, strategy: str)
 
 
 @by_every_strategy
-def test_a_refusal_takes_no_number(open_store: OpenStore, clock: FrozenClock, strategy: str) -> None:
+def test_a_refusal_takes_no_fence(open_store: OpenStore, clock: FrozenClock, strategy: str) -> None:
     """Nor does it try to insert: either would be written to disk for every replay."""
     store, key = open_store(strategy=strategy), a_key()
     stand(store, clock, key, "completed")
@@ -134,7 +134,7 @@ def test_a_strategy_is_refused_at_first_use_where_the_database_was_not_known(mak
     ((bytes(15), bytes(17)), (bytes(16), bytes(32)), (b"", bytes(17))),
     ids=("token", "fingerprint", "no token"),
 )
-def test_what_would_be_corrupt_is_not_written(open_store: OpenStore, token: bytes, fingerprint: bytes) -> None:
+def test_a_claim_that_would_be_corrupt_is_not_written(open_store: OpenStore, token: bytes, fingerprint: bytes) -> None:
     """A token or a fingerprint of another size could not be read again."""
     store, key = open_store(), a_key()
 
@@ -145,7 +145,9 @@ def test_what_would_be_corrupt_is_not_written(open_store: OpenStore, token: byte
 
 
 @by_every_strategy
-def test_without_tables_the_remedy_is_named(make_engine: MakeEngine, open_store: OpenStore, strategy: str) -> None:
+def test_without_tables_the_error_names_the_remedy(
+    make_engine: MakeEngine, open_store: OpenStore, strategy: str
+) -> None:
     """The database is there and has not been prepared: that is no outage."""
     metadata.drop_all(make_engine())
     store = open_store(strategy=strategy)
@@ -213,7 +215,7 @@ def test_the_fence_of_a_key_rises_where_the_sequence_went_back(
 
 
 @on_postgresql
-def test_a_role_without_rights_is_told_which(open_store: OpenStore, make_engine: MakeEngine, database_url: str) -> None:
+def test_the_error_names_the_missing_rights(open_store: OpenStore, make_engine: MakeEngine, database_url: str) -> None:
     """Not an outage either: somebody has to grant them."""
     with make_engine().begin() as connection:
         connection.execute(text("CREATE ROLE stranger LOGIN"))
@@ -280,9 +282,7 @@ def test_a_writer_that_never_ends_is_an_outage(
 
 
 @by_every_strategy
-def test_an_error_says_nothing_of_what_was_stored(
-    open_store: OpenStore, make_engine: MakeEngine, strategy: str
-) -> None:
+def test_an_error_quotes_no_stored_data(open_store: OpenStore, make_engine: MakeEngine, strategy: str) -> None:
     """A traceback ends up in logs, and what it hides in error trackers; tokens, principals and answers must not."""
     metadata.drop_all(make_engine())
     with pytest.raises(ConfigurationError) as caught:
@@ -304,7 +304,7 @@ PROCESSES, THREADS_EACH = 4, 8
 
 @pytest.mark.slow
 @by_every_strategy
-def test_of_all_threads_exactly_one_is_granted(open_store: OpenStore, strategy: str) -> None:
+def test_exactly_one_thread_is_granted(open_store: OpenStore, strategy: str) -> None:
     """In every round, and everybody else hears of it or of its answer."""
     store = open_store(strategy=strategy)
     for _ in range(ROUNDS):
@@ -325,7 +325,7 @@ def test_of_all_threads_exactly_one_is_granted(open_store: OpenStore, strategy: 
 
 @pytest.mark.slow
 @by_every_strategy
-def test_of_all_threads_exactly_one_takes_over(open_store: OpenStore, clock: FrozenClock, strategy: str) -> None:
+def test_exactly_one_thread_takes_over(open_store: OpenStore, clock: FrozenClock, strategy: str) -> None:
     """A lapsed claim has one successor, and nobody else is told that it is theirs."""
     store = open_store(strategy=strategy)
     for _ in range(ROUNDS):
@@ -341,7 +341,7 @@ def test_of_all_threads_exactly_one_takes_over(open_store: OpenStore, clock: Fro
 
 @pytest.mark.slow
 @pytest.mark.parametrize("database_url", ("postgresql", "sqlite"), indirect=True)
-def test_of_all_processes_threads_exactly_one_is_granted(records_url: str) -> None:
+def test_exactly_one_thread_of_all_processes_is_granted(records_url: str) -> None:
     """By fences that rise from round to round, whichever process takes them."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(PROCESSES * THREADS_EACH), context.Queue()
@@ -368,7 +368,7 @@ def since(store: SqlStore) -> list[int]:
     return list(store.database.run(lambda connection: connection.scalars(statement).all()))
 
 
-def test_a_cache_is_remembered_since_when_it_was_first_noted(open_store: OpenStore, clock: FrozenClock) -> None:
+def test_the_store_keeps_the_time_of_its_first_cache(open_store: OpenStore, clock: FrozenClock) -> None:
     """By every host, and also when two note it at once: of the second nothing is left."""
     store, other = open_store(clock=clock), open_store(clock=clock)
     assert not store.has_cache()
@@ -382,9 +382,7 @@ def test_a_cache_is_remembered_since_when_it_was_first_noted(open_store: OpenSto
     assert [first] == since(store)
 
 
-def test_a_process_notes_its_cache_once_and_writes_only_where_nobody_has(
-    open_store: OpenStore, clock: FrozenClock, redis_server: RedisServer
-) -> None:
+def test_a_process_records_its_cache_once(open_store: OpenStore, clock: FrozenClock, redis_server: RedisServer) -> None:
     """Before its first claim, so before anything is cached: one statement more than to learn which database it is."""
     noted: list[list[str]] = []
     for _ in range(2):

@@ -245,7 +245,7 @@ def make_bind() -> Iterator[Callable[..., Engine]]:
 
 
 @on_postgresql
-def test_stricter_isolation_is_advised_against(
+def test_a_stricter_isolation_level_is_advised_against(
     open_store: OpenStore, make_engine: MakeEngine, records_url: str
 ) -> None:
     """Nothing is wrong with it, but for work that is done twice."""
@@ -257,7 +257,7 @@ def test_stricter_isolation_is_advised_against(
 
 @pytest.mark.slow
 @on_postgresql
-def test_dead_rows_that_nobody_clears(
+def test_dead_rows_without_vacuum(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a forgotten transaction keeps autovacuum from its work."""
@@ -277,7 +277,7 @@ def test_dead_rows_that_nobody_clears(
     assert Verdict.FINE is before
 
 
-def test_records_that_nobody_removes(store: SqlStore, clock: FrozenClock) -> None:
+def test_expired_records_without_a_janitor(store: SqlStore, clock: FrozenClock) -> None:
     """For an hour that is a janitor's interval; then there is none."""
     stand(store, clock, a_key(), "completed")
     clock.advance(KEEP + 3600 - 1)
@@ -290,7 +290,7 @@ def test_records_that_nobody_removes(store: SqlStore, clock: FrozenClock) -> Non
 
 
 @on_postgresql
-def test_what_the_role_may_not_see_is_unknown(records_url: str, make_engine: MakeEngine, opened: Open) -> None:
+def test_facts_that_the_role_may_not_read_are_unknown(records_url: str, make_engine: MakeEngine, opened: Open) -> None:
     """And says so, with what to grant."""
     execute(make_engine(), "DROP ROLE IF EXISTS onlooker", "CREATE ROLE onlooker LOGIN")
     try:
@@ -305,7 +305,7 @@ def test_what_the_role_may_not_see_is_unknown(records_url: str, make_engine: Mak
     assert schema.remedy.startswith("Grant it SELECT, INSERT, UPDATE and DELETE on idempotency_records")
 
 
-def test_a_database_that_is_away(start_postgres: StartPostgres) -> None:
+def test_an_unreachable_database(start_postgres: StartPostgres) -> None:
     """Nobody can tell how it is."""
     server = start_postgres()
     store = SqlStore(Database(server.url("postgres")))
@@ -315,7 +315,7 @@ def test_a_database_that_is_away(start_postgres: StartPostgres) -> None:
         store.health.findings()
 
 
-def test_looking_changes_nothing(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
+def test_checks_change_no_data(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
     """A doctor may be asked at any time."""
     key = a_key()
     stand(store, clock, key, "quarantined")

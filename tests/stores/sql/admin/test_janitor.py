@@ -59,7 +59,7 @@ def elsewhere(make_engine: MakeEngine, records_url: str) -> Iterator[Connection]
 
 
 @given(st.integers(0, IN_2106))
-def test_a_time_is_told_back_to_the_microsecond(us: int) -> None:
+def test_times_are_exact_to_the_microsecond(us: int) -> None:
     """A record tells its deadline as a float, and is compared by it."""
     assert us == in_microseconds(us / 1_000_000)
 
@@ -75,7 +75,7 @@ def test_a_time_is_told_back_to_the_microsecond(us: int) -> None:
         ("standing", "idempotency_quarantined"),
     ],
 )
-def test_the_few_are_found_by_an_index_of_them(
+def test_unfinished_rows_are_found_by_an_index(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, name: str, index: str
 ) -> None:
     """Not by looking through all that are completed."""
@@ -104,7 +104,7 @@ def test_each_change_is_one_statement(store: SqlStore, clock: FrozenClock) -> No
     assert 5 == len(statements)
 
 
-def test_a_freed_row_holds_nothing_of_an_answer(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
+def test_a_released_row_holds_no_response(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
     """It is absent to everybody, and no backup needs to keep what it said."""
     done, _ = stood(store, clock, "completed")
     assert store.recovery.force_release(done)
@@ -115,7 +115,7 @@ def test_a_freed_row_holds_nothing_of_an_answer(store: SqlStore, clock: FrozenCl
     assert ["released", *[None] * 6] == [row[name] for name in left]
 
 
-def test_a_reply_that_was_lost_is_not_taken_for_somebody_elses_work(store: SqlStore, clock: FrozenClock) -> None:
+def test_a_lost_reply_is_not_taken_for_a_foreign_release(store: SqlStore, clock: FrozenClock) -> None:
     """To free is repeated when the connection broke, and finds its own work."""
     held, _ = stood(store, clock, "quarantined")
     run = store.database.run
@@ -129,7 +129,7 @@ def test_a_reply_that_was_lost_is_not_taken_for_somebody_elses_work(store: SqlSt
     assert store.recovery.force_release(held)
 
 
-def test_an_owners_release_is_not_taken_for_ones_own(store: SqlStore, clock: FrozenClock) -> None:
+def test_a_release_by_the_owner_is_not_reported_as_forced(store: SqlStore, clock: FrozenClock) -> None:
     """Whoever was too late to free a key says so."""
     held, token = stood(store, clock, "quarantined")
     store.release(held.key, token)
@@ -137,7 +137,7 @@ def test_an_owners_release_is_not_taken_for_ones_own(store: SqlStore, clock: Fro
     assert not store.recovery.force_release(held)
 
 
-def test_a_counted_answer_that_is_freed_leaves_its_ledger(store: SqlStore, clock: FrozenClock) -> None:
+def test_a_released_response_is_no_longer_counted(store: SqlStore, clock: FrozenClock) -> None:
     """With all its bytes, from the very bucket that it was put into."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=10)))
@@ -156,7 +156,7 @@ def spoil(engine: MakeEngine, key: StorageKey) -> None:
 
 
 @pytest.mark.parametrize("how", ("stale", "due", "walk"))
-def test_rows_that_cannot_be_read_keep_nobody_from_the_others(
+def test_unreadable_rows_do_not_hide_the_others(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, how: str
 ) -> None:
     """They are left out, though they come first and fill a batch."""
@@ -189,7 +189,7 @@ def test_a_janitor_does_not_wait_for_an_owner(store: SqlStore, clock: FrozenCloc
 
 
 @on_postgresql
-def test_a_turn_that_somebody_holds_is_left_to_them(store: SqlStore, clock: FrozenClock, elsewhere: Connection) -> None:
+def test_a_row_that_another_run_holds_is_skipped(store: SqlStore, clock: FrozenClock, elsewhere: Connection) -> None:
     """The next one is given, and nobody waits."""
     held, other = (stood(store, clock, "quarantined")[0] for _ in range(2))
     elsewhere.execute(select(records.c.record_id).where(records.c.record_id == held.key.rid).with_for_update())
@@ -201,7 +201,7 @@ def test_a_turn_that_somebody_holds_is_left_to_them(store: SqlStore, clock: Froz
 
 @on_postgresql
 @pytest.mark.parametrize("verb", ("free", "settle"))
-def test_a_person_hears_that_nobody_can_tell(
+def test_an_operator_gets_unavailable_for_a_locked_row(
     store: SqlStore, clock: FrozenClock, elsewhere: Connection, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """While somebody else's transaction has the row, "something else is there by now" would be a guess."""
@@ -215,9 +215,7 @@ def test_a_person_hears_that_nobody_can_tell(
         act(held)
 
 
-def test_what_is_asked_about_first_is_what_waits_longest(
-    store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
-) -> None:
+def test_the_row_that_waits_longest_comes_first(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
     """Whoever was never asked about comes before those that were, and those in the order of their turns."""
     first, second = stood(store, clock, "quarantined")[0], stood(store, clock, "quarantined")[0]
 
@@ -256,7 +254,7 @@ def answers(store: SqlStore, number: int, *, quota: Quota | None = None) -> list
 @pytest.mark.slow
 @by_every_strategy
 @pytest.mark.parametrize("quota", (None, Quota(records=10**6)), ids=("alone", "counted"))
-def test_a_key_that_is_over_has_one_new_owner_while_it_is_removed(
+def test_an_expired_key_has_one_new_owner_while_it_is_removed(
     open_store: OpenStore, clock: FrozenClock, strategy: str, quota: Quota | None
 ) -> None:
     """Whoever it is keeps the record: nobody removes the new one for the old one's end."""
@@ -306,7 +304,7 @@ def test_a_claim_waits_for_its_row_to_be_removed(
 
 
 @by_every_lock
-def test_a_row_that_is_removed_by_nobody_in_the_end_is_in_flight_for_a_moment(
+def test_a_row_whose_removal_is_rolled_back_is_in_flight_for_a_moment(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str
 ) -> None:
     """Somebody's forgotten transaction does not hold up the request."""
@@ -321,9 +319,7 @@ def test_a_row_that_is_removed_by_nobody_in_the_end_is_in_flight_for_a_moment(
 
 
 @on_postgresql
-def test_a_row_that_somebody_uses_again_is_passed_over(
-    store: SqlStore, clock: FrozenClock, elsewhere: Connection
-) -> None:
+def test_a_row_in_use_again_is_skipped(store: SqlStore, clock: FrozenClock, elsewhere: Connection) -> None:
     """Nobody waits for them, and the rest is removed."""
     used, removed = a_key(), a_key()
     for key in (used, removed):
@@ -336,7 +332,7 @@ def test_a_row_that_somebody_uses_again_is_passed_over(
     assert 1 == store.expiry.sweep(horizon=clock.now, limit=10)
 
 
-def test_a_row_whose_life_ended_before_it_began_stays(
+def test_a_row_that_expired_before_completion_stays(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
 ) -> None:
     """It was damaged, and to remove it is to run its payment again."""
@@ -366,7 +362,7 @@ def test_a_released_row_is_removed_after_a_day(store: SqlStore, clock: FrozenClo
     assert (0, 1) == (before, store.expiry.sweep(horizon=clock.now, limit=10))
 
 
-def test_entries_of_ledgers_are_removed_when_no_record_is_left(
+def test_quota_entries_are_removed_with_the_last_record(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
 ) -> None:
     """They count as well, and those whose time has not come stay."""
@@ -384,7 +380,7 @@ def test_entries_of_ledgers_are_removed_when_no_record_is_left(
     assert (3, before + 1, [before, 0]) == (first, untouched, rest)
 
 
-def test_entries_of_ledgers_have_to_be_over_by_the_horizon_too(store: SqlStore, clock: FrozenClock) -> None:
+def test_quota_entries_after_the_horizon_stay(store: SqlStore, clock: FrozenClock) -> None:
     """A clock that was set forward ends no bucket for good: its records will be counted again."""
     tid, token = a_key().tid, a_token()
     key, before = a_key(tid=tid), clock.now
@@ -398,7 +394,7 @@ def test_entries_of_ledgers_have_to_be_over_by_the_horizon_too(store: SqlStore, 
 
 
 @pytest.mark.slow
-def test_claims_and_answers_go_on_while_ledgers_are_swept(store: SqlStore, clock: FrozenClock) -> None:
+def test_claims_and_completions_continue_during_a_quota_sweep(store: SqlStore, clock: FrozenClock) -> None:
     """No claim fails, and no count is lost."""
     quota, stop = Quota(records=10**6, new_keys=NewKeys(10**6, 1.0)), threading.Event()
     tid = a_key().tid
@@ -425,7 +421,7 @@ def test_claims_and_answers_go_on_while_ledgers_are_swept(store: SqlStore, clock
     assert (90, True) == (store.ledger.usage(tid).records, store.ledger.reconcile(tid).none)
 
 
-def test_an_answer_that_lives_is_replayed_while_others_are_removed(store: SqlStore, clock: FrozenClock) -> None:
+def test_a_live_response_is_replayed_during_a_sweep(store: SqlStore, clock: FrozenClock) -> None:
     """The one that ends last is there to the end."""
     answers(store, 5)
     clock.advance(KEEP)
@@ -436,7 +432,7 @@ def test_an_answer_that_lives_is_replayed_while_others_are_removed(store: SqlSto
     assert isinstance(store.claim(a_request(living), token=a_token(), lease=LEASE), Replayed)
 
 
-def test_what_is_over_is_found_by_an_index(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
+def test_expired_rows_are_found_by_an_index(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
     """However many records there are that live."""
     answers(store, 1)
     with make_engine().connect() as connection:

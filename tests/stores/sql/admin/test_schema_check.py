@@ -110,7 +110,7 @@ def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPa
     assert "`flask db migrate`, `flask db upgrade`" in fault
 
 
-def test_a_schema_is_not_older_for_want_of_a_version(engine: Engine) -> None:
+def test_a_missing_version_does_not_make_a_schema_old(engine: Engine) -> None:
     """Alembic writes no rows. What it made is judged by what is there."""
     execute(engine, "DELETE FROM idempotency_meta")
 
@@ -127,7 +127,7 @@ def test_a_newer_schema_is_a_fault(engine: Engine) -> None:
     assert "version 99, which is newer than this release knows (1). Install the release" in fault
 
 
-def test_a_missing_column_is_a_fault_that_no_upgrade_mends(engine: Engine) -> None:
+def test_a_missing_column_is_a_fault_that_no_upgrade_repairs(engine: Engine) -> None:
     """A column that were added anew would be empty, and what it held is what replays."""
     execute(engine, "ALTER TABLE idempotency_records RENAME COLUMN principal TO subject")
     upgrade(engine)
@@ -160,7 +160,7 @@ def test_a_missing_sequence_is_a_fault(engine: Engine) -> None:
 
 
 @on_postgresql
-def test_fences_that_count_from_one_are_a_fault_where_no_claim_can_lift_them(engine: Engine, teller: Engine) -> None:
+def test_fences_from_one_are_a_fault_if_no_claim_can_raise_them(engine: Engine, teller: Engine) -> None:
     """Whoever may set the sequence does so at the first claim."""
     execute(engine, FENCE_FROM_ONE)
 
@@ -181,7 +181,7 @@ IN_USE = {
 
 
 @pytest.mark.parametrize("answers", ("sealed", "cached"))
-def test_a_lost_number_is_a_fault_where_answers_depend_on_it(engine: Engine, answers: str) -> None:
+def test_a_lost_store_number_is_a_fault_if_responses_need_it(engine: Engine, answers: str) -> None:
     """Another one would make them unreadable without a word."""
     execute(engine, "DELETE FROM idempotency_meta WHERE name = 'store'")
     assert [] == found(engine)
@@ -217,13 +217,13 @@ def revoke(engine: Engine, rights: str, *, of: Engine) -> None:
 
 
 @on_postgresql
-def test_a_role_with_the_rights_that_are_documented_is_in_order(teller: Engine) -> None:
+def test_a_role_with_the_documented_rights_has_no_faults(teller: Engine) -> None:
     """It need not be the tables' owner, nor read the sequence."""
     assert [] == found(teller)
 
 
 @on_postgresql
-def test_whoever_may_change_the_sequence_may_count(engine: Engine, teller: Engine) -> None:
+def test_a_role_that_may_change_the_sequence_may_use_it(engine: Engine, teller: Engine) -> None:
     """PostgreSQL asks for one of two rights."""
     revoke(engine, "USAGE ON SEQUENCE idempotency_fence_numbers_number_seq", of=teller)
     execute(engine, f"GRANT UPDATE ON SEQUENCE idempotency_fence_numbers_number_seq TO {teller.url.username}")
@@ -245,7 +245,7 @@ def test_each_right_that_a_role_lacks_is_named(engine: Engine, teller: Engine, r
 
 
 @on_postgresql
-def test_a_role_that_may_not_count_is_told_so(engine: Engine, teller: Engine) -> None:
+def test_a_role_without_the_sequence_is_a_fault(engine: Engine, teller: Engine) -> None:
     """And not that fences start from one: what cannot be seen is not reported as if it had been."""
     revoke(engine, "USAGE ON SEQUENCE idempotency_fence_numbers_number_seq", of=teller)
 
@@ -255,7 +255,7 @@ def test_a_role_that_may_not_count_is_told_so(engine: Engine, teller: Engine) ->
 
 
 @on_postgresql
-def test_a_role_without_any_right_is_told_what_a_request_would_be(engine: Engine, teller: Engine) -> None:
+def test_a_role_without_rights_gets_the_error_of_a_request(engine: Engine, teller: Engine) -> None:
     """In the same words. That its version cannot be read is no outage."""
     execute(engine, f"DROP OWNED BY {teller.url.username}")
     store = SqlStore(Database(teller))
@@ -270,7 +270,7 @@ def test_a_role_without_any_right_is_told_what_a_request_would_be(engine: Engine
 
 
 @on_postgresql
-def test_what_else_is_wrong_is_said_to_a_role_that_may_read(engine: Engine, teller: Engine) -> None:
+def test_other_faults_are_reported_to_a_role_that_may_read(engine: Engine, teller: Engine) -> None:
     """One look shows all there is to mend."""
     execute(engine, "DROP INDEX idempotency_expired_leases")
     revoke(engine, "DELETE ON idempotency_records", of=teller)
@@ -313,7 +313,7 @@ def test_a_log_that_is_not_flushed_is_a_fault(engine: Engine) -> None:
 
 
 @on_postgresql
-def test_another_isolation_is_advice_and_no_fault(engine: Engine, make_engine: MakeEngine) -> None:
+def test_a_different_isolation_level_is_advice_and_no_fault(engine: Engine, make_engine: MakeEngine) -> None:
     """It costs repetitions, not correctness."""
     strict = make_engine(connect_args={"options": "-c default_transaction_isolation=serializable"})
 
@@ -322,7 +322,7 @@ def test_another_isolation_is_advice_and_no_fault(engine: Engine, make_engine: M
     assert sentence.startswith("default_transaction_isolation is 'serializable' here")
 
 
-def test_looking_changes_nothing(engine: Engine) -> None:
+def test_checks_change_no_data(engine: Engine) -> None:
     """Only reads are sent: behind a pooler, whatever else was set would be somebody else's next."""
     sent: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].split()[0]))
@@ -333,7 +333,7 @@ def test_looking_changes_nothing(engine: Engine) -> None:
     assert {"SELECT", "PRAGMA"} >= set(sent)
 
 
-def test_the_port_does_all_of_it(make_engine: MakeEngine) -> None:
+def test_the_store_runs_all_checks(make_engine: MakeEngine) -> None:
     """On an engine that commits each statement, as the store's is."""
     engine = make_engine(isolation_level="AUTOCOMMIT")
     if engine.dialect.name == "sqlite":
@@ -348,7 +348,7 @@ def test_the_port_does_all_of_it(make_engine: MakeEngine) -> None:
 @pytest.mark.parametrize("verb", ("upgrade", "faults", "advice"))
 @pytest.mark.parametrize("password", ("s3cret", "a b/c@d"))
 @on_postgresql
-def test_a_database_that_is_down_is_told_without_its_password(
+def test_an_unreachable_database_is_reported_without_its_password(
     make_engine: MakeEngine, verb: str, password: str
 ) -> None:
     """Drivers quote what they were given."""
@@ -364,7 +364,7 @@ def test_a_database_that_is_down_is_told_without_its_password(
 
 @on_postgresql
 @pytest.mark.parametrize("spelling", ("a b/c@d", "a+b%2Fc%40d", "a%20b%2Fc%40d"))
-def test_what_a_driver_quotes_is_blotted_out(make_engine: MakeEngine, spelling: str) -> None:
+def test_passwords_in_driver_messages_are_masked(make_engine: MakeEngine, spelling: str) -> None:
     """However it spells the password."""
     engine = make_engine()
     engine = make_engine(engine.url.set(password="a b/c@d").render_as_string(hide_password=False))
@@ -380,7 +380,7 @@ def test_what_a_driver_quotes_is_blotted_out(make_engine: MakeEngine, spelling: 
 @pytest.mark.parametrize(
     "password", ("p@ss/w", "p@ss", "p@s?s", "p@s?x=s", "p@ss:5/w", "p@/ss", "p@[s]/w", "p@ss#w", "p/@ss", "p@s?a=1&&")
 )
-def test_no_piece_of_a_password_is_taken_for_a_place(password: str) -> None:
+def test_no_part_of_a_password_is_reported_as_a_host(password: str) -> None:
     """A URL is split at its first @. What drivers quote as host and database is then the rest of the password."""
     engine = create_engine(f"postgresql+psycopg://shop:{password}@db/shop")
 
@@ -406,7 +406,7 @@ def test_no_piece_of_a_password_is_taken_for_a_place(password: str) -> None:
         ("sqlite:////srv/me@home/missing/records.db", "'/srv/me@home/missing/records.db'"),
     ),
 )
-def test_a_place_is_named_that_can_be_no_password(url: str, place: str) -> None:
+def test_a_host_that_cannot_be_a_password_is_reported(url: str, place: str) -> None:
     """An operator with three databases needs to know which."""
     engine = create_engine(url)
 
@@ -420,7 +420,7 @@ def test_a_place_is_named_that_can_be_no_password(url: str, place: str) -> None:
     assert f"The database {place}: no answer." == str(raised.value)
 
 
-def test_a_pooler_is_no_hindrance(pgbouncer_url: str) -> None:
+def test_checks_work_behind_a_pooler(pgbouncer_url: str) -> None:
     """Each statement may reach another server connection: the upgrade is one transaction, and a look needs none."""
     options = {"connect_args": {"prepare_threshold": None}, "isolation_level": "AUTOCOMMIT"}
     engine = create_engine(pgbouncer_url, **options)

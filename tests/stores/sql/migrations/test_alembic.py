@@ -124,7 +124,7 @@ def test_including_twice_is_including_once() -> None:
     assert set(schema.metadata.tables) == set(metadata.tables)
 
 
-def test_the_tables_of_an_application_with_a_schema_of_its_own_are_where_ours_are(engine: Engine) -> None:
+def test_our_tables_are_in_the_applications_schema(engine: Engine) -> None:
     """`MetaData(schema=…)` is about the application's tables; the store looks for its own where the connection does."""
     metadata = MetaData(schema="main" if engine.dialect.name == "sqlite" else "shop")
     include_in(metadata)
@@ -133,7 +133,7 @@ def test_the_tables_of_an_application_with_a_schema_of_its_own_are_where_ours_ar
     assert [] == differences(engine, metadata)
 
 
-def test_create_all_serves_those_without_migrations(engine: Engine) -> None:
+def test_create_all_serves_applications_without_migrations(engine: Engine) -> None:
     """`db.create_all()` in the tests of an application makes tables that may be claimed in."""
     metadata = MetaData(naming_convention=CONVENTION)
     include_in(metadata)
@@ -144,7 +144,7 @@ def test_create_all_serves_those_without_migrations(engine: Engine) -> None:
 
 
 @on_postgresql
-def test_a_revision_that_fails_takes_our_tables_back(engine: Engine) -> None:
+def test_a_revision_that_fails_rolls_our_tables_back(engine: Engine) -> None:
     """They are made in the revision's transaction and not beside it. On SQLite Alembic has none for this."""
 
     def revision(connection: Connection) -> None:

@@ -136,7 +136,7 @@ def test_migrate_finds_nothing_where_our_command_made_the_tables(tmp_path: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("multidb", (True, False))
-def test_a_switched_off_guard_drops_nothing(tmp_path: Path, engine: Engine, multidb: bool) -> None:
+def test_a_disabled_guard_drops_no_table(tmp_path: Path, engine: Engine, multidb: bool) -> None:
     """A developer who writes migrations may have switched it off."""
     upgrade(engine)
     settings = {"SHOP_IDEMPOTENCY_ENABLED": "false"}

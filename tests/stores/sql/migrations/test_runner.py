@@ -65,7 +65,7 @@ def execute(engine: Engine, statement: str) -> None:
         connection.execute(text(statement))
 
 
-def test_all_migrations_make_what_is_declared(engine: Engine) -> None:
+def test_all_migrations_create_the_declared_schema(engine: Engine) -> None:
     """
     Columns, types, keys, checks, predicates, comments, storage and facts: whoever takes the tables from Alembic has
     the same as whoever runs our migrations.
@@ -91,7 +91,7 @@ def test_migrations_do_not_follow_the_declaration() -> None:
     assert [False] * len(STEPS) == [".schema" in source or "import schema" in source for source in sources]
 
 
-def test_tables_that_others_made_are_taken_over(engine: Engine) -> None:
+def test_existing_tables_are_adopted(engine: Engine) -> None:
     """Alembic's autogenerate makes tables and indexes, and no facts: the rest is added."""
     upgrade(engine)
     migrated = found(engine)
@@ -111,7 +111,7 @@ def test_tables_that_others_made_are_taken_over(engine: Engine) -> None:
     "loss",
     (*(f"DROP TABLE {table}" for table in schema.metadata.tables), "DROP INDEX idempotency_expired_leases"),
 )
-def test_what_was_dropped_is_made_again(engine: Engine, loss: str) -> None:
+def test_dropped_objects_are_created_again(engine: Engine, loss: str) -> None:
     """Although the facts say that this database is up to date."""
     upgrade(engine)
     migrated = found(engine)
@@ -134,7 +134,7 @@ def test_fences_rise_over_tables_that_were_dropped(engine: Engine) -> None:
 
 
 @on_postgresql
-def test_a_sequence_that_was_dropped_is_made_again(engine: Engine) -> None:
+def test_a_dropped_sequence_is_created_again(engine: Engine) -> None:
     """Its table is still there."""
     upgrade(engine)
     migrated = found(engine)
@@ -159,7 +159,7 @@ def test_fences_are_seeded_only_upwards(engine: Engine, ahead: bool) -> None:
 
 
 @on_postgresql
-def test_a_sequence_that_hands_out_numbers_in_advance_is_mended(engine: Engine) -> None:
+def test_a_sequence_with_a_cache_is_repaired(engine: Engine) -> None:
     """A later claim would get a lower fence from another session's store of them."""
     upgrade(engine)
     execute(engine, f"ALTER SEQUENCE {FENCES} CACHE 20")
@@ -172,7 +172,7 @@ def test_a_sequence_that_hands_out_numbers_in_advance_is_mended(engine: Engine) 
 
 
 @on_postgresql
-def test_no_fence_is_granted_while_fences_are_lifted(make_engine: MakeEngine) -> None:
+def test_no_fence_is_granted_while_fences_rise(make_engine: MakeEngine) -> None:
     """One that was granted between the look and the leap could be granted again."""
     engine, other = make_engine(), make_engine(connect_args={"options": "-c lock_timeout=1ms"})
     upgrade(engine)
@@ -185,7 +185,7 @@ def test_no_fence_is_granted_while_fences_are_lifted(make_engine: MakeEngine) ->
 
 
 @on_postgresql
-def test_an_unseeded_fence_is_found_and_lifted(engine: Engine) -> None:
+def test_an_unseeded_fence_is_found_and_raised(engine: Engine) -> None:
     """A sequence that somebody made by hand looks complete and counts from one."""
     upgrade(engine)
     set_fence(engine, 1)
@@ -199,7 +199,7 @@ def test_an_unseeded_fence_is_found_and_lifted(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("make", (upgrade, schema.metadata.create_all))
-def test_every_database_gets_a_number_of_its_own(engine: Engine, make: Callable[[Engine], object]) -> None:
+def test_every_database_gets_a_different_number(engine: Engine, make: Callable[[Engine], object]) -> None:
     """
     By whichever way it is made: sixty-three random bits, so no two are alike. Eight of them say that they vary, that
     none is negative, and that the high bits are used.
@@ -238,7 +238,7 @@ def test_a_copy_may_be_given_another_number(engine: Engine) -> None:
     assert before != number(engine)
 
 
-def test_tables_that_have_no_number_get_one(engine: Engine) -> None:
+def test_tables_without_a_number_get_one(engine: Engine) -> None:
     """Somebody deleted it, or copied the records alone."""
     upgrade(engine)
     execute(engine, "DELETE FROM idempotency_meta WHERE name = 'store'")
@@ -272,7 +272,7 @@ CROWD = 8
 
 
 @pytest.mark.parametrize("isolation", (None, "AUTOCOMMIT", "SERIALIZABLE"))
-def test_an_engine_is_upgraded_at_once(make_engine: MakeEngine, isolation: str | None) -> None:
+def test_an_upgrade_of_an_engine_commits(make_engine: MakeEngine, isolation: str | None) -> None:
     """Whatever it does about transactions, what was done is committed and nothing is left open."""
     engine = make_engine(**({"isolation_level": isolation} if isolation else {}))
 
@@ -281,7 +281,7 @@ def test_an_engine_is_upgraded_at_once(make_engine: MakeEngine, isolation: str |
     assert (len(STEPS), [], LATEST) == (len(done), upgrade(engine), reached(make_engine()))
 
 
-def test_a_transaction_of_the_callers_stays_the_callers(engine: Engine) -> None:
+def test_an_upgrade_leaves_the_callers_transaction_open(engine: Engine) -> None:
     """Alembic commits the tables together with its own note of them, or not at all."""
     with engine.connect() as connection, connection.begin() as transaction:
         upgrade(connection)
@@ -316,7 +316,7 @@ def test_a_connection_that_commits_every_statement_gets_one_too(make_engine: Mak
 
 
 @on_sqlite
-def test_a_transaction_that_an_application_begins_by_its_own_words_is_joined(engine: Engine) -> None:
+def test_an_upgrade_joins_a_transaction_begun_in_sql(engine: Engine) -> None:
     """As SQLAlchemy's documentation recommends for SQLite: pysqlite begins nothing, an event does."""
 
     @event.listens_for(engine, "connect")
@@ -333,7 +333,7 @@ def test_a_transaction_that_an_application_begins_by_its_own_words_is_joined(eng
 
 
 @pytest.mark.parametrize("isolation", (None, "AUTOCOMMIT"))
-def test_a_step_that_fails_leaves_nothing(
+def test_a_step_that_fails_leaves_no_change(
     make_engine: MakeEngine, isolation: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a schema is never committed, and the connection serves whoever is next."""
@@ -349,7 +349,7 @@ def test_a_step_that_fails_leaves_nothing(
     assert len(STEPS) == len(upgrade(engine))
 
 
-def test_a_crowd_upgrades_once(make_engine: MakeEngine) -> None:
+def test_concurrent_upgrades_run_once(make_engine: MakeEngine) -> None:
     """Every container of a deployment runs it at start: one works, the others find it done."""
     barrier = Barrier(CROWD)
 
@@ -366,7 +366,7 @@ def test_a_crowd_upgrades_once(make_engine: MakeEngine) -> None:
 
 @on_postgresql
 @pytest.mark.parametrize("isolation", ("read\\ committed", "serializable"))
-def test_the_second_waits_before_its_first_look(make_engine: MakeEngine, isolation: str) -> None:
+def test_the_second_upgrade_waits_before_it_reads(make_engine: MakeEngine, isolation: str) -> None:
     """
     What the first has not committed yet is invisible: without the wait, both would create the same table. And what it
     has is seen after the wait, also where transactions otherwise see what was there when they began.
@@ -383,7 +383,7 @@ def test_the_second_waits_before_its_first_look(make_engine: MakeEngine, isolati
 
 
 @on_sqlite
-def test_the_second_asks_for_the_lock_before_its_first_look(make_engine: MakeEngine) -> None:
+def test_the_second_upgrade_takes_the_lock_before_it_reads(make_engine: MakeEngine) -> None:
     """A transaction that had read first would fail at its first write, however patient it is."""
     with make_engine().connect() as first, first.begin():
         upgrade(first)
@@ -469,7 +469,7 @@ def test_an_upgrade_waits_for_another_one(
 
 
 @on_postgresql
-def test_an_upgrade_with_nothing_to_do_waits_for_nobody(engine: Engine, make_engine: MakeEngine) -> None:
+def test_an_upgrade_without_changes_waits_for_no_lock(engine: Engine, make_engine: MakeEngine) -> None:
     """Not even for another upgrade: each deployment runs it."""
     upgrade(engine)
     with make_engine().connect() as other, other.begin():
@@ -494,7 +494,7 @@ def test_every_step_of_a_current_schema_locks_no_more_than_its_facts(engine: Eng
 
 @on_postgresql
 @pytest.mark.parametrize(("loss", "use"), ((NO_INDEX, READ), (NO_NUMBER, READ), (NO_NUMBER, UPDATE)))
-def test_what_is_in_use_is_waited_for_only_where_it_must_be(engine: Engine, loss: str, use: str) -> None:
+def test_an_upgrade_waits_for_tables_in_use_only_if_it_must(engine: Engine, loss: str, use: str) -> None:
     """A long report keeps nobody from building an index, and neither it nor a writer from adding a number."""
     upgrade(engine)
     before = found(engine)
@@ -508,7 +508,7 @@ def test_what_is_in_use_is_waited_for_only_where_it_must_be(engine: Engine, loss
 @on_postgresql
 @pytest.mark.parametrize(("loss", "use"), ((NO_INDEX, UPDATE), (PLAIN_STORAGE, READ)))
 @pytest.mark.parametrize("given", ("engine", "connection"))
-def test_a_table_that_is_not_to_be_had_is_left_alone(
+def test_a_table_that_stays_locked_is_left_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, loss: str, use: str, given: str
 ) -> None:
     """
@@ -536,7 +536,7 @@ def test_a_table_that_is_not_to_be_had_is_left_alone(
 
 
 @on_postgresql
-def test_a_transaction_of_the_callers_keeps_its_own_patience(engine: Engine) -> None:
+def test_a_callers_transaction_keeps_its_lock_timeout(engine: Engine) -> None:
     """What Alembic does next is none of ours."""
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL lock_timeout = '7s'"))
@@ -546,7 +546,7 @@ def test_a_transaction_of_the_callers_keeps_its_own_patience(engine: Engine) -> 
 
 
 @on_postgresql
-def test_an_application_that_sets_up_its_connections_with_statements_is_upgraded(make_engine: MakeEngine) -> None:
+def test_an_application_that_configures_connections_by_statements_is_upgraded(make_engine: MakeEngine) -> None:
     """To psycopg each of them begins a transaction, in which the connection's mode cannot be changed."""
     engine = make_engine()
 
@@ -564,7 +564,7 @@ def test_an_application_that_sets_up_its_connections_with_statements_is_upgraded
         assert not lacks(connection)
 
 
-def test_the_port_upgrades_on_the_applications_own_engine(engine: Engine) -> None:
+def test_the_store_upgrades_on_the_applications_engine(engine: Engine) -> None:
     """In ordinary transactions, SQLite's legacy mode among them; its connections are as they were afterwards."""
     database = Database(engine)
     sent: list[str] = []
@@ -581,7 +581,7 @@ def test_the_port_upgrades_on_the_applications_own_engine(engine: Engine) -> Non
     database.close()
 
 
-def test_a_pooler_is_no_hindrance_to_repeated_upgrades(pgbouncer_url: str) -> None:
+def test_repeated_upgrades_work_behind_a_pooler(pgbouncer_url: str) -> None:
     """Of a database by its URL, whose own engine has heard of no pooler: twelve times, each with something to mend."""
     database = Database(pgbouncer_url)
     schema = SqlSchema(database)

@@ -81,7 +81,7 @@ def test_before_commit_sees_the_lists(shop: Shop, key: str | None, listen: Any, 
 
 
 @KEYS
-def test_one_that_is_registered_later_sees_them_too(shop: Shop, key: str | None) -> None:
+def test_a_listener_registered_later_sees_the_lists(shop: Shop, key: str | None) -> None:
     """After the first request, when all our own listeners are there."""
     moving(shop)
     assert 201 == shop.post(key="first").status_code
@@ -94,7 +94,7 @@ def test_one_that_is_registered_later_sees_them_too(shop: Shop, key: str | None)
 
 
 @KEYS
-def test_one_that_is_registered_in_the_view_sees_them_too(shop: Shop, key: str | None) -> None:
+def test_a_listener_registered_in_the_view_sees_the_lists(shop: Shop, key: str | None) -> None:
     index = Index()
 
     @shop.view()
@@ -124,7 +124,7 @@ def test_rows_that_a_listener_adds_are_committed_too(shop: Shop, key: str | None
 @KEYS
 @PLACES
 @pytest.mark.parametrize("flushes", (True, False))
-def test_a_listener_that_raises_keeps_everything_from_being_committed(
+def test_a_listener_that_raises_prevents_the_commit(
     shop: Shop, key: str | None, listen: Any, flushes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The key is free, the client is not promised anything, and the log says which line failed."""
@@ -149,7 +149,7 @@ def test_a_listener_that_raises_keeps_everything_from_being_committed(
 
 
 @KEYS
-def test_rows_of_a_listener_that_the_database_refuses_take_all_along(shop: Shop, key: str | None) -> None:
+def test_refused_rows_of_a_listener_roll_all_rows_back(shop: Shop, key: str | None) -> None:
     """At the flush, or at the COMMIT."""
     paying(shop)
     refused = [Payment(amount=None), Payment(amount=1, account=404)]
@@ -210,7 +210,7 @@ def test_a_listener_that_fails_after_the_commit_is_shown_in_the_log(
 
 
 @KEYS
-def test_one_that_uses_the_session_after_the_commit_leaves_no_connection_behind(
+def test_a_listener_that_uses_the_session_after_the_commit_leaks_no_connection(
     shop: Shop, key: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """SQLAlchemy refuses statements there, which is the usual mistake."""
@@ -225,7 +225,7 @@ def test_one_that_uses_the_session_after_the_commit_leaves_no_connection_behind(
     assert 1 == sum(record.module == "transaction" for record in caplog.records)
 
 
-def test_one_that_fails_before_the_extension_hears_of_the_commit_is_shown_too(
+def test_a_listener_that_fails_before_the_extensions_listener_is_logged(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`insert=True` puts it in front. Then the record tells that the commit was done."""
@@ -244,7 +244,7 @@ def test_one_that_fails_before_the_extension_hears_of_the_commit_is_shown_too(
     assert "reply" not in caplog.text
 
 
-def test_a_lost_reply_is_told_apart(
+def test_a_lost_reply_is_not_a_failed_listener(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     paying(shop)

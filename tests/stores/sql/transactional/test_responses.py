@@ -17,7 +17,7 @@ from tests.stores.sql.shops import Account, OpenShop, Payment, Shop, paying
 
 
 @pytest.mark.parametrize("decided", ["release", "quarantine"])
-def test_an_answer_that_is_not_kept_is_not_given(shop: Shop, decided: str) -> None:
+def test_a_response_that_is_not_kept_is_not_sent(shop: Shop, decided: str) -> None:
     """Its rows are rolled back: a 201 would be a false promise."""
 
     @shop.view()
@@ -47,7 +47,7 @@ def rolled_back_itself(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("work", [nothing, only_read, rolled_back_itself], ids=lambda work: work.__name__)
-def test_a_released_page_of_a_view_that_wrote_nothing_is_given(shop: Shop, work: Callable[[Shop], None]) -> None:
+def test_a_released_response_of_a_read_only_view_is_sent(shop: Shop, work: Callable[[Shop], None]) -> None:
     """A form is shown once more, with 200. It promises no rows, and its key is free for the corrected form."""
 
     @shop.view()
@@ -86,7 +86,7 @@ def in_a_savepoint(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("work", [pending, flushed, in_sql, in_a_savepoint], ids=lambda work: work.__name__)
-def test_a_released_page_of_a_view_that_wrote_is_not_given(
+def test_a_released_response_of_a_view_that_wrote_is_not_sent(
     shop: Shop, work: Callable[[Shop], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its rows are rolled back, and the page may speak of them. The log says what to do."""
@@ -123,7 +123,7 @@ def test_rows_in_a_second_database_count_as_written(open_: OpenShop, tmp_path: P
     assert 500 == shop.post().status_code
 
 
-def test_a_decision_that_fails_leaves_nothing_and_says_so(shop: Shop) -> None:
+def test_a_decision_that_fails_rolls_back_and_is_logged(shop: Shop) -> None:
     """Nothing remains of the work, so the key is free."""
 
     def fail(response: Any, error: Any) -> str:
@@ -138,7 +138,7 @@ def test_a_decision_that_fails_leaves_nothing_and_says_so(shop: Shop) -> None:
     assert (500, 0, "released") == (shop.post().status_code, shop.payments(), shop.record().state)
 
 
-def test_released_statuses_that_say_yes_are_refused(open_: OpenShop) -> None:
+def test_released_success_statuses_are_refused(open_: OpenShop) -> None:
     """At start, with the sentence that says why."""
     with pytest.raises(ConfigurationError, match="release_statuses below 400 exclude each other"):
         open_(IDEMPOTENCY_RELEASE_STATUSES=[202])
@@ -162,7 +162,7 @@ def test_the_worse_status_of_view_and_hooks_counts(shop: Shop, key: str | None, 
     assert (hook, 0) == (shop.post(key=key).status_code, shop.payments())
 
 
-def test_what_a_hook_made_an_error_of_is_not_replayed_as_a_success(shop: Shop) -> None:
+def test_an_error_of_a_hook_is_not_replayed_as_a_success(shop: Shop) -> None:
     """The rows were rolled back: whoever asks again must not hear that they are there."""
     refusals = [422]
     paying(shop)
@@ -178,7 +178,7 @@ def test_what_a_hook_made_an_error_of_is_not_replayed_as_a_success(shop: Shop) -
 
 
 @pytest.mark.parametrize("status", [409, 401, 503])
-def test_rows_that_are_kept_with_a_passing_error_keep_its_answer(shop: Shop, status: int) -> None:
+def test_rows_kept_with_a_temporary_error_keep_its_response(shop: Shop, status: int) -> None:
     """Otherwise the retry would write them again."""
 
     @shop.view()
@@ -204,7 +204,7 @@ def test_an_exception_keeps_no_rows(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("key", ["k", None])
-def test_a_view_whose_claim_here_is_left_out_is_committed_all_the_same(shop: Shop, key: str | None) -> None:
+def test_a_view_that_never_calls_claim_here_is_committed(shop: Shop, key: str | None) -> None:
     """It runs without a claim, which is warned of; its rows must not vanish as well."""
 
     def around(view: Any) -> Any:
@@ -220,7 +220,7 @@ def test_a_view_whose_claim_here_is_left_out_is_committed_all_the_same(shop: Sho
     assert (201, 1) == (shop.post(key=key).status_code, shop.payments())
 
 
-def test_what_a_stream_writes_is_missed_loudly(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+def test_writes_of_a_stream_are_rolled_back_and_logged(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """Its rows were committed before its first byte."""
 
     @shop.view()
@@ -237,7 +237,7 @@ def test_what_a_stream_writes_is_missed_loudly(shop: Shop, caplog: pytest.LogCap
     assert any("has written with the session after its rows were committed" in line for line in caplog.messages)
 
 
-def test_an_application_that_leaves_out_our_hooks_gets_no_yes(shop: Shop) -> None:
+def test_an_application_without_our_hooks_gets_no_success(shop: Shop) -> None:
     """What it answers cannot be kept, so what it did is not."""
     paying(shop)
     shop.app.process_response = lambda response: response  # type: ignore[method-assign]
@@ -305,7 +305,7 @@ def test_the_point_of_no_return_does_not_wait_for_its_own_session(open_: OpenSho
         assert 200 == shop.post().status_code
 
 
-def test_an_application_may_set_up_its_connections_by_statements(open_: OpenShop) -> None:
+def test_an_application_may_configure_its_connections_by_statements(open_: OpenShop) -> None:
     """A listener that leaves its transaction open works with SQLAlchemy, so it must with us."""
     shop = open_()
     paying(shop)
@@ -320,7 +320,7 @@ def test_an_application_may_set_up_its_connections_by_statements(open_: OpenShop
     assert [201, 201] == [shop.post().status_code, shop.post().status_code]
 
 
-def test_a_second_bind_may_commit_as_it_likes(open_: OpenShop, tmp_path: Path) -> None:
+def test_a_second_bind_may_commit_freely(open_: OpenShop, tmp_path: Path) -> None:
     """It holds no records: only the session's connection to theirs must keep what is written until it is settled."""
     statistics = {"url": f"sqlite:///{tmp_path / 'statistics.sqlite3'}", "isolation_level": "AUTOCOMMIT"}
     shop = open_(SQLALCHEMY_BINDS={"statistics": statistics})

@@ -20,7 +20,7 @@ from tests.stores.sql.conftest import on_postgresql, on_sqlite
 from tests.stores.sql.shops import SECRET, Account, OpenShop, Payment, Shop, broken_commit, paying
 
 
-def test_rows_and_record_are_there_together(shop: Shop) -> None:
+def test_rows_and_record_are_committed_together(shop: Shop) -> None:
     """And the retry replays."""
     paying(shop)
 
@@ -32,7 +32,7 @@ def test_rows_and_record_are_there_together(shop: Shop) -> None:
     assert "completed" == shop.record().state
 
 
-def test_nobody_sees_the_rows_before_the_record(shop: Shop) -> None:
+def test_no_reader_sees_the_rows_before_the_record(shop: Shop) -> None:
     """While the view runs nothing of it is visible; when its answer leaves, everything is."""
     seen = []
 
@@ -49,7 +49,7 @@ def test_nobody_sees_the_rows_before_the_record(shop: Shop) -> None:
     assert (1, "completed") == (shop.payments(), shop.record().state)
 
 
-def test_a_failed_view_leaves_nothing(shop: Shop) -> None:
+def test_a_failed_view_leaves_no_rows(shop: Shop) -> None:
     """Neither rows nor a claim: the retry runs."""
 
     @shop.view()
@@ -64,7 +64,7 @@ def test_a_failed_view_leaves_nothing(shop: Shop) -> None:
     assert 1 == shop.payments()
 
 
-def test_the_rows_of_an_error_are_rolled_back_and_its_answer_kept(shop: Shop) -> None:
+def test_the_rows_of_an_error_are_rolled_back_and_its_response_kept(shop: Shop) -> None:
     """A view that breaks off with abort() has often done half of its work."""
 
     @shop.view()
@@ -92,7 +92,7 @@ def test_a_view_may_keep_the_rows_of_an_error(shop: Shop) -> None:
     assert (1, 1) == (shop.payments(), len(shop.runs))
 
 
-def test_a_commit_that_the_database_refuses_leaves_nothing(shop: Shop) -> None:
+def test_a_refused_commit_leaves_no_rows(shop: Shop) -> None:
     """A deferred constraint speaks up at the very end. The answer that was ready is not delivered, and never was."""
     accounts = [404, 1]
 
@@ -115,7 +115,7 @@ def test_a_commit_that_the_database_refuses_leaves_nothing(shop: Shop) -> None:
     assert ["ClaimGranted", "Released", "ClaimGranted", "Completed"] == shop.told()
 
 
-def test_a_superseded_worker_commits_nothing(shop: Shop) -> None:
+def test_a_superseded_worker_commits_no_rows(shop: Shop) -> None:
     """It was paused beyond its lease and its successor has paid: its rows go, and its caller gets the stored answer."""
 
     @shop.view()
@@ -137,7 +137,7 @@ def test_a_superseded_worker_commits_nothing(shop: Shop) -> None:
     assert "LeaseExpired" in shop.told()
 
 
-def test_a_failing_hook_takes_the_rows_along(shop: Shop) -> None:
+def test_a_failing_hook_rolls_the_rows_back(shop: Shop) -> None:
     """What the client hears is what is stored: a 500, so nothing."""
     failures = [RuntimeError("the session cookie could not be signed")]
     paying(shop)
@@ -152,7 +152,7 @@ def test_a_failing_hook_takes_the_rows_along(shop: Shop) -> None:
     assert (1, 2) == (shop.payments(), len(shop.runs))
 
 
-def test_an_interrupted_view_leaves_nothing(shop: Shop) -> None:
+def test_an_interrupted_view_leaves_no_rows(shop: Shop) -> None:
     """Ctrl-C, or a server that ends its worker's greenlet."""
 
     @shop.view()
@@ -190,7 +190,7 @@ def test_a_stream_is_committed_before_its_first_byte(shop: Shop) -> None:
     assert 1 == shop.payments()
 
 
-def test_a_conflict_in_the_view_asks_the_client_to_try_again(shop: Shop) -> None:
+def test_a_conflict_in_the_view_is_a_retryable_error(shop: Shop) -> None:
     """The database chose another transaction: that is no 500, and the retry runs."""
 
     @shop.view()
@@ -224,7 +224,7 @@ def a_conflict(shop: Shop) -> Exception:
 
 
 @on_postgresql
-def test_a_database_that_went_away_asks_for_another_try(shop: Shop) -> None:
+def test_a_lost_database_connection_is_a_retryable_error(shop: Shop) -> None:
     """The view could not even connect: nothing is there, and the retry may find the database back."""
     away = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
 
@@ -267,7 +267,7 @@ def test_a_rotation_commits_under_both_secrets(open_: OpenShop) -> None:
 
 
 @on_sqlite
-def test_a_session_that_has_the_writers_lock_is_named(open_: OpenShop) -> None:
+def test_a_session_that_holds_the_write_lock_is_reported(open_: OpenShop) -> None:
     """On SQLite a hook that has written with the session would wait for the claim that waits for it."""
     shop = open_(PROPAGATE_EXCEPTIONS=True)
     paying(shop)
@@ -352,7 +352,7 @@ class TestSnapshots:
         assert 1 == shop.payments()
 
 
-def test_a_hook_that_reads_with_the_session_is_no_hindrance(shop: Shop) -> None:
+def test_a_hook_may_read_with_the_session(shop: Shop) -> None:
     """Authentication does, in most applications."""
     paying(shop)
 
@@ -364,7 +364,7 @@ def test_a_hook_that_reads_with_the_session_is_no_hindrance(shop: Shop) -> None:
     assert 1 == shop.payments()
 
 
-def test_an_application_without_flask_sqlalchemy_is_told_so() -> None:
+def test_an_application_without_flask_sqlalchemy_is_refused() -> None:
     """By name, and with the remedy."""
     app = Flask(__name__)
     app.config |= {"IDEMPOTENCY_STORE": "flask-sqlalchemy://", "IDEMPOTENCY_SECRET": SECRET, "TESTING": True}
@@ -375,7 +375,7 @@ def test_an_application_without_flask_sqlalchemy_is_told_so() -> None:
         app.test_client(use_cookies=False).post("/", headers={"Idempotency-Key": "k"})
 
 
-def test_it_does_not_matter_which_extension_comes_first(database_url: str) -> None:
+def test_extensions_may_be_initialised_in_any_order(database_url: str) -> None:
     """The database is looked for at the first request."""
     app = Flask(__name__)
     app.config |= {
@@ -398,7 +398,7 @@ def test_it_does_not_matter_which_extension_comes_first(database_url: str) -> No
     assert [None, "true"] == [answer.headers.get("Idempotency-Replayed") for answer in answers]
 
 
-def test_one_extra_commit_and_two_statements(shop: Shop) -> None:
+def test_a_request_adds_one_commit_and_two_statements(shop: Shop) -> None:
     """What the protection costs: the claim, which commits by itself, and the record's update in the view's commit."""
     paying(shop)
     shop.post(key="warm")
@@ -466,7 +466,7 @@ def test_without_a_key_the_rows_of_an_error_are_not(shop: Shop) -> None:
     assert 1 == shop.payments()
 
 
-def test_a_refused_commit_is_no_201(shop: Shop) -> None:
+def test_a_refused_commit_is_no_success(shop: Shop) -> None:
     """Whether or not there is a key."""
 
     @shop.view()
@@ -479,7 +479,7 @@ def test_a_refused_commit_is_no_201(shop: Shop) -> None:
     assert (500, 0) == (answer.status_code, shop.payments())
 
 
-def test_switched_off_rows_are_committed_all_the_same(open_: OpenShop) -> None:
+def test_rows_are_committed_while_the_extension_is_off(open_: OpenShop) -> None:
     """IDEMPOTENCY_ENABLED=False takes away the protection and must not take away the payments."""
     shop = open_(IDEMPOTENCY_ENABLED=False)
     paying(shop)
@@ -488,7 +488,7 @@ def test_switched_off_rows_are_committed_all_the_same(open_: OpenShop) -> None:
     assert (2, None) == (shop.payments(), shop.record())
 
 
-def test_a_commit_whose_reply_is_lost_asks_for_no_repetition(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_commit_reply_asks_for_no_retry(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a key a retry would pay again, so nobody may be told that it is safe."""
     paying(shop)
     broken_commit(shop, monkeypatch, applied=True)
@@ -499,7 +499,7 @@ def test_a_commit_whose_reply_is_lost_asks_for_no_repetition(shop: Shop, monkeyp
     assert "Retry-After" not in answer.headers
 
 
-def test_whoever_fails_after_the_commit_does_not_make_it_undone(shop: Shop) -> None:
+def test_a_failure_after_the_commit_does_not_undo_it(shop: Shop) -> None:
     """The rows are there, and the session has said so: the response stands. The log shows what failed."""
     paying(shop)
 
@@ -526,7 +526,7 @@ def test_a_redirect_of_the_same_request_commits_nothing(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("key", ["k", None])
-def test_nothing_is_called_from_within_it_on_the_same_session(shop: Shop, key: str | None) -> None:
+def test_no_other_transactional_view_runs_on_the_same_session(shop: Shop, key: str | None) -> None:
     """The inner one's commit would be this one's too, whether or not it has a key."""
 
     @shop.view("/inner")

@@ -111,7 +111,7 @@ class TestEarlyCommits:
 
         assert "CommittedEarly" in shop.told()
 
-    def test_to_end_what_was_only_read_is_no_commit(self, shop: Shop) -> None:
+    def test_ending_a_read_only_transaction_is_no_commit(self, shop: Shop) -> None:
         """Nothing of it will be there twice."""
 
         @shop.view()
@@ -129,7 +129,7 @@ class TestEarlyCommits:
         assert "CommittedEarly" not in shop.told()
         assert 1 == shop.payments()
 
-    def test_another_sessions_failed_commit_costs_this_one_nothing(self, shop: Shop) -> None:
+    def test_a_failed_commit_of_another_session_does_not_count(self, shop: Shop) -> None:
         """Only what failed is rolled back."""
 
         @shop.view()
@@ -172,7 +172,7 @@ class TestEarlyCommits:
         assert [500, 200] == [shop.post().status_code, shop.post().status_code]
         assert 1 == shop.payments()
 
-    def test_other_requests_commit_as_they_like(self, shop: Shop) -> None:
+    def test_other_requests_may_commit(self, shop: Shop) -> None:
         """On the same thread, after a claim: nobody watches over a view without one."""
         paying(shop)
 
@@ -191,7 +191,7 @@ class TestEarlyCommits:
 
     @pytest.mark.parametrize("key", ["k", None])
     @pytest.mark.parametrize("end", ["raises", "declines"])
-    def test_a_savepoint_that_comes_first_is_none_either(self, shop: Shop, key: str | None, end: str) -> None:
+    def test_an_earlier_savepoint_is_no_commit(self, shop: Shop, key: str | None, end: str) -> None:
         """Python's sqlite3 would begin no transaction for it, and commit when it is released."""
 
         @shop.view()
@@ -206,7 +206,7 @@ class TestEarlyCommits:
 
         assert 0 == shop.payments()
 
-    def test_one_that_never_went_out_takes_nothing_along(self, shop: Shop) -> None:
+    def test_a_commit_that_was_never_sent_does_not_count(self, shop: Shop) -> None:
         """A validator of the application's refused the flush before it, and the view went on."""
         bad = [Payment(amount=-1)]
 
@@ -229,7 +229,7 @@ class TestEarlyCommits:
 
         assert (201, 2) == (shop.post().status_code, shop.payments())
 
-    def test_one_that_failed_is_told_from_a_policy_that_never_takes_over(self, open_: OpenShop) -> None:
+    def test_a_failed_early_commit_differs_from_a_policy_without_take_over(self, open_: OpenShop) -> None:
         """The record would be quarantined when its lease ends anyway: that says nothing of a commit."""
         shop = open_(IDEMPOTENCY_ON_ABANDONED="quarantine")
 
@@ -242,7 +242,7 @@ class TestEarlyCommits:
         assert [500, 200] == [shop.post().status_code, shop.post().status_code]
         assert 1 == shop.payments()
 
-    def test_whoever_fails_after_it_does_not_hide_it(self, shop: Shop) -> None:
+    def test_a_failure_after_an_early_commit_does_not_hide_it(self, shop: Shop) -> None:
         """A listener of the application's own raises: the rows are there all the same."""
         failures = [RuntimeError("the search index is away")]
 
@@ -263,7 +263,7 @@ class TestEarlyCommits:
         assert [500, 409] == [answer.status_code for answer in answers]
         assert 1 == shop.payments()
 
-    def test_an_interrupt_after_it_does_not_hide_it(self, shop: Shop) -> None:
+    def test_an_interrupt_after_an_early_commit_does_not_hide_it(self, shop: Shop) -> None:
         """A server that ends its worker raises SystemExit wherever the worker is."""
         interrupts = [SystemExit(1)]
 
@@ -285,7 +285,7 @@ class TestEarlyCommits:
         assert (409, 1) == (shop.post().status_code, shop.payments())
 
     @pytest.mark.parametrize("how", ["on the connection", "as a statement"])
-    def test_below_the_session_it_is_noticed_as_well(self, shop: Shop, how: str) -> None:
+    def test_a_commit_below_the_session_is_noticed(self, shop: Shop, how: str) -> None:
         """What commits is the connection, whoever asks it to."""
 
         @shop.view()
@@ -304,7 +304,7 @@ class TestEarlyCommits:
         assert 1 == shop.payments()
 
     @pytest.mark.parametrize(("applied", "statuses"), [(True, [500, 409]), (False, [503, 200])])
-    def test_when_its_reply_is_lost_the_record_is_asked(
+    def test_a_lost_reply_of_an_early_commit_is_resolved_by_the_record(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch, applied: bool, statuses: list[int]
     ) -> None:
         """It was committed with the record's mark, or neither was."""
@@ -320,7 +320,9 @@ class TestEarlyCommits:
         assert statuses == [shop.post().status_code, shop.post().status_code]
         assert 1 == shop.payments()
 
-    def test_when_nobody_answers_it_counts_as_committed(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_early_commit_with_an_unknown_outcome_counts_as_committed(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A key that is quarantined for nothing costs a question; one that is released for nothing, a payment."""
 
         @shop.view()
@@ -346,7 +348,7 @@ def unavailable(*_: object) -> None:
 class TestLostCommits:
     """The reply to COMMIT is lost: the record knows what became of it."""
 
-    def test_it_was_committed(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_lost_reply_of_an_applied_commit_is_a_success(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         """The client gets its answer, as if nothing had happened."""
         paying(shop)
         broken_commit(shop, monkeypatch, applied=True)
@@ -357,7 +359,9 @@ class TestLostCommits:
         assert (1, "completed") == (shop.payments(), shop.record().state)
         assert "true" == shop.post().headers["Idempotency-Replayed"]
 
-    def test_it_was_not(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_lost_reply_of_a_failed_commit_asks_for_a_retry(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Nothing is there, the key is free, and the client is told to try again."""
         paying(shop)
         broken_commit(shop, monkeypatch, applied=False)
@@ -367,7 +371,7 @@ class TestLostCommits:
         assert (503, "transaction-conflict") == (refused.status_code, refused.get_json()["code"])
         assert (201, 1) == (again.status_code, shop.payments())
 
-    def test_it_was_committed_and_its_answer_has_expired(
+    def test_an_applied_commit_counts_after_its_response_has_expired(
         self, open_: OpenShop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By the time that anybody asks: that it was committed has not changed."""
@@ -377,7 +381,7 @@ class TestLostCommits:
 
         assert (201, 1) == (shop.post().status_code, shop.payments())
 
-    def test_a_cache_hears_of_nothing_that_was_not_committed(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cache_gets_no_uncommitted_response(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever heard of it before the commit would replay what is then rolled back."""
         paying(shop)
         told: list[State] = []
