@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 from flask_idempotency.engine.capabilities import capabilities_of
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.redis.urls import is_of_several, several
+from flask_idempotency.stores.redis.urls import is_multi_host, parse_multi_host
 
 if TYPE_CHECKING:
     from flask_idempotency.codec.keyring import KeyProvider  # needs an optional package
@@ -274,7 +274,7 @@ def exposure(setting: str, choice: Any, config: Mapping[str, Any]) -> Exposure |
         return _opaque(setting, f"{type(choice).__name__} object")
     if choice.startswith("flask-sqlalchemy:"):
         return _of_application(config)
-    if is_of_several(choice):
+    if is_multi_host(choice):
         return _of_several(setting, choice)
     if _is_ambiguous(choice):
         return _opaque(setting, "URL that can be read in two ways")
@@ -312,7 +312,7 @@ def _of_redis(setting: str, url: str) -> Exposure | None:
 def _of_several(setting: str, url: str) -> Exposure | None:
     """Judge a URL of several hosts. Their places do not matter: Sentinels and nodes name further hosts."""
     try:
-        named = several(url)
+        named = parse_multi_host(url)
     except ValueError:
         return _opaque(setting, "URL that can be read in two ways")
     if named.tls:

@@ -1,18 +1,17 @@
-"""Rows, and who may change them.
+"""Stores keep records and decide, atomically, which token may change each of them.
 
-A store decides one key at a time, atomically, and only by what the record itself says. Code here does not wait, retry,
-encode or interpret a payload, does not know what a policy, a header or a request is, and never compares its own host's
-clock with a server's.
+A store decides one key at a time, and only from the record itself. It does not wait, retry, encode or interpret a
+payload. It does not know policies, headers or requests. It never compares its host's clock with a server's.
 """
 
 from __future__ import annotations
 
 
 def microseconds(seconds: float) -> int:
-    """This duration in whole microseconds. Raises `ValueError` unless it is finite and longer than nothing.
+    """Convert a duration to whole microseconds. Raises `ValueError` unless it is finite and longer than 0 seconds.
 
-    Without this a `lease` of infinity or not-a-number would make a record without a deadline: nobody could ever take it
-    over, or everybody could.
+    An infinite or not-a-number `lease` would make a record without a deadline. Then either no request or every request
+    could take it over.
     """
     if not 0 < seconds < 1e10:
         raise ValueError(f"a duration must be longer than 0 s and shorter than 300 years, not {seconds!r}")

@@ -1,4 +1,7 @@
-"""A store whose calls are timed. It decides nothing: the store behind it does."""
+"""A wrapper that reports how long each call of a store takes and how it ends.
+
+It passes every call on and changes no outcome.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ Call: TypeAlias = Literal[
     "claim", "renew", "mark_point_of_no_return", "complete", "release", "quarantine", "read", "mark_corrupt"
 ]
 Ending: TypeAlias = Literal["done", "granted", "replayed", "refused", "lost", "unavailable", "failed"]
-"""How a call ended. Claims are granted, replayed or refused; what else went well is done."""
+"""How a call ended: a claim is granted, replayed or refused. Any other call that succeeds is done."""
 
 Timing: TypeAlias = Callable[[Call, Ending, float], object]
-"""Called after every call with its name, how it ended, and how many seconds it took. It must be quick, and not raise."""
+"""The store calls it after each call with the call's name, its ending and its seconds. It must be quick and not raise."""
 
 OutcomeT = TypeVar("OutcomeT")
 ArgumentsP = ParamSpec("ArgumentsP")
 
 
 class TimedStore:
-    """Pass every call of the `Store` protocol on, and report how long it took. All else is the store's own."""
+    """Pass each call of the `Store` protocol on, and report its time. All other attributes come from the store."""
 
     def __init__(self, store: Store, timing: Timing, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._store = store
@@ -38,7 +41,7 @@ class TimedStore:
                 setattr(self, name, getattr(store, name))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_store":  # of a copy that is being made
+        if name == "_store":  # `copy` looks attributes up before it sets any
             raise AttributeError(name)
         return getattr(self._store, name)
 

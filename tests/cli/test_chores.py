@@ -50,7 +50,7 @@ def test_after_a_rotation_the_old_key_may_go() -> None:
     assert (0, True) == (first.exit_code, "Sealed anew: 2." in first.output)
     assert "Run it once more after 5 minutes" in first.output
     assert "old  0        1          in use" in run(world, "keys", "status").output
-    world.store.data_keys._room._clock.advance(GRACE_SECONDS)  # type: ignore[attr-defined]
+    world.store.data_keys._shared._clock.advance(GRACE_SECONDS)  # type: ignore[attr-defined]
     second = object_of(run(world, "rotate", "--json"))
     assert (0, 1, True) == (second["resealed"], second["retired"], second["done"])
     assert "may go: nothing is sealed under it" in run(world, "keys", "status").output
@@ -89,13 +89,13 @@ def test_records_that_were_deleted_by_hand_are_told_once() -> None:
     """With exit code 1, and put right by it."""
     world = shop(None, encryption="off", quota_records=5)
     world.post()
-    world.store.ledger._room.records.clear()
+    world.store.ledger._shared.records.clear()
     said = [run(world, "reconcile", "--json") for _ in range(2)]
 
     assert [1, 0] == [each.exit_code for each in said]
     assert [(1, 1), (0, 0)] == [(object_of(each)["drifted"], object_of(each)["records"]) for each in said]
     world.post(key="again")
-    world.store.ledger._room.records.clear()
+    world.store.ledger._shared.records.clear()
     assert "Wrong by 1 records" in run(world, "reconcile").output
 
 

@@ -140,7 +140,7 @@ def test_what_was_sealed_before_the_store_failed_is_told(monkeypatch: pytest.Mon
 def test_a_damaged_answer_is_counted_and_left() -> None:
     before = shop("off")
     before.post()
-    room = before.store.ledger._room
+    room = before.store.ledger._shared
     ((key, record),) = room.records.items()
     assert record.payload is not None
     room.records[key] = replace(record, payload=replace(record.payload, data=record.payload.data[::-1]))

@@ -41,7 +41,7 @@ class Vault:
 
 def memory(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
     store = MemoryStore()
-    room = store._room
+    room = store._shared
 
     def forge(key: StorageKey, change: Change) -> None:
         room.records[key] = change(room.records[key])

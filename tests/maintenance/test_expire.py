@@ -39,7 +39,7 @@ def test_answers_whose_life_is_over_are_removed(clock: FrozenClock) -> None:
     stand(store, clock, kept[2], "quarantined")
     expire(store.expiry, horizon=clock.now, drain=still(2))
 
-    assert {damaged, *kept} == store._room.records.keys()
+    assert {damaged, *kept} == store._shared.records.keys()
 
 
 def test_it_goes_on_until_nothing_is_left(clock: FrozenClock) -> None:

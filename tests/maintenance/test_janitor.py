@@ -252,7 +252,7 @@ def test_a_stores_clock_that_was_set_forward_ends_nothing(house: House, clock: F
     house.host_clock = lambda: clock.now
     for chore in janitor.chores:
         janitor.run(chore, still())
-    assert {flying} == store._room.records.keys()
+    assert {flying} == store._shared.records.keys()
 
 
 def test_a_run_that_is_delivered_twice_does_nothing_more(house: House, clock: FrozenClock) -> None:

@@ -22,7 +22,7 @@ def test_records_that_were_deleted_by_hand_are_drift_once(office: Office) -> Non
     size = office.store.ledger.usage(deleted.tid).bytes
     claimed, *_ = office.claim(quota=Quota())
     for key in (deleted, claimed):
-        del office.store._room.records[key]
+        del office.store._shared.records[key]
 
     report = reconcile(office.store.ledger, drain=Batcher())
     assert (2, 1, size, 1) == (report.drifted, report.records, report.bytes, report.unsettled)

@@ -169,7 +169,7 @@ def test_a_quarantined_record_is_not_replayed_from_a_cache() -> None:
 
 TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "number": (b"1700000000000000", whole_number),
-    "limits": (b"100,,5,10,60000000,60.0", quota._read),
+    "limits": (b"100,,5,10,60000000,60.0", quota._decode_limits),
     "totals": (b"3 4096 1700000000000", lambda text: quota._counts(text, 3)),
     "bucket": (b"b1700000000000", lambda text: list(quota._numbered(b"b", {text: b"1 2"}))),
     "window": (b"17 4", lambda text: quota._new_keys(60_000_000, text, 1_700_000_000_000_000)),

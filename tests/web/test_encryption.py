@@ -238,12 +238,12 @@ def paid() -> tuple[World, MemoryStore]:
 
 def changed(memory: MemoryStore, **facts: Any) -> Record:
     """The one record with these facts, which are the payload's or its own."""
-    ((key, record),) = memory._room.records.items()
+    ((key, record),) = memory._shared.records.items()
     payload = record.payload
     assert payload is not None
     of_payload = {name: facts.pop(name) for name in list(facts) if name in StoredPayload.__slots__}
     forged = replace(record, payload=replace(payload, **of_payload), **facts)
-    memory._room.records[key] = forged
+    memory._shared.records[key] = forged
     return forged
 
 

@@ -134,7 +134,7 @@ def test_what_a_redis_calls_itself_gives_no_orders(redis_servers: RedisServers) 
         for partition in range(layout.PARTITIONS):
             pipeline.hset(layout.memory_in(partition), mapping={"store_id": ORDERS, "layout": ORDERS})
         pipeline.execute()
-        client.hset(layout.NOTES, f"re{ORDERS}ap", json.dumps({"counts": ORDERS}))
+        client.hset(layout.TASKS, f"re{ORDERS}ap", json.dumps({"counts": ORDERS}))
     for command in (
         ("redis", "status"),
         ("redis", "init"),

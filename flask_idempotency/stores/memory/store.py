@@ -1,4 +1,7 @@
-"""Records in this process's memory: for tests, and for applications that are one process."""
+"""The store of one process: records in memory, for tests and for applications with a single process.
+
+It keeps the contract of every other store, with one lock around each call. Two processes share nothing.
+"""
 
 from __future__ import annotations
 
@@ -38,50 +41,52 @@ from flask_idempotency.stores.memory.admin import (
     MemoryTaskLog,
 )
 
-# Two would do, one for the record that a claim adds and one to catch up; eight catches up sooner.
 DROPPED_PER_CLAIM = 8
+"""Expired records that each claim may drop. Two would suffice, one for the new record and one to catch up."""
 
-GIVEN_UP_SECONDS = 60.0
-"""For how long nothing is granted to a token that was released."""
+CANCELLED_SECONDS = 60.0
+"""The store refuses a released token for this long, because its claim may still arrive."""
 
 
 class MemoryStore:
-    """Keeps every promise of the contract for the threads of one process, and forgets everything with it.
+    """Keep records for the threads of one process, until the process ends.
 
-    Two processes share nothing: each would run the same payment once.
+    Do not use it with several workers: each of them would run the same payment once.
     """
 
     def __init__(self, clock: Clock = store_time) -> None:
-        self._room = MemoryRecords(clock)
-        self.ledger = MemoryLedger(self._room)
-        self.data_keys = MemoryDataKeys(self._room)
-        self.responses = MemoryResponses(self._room, self.data_keys)
-        self.recovery = MemoryRecovery(self._room, put=self._put, complete=self._complete, told=self._told)
-        self.expiry = MemoryExpiry(self._room, put=self._put)
-        self.task_log = MemoryTaskLog(self._room)
+        self._shared = MemoryRecords(clock)
+        self.ledger = MemoryLedger(self._shared)
+        self.data_keys = MemoryDataKeys(self._shared)
+        self.responses = MemoryResponses(self._shared, self.data_keys)
+        self.recovery = MemoryRecovery(
+            self._shared, put=self._put, complete=self._complete, with_erasure=self._with_erasure
+        )
+        self.expiry = MemoryExpiry(self._shared, put=self._put)
+        self.task_log = MemoryTaskLog(self._shared)
         self.health = MemoryHealth()
         self._last_fence = 0
-        self._given_up = OrderedDict[bytes, float]()
+        self._cancelled = OrderedDict[bytes, float]()
         after_fork(self._unlock)
 
     def _unlock(self) -> None:
-        """In a child: the thread that held the lock while its parent forked is not here to give it back."""
-        self._room.lock = threading.Lock()
+        """Replace the lock in a forked child: the thread that held it exists only in the parent."""
+        self._shared.lock = threading.Lock()
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         seconds = _seconds(lease)
-        with self._room.lock:
-            now = self._room.now()
-            # A few, so that a store in use does not grow for ever and no claim pays for all.
+        with self._shared.lock:
+            now = self._shared.now()
+            # Drop a few, so that the store does not grow without end and no single claim pays for all.
             self.expiry.drop(now, DROPPED_PER_CLAIM)
-            record = self._room.live(request.key, now)
+            record = self._shared.live(request.key, now)
             if record is None:
-                self._refuse_given_up(token)
-                return self._admit(request, token, now, seconds, quota)
+                self._refuse_cancelled(token)
+                return self._claim_new(request, token, now, seconds, quota)
             if record.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=record.requested_at)
             if record.state is State.COMPLETED:
-                return Replayed(self._told(request.key, record, now))
+                return Replayed(self._with_erasure(request.key, record, now))
             if record.state is State.QUARANTINED:
                 return Unknown(record.reason)
             if record.token == token:
@@ -89,100 +94,100 @@ class MemoryStore:
             if record.deadline > now:
                 return InFlight(retry_after=record.deadline - now)
             if record.on_expiry is OnExpiry.TAKEOVER:
-                self._refuse_given_up(token)
+                self._refuse_cancelled(token)
                 return self._grant(request, token, now, seconds, before=record, counted=record.in_quota)
             return Unknown(self._quarantine(request.key, record, LAPSED))
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         seconds = _seconds(lease)
-        with self._room.lock:
-            now = self._room.now()
+        with self._shared.lock:
+            now = self._shared.now()
             record = self._owned(key, token, now)
             if record.state is State.PROCESSING or record.reason == LAPSED:
                 self._put(key, replace(record, deadline=max(record.deadline, now + seconds)))
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
-        with self._room.lock:
-            record = self._unsettled(key, token, self._room.now())
+        with self._shared.lock:
+            record = self._unsettled(key, token, self._shared.now())
             if record.state is State.PROCESSING:
                 self._put(key, replace(record, on_expiry=OnExpiry.QUARANTINE))
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         microseconds(keep)
-        with self._room.lock:
-            now = self._room.now()
+        with self._shared.lock:
+            now = self._shared.now()
             record = self._owned(key, token, now)
             if record.state is not State.COMPLETED:
                 self._complete(key, record, payload, keep, now)
 
     def release(self, key: StorageKey, token: bytes) -> None:
-        with self._room.lock:
-            now = self._room.now()
-            if self._room.live(key, now) is not None:
+        with self._shared.lock:
+            now = self._shared.now()
+            if self._shared.live(key, now) is not None:
                 self._unsettled(key, token, now)
                 self._put(key, None)
-            self._give_up(token, now)
+            self._cancel(token, now)
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
-        with self._room.lock:
-            record = self._unsettled(key, token, self._room.now())
+        with self._shared.lock:
+            record = self._unsettled(key, token, self._shared.now())
             if record.state is State.PROCESSING:
                 self._quarantine(key, record, reason)
 
     def read(self, key: StorageKey) -> Record | None:
-        with self._room.lock:
-            now = self._room.now()
-            record = self._room.live(key, now)
-            return None if record is None else self._told(key, record, now)
+        with self._shared.lock:
+            now = self._shared.now()
+            record = self._shared.live(key, now)
+            return None if record is None else self._with_erasure(key, record, now)
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
-        with self._room.lock:
-            record = self._room.live(key, self._room.now())
+        with self._shared.lock:
+            record = self._shared.live(key, self._shared.now())
             if record is not None and record.state is State.COMPLETED and record.payload == payload:
                 self._quarantine(key, record, CORRUPT)
 
     def _complete(self, key: StorageKey, record: Record, payload: StoredPayload, keep: float, now: float) -> None:
         self.data_keys.check(key.tid, record, payload)
         seconds = _seconds(keep)
-        # By a clock that was set back meanwhile it would end before it began.
+        # Never before the claim: if an operator sets the clock back, the record would expire before it began.
         begins = max(now, record.requested_at)
         deadline = _edge(begins, seconds) if record.in_quota else begins + seconds
         completed = replace(
             record, state=State.COMPLETED, deadline=deadline, completed_at=begins, payload=payload, reason=""
         )
         self._put(key, completed)
-        self.expiry.entered(key, deadline)
+        self.expiry.completed(key, deadline)
 
-    def _refuse_given_up(self, token: bytes) -> None:
-        if token in self._given_up:
-            raise StoreUnavailable("this claim came after it was given up")
+    def _refuse_cancelled(self, token: bytes) -> None:
+        if token in self._cancelled:
+            raise StoreUnavailable("the claim was cancelled before it reached the store")
 
-    def _give_up(self, token: bytes, now: float) -> None:
-        self._given_up[token] = now
-        while next(iter(self._given_up.values())) < now - GIVEN_UP_SECONDS:
-            self._given_up.popitem(last=False)
+    def _cancel(self, token: bytes, now: float) -> None:
+        self._cancelled[token] = now
+        while next(iter(self._cancelled.values())) < now - CANCELLED_SECONDS:
+            self._cancelled.popitem(last=False)
 
     def _owned(self, key: StorageKey, token: bytes, now: float) -> Record:
-        record = self._room.live(key, now)
+        record = self._shared.live(key, now)
         if record is None or record.token != token:
-            raise LeaseLost("the record belongs to somebody else, or is gone")
+            raise LeaseLost("the record has another token, or is gone")
         return record
 
     def _unsettled(self, key: StorageKey, token: bytes, now: float) -> Record:
         record = self._owned(key, token, now)
-        if record.payload is not None:  # also one that was condemned: the work was done
+        if record.payload is not None:  # A quarantined record may have one too: its work is done.
             raise LeaseLost("the record is completed")
         return record
 
-    def _admit(
+    def _claim_new(
         self, request: ClaimRequest, token: bytes, now: float, lease: float, quota: Quota | None
     ) -> StoreOutcome:
         if quota is None:
             return self._grant(request, token, now, lease)
-        refused = self.ledger.refuses(request.key.tid, quota, now)
+        refused = self.ledger.check(request.key.tid, quota, now)
         if refused is not None:
             return refused
-        self.ledger.admitted(request.key.tid, quota, now)
+        self.ledger.count_new_key(request.key.tid, quota, now)
         return self._grant(request, token, now, lease, counted=True)
 
     def _grant(
@@ -195,7 +200,7 @@ class MemoryStore:
         before: Record | None = None,
         counted: bool = False,
     ) -> Claimed[Grant]:
-        # From the clock and not from one: a store that was made anew must not hand out an old fence again.
+        # Start at the clock, not at 1: the store of a restarted process must not issue an old fence again.
         self._last_fence = max(self._last_fence + 1, int(now * 1_000_000))
         record = Record(
             state=State.PROCESSING,
@@ -218,18 +223,18 @@ class MemoryStore:
         return reason
 
     def _put(self, key: StorageKey, record: Record | None) -> None:
-        """The one place where a record changes, so that neither the ledger nor who looks after it can miss it."""
-        before = self._room.records.pop(key, None)
+        """Change a record here only, so that the quota counts and the recovery index follow every change."""
+        before = self._shared.records.pop(key, None)
         if before is not None and before.in_quota:
-            self.ledger.left(key, before)
+            self.ledger.remove(key, before)
         if record is not None:
-            self._room.records[key] = record
+            self._shared.records[key] = record
             if record.in_quota:
-                self.ledger.entered(key, record)
-        self.recovery.moved(key, record)
+                self.ledger.add(key, record)
+        self.recovery.changed(key, record)
 
-    def _told(self, key: StorageKey, record: Record, now: float) -> Record:
-        return self.data_keys.told(key, replace(record, remaining=record.deadline - now))
+    def _with_erasure(self, key: StorageKey, record: Record, now: float) -> Record:
+        return self.data_keys.with_erasure(key, replace(record, remaining=record.deadline - now))
 
 
 def _seconds(duration: float) -> float:

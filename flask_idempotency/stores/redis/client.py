@@ -25,7 +25,7 @@ from flask_idempotency.stores.redis.connection import (
     RedisConnection,
     words,
 )
-from flask_idempotency.stores.redis.urls import Address, MultiHostUrl, is_of_several, several
+from flask_idempotency.stores.redis.urls import Address, MultiHostUrl, is_multi_host, parse_multi_host
 
 SENTINEL_SECONDS: Final = 0.3
 """What a Sentinel may take to connect, and to answer. It does so from memory; three silent ones cost what one Redis does."""
@@ -123,7 +123,11 @@ def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
         **({"command_packer": _WordPacker()} if HIREDIS_AVAILABLE else {}),
     }
     try:
-        client = _of_several(several(url), options) if is_of_several(url) else redis.Redis.from_url(url, **options)
+        client = (
+            _make_multi_host(parse_multi_host(url), options)
+            if is_multi_host(url)
+            else redis.Redis.from_url(url, **options)
+        )
         _try_options(client)
     except (ValueError, TypeError, redis.exceptions.RedisError):
         # Not a word of that error, nor the error itself: what it cannot read may be part of the password.
@@ -133,7 +137,7 @@ def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
     return client
 
 
-def _of_several(named: MultiHostUrl, options: dict[str, Any]) -> Client:
+def _make_multi_host(named: MultiHostUrl, options: dict[str, Any]) -> Client:
     options = options | parse_url(named.single)  # type: ignore[no-untyped-call]
     database = int(options.pop("db", 0))
     for name in ("host", "port", "connection_class"):

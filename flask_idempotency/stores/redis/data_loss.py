@@ -275,7 +275,7 @@ class RedisDataLoss:
         keys = layout.keys(request.key)
         answer = self._server.run(
             scripts.RESTORE_CLAIM,
-            (*keys, layout.given_up(keys, grant.token), layout.freed(request.key)),
+            (*keys, layout.cancelled(keys, grant.token), layout.freed(request.key)),
             layout.name(keys),
             grant.token,
             grant.fence,

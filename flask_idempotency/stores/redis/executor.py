@@ -118,7 +118,7 @@ class ScriptExecutor:
 
     def now(self) -> float:
         """Seconds since the epoch: of a Cluster, by the node that keeps the notes on chores."""
-        return int(self.run(scripts.SERVER_TIME, (layout.NOTES,))) / 1_000_000
+        return int(self.run(scripts.SERVER_TIME, (layout.TASKS,))) / 1_000_000
 
     def ask_all(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """What each of these commands returns. They are sent together, and are not one step."""

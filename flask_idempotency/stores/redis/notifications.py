@@ -1,4 +1,4 @@
-"""Pub/sub messages that wake waiting requests when another process completes or releases their key."""
+"""One pub/sub subscription per process, which wakes waiting requests when another process settles their key."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.stores.redis import layout
 
 IDLE_SECONDS: Final = 60.0
-"""For how long nobody must have waited before the connection is given up: where some wait, others soon will."""
+"""The subscription closes after this time without a waiter: where one request waits, others soon follow."""
 
-PATIENCE_SECONDS: Final = 5.0
-"""After this long without a word the server is asked whether it is there; after as long again it is not."""
+PING_AFTER_SECONDS: Final = 5.0
+"""After this silence the thread sends a PING. After as long again it gives the connection up."""
 
-LOOK_SECONDS: Final = 1.0
-_PAUSES: Final = 0.1, 5.0
+_POLL_SECONDS: Final = 1.0
+_FIRST_PAUSE: Final = 0.1
+_LAST_PAUSE: Final = 5.0
 
 _log = logging.getLogger("flask_idempotency")
 
 
 class RedisNotifier:
-    """Implements `waiting.Bell`: one subscription for all who wait in this process, made when the first of them comes.
+    """Implement `waiting.Notifier` with one subscription for all waiters of this process. The first waiter opens it.
 
-    It takes one connection of the client's. Redis keeps no message for who is not there: when the subscription is made,
-    and each time that it is made anew, everybody who waits is told to look. A forked child starts with none.
+    It uses one connection of the client. Redis keeps no message for an absent subscriber, so each new subscription wakes
+    all waiters, and they read their records. A forked child starts without a subscription.
     """
 
     def __init__(
@@ -38,11 +39,11 @@ class RedisNotifier:
         subscriber: Callable[[], Any],
         *,
         idle_seconds: float = IDLE_SECONDS,
-        patience_seconds: float = PATIENCE_SECONDS,
+        ping_after_seconds: float = PING_AFTER_SECONDS,
     ) -> None:
         self._subscriber = subscriber
         self._idle_seconds = idle_seconds
-        self._patience_seconds = patience_seconds
+        self._ping_after_seconds = ping_after_seconds
         self._start_empty()
         after_fork(self._start_empty)
 
@@ -50,9 +51,9 @@ class RedisNotifier:
         self._lock = threading.Lock()
         self._waiting: dict[bytes, list[Callable[[], object]]] = {}
         self._thread: threading.Thread | None = None
-        self._left_at = float("-inf")
-        self._pause = _PAUSES[0]
-        self.deaf = self._is_closed = False
+        self._last_waiter_at = float("-inf")
+        self._pause = _FIRST_PAUSE
+        self.disconnected = self._is_closed = False
 
     @contextmanager
     def subscribe(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:
@@ -68,27 +69,24 @@ class RedisNotifier:
         finally:
             with self._lock:
                 for name in names:
-                    self._leave(name, wake)
-                self._left_at = time.monotonic()
+                    waiting = self._waiting.pop(name, [])
+                    if wake in waiting:
+                        waiting.remove(wake)
+                    if waiting:
+                        self._waiting[name] = waiting
+                self._last_waiter_at = time.monotonic()
 
     def close(self) -> None:
-        """Give the connection up as soon as nobody waits."""
-        self._left_at = float("-inf")
+        """Close the connection as soon as no request waits."""
+        self._last_waiter_at = float("-inf")
         self._is_closed = True
 
-    def _leave(self, name: bytes, wake: Callable[[], object]) -> None:
-        waiting = self._waiting.pop(name, [])
-        if wake in waiting:
-            waiting.remove(wake)
-        if waiting:
-            self._waiting[name] = waiting
-
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="idempotency-bell", daemon=True)
+        thread = threading.Thread(target=self._run, name="idempotency-notifier", daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            _log.exception("no thread can be started: those who wait for a key look for themselves")
+            _log.exception("cannot start a thread for Redis notifications: waiting requests poll instead")
         else:
             self._thread = thread
 
@@ -97,60 +95,59 @@ class RedisNotifier:
             try:
                 self._listen()
                 return
-            except Exception as error:  # noqa: BLE001 - a client may raise anything, and those who wait look for themselves
-                if not self.deaf and not self._is_closed:
+            except Exception as error:  # noqa: BLE001 - a client may raise anything, and waiting requests still poll
+                if not self.disconnected and not self._is_closed:
                     _log.warning(
-                        "nothing is heard of keys that are settled elsewhere (%s): those who wait look for themselves",
-                        type(error).__name__,
+                        "Redis notifications are interrupted (%s): waiting requests poll instead", type(error).__name__
                     )
-                self.deaf = True
-            time.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads a herd, hides nothing
-            self._pause = min(2 * self._pause, _PAUSES[1])
-            if self._is_over(idle_seconds=0.0):
+                self.disconnected = True
+            time.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads the reconnects of many workers
+            self._pause = min(2 * self._pause, _LAST_PAUSE)
+            if self._ends_idle(idle_seconds=0.0):
                 return
 
-    def _is_over(self, *, idle_seconds: float) -> bool:
-        """Whether nobody has waited for so long. If so this thread ends, and whoever waits next starts another."""
+    def _ends_idle(self, *, idle_seconds: float) -> bool:
+        """Return whether no request has waited for this long. Then this thread ends; the next waiter starts another."""
         with self._lock:
-            over = not self._waiting and time.monotonic() - self._left_at >= idle_seconds
-            if over:
+            idle = not self._waiting and time.monotonic() - self._last_waiter_at >= idle_seconds
+            if idle:
                 self._thread = None
-            return over
+            return idle
 
     def _listen(self) -> None:
-        """Pass on what is heard until nobody has waited for long. Raises when nothing more can be heard."""
+        """Wake waiters by message until the subscription is idle. Raises if the connection breaks or stays silent."""
         subscriber = self._subscriber()
         try:
             subscriber.subscribe(layout.SETTLED)
-            heard_at, asked = time.monotonic(), False
-            while not self._is_over(idle_seconds=self._idle_seconds):
-                message = subscriber.get_message(timeout=LOOK_SECONDS)
+            last_message_at, pinged = time.monotonic(), False
+            while not self._ends_idle(idle_seconds=self._idle_seconds):
+                message = subscriber.get_message(timeout=_POLL_SECONDS)
                 if message is not None:
-                    heard_at, asked = time.monotonic(), False
-                    self._hear(message)
+                    last_message_at, pinged = time.monotonic(), False
+                    self._receive(message)
                     continue
-                silent = time.monotonic() - heard_at
-                if silent > 2 * self._patience_seconds:
+                silent = time.monotonic() - last_message_at
+                if silent > 2 * self._ping_after_seconds:
                     raise TimeoutError
-                if silent > self._patience_seconds and not asked:
+                if silent > self._ping_after_seconds and not pinged:
                     subscriber.ping()
-                    asked = True
+                    pinged = True
         finally:
             subscriber.close()
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":
-            # Now and not before: what was settled until now nobody here was told of.
+            # Wake after the subscription stands: this process has received no message about earlier completions.
             self._wake(None)
-            if self.deaf:
-                _log.info("keys that are settled elsewhere are heard of again")
-            self.deaf, self._pause = False, _PAUSES[0]
+            if self.disconnected:
+                _log.info("Redis notifications work again")
+            self.disconnected, self._pause = False, _FIRST_PAUSE
         elif message["type"] == "message":
             name = message["data"]
             self._wake(name.encode() if isinstance(name, str) else name)
 
     def _wake(self, name: bytes | None) -> None:
-        """Have those look who wait for what is called so, or all of them."""
+        """Wake the waiters of the record with this name, or all of them."""
         with self._lock:
             waiting = list(self._waiting.values()) if name is None else [self._waiting.get(name, [])]
             for wake in (wake for each in waiting for wake in each):

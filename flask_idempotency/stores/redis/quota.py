@@ -1,4 +1,4 @@
-"""What each tenant has, as scripts count it."""
+"""Each tenant's usage and limits in Redis, as the scripts count them, and the repair of wrong counts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, who
 _TOTALS, _WINDOW, _LIMITS, _BUCKET = (layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET"))
 
 _LIMITS_BYTES = 200
-"""Six numbers with commas between them."""
+"""Enough for six numbers and five commas."""
 _LONGEST_WINDOW = 1e10
-"""Seconds: three hundred years."""
+"""Seconds, about 300 years."""
 
 
 class RedisLedger:
-    """Implements `capabilities.Ledger`."""
+    """Implement `capabilities.Ledger`."""
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
@@ -28,8 +28,8 @@ class RedisLedger:
 
     def usage(self, tid: bytes) -> Usage:
         keys = layout.unsettled(tid), layout.ledger(tid)
-        now, unsettled, in_flight, told = self._server.run(scripts.QUOTA_USAGE, keys)
-        fields = dict(zip(told[::2], told[1::2], strict=True))
+        now, unsettled, in_flight, pairs = self._server.run(scripts.QUOTA_USAGE, keys)
+        fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
         ended = [_counts(text, 2) for edge, text in _numbered(_BUCKET, fields) if edge * 1000 <= now]
         records, stored, _ = _counts(fields.get(_TOTALS, b"0 0 0"), 3)
         return Usage(
@@ -41,7 +41,7 @@ class RedisLedger:
 
     def limits(self, tid: bytes) -> Quota:
         text = self._server.ask("HGET", layout.ledger(tid), _LIMITS)
-        return Quota() if text is None else _read(text)
+        return Quota() if text is None else _decode_limits(text)
 
     def limit(self, tid: bytes, quota: Quota) -> None:
         if quota.unlimited:
@@ -55,14 +55,14 @@ class RedisLedger:
         return tuple(tid for tid in found if tid is not None)
 
     def reconcile(self, tid: bytes) -> Drift:
-        unsettled = self._mend(tid)
-        records, stored, busy = self._balance(tid)
+        unsettled = self._repair_unfinished(tid)
+        records, stored, busy = self._repair_completed(tid)
         return Drift(records, stored, unsettled, busy)
 
-    def _mend(self, tid: bytes) -> int:
-        """Look at each record that is unsettled, or is counted as if it were. What comes later is counted right."""
+    def _repair_unfinished(self, tid: bytes) -> int:
+        """Check each record that is unfinished or counted as unfinished. The scripts count later changes correctly."""
         in_flight, quarantined = layout.indexes(tid)
-        # In this order: a record moves from the first of the indexes to the second and never back.
+        # Read in this order: a record moves from the first index to the second, never back.
         names = {
             name: None
             for index in (layout.unsettled(tid), in_flight, quarantined)
@@ -71,48 +71,43 @@ class RedisLedger:
         drift, left = 0, iter(names)
         while batch := list(islice(left, BATCH)):
             keys = layout.unsettled(tid), *(layout.record(tid, name) for name in batch)
-            taken, put = self._server.run(scripts.QUOTA_REPAIR_UNFINISHED, keys, tid, *batch)
-            drift += taken - put
+            removed, added = self._server.run(scripts.QUOTA_REPAIR_UNFINISHED, keys, tid, *batch)
+            drift += removed - added
         return drift
 
-    def _balance(self, tid: bytes) -> tuple[int, int, int]:
-        """Count what is completed by buckets, and correct those that nobody has changed while they were counted."""
+    def _repair_completed(self, tid: bytes) -> tuple[int, int, int]:
+        """Count completed records by bucket, and correct each bucket that did not change during the count."""
         ledger = layout.ledger(tid)
-        said = dict(_numbered(_BUCKET, self._fields(ledger)))
+        fields = self._server.ask("HGETALL", ledger)
+        if not isinstance(fields, dict):  # Some clients return a mapping, others a list.
+            fields = dict(zip(fields[::2], fields[1::2], strict=True))
+        stated = dict(_numbered(_BUCKET, fields))
         counted = self._counted(tid)
-        edges = sorted(said.keys() | counted.keys())
-        told = [(b"%d" % edge, said.get(edge, b""), counted.get(edge, b"")) for edge in edges]
+        edges = sorted(stated.keys() | counted.keys())
+        buckets = [(b"%d" % edge, stated.get(edge, b""), counted.get(edge, b"")) for edge in edges]
         records, stored, busy = self._server.run(
-            scripts.QUOTA_REPAIR, (ledger,), *(text for each in told for text in each)
+            scripts.QUOTA_REPAIR, (ledger,), *(text for bucket in buckets for text in bucket)
         )
         return records, stored, busy
 
-    def _fields(self, ledger: bytes) -> Mapping[bytes, bytes]:
-        told = self._server.ask("HGETALL", ledger)
-        # Some clients have made a mapping of it, and others have not.
-        return told if isinstance(told, dict) else dict(zip(told[::2], told[1::2], strict=True))
-
     def _counted(self, tid: bytes) -> dict[int, bytes]:
         counts = dict[int, tuple[int, int]]()
-        for names in self._records(tid):
-            told = self._server.run(scripts.QUOTA_RECOUNT, names, tid)
-            for edge, size in zip(told[::2], told[1::2], strict=True):
+        seen = set[bytes]()
+        for names in self._scan.all(layout.records_of(tid)):
+            # SCAN may return a key twice.
+            fresh = [name for name in dict.fromkeys(names) if name not in seen]
+            seen.update(fresh)
+            if not fresh:
+                continue
+            found = self._server.run(scripts.QUOTA_RECOUNT, fresh, tid)
+            for edge, size in zip(found[::2], found[1::2], strict=True):
                 count, stored = counts.get(edge, (0, 0))
                 counts[edge] = count + 1, stored + size
         return {edge: b"%d %d" % count for edge, count in counts.items()}
 
-    def _records(self, tid: bytes) -> Iterator[list[bytes]]:
-        """The records of the tenant's partition, each once. SCAN may meet some twice."""
-        seen = set[bytes]()
-        for names in self._scan.all(layout.records_of(tid)):
-            fresh = [name for name in dict.fromkeys(names) if name not in seen]
-            seen.update(fresh)
-            if fresh:
-                yield fresh
-
 
 def limits_of(quota: Quota) -> tuple[int | str, int | str, int | str, int | str, int | str]:
-    """A quota as scripts are told of it: empty where there is no limit, and the window in microseconds."""
+    """Return a quota as arguments of a script: an empty text means unlimited, and the window is in microseconds."""
     rate = quota.new_keys
     return (
         "" if quota.records is None else quota.records,
@@ -123,8 +118,8 @@ def limits_of(quota: Quota) -> tuple[int | str, int | str, int | str, int | str,
     )
 
 
-def _read(text: bytes) -> Quota:
-    fault = CorruptRecord("the limits that Redis holds for a tenant cannot be read: set them again")
+def _decode_limits(text: bytes) -> Quota:
+    fault = CorruptRecord("a tenant's limits in Redis are corrupt: run flask idempotency quota set")
     if len(text) > _LIMITS_BYTES:
         raise fault
     parts = text.split(b",")
@@ -141,7 +136,7 @@ def _read(text: bytes) -> Quota:
 
 
 def _numbered(prefix: bytes, fields: Mapping[bytes, bytes]) -> Iterator[tuple[int, bytes]]:
-    """What stands in the fields that are a number after this prefix."""
+    """Yield the number and the value of each field whose name is this prefix and a number."""
     for field, text in fields.items():
         number = field.removeprefix(prefix)
         if field.startswith(prefix) and number.isdigit():

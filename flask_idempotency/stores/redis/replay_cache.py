@@ -136,7 +136,7 @@ class RedisReplayCache:
             self._client.close()
 
     def get(self, key: StorageKey) -> Record | Missed:
-        names = layout.replay(key), layout.erasure(key.tid)
+        names = layout.cached_response(key), layout.cache_erasure(key.tid)
         match self._guarded(self._look, names):
             case [int(now)]:
                 return Missed(at=now)
@@ -160,19 +160,19 @@ class RedisReplayCache:
             # Too long a text about it, too many attempts, over already, erased: rare, and the system of record copes.
             return
         if len(sealed) <= LARGEST_BYTES:
-            names = layout.replay(key), layout.erasure(key.tid)
+            names = layout.cached_response(key), layout.cache_erasure(key.tid)
             self._guarded(self._keep, names, missed_at, left, sealed)
 
     def forget(self, key: StorageKey) -> None:
         # Whoever withdrew an answer did so for good.
-        self._guarded(self._drop, (layout.replay(key), layout.erasure(key.tid)))
+        self._guarded(self._drop, (layout.cached_response(key), layout.cache_erasure(key.tid)))
 
     def invalidate(self, key: StorageKey, *, fence: int) -> bool:
         """From now on nothing is replayed of what this key was answered under this fence, or a lower one.
 
         Nor is what a system of record has told until now, and is still on its way to be kept. False: it did not answer.
         """
-        return bool(self._guarded(self._withdraw, layout.replay(key), fence))
+        return bool(self._guarded(self._withdraw, layout.cached_response(key), fence))
 
     def erase(self, tid: bytes) -> bool:
         """From now on nothing is replayed that was kept for this tenant so far. False: it did not answer.
@@ -189,9 +189,9 @@ class RedisReplayCache:
         return True
 
     def _erase(self, tid: bytes) -> bool:
-        self._run(scripts.CACHE_EXPIRE_TENANT, (layout.erasure(tid),), REMEMBERED_MS)
+        self._run(scripts.CACHE_EXPIRE_TENANT, (layout.cache_erasure(tid),), REMEMBERED_MS)
         # What is erased must not wait for its end; and what says that it was may be evicted before it.
-        for names in self._scan.all(layout.replays_of(tid)):
+        for names in self._scan.all(layout.cached_responses_of(tid)):
             if names:
                 self._run(scripts.CACHE_DELETE_TENANT, names, tid)
         return True

@@ -122,7 +122,7 @@ class RedisStore:
             self._eviction.refuse_claims()
         self.data_loss.look()
         keys, tries = layout.keys(request.key), Tries()
-        concerned = *keys, layout.given_up(keys, token)
+        concerned = *keys, layout.cancelled(keys, token)
         arguments = (
             layout.name(keys),
             token,
@@ -184,7 +184,7 @@ class RedisStore:
     def release(self, key: StorageKey, token: bytes) -> None:
         keys = layout.keys(key)
         answer = self._run(
-            scripts.RELEASE, (*keys, layout.given_up(keys, token)), layout.name(keys), token, GIVEN_UP_MS
+            scripts.RELEASE, (*keys, layout.cancelled(keys, token)), layout.name(keys), token, GIVEN_UP_MS
         )
         if answer not in (b"DONE", b"ABSENT"):
             raise _refusal(answer)

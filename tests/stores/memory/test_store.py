@@ -121,7 +121,7 @@ def test_without_a_clock_it_keeps_its_own_steady_time(monkeypatch: pytest.Monkey
 
 
 def held(store: MemoryStore) -> int:
-    return len(store._room.records)
+    return len(store._shared.records)
 
 
 def complete_one(store: MemoryStore, key: StorageKey | None = None) -> StorageKey:

@@ -150,7 +150,7 @@ def test_a_cancellation_is_kept_for_a_minute(store: RedisStore, redis_client: re
     key, token = a_key(), a_token()
     store.release(key, token)
 
-    assert 0 < redis_client.pttl(layout.given_up(layout.keys(key), token)) <= GIVEN_UP_MS == 60_000
+    assert 0 < redis_client.pttl(layout.cancelled(layout.keys(key), token)) <= GIVEN_UP_MS == 60_000
 
 
 def test_a_full_server_keeps_a_cancellation(start_redis: StartRedis, redis_kind: str) -> None:

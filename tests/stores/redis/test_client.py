@@ -22,7 +22,7 @@ from flask_idempotency.stores.redis.client import CONNECT_SECONDS, REPLY_SECONDS
 from flask_idempotency.stores.redis.cluster import Cluster
 from flask_idempotency.stores.redis.connection import PooledConnection
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.stores.redis.urls import several
+from flask_idempotency.stores.redis.urls import parse_multi_host
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
@@ -113,8 +113,8 @@ def test_the_error_about_a_url_omits_its_password(url: str) -> None:
 
 def test_a_url_may_name_several_servers() -> None:
     """With the ports that each of them has when it is told of none, and addresses of either kind."""
-    cluster = several("rediss+cluster://u:p%40@a:7000,[::1]:7001,b/?socket_timeout=2")
-    sentinels = several("redis+sentinel://a,[fe80::1%25eth0]/pay%20ments/3")
+    cluster = parse_multi_host("rediss+cluster://u:p%40@a:7000,[::1]:7001,b/?socket_timeout=2")
+    sentinels = parse_multi_host("redis+sentinel://a,[fe80::1%25eth0]/pay%20ments/3")
 
     assert (("a", 7000), ("::1", 7001), ("b", 6379)) == cluster.addresses
     assert (True, "cluster", (), "rediss://u:p%40@localhost/?socket_timeout=2") == (

@@ -217,7 +217,7 @@ def test_a_migrating_slot_fails_calls_until_it_has_moved(cluster_store: RedisSto
 
 def test_a_single_key_call_follows_a_migrating_slot(cluster_store: RedisStore, cluster_rig: ClusterRig) -> None:
     """A lock of the chores, taken while its slot moves: it is nobody else's at either end."""
-    slot = slot_of(layout.lock("reap"))
+    slot = slot_of(layout.task_lock("reap"))
     source = cluster_rig.primary_of(slot)
     target = next(node for node in cluster_rig.primaries if node is not source)
     move = SlotMove(cluster_rig, slot, to=target)

@@ -244,10 +244,10 @@ def test_the_listener_notices_a_silent_server(start_redis: StartRedis, redis_kin
     """A connection that was lost without a word would be listened to for ever."""
     server, key = start_redis(redis_kind), a_key()
     with connect(server.url, socket_timeout=0.2) as client:
-        bell = RedisNotifier(client.pubsub, patience_seconds=0.0, idle_seconds=0.0)
+        bell = RedisNotifier(client.pubsub, ping_after_seconds=0.0, idle_seconds=0.0)
         with waiting(bell, key) as ear:
             server.pause()
-            assert eventually(lambda: bell.deaf)
+            assert eventually(lambda: bell.disconnected)
             server.resume()
             assert ear.hears()
 

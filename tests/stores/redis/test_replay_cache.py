@@ -81,14 +81,14 @@ def test_the_clock_decides_if_an_entry_has_expired(
     clock.advance(0.125)
 
     missed(cache, key)
-    assert redis_client.exists(layout.replay(key))
+    assert redis_client.exists(layout.cached_response(key))
 
 
 def test_redis_expires_entries(cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """A cache that nobody sweeps must not grow for ever."""
     key = filled(cache, completed(clock))
 
-    assert (KEEP - 60) * 1000 < redis_client.pttl(layout.replay(key)) <= KEEP * 1000
+    assert (KEEP - 60) * 1000 < redis_client.pttl(layout.cached_response(key)) <= KEEP * 1000
 
 
 def test_no_key_contains_a_tenant_or_principal(
@@ -97,9 +97,9 @@ def test_no_key_contains_a_tenant_or_principal(
     """Its place is in the layout, beside the place that a record would have if this Redis were the store."""
     key = filled(cache, completed(clock))
 
-    assert redis_client.keys() == [layout.replay(key)]
-    assert re.fullmatch(rb"idm1:\{p[0-9a-f]{4}\}:c:[A-Za-z0-9_-]{43}", layout.replay(key))
-    assert layout.replay(key) == layout.keys(key)[0].replace(b":r:", b":c:")
+    assert redis_client.keys() == [layout.cached_response(key)]
+    assert re.fullmatch(rb"idm1:\{p[0-9a-f]{4}\}:c:[A-Za-z0-9_-]{43}", layout.cached_response(key))
+    assert layout.cached_response(key) == layout.keys(key)[0].replace(b":r:", b":c:")
 
 
 def test_a_late_fill_expires_at_the_same_time(cache: RedisReplayCache, clock: FrozenClock) -> None:
@@ -252,7 +252,7 @@ def test_a_cached_response_of_an_erased_tenant_is_not_replayed(
     assert cache.erase(key.tid)
     missed(cache, key)
     assert record == cache.get(neighbour)
-    assert not redis_client.exists(layout.replay(key))
+    assert not redis_client.exists(layout.cached_response(key))
 
 
 def test_a_fill_during_an_erasure_is_dropped(
@@ -264,7 +264,7 @@ def test_a_fill_during_an_erasure_is_dropped(
     clock.advance(1)
     cache.erase(key.tid)
     cache.put(key, record, missed_at=at)
-    assert not redis_client.exists(layout.replay(key))
+    assert not redis_client.exists(layout.cached_response(key))
     missed(cache, key)
     clock.advance(1)
     cache.put(key, record, missed_at=missed(cache, key))
@@ -277,10 +277,10 @@ def test_an_erasure_covers_entries_that_redis_still_holds(
 ) -> None:
     """A restored snapshot, or one that came in between."""
     key = filled(cache, completed(clock))
-    entry = redis_client.dump(layout.replay(key))
+    entry = redis_client.dump(layout.cached_response(key))
     assert isinstance(entry, bytes)
     cache.erase(key.tid)
-    redis_client.restore(layout.replay(key), 0, entry)
+    redis_client.restore(layout.cached_response(key), 0, entry)
 
     missed(cache, key)
     clock.advance(1)
@@ -306,7 +306,7 @@ def test_an_unreadable_erasure_still_counts_as_one(
 ) -> None:
     """The system of record is asked instead."""
     key = filled(cache, completed(clock))
-    redis_client.set(layout.erasure(key.tid), text)
+    redis_client.set(layout.cache_erasure(key.tid), text)
 
     assert isinstance(cache.get(key), Missed)
 
@@ -316,7 +316,7 @@ def test_an_erasure_lasts_as_long_as_responses_are_kept(cache: RedisReplayCache,
     tid = a_key().tid
     cache.erase(tid)
 
-    assert 0 < redis_client.pttl(layout.erasure(tid)) <= REMEMBERED_MS
+    assert 0 < redis_client.pttl(layout.cache_erasure(tid)) <= REMEMBERED_MS
 
 
 def test_an_erased_response_from_the_system_is_not_cached(
@@ -337,7 +337,7 @@ def test_an_unreachable_cache_reports_no_erasure() -> None:
 
 
 def sealed(client: redis.Redis, key: StorageKey) -> bytes:
-    data = client.get(layout.replay(key))
+    data = client.get(layout.cached_response(key))
     assert isinstance(data, bytes)
     return data
 
@@ -355,22 +355,22 @@ def test_an_unreadable_entry_is_dropped(
     data = sealed(redis_client, key)
     match spoilt:
         case "a bit":
-            redis_client.set(layout.replay(key), data[:100] + bytes([data[100] ^ 1]) + data[101:])
+            redis_client.set(layout.cached_response(key), data[:100] + bytes([data[100] ^ 1]) + data[101:])
         case "cut short":
-            redis_client.set(layout.replay(key), data[:-5])
+            redis_client.set(layout.cached_response(key), data[:-5])
         case "the sum alone":
-            redis_client.set(layout.replay(key), data[:18])
+            redis_client.set(layout.cached_response(key), data[:18])
         case "another key's":
-            redis_client.set(layout.replay(key), sealed(redis_client, other))
+            redis_client.set(layout.cached_response(key), sealed(redis_client, other))
         case _:
-            redis_client.delete(layout.replay(key))
-            redis_client.lpush(layout.replay(key), "not ours")
+            redis_client.delete(layout.cached_response(key))
+            redis_client.lpush(layout.cached_response(key), "not ours")
 
     assert isinstance(cache.get(key), Missed)
 
-    assert not redis_client.exists(layout.replay(key))
+    assert not redis_client.exists(layout.cached_response(key))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert layout.replay(key).decode() not in caplog.text
+    assert layout.cached_response(key).decode() not in caplog.text
     missed(cache, key)
 
 
@@ -384,10 +384,10 @@ def test_our_entries_stay_beside_foreign_ones(
     clock.advance(1)
     if which == "entry":
         cache.erase(key.tid)
-        redis_client.lpush(layout.replay(key), "not ours")
+        redis_client.lpush(layout.cached_response(key), "not ours")
     else:
         cache.invalidate(key, fence=record.fence)
-        redis_client.lpush(layout.erasure(key.tid), "not ours")
+        redis_client.lpush(layout.cache_erasure(key.tid), "not ours")
     assert isinstance(cache.get(key), Missed)
     cache.put(key, record, missed_at=at)
 
@@ -478,7 +478,7 @@ def test_a_dead_server_is_no_error(
     cache.close()
     assert [entry.levelname for entry in caplog.records] == ["WARNING", "INFO"]
     assert "s3cret" not in caplog.text
-    assert layout.replay(key).decode() not in caplog.text
+    assert layout.cached_response(key).decode() not in caplog.text
 
 
 MILLISECOND = 0.001

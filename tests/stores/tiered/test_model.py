@@ -84,14 +84,14 @@ class TieredMachine(RuleBasedStateMachine):
 
     @rule(key=keys)
     def evict(self, key: StorageKey) -> None:
-        self.client.delete(layout.replay(key))
+        self.client.delete(layout.cached_response(key))
 
     @rule(key=keys, place=st.integers(0, 120), byte=st.binary(min_size=1, max_size=1))
     def spoil(self, key: StorageKey, place: int, byte: bytes) -> None:
         """Anything but the entry's own deadline, which nothing else could tell."""
-        entry = self.client.get(layout.replay(key))
+        entry = self.client.get(layout.cached_response(key))
         if isinstance(entry, bytes) and len(entry) > 7 + place:
-            self.client.setrange(layout.replay(key), 7 + place, byte)
+            self.client.setrange(layout.cached_response(key), 7 + place, byte)
 
     @rule(
         key=keys,

@@ -1,1 +1,1 @@
-"""Everything beside the request path of the Redis store: what the janitor, the command line and `doctor` call."""
+"""What the janitor, the command line and `doctor` call on the Redis store, outside the path of a request."""

@@ -99,7 +99,7 @@ class RedisDataKeys:
     def _all(self) -> Iterator[tuple[bytes, DataKey]]:
         """Every tenant's data keys, as far as they can be read. SCAN may meet a tenant twice, and then it is told once."""
         unreadable, seen = 0, set[bytes]()
-        for names in self._scan.all(layout.EVERY_SHELF):
+        for names in self._scan.all(layout.EVERY_TENANT_KEYS):
             for name in names:
                 tid = layout.tid(name)
                 if tid is None or tid in seen:

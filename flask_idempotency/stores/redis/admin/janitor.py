@@ -36,20 +36,20 @@ class RedisTaskLog:
         return self._server.now()
 
     def report(self, chore: str, report: str) -> None:
-        self._server.run(scripts.TASK_REPORT, (layout.NOTES,), chore.encode(), report.encode())
+        self._server.run(scripts.TASK_REPORT, (layout.TASKS,), chore.encode(), report.encode())
 
     def reports(self) -> Mapping[str, TaskReport]:
-        now, told = self._server.run(scripts.TASK_REPORTS, (layout.NOTES,))
+        now, told = self._server.run(scripts.TASK_REPORTS, (layout.TASKS,))
         notes = dict(zip(told[::2], told[1::2], strict=True))
         return {_name(chore): _entry(note, now) for chore, note in notes.items()}
 
     def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
         longest = microseconds(LONGEST_LOCK_SECONDS)
-        answer = self._server.run(scripts.TASK_LOCK, (layout.lock(chore),), token, microseconds(lease), longest)
+        answer = self._server.run(scripts.TASK_LOCK, (layout.task_lock(chore),), token, microseconds(lease), longest)
         return bool(answer == b"TAKEN")
 
     def unlock(self, chore: str, token: bytes) -> None:
-        self._server.run(scripts.TASK_UNLOCK, (layout.lock(chore),), token)
+        self._server.run(scripts.TASK_UNLOCK, (layout.task_lock(chore),), token)
 
 
 class RedisExpiry:

@@ -537,14 +537,14 @@ def test_a_task_lock_expires(store: RedisStore, redis_client: redis.Redis) -> No
     token = a_token()
     for lease in (60, 30):
         assert store.task_log.lock("reap", token, lease=lease)
-        assert (lease - 5) * 1000 < redis_client.pttl(layout.lock("reap")) <= lease * 1000
+        assert (lease - 5) * 1000 < redis_client.pttl(layout.task_lock("reap")) <= lease * 1000
 
 
 def test_task_reports_do_not_expire(store: RedisStore, redis_client: redis.Redis) -> None:
     """That nobody has come for a year is what they are for."""
     store.task_log.report("reap", "{}")
 
-    assert redis_client.ttl(layout.NOTES) == -1
+    assert redis_client.ttl(layout.TASKS) == -1
 
 
 def test_the_task_log_is_in_one_slot(store: RedisStore, redis_client: redis.Redis) -> None:
@@ -553,7 +553,7 @@ def test_the_task_log_is_in_one_slot(store: RedisStore, redis_client: redis.Redi
     assert store.task_log.lock("reap", a_token(), lease=60)
     names = set(redis_client.scan_iter())
 
-    assert names == {b"idm1:{chores}:n", b"idm1:{chores}:l:reap"}
+    assert names == {b"idm1:{tasks}:n", b"idm1:{tasks}:l:reap"}
     assert store.ledger.tenants() == ()
     assert store.responses.scan(limit=1000).answers == ()
 
@@ -576,9 +576,9 @@ def test_the_task_log_works_on_a_full_server(start_redis: StartRedis, redis_kind
 
 def test_a_foreign_value_does_not_hold_a_task_lock(store: RedisStore, redis_client: redis.Redis) -> None:
     """Somebody's text in its place: who comes next takes it, and giving back what is not one's own changes nothing."""
-    redis_client.set(layout.lock("reap"), "not ours")
+    redis_client.set(layout.task_lock("reap"), "not ours")
     store.task_log.unlock("reap", a_token())
-    assert redis_client.get(layout.lock("reap")) == b"not ours"
+    assert redis_client.get(layout.task_lock("reap")) == b"not ours"
 
     assert store.task_log.lock("reap", a_token(), lease=60)
     assert not store.task_log.lock("reap", a_token(), lease=60)
@@ -586,13 +586,13 @@ def test_a_foreign_value_does_not_hold_a_task_lock(store: RedisStore, redis_clie
 
 def test_an_unreadable_task_report_is_corrupt(store: RedisStore, redis_client: redis.Redis) -> None:
     """Of another type, or without a time: nobody can tell when the janitor was there."""
-    redis_client.set(layout.NOTES, "not ours")
+    redis_client.set(layout.TASKS, "not ours")
     with pytest.raises(CorruptRecord):
         store.task_log.report("reap", "{}")
     with pytest.raises(CorruptRecord):
         store.task_log.reports()
-    redis_client.delete(layout.NOTES)
-    redis_client.hset(layout.NOTES, "reap", "not a time")
+    redis_client.delete(layout.TASKS)
+    redis_client.hset(layout.TASKS, "reap", "not a time")
     with pytest.raises(CorruptRecord):
         store.task_log.reports()
 
