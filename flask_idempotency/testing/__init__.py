@@ -1,7 +1,7 @@
-"""For whoever tests an application or writes a store.
+"""Tools to test your application, or a store that you write.
 
-Nothing in the library imports this room. `flask_idempotency.testing.contract` needs pytest and hypothesis; the rest
-needs nothing.
+The rest of the library does not import this package. `flask_idempotency.testing.contract` needs pytest and hypothesis; the
+other modules need no further package.
 """
 
 from flask_idempotency.testing.doubles import FaultyStore, FrozenClock, Points

@@ -1,4 +1,4 @@
-"""A store whose line can be cut at a chosen moment, or whose process ends there."""
+"""Stand-ins for tests: a clock, a store that loses calls, points to stop a process at, and a gate for bytes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from flask_idempotency.engine.model import ClaimRequest, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 
-# A clock that stands still until it is told otherwise.
-
 
 class FrozenClock:
-    """A `Clock` for tests: time passes by `advance`, forwards or backwards, and in no other way."""
+    """A `Clock` for tests. Time passes only when you call `advance`."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self.now = now
@@ -30,39 +28,37 @@ class FrozenClock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let this much time pass; negative sets the clock back, as an operator may."""
+        """Let this much time pass. A negative number sets the clock back, as an operator may."""
         self.now += seconds
 
-
-# Named moments at which a test has something happen: a barrier, or the end of the process.
 
 VARIABLE: Final = "IDEMPOTENCY_TEST_POINTS"
 
 Act: TypeAlias = Callable[[], object]
 
-_WISH: Final = re.compile(r"(stop|kill) +(.+?)(?: +(\d+))?")
+_ACTION: Final = re.compile(r"(stop|kill) +(.+?)(?: +(\d+))?")
 
 
 def stop_process() -> None:
-    """This process stands still, all threads of it, until somebody sends it SIGCONT."""
-    # Sent to the process, another thread could take it, and this one would run on for a moment.
+    """Stop all threads of this process until another process sends SIGCONT."""
+    # If we sent it to the process, another thread could receive it, and this one would run on for a moment.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def kill_process() -> None:
-    """Ends this process as the kernel would: no cleanup, no goodbye."""
+    """End this process with SIGKILL, without any cleanup."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stopped(pid: int) -> bool:
-    """Whether this process stands still. On Linux."""
+    """Return whether this process is stopped. Needs Linux."""
     stat = Path("/proc", str(pid), "stat").read_text()
     return stat.rpartition(")")[2].split()[0] == "T"
 
 
 @dataclass(slots=True)
 class _Plan:
-    """`countdown` passages of `point` from now, do this."""
+    """Call `act` when the code reaches `point` for the `countdown`th time."""
 
     point: str
     act: Act
@@ -70,7 +66,7 @@ class _Plan:
 
 
 class Points:
-    """What is to happen where. Code that is to be tried calls `reach`; the test says `at`, or names it in the environment."""
+    """Actions at named points of the code. The tested code calls `reach`; the test calls `at`, or sets a variable."""
 
     def __init__(self) -> None:
         self._plans: list[_Plan] = []
@@ -78,13 +74,13 @@ class Points:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """As `IDEMPOTENCY_TEST_POINTS` says: `kill before complete; stop after claim 2`. A number counts passages.
+        """Read `IDEMPOTENCY_TEST_POINTS`, such as `kill before complete; stop after claim 2` (the second time).
 
-        Raises `ValueError` for what cannot be read.
+        Raises `ValueError` for text of another form.
         """
         points = cls()
-        for wish in filter(None, (part.strip() for part in environment.get(VARIABLE, "").split(";"))):
-            read = _WISH.fullmatch(wish)
+        for text in filter(None, (part.strip() for part in environment.get(VARIABLE, "").split(";"))):
+            read = _ACTION.fullmatch(text)
             if read is None:
                 raise ValueError(f"{VARIABLE} must be like 'kill before complete; stop after claim 2'")
             act = stop_process if read[1] == "stop" else kill_process
@@ -92,12 +88,12 @@ class Points:
         return points
 
     def at(self, point: str, act: Act, *, nth: int = 1) -> None:
-        """Do this, once, when the point is reached for the `nth` time from now, in the thread that reaches it."""
+        """Call `act` once, when a thread reaches the point for the `nth` time from now, in that thread."""
         with self._lock:
             self._plans.append(_Plan(point, act, nth))
 
     def reach(self, point: str) -> None:
-        """Whatever was planned for this point happens now, and what it raises is raised here."""
+        """Run the actions of this point. Their exceptions are raised here."""
         for act in self._due(point):
             act()
 
@@ -112,7 +108,7 @@ class Points:
             return due
 
 
-AnswerT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT")
 Verb: TypeAlias = Literal[
     "claim", "renew", "mark_point_of_no_return", "complete", "release", "quarantine", "read", "mark_corrupt"
 ]
@@ -129,7 +125,7 @@ class Call:
 
 @dataclass(slots=True)
 class _Fault:
-    """`countdown` calls of `verb` (any, when None) from now, lose what goes there or what comes back."""
+    """Lose the request or the reply of the `countdown`th call of `verb`. None: of any verb."""
 
     verb: Verb | None
     countdown: int
@@ -137,12 +133,12 @@ class _Fault:
 
 
 class FaultyStore:
-    """Passes every call to a real store, notes it in `calls`, and loses those it was told to lose.
+    """A store that passes calls to a real one, records them in `calls`, and loses the ones that you choose.
 
-    A lost request was never applied, a lost reply was: the caller sees `StoreUnavailable` either way and cannot tell.
-    While `down` is true every request is lost.
+    The real store never gets a lost request, and applies a call whose reply is lost. The caller gets `StoreUnavailable` in
+    both cases. While `down` is true, every request is lost.
 
-    Each call reaches the `points` "before claim" and, once it was applied, "after claim", whichever its verb.
+    Each call reaches a point such as "before claim" and, after the store has applied it, "after claim" (see `points`).
     """
 
     def __init__(self, store: Store, *, points: Points | None = None) -> None:
@@ -154,15 +150,15 @@ class FaultyStore:
         self._lock = threading.Lock()
 
     def lose_request(self, verb: Verb | None = None, *, nth: int = 1) -> None:
-        """The `nth` call from now (of this verb) does not reach the store."""
+        """Lose the request of the `nth` call from now (of this verb)."""
         self._faults.append(_Fault(verb, nth, "request"))
 
     def lose_reply(self, verb: Verb | None = None, *, nth: int = 1) -> None:
-        """The `nth` call from now (of this verb) is applied, and nobody hears of it."""
+        """Apply the `nth` call from now (of this verb), and lose its reply."""
         self._faults.append(_Fault(verb, nth, "reply"))
 
     def verbs(self) -> list[Verb]:
-        """What the store was asked to do so far, in order."""
+        """Return the verbs of all calls so far, in order."""
         return [call.verb for call in self.calls]
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
@@ -190,16 +186,16 @@ class FaultyStore:
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         self._pass(Call("mark_corrupt", key, None), lambda: self._store.mark_corrupt(key, payload))
 
-    def _pass(self, call: Call, ask: Callable[[], AnswerT]) -> AnswerT:
+    def _pass(self, call: Call, send: Callable[[], ResultT]) -> ResultT:
         lost = self._note(call)
         self.points.reach(f"before {call.verb}")
         if lost == "request":
-            raise StoreUnavailable(f"the request to {call.verb} was lost, as this test asked")
-        answer = ask()
+            raise StoreUnavailable(f"the request to {call.verb} was lost, as this test has chosen")
+        result = send()
         self.points.reach(f"after {call.verb}")
         if lost == "reply":
-            raise StoreUnavailable(f"the reply to {call.verb} was lost, as this test asked")
-        return answer
+            raise StoreUnavailable(f"the reply to {call.verb} was lost, as this test has chosen")
+        return result
 
     def _note(self, call: Call) -> Literal["request", "reply"] | None:
         with self._lock:
@@ -213,54 +209,52 @@ class FaultyStore:
             return lost
 
 
-# One direction of a line, which a test opens, holds and shuts.
-
-Stance: TypeAlias = Literal["open", "held", "dropping"]
+GateState: TypeAlias = Literal["open", "held", "dropping"]
 
 
 class Gate:
-    """What comes here passes at once, when it is let through, or never."""
+    """One direction of a connection: open, held, or dropping. `TcpProxy` has two of them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._stance: Stance = "open"
+        self._state: GateState = "open"
         self._waiting = 0
         self._ended = threading.Event()
         self.delay_seconds = 0.0
-        """What each piece waits before it passes."""
+        """Each chunk waits so long before it passes."""
 
     @property
     def holds(self) -> bool:
-        return self._stance == "held"
+        return self._state == "held"
 
-    def set(self, stance: Stance) -> None:
-        """From now on, for what is being held as well."""
+    def set(self, state: GateState) -> None:
+        """Set the state for new chunks and for those that are held."""
         with self._changed:
-            self._stance = stance
+            self._state = state
             self._changed.notify_all()
 
     def end_holding(self) -> None:
-        """Let through what is held; where everything is dropped it stays so."""
+        """Open a held gate. A gate that drops chunks stays as it is."""
         with self._changed:
-            if self._stance == "held":
+            if self._state == "held":
                 self.set("open")
 
     def passes(self) -> bool:
-        """Whether this piece may go on, as soon as that is decided."""
+        """Wait while the gate is held, then return whether this chunk may pass."""
         self._ended.wait(self.delay_seconds)
         with self._changed:
             self._waiting += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._stance != "held")
+            self._changed.wait_for(lambda: self._state != "held")
             self._waiting -= 1
-            return self._stance == "open"
+            return self._state == "open"
 
     def caught(self, *, seconds: float) -> bool:
-        """Whether something comes to be held in so many seconds."""
+        """Return whether the gate holds a chunk within so many seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._stance == "held" and self._waiting > 0, seconds)
+            return self._changed.wait_for(lambda: self._state == "held" and self._waiting > 0, seconds)
 
     def end(self) -> None:
-        """Nothing waits here any longer, and nothing passes."""
+        """Release all waiting chunks and drop them, and all later ones."""
         self._ended.set()
         self.set("dropping")

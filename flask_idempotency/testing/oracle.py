@@ -1,4 +1,4 @@
-"""Says whether what clients were told, and what was done, can both be true."""
+"""Check a run: compare the responses that clients got with the work that was done."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Rule: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What happened to one key and must not."""
+    """A broken promise about one key."""
 
     rule: Rule
     key: str
-    told: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.key} ({self.told})"
+        return f"{self.rule}: {self.key} ({self.detail})"
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """An answer as its client has it."""
+    """A response as its client got it."""
 
     status: int
     body: bytes
@@ -43,12 +43,11 @@ class Delivered:
 
 
 class Oracle:
-    """Is told of every run and of every answer, from any thread and in any order, and judges when it is asked.
+    """Collects runs and responses, from any thread and in any order, and finds broken promises.
 
-    Runs must come from where they are made or from a counter of their own, never from the store under test. An answer
-    that is unlike others proves nothing unless bodies differ from run to run: put something random into yours, for one that
-    two keys were given is taken for somebody else's answer. Where an endpoint may run again (`on_abandoned="takeover"`),
-    say `runs_once=False`. A key that may run again because its answer has expired counts as a new one.
+    Report a run from the view or from a separate counter, never from the store under test. Put a random value into each
+    response body: if two keys get the same body, the oracle assumes that one got the other's response. If an endpoint may
+    run again (`on_abandoned="takeover"`), pass `runs_once=False`. A key whose response has expired counts as a new key.
     """
 
     def __init__(self, *, runs_once: bool = True) -> None:
@@ -58,28 +57,28 @@ class Oracle:
         self._answers: defaultdict[str, list[Delivered]] = defaultdict(list)
 
     def executed(self, key: str) -> None:
-        """The work of this key was done, once more."""
+        """Report that the view has run for this key."""
         with self._lock:
             self._runs[key] += 1
 
     def counted(self, runs: Mapping[str, int]) -> None:
-        """How often the work of these keys was done in all, as a counter elsewhere has it."""
+        """Report how often the view has run in all for these keys, from another counter."""
         with self._lock:
             self._runs.update({key: number - self._runs[key] for key, number in runs.items()})
 
     def answered(self, key: str, status: int, body: bytes, *, replayed: bool) -> None:
-        """A client has received this. Of a connection that ended without an answer there is nothing to tell."""
+        """Report a response that a client has received. Report no call for a connection that ended without one."""
         with self._lock:
             self._answers[key].append(Delivered(status, body, replayed))
 
     @property
     def answers(self) -> int:
-        """How many it was told of; a run that proves something has some."""
+        """The number of reported responses. A useful run has some."""
         with self._lock:
             return sum(map(len, self._answers.values()))
 
     def violations(self) -> list[Violation]:
-        """Everything that breaks a promise, by key."""
+        """Return all broken promises, sorted by key."""
         with self._lock:
             runs = Counter(self._runs)
             answers = {key: tuple(told) for key, told in self._answers.items()}
@@ -87,11 +86,11 @@ class Oracle:
         return [
             found
             for key in sorted({*runs, *answers})
-            for found in (*self._judge(key, runs[key], answers.get(key, ())), *_strangers(key, shared))
+            for found in (*self._judge(key, runs[key], answers.get(key, ())), *_from_other_keys(key, shared))
         ]
 
     def check(self) -> None:
-        """Raises `AssertionError`, with all of it, unless every promise was kept."""
+        """Raise `AssertionError` with all broken promises, if there are any."""
         if found := self.violations():
             raise AssertionError(f"{len(found)} promises broken\n" + "\n".join(map(str, found)))
 
@@ -108,8 +107,10 @@ class Oracle:
 
 
 def _unlike_the_first(answers: tuple[Delivered, ...]) -> int:
-    """How many replays say something else than the answer that they repeat: the run's own, if its client got it, and else
-    the first replay. A refusal that was sent fresh, such as a conflict, is no run's own."""
+    """Return how many replays differ from the response of the run, or from the first replay if its client got none.
+
+    A refusal, such as a conflict, is not the response of a run.
+    """
     fresh = [answer for answer in answers if not answer.replayed]
     replays = [answer for answer in answers if answer.replayed]
     if not replays:
@@ -121,7 +122,7 @@ def _unlike_the_first(answers: tuple[Delivered, ...]) -> int:
 
 
 def _shared(answers: Mapping[str, Iterable[Delivered]]) -> list[set[str]]:
-    """The keys that were given one body, as a success or again, of each such body."""
+    """Return, for each body that several keys got as a success or a replay, the set of these keys."""
     holders: defaultdict[bytes, set[str]] = defaultdict(set)
     for key, told in answers.items():
         for answer in told:
@@ -130,7 +131,7 @@ def _shared(answers: Mapping[str, Iterable[Delivered]]) -> list[set[str]]:
     return [keys for keys in holders.values() if len(keys) > 1]
 
 
-def _strangers(key: str, shared: Iterable[set[str]]) -> Iterable[Violation]:
+def _from_other_keys(key: str, shared: Iterable[set[str]]) -> Iterable[Violation]:
     for keys in shared:
         if key in keys:
             yield Violation("another key's answer", key, f"one body under {len(keys)} keys")

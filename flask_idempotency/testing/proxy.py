@@ -1,4 +1,4 @@
-"""A line between a client and a server that can be cut on one side of a request, held, delayed, or go dead."""
+"""A TCP proxy that loses, holds, delays or drops what a client and a server send."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ Loss: TypeAlias = Literal["request", "reply", "sender"]
 
 
 class TcpProxy:
-    """Passes bytes between clients and one server on this machine, counts what clients send, and loses what it is told.
+    """A proxy between clients and one server on this machine, which loses the requests and replies that you choose.
 
-    A lost request never reaches the server. A lost reply means that the server has acted: the proxy waits for its
-    answer, and only then cuts the line. A delayed request loses its sender at once, and arrives when nobody expects it
-    any more. All are recognised by `marker`, bytes that the request begins with or has near
-    its beginning, because connecting takes requests of its own.
+    The server never gets a lost request. It has acted on a request whose reply is lost: the proxy waits for the reply, and
+    then cuts the connection. For a delayed request, the proxy cuts off the client first, and sends it on later.
 
-    To hold, drop or delay concerns every byte, marked or not, of the lines that are open and of those to come.
+    The proxy counts and loses only requests that have `marker` in their first 64 bytes, because clients also send requests
+    to connect. Holding, dropping and delaying affect all bytes of open and later connections.
     """
 
     def __init__(self, port: int, *, marker: bytes = b"EVAL") -> None:
@@ -40,76 +39,78 @@ class TcpProxy:
         self._threads: list[threading.Thread] = []
         self._stopping = False
         self.requests = 0
-        """Marked requests that clients have sent so far, lost ones included."""
+        """Marked requests that clients have sent so far, with the lost ones."""
         self.chunks = 0
-        """Pieces of any kind that clients have sent: as many as round trips when each waits for its answer."""
+        """Chunks that clients have sent: one for each round trip, if the client waits for each reply."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(ACCEPT_SECONDS)
         self.port: int = self._listener.getsockname()[1]
 
     @property
     def url(self) -> str:
-        """The way through it, for a client of Redis."""
+        """The URL of the proxy for a Redis client."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def lose_request(self) -> None:
-        """The next marked request does not arrive."""
+        """Lose the next marked request."""
         self._losses.append("request")
 
     def lose_reply(self) -> None:
-        """The next marked request arrives and is acted upon; its reply is lost."""
+        """Pass the next marked request on, and lose its reply."""
         self._losses.append("reply")
 
     def delay_request(self) -> None:
-        """The next marked request arrives only at `deliver`, and whoever sends it is cut off at once."""
+        """Cut off the client of the next marked request, and pass the request on when you call `deliver`."""
         self._delivery.clear()
         self._losses.append("sender")
 
     def deliver(self) -> None:
-        """Let a delayed request arrive."""
+        """Pass the delayed request on."""
         self._delivery.set()
 
     def hold_requests(self) -> None:
-        """From now on nothing reaches the server, until `release`."""
+        """Hold all requests until `release`."""
         self._requests.set("held")
 
     def hold_replies(self) -> None:
-        """From now on the server acts on everything, and nobody hears of it until `release`."""
+        """Hold all replies until `release`. The server still acts on requests."""
         self._replies.set("held")
 
     def drop_requests(self) -> None:
-        """From now on what clients say is lost, and their lines stay open."""
+        """Drop all requests. Connections stay open."""
         self._requests.set("dropping")
 
     def drop_replies(self) -> None:
-        """From now on what the server says is lost, and the lines stay open."""
+        """Drop all replies. Connections stay open."""
         self._replies.set("dropping")
 
     def blackhole(self) -> None:
-        """Like a machine whose network is gone: lines stay open, new ones are accepted, and nothing comes back."""
+        """Drop requests and replies, as a broken network does. Accept new connections."""
         self.drop_requests()
         self.drop_replies()
 
     def delay(self, *, requests: float = 0.0, replies: float = 0.0) -> None:
-        """From now on each piece takes so many seconds more, in either direction."""
+        """Delay each chunk by so many seconds in each direction."""
         self._requests.delay_seconds, self._replies.delay_seconds = requests, replies
 
     def caught(self) -> None:
-        """Wait until something is being held."""
+        """Wait until the proxy holds a chunk. Raises `AssertionError` after 30 seconds."""
         gates = [gate for gate in (self._requests, self._replies) if gate.holds]
-        assert any(gate.caught(seconds=CAUGHT_SECONDS) for gate in gates), "nothing came to be held"
+        assert any(gate.caught(seconds=CAUGHT_SECONDS) for gate in gates), (
+            f"the proxy held no chunk within {CAUGHT_SECONDS} s"
+        )
 
     def release(self) -> None:
-        """Pass on what was held, in its order, and everything that comes; what was dropped is gone."""
+        """Pass on held chunks, in order, and all later ones. Dropped chunks stay lost."""
         self._requests.set("open")
         self._replies.set("open")
 
     def cut(self) -> None:
-        """Close every line that is open now, as a server does that restarts; what was held is lost, and no more is held."""
+        """Close every open connection, as a restarting server does. Lose held chunks, and hold no more."""
         with self._lock:
-            for line in self._open:
+            for open_socket in self._open:
                 with contextlib.suppress(OSError):
-                    line.shutdown(socket.SHUT_RDWR)
+                    open_socket.shutdown(socket.SHUT_RDWR)
         self._requests.end_holding()
         self._replies.end_holding()
 
@@ -146,37 +147,37 @@ class TcpProxy:
             self._start(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
-        # Without a server the client's line ends at once, as the server's own address would refuse it.
+        # Without a server, close the client's connection, as the server's own address would refuse it.
         with client, contextlib.suppress(ConnectionError), socket.create_connection(self._upstream) as server:
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            line = _Line(client, server, self._replies)
+            connection = _Connection(client, server, self._replies)
             with self._lock:
                 self._open |= {client, server}
             if self._stopping:
                 self.cut()
             try:
-                answers = threading.Thread(target=line.pass_answers, daemon=True)
-                answers.start()
-                self._pass_requests(line)
-                line.close()
-                answers.join(JOIN_SECONDS)
+                replies = threading.Thread(target=connection.pass_replies, daemon=True)
+                replies.start()
+                self._pass_requests(connection)
+                connection.close()
+                replies.join(JOIN_SECONDS)
             finally:
                 with self._lock:
                     self._open -= {client, server}
 
-    def _pass_requests(self, line: _Line) -> None:
+    def _pass_requests(self, connection: _Connection) -> None:
         with contextlib.suppress(OSError):
-            while data := line.client.recv(CHUNK_BYTES):
+            while data := connection.client.recv(CHUNK_BYTES):
                 lost = self._note(data)
                 if lost == "request":
                     return
                 if lost == "reply":
-                    line.swallow_next = True
+                    connection.swallow_next = True
                 if lost == "sender":
-                    line.client.shutdown(socket.SHUT_RDWR)
+                    connection.client.shutdown(socket.SHUT_RDWR)
                     self._delivery.wait()
                 if self._requests.passes():
-                    line.server.sendall(data)
+                    connection.server.sendall(data)
 
     def _note(self, data: bytes) -> Loss | None:
         with self._lock:
@@ -187,8 +188,8 @@ class TcpProxy:
             return self._losses.pop(0) if self._losses else None
 
 
-class _Line:
-    """One client's connection and the server's end of it."""
+class _Connection:
+    """A client's connection and its connection to the server."""
 
     def __init__(self, client: socket.socket, server: socket.socket, replies: Gate) -> None:
         self.client = client
@@ -196,7 +197,7 @@ class _Line:
         self._replies = replies
         self.swallow_next = False
 
-    def pass_answers(self) -> None:
+    def pass_replies(self) -> None:
         with contextlib.suppress(OSError):
             while data := self.server.recv(CHUNK_BYTES):
                 if self.swallow_next:

@@ -116,4 +116,4 @@ def test_threads_may_tell_it_at_once() -> None:
         for _ in threads.map(lambda number: oracle.executed(str(number % 10)), range(1000)):
             pass
 
-    assert ["100 times"] * 10 == [violation.told for violation in oracle.violations()]
+    assert ["100 times"] * 10 == [violation.detail for violation in oracle.violations()]

@@ -1,38 +1,26 @@
-"""What a store must do, as tests: subclass `StoreContract`, give it a `store` and a `clock`, and run pytest.
+"""The tests that every store must pass: subclass `StoreContract`, give it a `store` and a `clock`, and run pytest.
 
     class TestMyStore(StoreContract):
         @pytest.fixture
         def store(self, clock):
             return MyStore(clock=clock)
 
-The store must take its time from `clock`, a `FrozenClock` that stands still unless a test advances it. It need not be
-empty: every test works on keys of its own, and of tenants of its own. Times are compared to two milliseconds, the
-coarsest a store may count in.
+Your store must read its time from `clock`, a `FrozenClock`, which stands still unless a test advances it. It need not be
+empty: every test uses its own keys and tenants. Tests compare times to two milliseconds, the coarsest resolution that a
+store may have.
 
-A store that can do more than that subclasses more: `DataKeysContract` when it keeps data keys, `ResponsesContract` when it
-can be walked through, `LedgerContract` when it counts, `RecoveryContract` when others than owners may settle,
-`ExpiryContract` when it has to be cleared, `TaskLogContract` when it knows its janitor. One that has data keys, a ledger
-and unsettled records subclasses `SettledContract` too: what others settle is counted and sealed as what owners do.
+If your store has optional features, subclass their contracts too: `DataKeysContract` for data keys, `ResponsesContract` for
+scanning, `LedgerContract` for quotas, `RecoveryContract` for resolving the claims of vanished workers, `ExpiryContract` for
+removing expired records, `TaskLogContract` for the task log of the janitor. If it has data keys, quotas and recovery,
+subclass `SettledContract`: a resolved record is counted and sealed as a completed one.
 """
+
+from pkgutil import iter_modules
 
 import pytest
 
-# Before the imports below, or their assertions would fail without saying what they compared.
-pytest.register_assert_rewrite(
-    *(
-        f"{__name__}.{part}"
-        for part in ("claiming", "fencing", "giving_up", "keeping", "lapsing", "machine", "owning", "racing", "walking")
-    ),
-    *(
-        f"{__name__}.{part}"
-        for part in ("condemning", "counting", "erasing", "examples", "limiting", "recounting", "settling")
-    ),
-    *(
-        f"{__name__}.{part}"
-        for part in ("expiring", "finding", "freeing", "noting_chores", "reaping", "settled_upkeep")
-    ),
-    *(f"{__name__}.{part}" for part in ("settling_for_others", "surveying", "taking_turns")),
-)
+# Before the imports below: pytest rewrites the assertions of modules that are imported later.
+pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
 from flask_idempotency.testing.contract.claiming import Cancelling, Claiming, Fencing, Ownership
 from flask_idempotency.testing.contract.encryption import DataKeysContract, SettledLedger, SettledSecrets
@@ -61,7 +49,7 @@ __all__ = [
 class StoreContract(
     Claiming, Ownership, Settling, LeaseExpiry, Retention, Fencing, Racing, MarkingCorrupt, Cancelling, Modelled
 ):
-    """The specification of `flask_idempotency.engine.store.Store`. Override `store`; the rest is here."""
+    """The contract of `flask_idempotency.engine.store.Store`. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:
@@ -69,7 +57,7 @@ class StoreContract(
 
 
 class LedgerContract(Counting, Limiting, Recounted):
-    """The specification of `flask_idempotency.engine.capabilities.Ledger`, and of claims with a quota. Override `store`."""
+    """The contract of `flask_idempotency.engine.capabilities.Ledger`, and of claims with a quota. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:
@@ -77,7 +65,7 @@ class LedgerContract(Counting, Limiting, Recounted):
 
 
 class RecoveryContract(Reaping, ResolverQueue, Resolving, ForceReleasing, Listing):
-    """The specification of `flask_idempotency.engine.capabilities.Unsettled`. Override `store`."""
+    """The contract of `flask_idempotency.engine.capabilities.Recovery`. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:
@@ -85,7 +73,7 @@ class RecoveryContract(Reaping, ResolverQueue, Resolving, ForceReleasing, Listin
 
 
 class SettledContract(SettledLedger, SettledSecrets):
-    """What `Recovery` owes to the ledger and to the data keys of a store that has them. Override `store`."""
+    """The contract of `Recovery` for a store that also has quotas and data keys. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:

@@ -1,4 +1,4 @@
-"""Who gets a key, and what the others are told."""
+"""Contract of `claim`: free keys, duplicates, cancelled claims, fencing and ownership."""
 
 from __future__ import annotations
 

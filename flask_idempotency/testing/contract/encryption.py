@@ -1,4 +1,4 @@
-"""Tenants' data keys, kept beside the records that are sealed with them."""
+"""Contract of data keys: adding, disabling, deleting and shredding them, with sealed records."""
 
 from __future__ import annotations
 

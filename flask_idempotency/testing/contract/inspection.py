@@ -1,4 +1,4 @@
-"""Who looks after a store sees what is in it: every record by its state, and how many there are."""
+"""Contract of listing and scanning: records by state, counts, and stored responses."""
 
 from __future__ import annotations
 

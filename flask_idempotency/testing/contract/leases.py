@@ -1,4 +1,4 @@
-"""What becomes of a claim whose owner fell silent, and how it stays alive until then."""
+"""Contract of time: expiry of leases and responses, renewal, and the point of no return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is over may be removed: nothing else, by nobody, at no time."""
+"""Contract of maintenance: removing expired records, and the task log and locks of the janitor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas: checked and counted in the claim itself, and a ledger that is what a recount says it is."""
+"""Contract of quotas: limits that `claim` checks, counts of each tenant, and recounts."""
 
 from __future__ import annotations
 

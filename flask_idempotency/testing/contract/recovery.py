@@ -1,4 +1,4 @@
-"""A janitor finds the claims of vanished owners, and quarantines what nobody else has touched meanwhile."""
+"""Contract of the janitor's work: finding expired leases, quarantining them, and the resolver queue."""
 
 from __future__ import annotations
 

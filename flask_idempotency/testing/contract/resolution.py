@@ -1,4 +1,4 @@
-"""What is quarantined may be completed in its owner's place, by somebody who has asked elsewhere."""
+"""Contract of resolving: an operator or a resolver completes or releases the record of a vanished worker."""
 
 from __future__ import annotations
 

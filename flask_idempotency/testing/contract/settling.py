@@ -1,4 +1,4 @@
-"""How a claim ends: completed, released or held, once."""
+"""Contract of ending a claim: complete, release, quarantine and mark_corrupt, each exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any sequence of calls, against a model small enough to be read."""
+"""Contract under load: races between threads, and random sequences of calls compared with a model."""
 
 from __future__ import annotations
 

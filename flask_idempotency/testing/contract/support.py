@@ -1,4 +1,4 @@
-"""How others than owners come to know of records: for the contracts of what they may do with them."""
+"""Sample keys, requests and responses, and helpers that bring a record into a state."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.testing.doubles import FrozenClock
-
-# Keys, requests and results to try a store with.
 
 LEASE = 30.0
 KEEP = 3600.0
@@ -57,25 +55,25 @@ def a_request(
 
 
 def granted(outcome: StoreOutcome) -> Grant:
-    """What a claim that must succeed was given."""
+    """Return the grant of a claim that must succeed."""
     assert isinstance(outcome, Claimed)
     return outcome.held
 
 
 def found(store: Store, key: StorageKey) -> Record:
-    """The record of a key that must have one."""
+    """Return the record of a key that must have one."""
     record = store.read(key)
     assert record is not None
     return record
 
 
 def near(seconds: float) -> Any:
-    """Equal to this, as far as a store must tell: some count in milliseconds."""
+    """Match this number to two milliseconds, the coarsest resolution of a store."""
     return pytest.approx(seconds, abs=0.002, rel=0)
 
 
 def stand(store: Store, clock: FrozenClock, key: StorageKey, standing: Standing) -> bytes:
-    """Bring a fresh key's record to where it should stand. Returns its owner's token."""
+    """Bring the record of a new key into this state. Return its owner's token."""
     token = a_token()
     on_lapse = OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE
     granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
@@ -101,46 +99,46 @@ STANDINGS: tuple[Standing, ...] = (
 
 
 class RecoveryStore(Store, Protocol):
-    """A store whose unsettled records can be found."""
+    """A store that has `recovery`."""
 
     @property
     def recovery(self) -> Recovery: ...
 
 
 def seen(store: Store, key: StorageKey) -> SeenRecord:
-    """What somebody saw who looked at this key just now."""
+    """Return this key and its record, as the janitor or an operator sees them."""
     return SeenRecord(key, found(store, key))
 
 
 def stood(store: Store, clock: FrozenClock, standing: Standing) -> tuple[SeenRecord, bytes]:
-    """A fresh key's record in this state, and its owner's token."""
+    """Return the record of a new key in this state, and its owner's token."""
     key = a_key()
     token = stand(store, clock, key, standing)
     return seen(store, key), token
 
 
 def condemned(store: Store, clock: FrozenClock) -> tuple[SeenRecord, bytes]:
-    """A fresh key's record whose answer nobody can open."""
+    """Return the record of a new key that is marked corrupt, and its owner's token."""
     answered, token = stood(store, clock, "completed")
     store.mark_corrupt(answered.key, PAYLOAD)
     return seen(store, answered.key), token
 
 
 def noticed(store: Store, clock: FrozenClock) -> tuple[SeenRecord, bytes]:
-    """A record that a retry has quarantined after its lease."""
+    """Return a record that a retry has quarantined after its lease expired, and its owner's token."""
     lapsed, token = stood(store, clock, "lapsed, quarantine")
     assert isinstance(store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE), Unknown)
     return seen(store, lapsed.key), token
 
 
 def begin_anew(store: Store, key: StorageKey, token: bytes) -> None:
-    """Its owner releases it, and somebody else claims it."""
+    """Let the owner release the key and another worker claim it."""
     store.release(key, token)
     granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
 
 
 def outline(record: Record) -> Record:
-    """A record without its answer's bytes, which may be left out where many are shown."""
+    """Return the record without the bytes of its response, which a list may leave out."""
     return record if record.payload is None else replace(record, payload=replace(record.payload, data=b""))
 
 
