@@ -28,7 +28,7 @@ from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, OnExpiry, OverQuota, StoredResponse
+from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, OverQuota, StoredResponse
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Codec, SealContext
 from flask_idempotency.stores.memory import MemoryStore
@@ -176,7 +176,7 @@ def _claims(store: Any, paying: bytes, flooding: bytes | None) -> list[float]:
         began = perf_counter_ns()
         request, outcome, token = _ask(store, paying, Quota(records=10**9, in_flight=10**6))
         taken.append((perf_counter_ns() - began) / 1000)
-        assert isinstance(outcome, Claimed)
+        assert isinstance(outcome, Grant)
         store.release(request.key, token)
     return taken
 

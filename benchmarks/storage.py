@@ -28,7 +28,7 @@ from flask_idempotency.assembly import build_store
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.fingerprint import SIZE
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, OnExpiry, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, StoredPayload, StoredResponse
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.engine.store import SealContext, Store
 from flask_idempotency.maintenance.janitor import Batcher, expire
@@ -152,7 +152,7 @@ def fill(url: str, keys: int) -> tuple[int, int]:
     for number in range(keys):
         key, token = identity.storage_key(scope, str(number)), os.urandom(16)
         request = ClaimRequest(key=key, fingerprint=os.urandom(SIZE), on_expiry=OnExpiry.QUARANTINE)
-        assert isinstance(store.claim(request, token=token, lease=30, quota=QUOTA), Claimed)
+        assert isinstance(store.claim(request, token=token, lease=30, quota=QUOTA), Grant)
         store.complete(key, token, payload, keep=KEEP_SECONDS)
     store.close()
     with redis.Redis.from_url(url) as client:
@@ -174,7 +174,7 @@ def _redis_claims(store: Store) -> list[float]:
         began = perf_counter_ns()
         outcome = store.claim(request, token=token, lease=30, quota=QUOTA)
         taken.append((perf_counter_ns() - began) / 1000)
-        assert isinstance(outcome, Claimed)
+        assert isinstance(outcome, Grant)
         store.release(key, token)
     return taken
 
@@ -334,7 +334,7 @@ def _sql_claims(store: SqlStore, seconds: float) -> list[float]:
         began = perf_counter_ns()
         outcome = store.claim(request, token=token, lease=30)
         taken.append((perf_counter_ns() - began) / 1000)
-        assert isinstance(outcome, Claimed)
+        assert isinstance(outcome, Grant)
         store.complete(key, token, PAYLOAD, keep=86_400)
     return taken
 

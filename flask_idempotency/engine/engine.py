@@ -31,7 +31,6 @@ from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import (
     CORRUPT,
     ERASED,
-    Claimed,
     ClaimRequest,
     Erased,
     Grant,
@@ -39,14 +38,13 @@ from flask_idempotency.engine.model import (
     Mismatched,
     OverQuota,
     Record,
-    Replayed,
     State,
     StoredResponse,
     Unknown,
 )
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import SealContext, StoreOutcome
+from flask_idempotency.engine.store import SealContext
 
 FIRST_POLL_SECONDS: Final = 0.02
 LAST_POLL_SECONDS: Final = 0.5
@@ -65,7 +63,7 @@ class Replay:
     key: StorageKey
 
 
-Outcome: TypeAlias = Claimed[Claim] | Replayed[Replay] | InFlight | Mismatched | Unknown | OverQuota | Erased
+Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased
 
 
 class Engine:
@@ -156,11 +154,11 @@ class Engine:
                 granted.insert(0, (request, _NOT_ANSWERED))
                 Claim(deps, policy, granted, token=token, requested_at=requested_at).release_later()
                 raise
-            if not isinstance(outcome, Claimed):
+            if not isinstance(outcome, Grant):
                 if granted:
                     Claim(deps, policy, granted, token=token, requested_at=requested_at).release_unstarted()
                 return self._refuse(outcome, request, newest.key.label), request
-            granted.insert(0, (request, outcome.held))
+            granted.insert(0, (request, outcome))
         claim = Claim(deps, policy, granted, token=token, requested_at=requested_at)
         try:
             # Have the data keys at hand before the work, not after it. Not before the claim either: a replay seals nothing.
@@ -182,7 +180,7 @@ class Engine:
             claim.release_unstarted()
             raise
         deps.renewer.add(claim, after=policy.lease / 3)
-        return Claimed(claim), newest
+        return claim, newest
 
     def _publish_refusal(self, error: CorruptRecord | StoreDataLoss, label: str, operation: str) -> None:
         if isinstance(error, CorruptRecord):
@@ -192,12 +190,14 @@ class Engine:
             self._deps.observers(DataLossDetected(label, operation, loss=error.loss))
         self._deps.observers(RefusedAfterDataLoss(label, operation, loss=error.loss))
 
-    def _refuse(self, outcome: StoreOutcome, request: ClaimRequest, label: str) -> Outcome:
+    def _refuse(
+        self, outcome: Record | InFlight | Mismatched | Unknown | OverQuota, request: ClaimRequest, label: str
+    ) -> Outcome:
         """Publish why the store granted nothing, and open the response of a completed record."""
         operation = request.info.operation
         match outcome:
-            case Replayed(record):
-                return self._replay(record, request.key, label)
+            case Record():
+                return self._replay(outcome, request.key, label)
             case Mismatched():
                 self._deps.observers(MismatchRefused(label, operation))
             case Unknown(reason):
@@ -208,8 +208,6 @@ class Engine:
                 self._deps.observers(QuotaRefused(label, operation, limit=limit))
             case InFlight():
                 pass  # published when the request has waited
-            case Claimed():
-                raise AssertionError("a granted claim is no refusal")
             case unexpected:
                 assert_never(unexpected)
         return outcome
@@ -229,7 +227,7 @@ class Engine:
                     if record.erased or record.payload.sealed_by == ERASED:
                         break
                     context = SealContext(key, record.token, record.fence, record.fingerprint)
-                    return Replayed(Replay(record, self._deps.codec.open(record.payload, context), key))
+                    return Replay(record, self._deps.codec.open(record.payload, context), key)
                 except CorruptRecord:
                     self._deps.observers(RecordCorrupt(label, record.info.operation))
                     fresh = store.read(key)

@@ -1,4 +1,4 @@
-"""A key's record, the states it can be in, and who may move it from one to the next."""
+"""A key's record, the states it can be in, and how a claim can end: values, not exceptions."""
 
 from __future__ import annotations
 
@@ -6,17 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from flask_idempotency.engine.keys import StorageKey
-
-# How asking for a claim can end: values, not exceptions.
-#
-# The same answers are given twice. A store fills them with a `Grant` and a `Record`; the engine, one floor up, with a
-# `Claim` that can be settled and a `StoredResponse` that can be replayed.
-
-HeldT = TypeVar("HeldT")
-AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +22,6 @@ class Grant:
     """Seconds left on the store's clock when it answered."""
     era: int = 0
     """Another number after each loss of the store's memory, where it can lose it: it is compared for equality only."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed(Generic[HeldT]):
-    """Yours: do the work, then settle it."""
-
-    held: HeldT
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed(Generic[AnswerT]):
-    """Done before, by the same request: give this answer again."""
-
-    answer: AnswerT
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +195,6 @@ class Record:
     """Whether the data key that would open its answer was destroyed, by the store's word when it told this."""
 
 
-# What a door must bring to ask for a claim.
-
-
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
     """Asks to work on a key. Frozen when asked: what the view later does to its request changes nothing here."""
@@ -234,9 +209,6 @@ class ClaimRequest:
     """When the client made its key, in seconds since the epoch by the client's clock, if the key says so."""
     in_quota: bool = True
     """Whether a quota applies to this name of the key."""
-
-
-# What came of the work, in no protocol's terms.
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,12 @@ from typing import Protocol, TypeAlias
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
-    Claimed,
     ClaimRequest,
     Grant,
     InFlight,
     Mismatched,
     OverQuota,
     Record,
-    Replayed,
     StoredPayload,
     StoredResponse,
     Unknown,
@@ -55,7 +53,7 @@ class SteadyClock:
         return self._offset + time.monotonic()
 
 
-StoreOutcome: TypeAlias = Claimed[Grant] | Replayed[Record] | InFlight | Mismatched | Unknown | OverQuota
+StoreOutcome: TypeAlias = Grant | Record | InFlight | Mismatched | Unknown | OverQuota
 
 
 class Store(Protocol):
@@ -77,10 +75,10 @@ class Store(Protocol):
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         """Classify the key and, when it is free, take it: one atomic step.
 
-        In this order: an expired record is absent; another fingerprint is `Mismatched`; COMPLETED is `Replayed`;
-        QUARANTINED is `Unknown`; PROCESSING with this very token is `Claimed` again; PROCESSING with lease left is
-        `InFlight`; PROCESSING without is taken over or quarantined, as the record says; absent is `Claimed`.
-        Anything but `Claimed`, and the quarantining of a lapsed record, writes nothing. `Claimed` again is as granted
+        In this order: an expired record is absent; another fingerprint is `Mismatched`; COMPLETED is its `Record`;
+        QUARANTINED is `Unknown`; PROCESSING with this very token is its `Grant` again; PROCESSING with lease left is
+        `InFlight`; PROCESSING without is taken over or quarantined, as the record says; absent is a `Grant`.
+        Anything but a `Grant`, and the quarantining of a lapsed record, writes nothing. A `Grant` again is as granted
         before: same fence, and no more lease than is left. A take-over writes the new owner's request into the record,
         except when the key was first used.
 

@@ -27,7 +27,7 @@ from flask_idempotency.engine.capabilities import (
 )
 from flask_idempotency.engine.errors import IdempotencyError, NotApplied, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, Mismatched, Record, Replayed, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Grant, Mismatched, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.engine.waiting import Notifier
@@ -156,14 +156,14 @@ class TieredStore:
         if isinstance(found, Record):
             if found.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=found.requested_at)
-            return Replayed(found)
+            return found
         outcome = self._system.claim(request, token=token, lease=lease, quota=quota)
         self._answers = True
         if found.at is not None:
             match outcome:
-                case Replayed(record) if not record.erased:
+                case Record() as record if not record.erased:
                     self._fill(request.key, record, found.at)
-                case Claimed():
+                case Grant():
                     self._remember(request.key, token, found.at)
                 case _:
                     pass

@@ -12,7 +12,7 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 from flask_idempotency.engine.capabilities import CAPABILITIES
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, Record, Replayed, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Grant, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 
@@ -83,9 +83,9 @@ class TimedStore:
             ending = "done"
             if call == "claim":
                 match outcome:
-                    case Claimed():
+                    case Grant():
                         ending = "granted"
-                    case Replayed():
+                    case Record():
                         ending = "replayed"
                     case _:
                         ending = "refused"

@@ -20,6 +20,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
 from flask_idempotency.assembly import is_process_local
+from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
     CorruptRecord,
@@ -36,12 +37,10 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.events import MismatchRefused, Observers, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity, Scope, key_timestamp, one_key
 from flask_idempotency.engine.model import (
-    Claimed,
     ClaimRequest,
     Mismatched,
     OverQuota,
     Record,
-    Replayed,
     RequestInfo,
     State,
     StoredResponse,
@@ -163,8 +162,8 @@ class Guard:
             return self._store_failed(state, error)
         except CorruptRecord as error:
             return self._refuse(state, failure(error))
-        if isinstance(outcome, Claimed):
-            state.claim, state.oldest, state.phase = outcome.held, self._identities[-1], Phase.CLAIMED
+        if isinstance(outcome, Claim):
+            state.claim, state.oldest, state.phase = outcome, self._identities[-1], Phase.CLAIMED
             return None
         if isinstance(outcome, OverQuota):
             # The store knows the limit of one part. A client learns what its tenant may have.
@@ -254,10 +253,10 @@ class Guard:
         there does not concern this request. But a caller without a name has no other name: there the key is in use.
         """
         former, secrets = self._settings.former_identity, len(self._identities)
-        while former is not None and former.coarse and not isinstance(outcome, Claimed | OverQuota):
+        while former is not None and former.coarse and not isinstance(outcome, Claim | OverQuota):
             found = {request.key: self.engine.read(request.key) for request in requests[secrets:]}
-            if isinstance(outcome, Replayed):
-                found[outcome.answer.key] = outcome.answer.record
+            if isinstance(outcome, Replay):
+                found[outcome.key] = outcome.record
             theirs = {
                 key: record for key, record in found.items() if record is not None and self._is_others(state, record)
             }
@@ -334,11 +333,11 @@ class Guard:
 
     def _outcome(self, state: RequestState, outcome: Outcome) -> Response:
         """Build the response for an outcome that is no claim."""
-        if isinstance(outcome, Claimed):
+        if isinstance(outcome, Claim):
             raise AssertionError("a granted claim has no response yet")
-        if not isinstance(outcome, Replayed):
+        if not isinstance(outcome, Replay):
             return self._reply(state, refusal(outcome))
-        stored: Replay = outcome.answer
+        stored = outcome
         guard = self._callbacks.replay_guard
         if guard is not None and not self._app.ensure_sync(guard)(stored.record):
             self._observers(ReplayForbidden(state.record, state.operation))

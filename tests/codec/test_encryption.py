@@ -22,8 +22,8 @@ from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StoreUna
 from flask_idempotency.engine.keys import StorageKey, encode
 from flask_idempotency.engine.model import (
     ERASED,
-    Claimed,
     ClaimRequest,
+    Grant,
     OnExpiry,
     SealedBy,
     StoredPayload,
@@ -435,8 +435,8 @@ def test_a_store_that_lost_its_data_keys_gets_an_answer_that_it_can_keep() -> No
     store.data_keys.disable(TENANT, 1)
     token = b"token-of-owner.."
     claimed = store.claim(ClaimRequest(KEY, BINDING.fingerprint, OnExpiry.TAKEOVER), token=token, lease=30)
-    assert isinstance(claimed, Claimed)
-    binding = replace(BINDING, token=token, fence=claimed.held.fence)
+    assert isinstance(claimed, Grant)
+    binding = replace(BINDING, token=token, fence=claimed.fence)
 
     SealedResponse(sealing, [binding], RESULT).write(
         binding, lambda key, payload: store.complete(key, token, payload, keep=60)

@@ -22,7 +22,7 @@ from typing import Any, cast
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, OnExpiry, OverQuota, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, OverQuota, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store
 
@@ -63,7 +63,7 @@ class Member:
         self.counts[0] += 1
         outcome = store.claim(request, token=token, lease=rng.uniform(0.02, 0.4), quota=self._quota)
         self.counts[2] += isinstance(outcome, OverQuota)
-        if not isinstance(outcome, Claimed):
+        if not isinstance(outcome, Grant):
             return
         self.counts[1] += 1
         if rng.random() < 0.3:

@@ -15,7 +15,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, Observers
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import Claimed, ClaimRequest, RequestInfo
+from flask_idempotency.engine.model import ClaimRequest, RequestInfo
 from flask_idempotency.engine.policy import Policy, merge
 from flask_idempotency.engine.store import Store
 from flask_idempotency.engine.waiting import Waiters
@@ -76,8 +76,8 @@ class House:
 
     def won(self, request: ClaimRequest | None = None, *former: ClaimRequest, **policy: Any) -> Claim:
         outcome = self.claim(request, *former, **policy)
-        assert isinstance(outcome, Claimed)
-        return outcome.held
+        assert isinstance(outcome, Claim)
+        return outcome
 
     def told(self) -> list[str]:
         """The names of the events so far, oldest first."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from flask_idempotency.engine.claim import Claim
+from flask_idempotency.engine.engine import Replay
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.model import Claimed, InFlight, OnExpiry, Replayed, State, StoredResponse, Unknown
+from flask_idempotency.engine.model import InFlight, OnExpiry, State, StoredResponse, Unknown
 from flask_idempotency.engine.policy import merge
 from tests.engine.conftest import House
 
@@ -57,7 +59,7 @@ def test_p59_a_store_that_fails_at_complete_costs_the_caller_nothing(house: Hous
     house.store.down.clear()
     house.pass_time(1)
 
-    assert isinstance(house.claim(), Replayed)
+    assert isinstance(house.claim(), Replay)
     assert ["ClaimGranted", "CompletionRetrying", "ConflictRefused", "Completed"] == house.told()
 
 
@@ -71,8 +73,8 @@ def test_a_lost_reply_of_complete_is_as_if_it_had_come(house: House) -> None:
 
     outcome = house.claim()
 
-    assert isinstance(outcome, Replayed)
-    assert DONE == outcome.answer.response
+    assert isinstance(outcome, Replay)
+    assert DONE == outcome.response
 
 
 def test_a_delayed_result_is_taken_from_quarantine(house: House) -> None:
@@ -86,7 +88,7 @@ def test_a_delayed_result_is_taken_from_quarantine(house: House) -> None:
     house.store.down.clear()
     house.pass_time(1)
 
-    assert isinstance(house.claim(), Replayed)
+    assert isinstance(house.claim(), Replay)
 
 
 def test_a_result_that_is_never_taken_is_given_up_and_told(house: House) -> None:
@@ -114,8 +116,8 @@ def test_a_delayed_settlement_that_was_overtaken_is_dropped(house: House) -> Non
     house.renewer.tick()
 
     outcome = house.claim()
-    assert isinstance(outcome, Replayed)
-    assert b"theirs" == outcome.answer.response.body
+    assert isinstance(outcome, Replay)
+    assert b"theirs" == outcome.response.body
     assert "LeaseExpired" in house.told()
 
 
@@ -129,8 +131,8 @@ def test_a_superseded_owner_learns_it_and_finds_the_stored_answer(house: House) 
         slow.complete(DONE)
     outcome = house.engine.successor(slow)
 
-    assert isinstance(outcome, Replayed)
-    assert b"theirs" == outcome.answer.response.body
+    assert isinstance(outcome, Replay)
+    assert b"theirs" == outcome.response.body
     assert "LeaseExpired" == house.told()[-1]
 
 
@@ -239,7 +241,7 @@ def test_a_late_settlement_is_repeated_as_long_as_an_early_one(house: House) -> 
 
     house.pass_time(1)
 
-    assert isinstance(house.claim(), Replayed)
+    assert isinstance(house.claim(), Replay)
 
 
 def test_the_point_of_no_return_turns_take_over_into_quarantine(house: House) -> None:
@@ -305,11 +307,11 @@ def test_what_cannot_be_stored_leaves_a_tombstone(house: House) -> None:
 
     outcome = house.claim()
 
-    assert isinstance(outcome, Replayed)
+    assert isinstance(outcome, Replay)
     assert (200, False, b"") == (
-        outcome.answer.response.status,
-        outcome.answer.response.kept,
-        outcome.answer.response.body,
+        outcome.response.status,
+        outcome.response.kept,
+        outcome.response.body,
     )
 
 
@@ -321,7 +323,7 @@ def test_a_held_claim_can_still_be_completed_by_its_owner(house: House) -> None:
 
     claim.complete(DONE)
 
-    assert isinstance(house.claim(), Replayed)
+    assert isinstance(house.claim(), Replay)
 
 
 def test_what_the_record_says_for_the_case_of_a_lapse_is_frozen_at_the_claim(house: House) -> None:
@@ -342,5 +344,5 @@ def test_an_observer_that_fails_breaks_nothing(house: House, caplog: pytest.LogC
 
     house.around.observers._observers += (fail,)
 
-    assert isinstance(house.claim(), Claimed)
+    assert isinstance(house.claim(), Claim)
     assert "an observer failed on ClaimGranted" in caplog.text

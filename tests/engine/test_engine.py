@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from flask_idempotency.engine.claim import Claim
+from flask_idempotency.engine.engine import Replay
 from flask_idempotency.engine.errors import CorruptRecord, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
-    Claimed,
     InFlight,
     Mismatched,
-    Replayed,
     State,
     StoredPayload,
     StoredResponse,
@@ -30,8 +30,8 @@ def test_the_first_request_runs_and_its_retry_gets_the_same_answer(house: House)
 
     outcome = house.claim()
 
-    assert isinstance(outcome, Replayed)
-    assert DONE == outcome.answer.response
+    assert isinstance(outcome, Replay)
+    assert DONE == outcome.response
     assert ["ClaimGranted", "Completed"] == house.told()
 
 
@@ -104,7 +104,7 @@ def test_a_claim_that_the_store_did_not_answer_is_given_back(house: House) -> No
 
     house.pass_time(1)
 
-    assert isinstance(house.claim(), Claimed)
+    assert isinstance(house.claim(), Claim)
 
 
 def test_giving_back_what_was_never_granted_is_no_lost_lease(house: House) -> None:
@@ -136,7 +136,7 @@ def test_a_worker_that_dies_in_the_claim_gives_it_back(house: House) -> None:
 
     house.pass_time(1)
 
-    assert isinstance(house.claim(), Claimed)
+    assert isinstance(house.claim(), Claim)
 
 
 def test_no_repr_tells_what_a_log_must_not_hold(house: House) -> None:
@@ -145,9 +145,9 @@ def test_no_repr_tells_what_a_log_must_not_hold(house: House) -> None:
     token = claim.contexts[0].token
     claim.complete(StoredResponse(201, metadata=(("Location", "/canary"),), body=b"canary"))
     outcome = house.claim()
-    assert isinstance(outcome, Replayed)
+    assert isinstance(outcome, Replay)
 
-    shown = repr([outcome, house.request(), claim.contexts, outcome.answer.record, outcome.answer.response])
+    shown = repr([outcome, house.request(), claim.contexts, outcome.record, outcome.response])
 
     for canary in ("canary", "acme", "alice", repr(token), repr(house.key.rid), repr(house.request().fingerprint)):
         assert canary not in shown
@@ -189,8 +189,8 @@ class TestWaiting:
         claim.complete(DONE)
         waiter.join(60)
 
-        assert isinstance(outcomes[0], Replayed)
-        assert DONE == outcomes[0].answer.response
+        assert isinstance(outcomes[0], Replay)
+        assert DONE == outcomes[0].response
 
     def test_a_waiter_that_sees_nothing_in_time_is_refused(self, house: House) -> None:
         """Then it may come again; how long it waited is told."""
@@ -220,8 +220,8 @@ class TestWaiting:
             barrier.wait(60)
             outcome = house.claim(in_flight="wait", wait=3600.0)
             outcomes.append(outcome)
-            if isinstance(outcome, Claimed):
-                outcome.held.complete(DONE)
+            if isinstance(outcome, Claim):
+                outcome.complete(DONE)
 
         waiters = [threading.Thread(target=wait) for _ in range(2)]
         for waiter in waiters:
@@ -231,7 +231,7 @@ class TestWaiting:
         for waiter in waiters:
             waiter.join(60)
 
-        assert ["Claimed", "Replayed"] == sorted(type(outcome).__name__ for outcome in outcomes)
+        assert ["Claim", "Replay"] == sorted(type(outcome).__name__ for outcome in outcomes)
 
     def test_without_a_seat_the_duplicate_is_refused_at_once(self, house: House) -> None:
         """Waiters hold threads; there are few."""
@@ -262,7 +262,7 @@ class TestWaiting:
 
         house.store.read = look
 
-        assert isinstance(house.claim(in_flight="wait", wait=3600.0), Replayed)
+        assert isinstance(house.claim(in_flight="wait", wait=3600.0), Replay)
         assert 1 == house.told().count("StoreFailed")
 
     def test_a_store_that_stays_away_ends_the_wait_with_what_was_known(self, house: House) -> None:
@@ -295,7 +295,7 @@ class TestWaiting:
         house.store.read = look
         house.store.claim = lambda *args, **kwargs: next(asked, forgotten)(*args, **kwargs)
 
-        assert isinstance(house.claim(in_flight="wait", wait=3600.0), Replayed)
+        assert isinstance(house.claim(in_flight="wait", wait=3600.0), Replay)
         assert ["refused"] == refusals
 
 
@@ -311,8 +311,8 @@ class TestRotatedSecrets:
 
         outcome = house.claim(house.request(), house.request(identity=1))
 
-        assert isinstance(outcome, Replayed)
-        assert DONE == outcome.answer.response
+        assert isinstance(outcome, Replay)
+        assert DONE == outcome.response
 
     @pytest.mark.parametrize("only", [0, 1])
     def test_a_release_that_knows_one_secret_is_excluded_by_one_that_knows_both(self, house: House, only: int) -> None:
@@ -336,7 +336,7 @@ class TestRotatedSecrets:
 
         outcomes = [house.claim(house.request(), house.request(identity=1)) for _ in range(3)]
 
-        assert ["Replayed"] * 3 == [type(outcome).__name__ for outcome in outcomes]
+        assert ["Replay"] * 3 == [type(outcome).__name__ for outcome in outcomes]
         assert "LeaseExpired" not in house.told()
 
     def test_a_waiter_looks_at_the_key_that_refused_it(self, house: House) -> None:
@@ -372,7 +372,7 @@ class TestRotatedSecrets:
         """So that the old secret can be dropped after one `keep`."""
         house.won(house.request(), house.request(identity=1)).complete(DONE)
 
-        assert isinstance(house.claim(house.request(identity=only)), Replayed)
+        assert isinstance(house.claim(house.request(identity=only)), Replay)
 
     def test_renewing_marking_and_releasing_reach_both(self, house: House) -> None:
         """A lease that lapsed under one secret would let the other's releases in."""

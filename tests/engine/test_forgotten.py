@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.capabilities import DataLossStatus
-from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.engine import Engine, Replay
 from flask_idempotency.engine.errors import LeaseLost, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.events import ClaimRestored, DataLossDetected, RefusedAfterDataLoss
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import Claimed, ClaimRequest, Grant, Replayed, State, StoredResponse
+from flask_idempotency.engine.model import ClaimRequest, Grant, State, StoredResponse
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from tests.engine.conftest import House
@@ -41,7 +41,7 @@ class Memory:
         if not self.forgotten:
             return False
         outcome = self._house.store.claim(request, token=grant.token, lease=lease)
-        return isinstance(outcome, Claimed)
+        return isinstance(outcome, Grant)
 
     def initialise(self) -> str:
         raise NotImplementedError
@@ -91,7 +91,7 @@ def test_a_result_of_a_forgotten_claim_is_replayed(house: House, memory: Memory)
     memory.forget()
     claim.complete(RESULT)
 
-    assert isinstance(house.claim(), Replayed)
+    assert isinstance(house.claim(), Replay)
 
 
 def test_nothing_is_put_back_where_nothing_was_forgotten(house: House, memory: Memory) -> None:
@@ -120,7 +120,7 @@ def test_past_its_point_of_no_return_nobody_has_taken_it_over(house: House, memo
     memory.forget()
     claim.complete(RESULT)
 
-    assert isinstance(house.claim(effects="marked"), Replayed)
+    assert isinstance(house.claim(effects="marked"), Replay)
 
 
 def test_a_release_needs_nothing_back(house: House, memory: Memory) -> None:
@@ -139,7 +139,7 @@ def test_a_store_that_cannot_take_it_back_yet_is_asked_again(house: House, memor
     memory.down = False
     house.pass_time(1)
 
-    assert isinstance(house.claim(), Replayed)
+    assert isinstance(house.claim(), Replay)
 
 
 def test_a_claim_of_which_nobody_heard_is_never_put_back(house: House, memory: Memory) -> None:

@@ -7,19 +7,17 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.claim import TRIES, SealedResponse
-from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.claim import TRIES, Claim, SealedResponse
+from flask_idempotency.engine.engine import Engine, Replay
 from flask_idempotency.engine.errors import DataKeyMissing, KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import Completed
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     ERASED,
-    Claimed,
     Erased,
     InFlight,
     Mismatched,
     OverQuota,
-    Replayed,
     State,
     StoredPayload,
     StoredResponse,
@@ -100,7 +98,7 @@ def test_what_is_known_needs_no_keys_to_seal_with(house: House, keys: Keys) -> N
     keys.away = True
     keys.log.clear()
 
-    assert isinstance(house.claim(), Replayed)
+    assert isinstance(house.claim(), Replay)
     assert isinstance(house.claim(house.request(body=b"other")), Mismatched)
     assert isinstance(house.claim(house.request("flying")), InFlight)
     assert isinstance(house.engine.claim(house.request("new"), house.policy, quota=Quota(records=0)), OverQuota)
@@ -120,8 +118,8 @@ def test_an_answer_that_waits_for_its_keys_is_not_taken_over(house: House, keys:
     house.pass_time(60)
 
     outcome = house.claim()
-    assert isinstance(outcome, Replayed)
-    assert PAID == outcome.answer.response
+    assert isinstance(outcome, Replay)
+    assert PAID == outcome.response
 
 
 def test_what_was_taken_over_without_keys_is_not_released(house: House, keys: Keys) -> None:
@@ -215,10 +213,10 @@ def test_during_a_rotation_of_secrets_only_what_is_new_under_the_newest_counts(h
     quota, ledger = Quota(records=1, new_keys=NewKeys(1, 3600)), house.store._store.ledger
     new, old = house.request(), house.request(identity=1)
     alone = house.engine.claim(new, house.policy, quota=quota)
-    assert isinstance(alone, Claimed)
-    alone.held.complete(PAID)
+    assert isinstance(alone, Claim)
+    alone.complete(PAID)
     for _ in range(3):
-        assert isinstance(house.engine.claim(new, house.policy, former=[old], quota=quota), Replayed)
+        assert isinstance(house.engine.claim(new, house.policy, former=[old], quota=quota), Replay)
 
     assert (Usage(1, PAID.byte_size, 0, 1), Usage()) == (ledger.usage(new.key.tid), ledger.usage(old.key.tid))
     other = house.request("another"), house.request("another", identity=1)

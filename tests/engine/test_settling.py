@@ -21,7 +21,7 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.events import Event, Observers, Resolved
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, ERASED, Replayed, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import CORRUPT, ERASED, Record, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.recovery import Settler
 from flask_idempotency.engine.store import SealContext
 from flask_idempotency.stores.memory import MemoryStore
@@ -122,7 +122,7 @@ def test_a_completed_key_is_replayed_and_told(desk: Desk) -> None:
 
     assert desk.settler.complete(held, PAID, keep=KEEP, **WHY)
     assert (PAID, near(KEEP)) == (desk.opened(held.key), found(desk.store, held.key).remaining)
-    assert isinstance(desk.store.claim(a_request(held.key), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(desk.store.claim(a_request(held.key), token=a_token(), lease=LEASE), Record)
     assert [desk.told(held, "completed")] == desk.events
     with pytest.raises(LeaseLost):
         desk.store.complete(held.key, token, desk.payload(held.key), keep=KEEP)

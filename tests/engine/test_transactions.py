@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.engine import Engine, Replay
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, Record, Replayed, State, StoredPayload, StoredResponse, Unknown
+from flask_idempotency.engine.model import Record, State, StoredPayload, StoredResponse, Unknown
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import Store, Writing
 from tests.engine.conftest import House
@@ -112,7 +112,7 @@ def test_rows_and_record_are_committed_in_one_step(house: House, book: Book) -> 
 
     assert ["join", "settle", "leave"] == book.log
     assert [] == house.store.calls
-    assert isinstance(house.claim(), Replayed)
+    assert isinstance(house.claim(), Replay)
 
 
 def test_other_effects_have_no_transaction(house: House, book: Book) -> None:
@@ -171,7 +171,7 @@ def test_a_refused_commit_frees_the_key(house: House, book: Book) -> None:
 
     assert state(house) is None
     assert ["ClaimGranted", "Released"] == house.told()
-    assert isinstance(house.claim(), Claimed)
+    assert isinstance(house.claim(), Claim)
 
 
 def test_a_commit_that_was_done_after_all_is_done(house: House, book: Book) -> None:

@@ -14,7 +14,7 @@ from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, Record, StoredResponse
+from flask_idempotency.engine.model import Grant, Record, StoredResponse
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, SealContext, Store
 from flask_idempotency.maintenance.janitor import Batcher
@@ -52,8 +52,8 @@ class Office:
         key, token = key or a_key(), a_token()
         request = a_request(key)
         outcome = self.store.claim(request, token=token, lease=LEASE, quota=quota)
-        assert isinstance(outcome, Claimed)
-        return key, token, SealContext(key, token, outcome.held.fence, request.fingerprint)
+        assert isinstance(outcome, Grant)
+        return key, token, SealContext(key, token, outcome.fence, request.fingerprint)
 
     def answer(
         self, result: StoredResponse = ANSWER, *, key: StorageKey | None = None, quota: Quota | None = None

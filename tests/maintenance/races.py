@@ -13,7 +13,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.events import Event, Observers, Reaped, Resolved
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, OnExpiry, Record, Replayed, State, StoredResponse
+from flask_idempotency.engine.model import Grant, OnExpiry, Record, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, Settler, StillUnknown, UnknownOutcome
 from flask_idempotency.maintenance.janitor import Batcher, expire
@@ -149,7 +149,7 @@ class Round:
         self.clock.pass_some(chance)
         request = a_request(diary.key, on_lapse=diary.on_expiry)
         outcome = self.store.claim(request, token=token, lease=LEASE, quota=PLENTY)
-        if not isinstance(outcome, Claimed):
+        if not isinstance(outcome, Grant):
             return False
         with _diaries:
             diary.granted += 1
@@ -226,7 +226,7 @@ def faults_of_lives(rounds: list[Round], clock: Jittered) -> list[str]:
         expire(store.expiry, horizon=clock() + 400 * 86400, drain=drain)
         for diary in answered:
             outcome = store.claim(a_request(diary.key), token=a_token(), lease=LEASE, quota=PLENTY)
-            if not isinstance(outcome, Replayed):
+            if not isinstance(outcome, Record):
                 faults.append(f"an answer was not replayed to its end: {diary}")
     clock.now += 400 * 86400
     expire(store.expiry, horizon=clock(), drain=drain)

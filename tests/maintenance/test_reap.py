@@ -10,7 +10,7 @@ from flask_idempotency.engine.capabilities import RecordPage, SeenRecord
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Reaped
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, OnExpiry, State
+from flask_idempotency.engine.model import Grant, OnExpiry, State
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -42,7 +42,7 @@ def test_a_key_that_is_to_be_taken_over_is_left_to_the_next_retry(yard: Yard) ->
 
     assert ReapReport(waiting=1) == yard.reap() == yard.reap()
     assert (before, []) == (yard.read(key), yard.events)
-    assert isinstance(yard.store.claim(a_request(key), token=a_token(), lease=LEASE), Claimed)
+    assert isinstance(yard.store.claim(a_request(key), token=a_token(), lease=LEASE), Grant)
 
 
 def test_whoever_is_at_work_or_done_is_left_alone(yard: Yard, clock: FrozenClock) -> None:

@@ -13,7 +13,7 @@ import pytest
 from flask_idempotency.engine.errors import KeyProviderUnavailable, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.events import Resolved, ResolverAsked
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, Replayed, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import CORRUPT, Record, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.recovery import Happened, NeverHappened, StillUnknown, UnknownOutcome
 from flask_idempotency.engine.store import Codec, SealContext
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, ReapReport
@@ -44,7 +44,7 @@ def test_what_happened_is_what_retries_get(yard: Yard, clock: FrozenClock) -> No
     assert ReapReport(asked=1, completed=1) == yard.reap()
     assert (State.COMPLETED, PAID) == (yard.read(key).state, yard.opened(key))
     assert near(POLICY.keep) == yard.read(key).remaining
-    assert isinstance(yard.store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(yard.store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
     assert [
         Resolved(label(key), ABOUT.operation, verb="completed", was="quarantined", actor="resolver", reason="resolved")
     ] == yard.events

@@ -9,7 +9,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.events import Event, Observers
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, OnExpiry, Record, StoredResponse
+from flask_idempotency.engine.model import Grant, OnExpiry, Record, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Resolution, Settler, UnknownOutcome
 from flask_idempotency.engine.store import Codec, SealContext
@@ -48,7 +48,7 @@ class Yard:
     ) -> tuple[StorageKey, bytes]:
         key, token = key or a_key(), a_token()
         outcome = self.store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE)
-        assert isinstance(outcome, Claimed)
+        assert isinstance(outcome, Grant)
         return key, token
 
     def held(self) -> tuple[StorageKey, bytes]:

@@ -12,7 +12,6 @@ from flask_idempotency.engine.capabilities import Expiry, Recovery, SeenRecord
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
-    Claimed,
     ClaimRequest,
     Grant,
     InFlight,
@@ -20,7 +19,6 @@ from flask_idempotency.engine.model import (
     OnExpiry,
     OverQuota,
     Record,
-    Replayed,
     State,
     StoredPayload,
     Unknown,
@@ -334,14 +332,14 @@ class OwnersMachine(RuleBasedStateMachine):
 
     def as_told(self, key: StorageKey, outcome: StoreOutcome) -> Told:
         match outcome:
-            case Claimed(Grant(token, fence, attempt, lease)):
+            case Grant(token, fence, attempt, lease):
                 row = self.reference.row(key)
                 assert row is not None
                 assert near(max(row.deadline - self.clock.now, 0)) == lease
                 self.fence_rises(key, token, fence)
-                return Claimed, attempt
-            case Replayed(record):
-                return Replayed, record.payload
+                return Grant, attempt
+            case Record() as record:
+                return Record, record.payload
             case InFlight(retry_after):
                 return InFlight, near(retry_after)
             case Mismatched(first_seen):

@@ -8,12 +8,12 @@ from typing import TypeAlias
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     CORRUPT,
-    Claimed,
     ClaimRequest,
+    Grant,
     InFlight,
     Mismatched,
     OnExpiry,
-    Replayed,
+    Record,
     State,
     StoredPayload,
     Unknown,
@@ -86,22 +86,22 @@ class Reference:
         )
         if row is None:
             self._rows[request.key] = granted
-            return Claimed, 1
+            return Grant, 1
         if row.fingerprint != request.fingerprint:
             return Mismatched, row.first_seen
         if row.state is State.COMPLETED:
-            return Replayed, row.payload
+            return Record, row.payload
         if row.state is State.QUARANTINED:
             return Unknown, row.reason
         if row.token == token:
-            return Claimed, row.attempt
+            return Grant, row.attempt
         if row.deadline > self.now:
             return InFlight, row.deadline - self.now
         if row.on_lapse is OnExpiry.QUARANTINE:
             self._rows[request.key] = replace(row, state=State.QUARANTINED, reason=LAPSED)
             return Unknown, LAPSED
         self._rows[request.key] = replace(granted, attempt=row.attempt + 1, first_seen=row.first_seen)
-        return Claimed, row.attempt + 1
+        return Grant, row.attempt + 1
 
     def would_grant(self, request: ClaimRequest, token: bytes) -> bool:
         """Whether this claim would change whose the key is."""

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-from flask_idempotency.engine.model import Claimed
+from flask_idempotency.engine.model import Grant
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 from tests.forgiving import FORGIVING
@@ -41,7 +41,7 @@ def main(url: str) -> int:
         while hits < HITS and time.monotonic() < until:
             key, token = a_key(), a_token()
             with suppress(Interrupted):  # after each a connection is made again, and greets
-                assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Claimed)
+                assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Grant)
                 store.complete(key, token, PAYLOAD, keep=KEEP)
                 store.recovery.counts()
     finally:

@@ -10,7 +10,7 @@ from flask import Flask, request
 
 from flask_idempotency.assembly import identities
 from flask_idempotency.engine.keys import Scope, StorageKey, new_token
-from flask_idempotency.engine.model import Claimed, ClaimRequest, OnExpiry, Record, RequestInfo, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, Record, RequestInfo, StoredPayload
 from tests.web.apps import World, new_world
 
 LEASE, MAX_RUNTIME = 30.0, 900.0
@@ -78,7 +78,7 @@ def vanished(
     token = new_token(storage_key.mark)
     about = RequestInfo("acme", "alice", "POST", endpoint)
     asked = ClaimRequest(storage_key, fingerprint=bytes(32), on_expiry=on_lapse, info=about)
-    assert isinstance(world.store.claim(asked, token=token, lease=LEASE), Claimed)
+    assert isinstance(world.store.claim(asked, token=token, lease=LEASE), Grant)
     return storage_key, token
 
 

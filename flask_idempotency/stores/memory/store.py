@@ -14,14 +14,12 @@ from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     CORRUPT,
-    Claimed,
     ClaimRequest,
     Grant,
     InFlight,
     Mismatched,
     OnExpiry,
     Record,
-    Replayed,
     State,
     StoredPayload,
     Unknown,
@@ -86,11 +84,11 @@ class MemoryStore:
             if record.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=record.requested_at)
             if record.state is State.COMPLETED:
-                return Replayed(self._with_erasure(request.key, record, now))
+                return self._with_erasure(request.key, record, now)
             if record.state is State.QUARANTINED:
                 return Unknown(record.reason)
             if record.token == token:
-                return Claimed(_grant_of(record, now))
+                return _grant_of(record, now)
             if record.deadline > now:
                 return InFlight(retry_after=record.deadline - now)
             if record.on_expiry is OnExpiry.TAKEOVER:
@@ -199,7 +197,7 @@ class MemoryStore:
         *,
         before: Record | None = None,
         counted: bool = False,
-    ) -> Claimed[Grant]:
+    ) -> Grant:
         # Start at the clock, not at 1: the store of a restarted process must not issue an old fence again.
         self._last_fence = max(self._last_fence + 1, int(now * 1_000_000))
         record = Record(
@@ -216,7 +214,7 @@ class MemoryStore:
             in_quota=counted,
         )
         self._put(request.key, record)
-        return Claimed(_grant_of(record, now))
+        return _grant_of(record, now)
 
     def _quarantine(self, key: StorageKey, record: Record, reason: str) -> str:
         self._put(key, replace(record, state=State.QUARANTINED, reason=reason))

@@ -10,7 +10,6 @@ from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnava
 from flask_idempotency.engine.keys import TID_BYTES, StorageKey
 from flask_idempotency.engine.model import (
     LATEST,
-    Claimed,
     ClaimRequest,
     Grant,
     InFlight,
@@ -18,7 +17,6 @@ from flask_idempotency.engine.model import (
     OnExpiry,
     OverQuota,
     Record,
-    Replayed,
     State,
     StoredPayload,
     Unknown,
@@ -145,11 +143,11 @@ class RedisStore:
             case [b"CLAIMED", fence, attempt, left, era]:
                 grant = Grant(token, fence, attempt, left / 1_000_000, era)
                 self.data_loss.granted(request, grant)
-                return Claimed(grant)
+                return grant
             case [b"REPLAYED", data, now, *erasure]:
                 try:
                     record = decode(data, now=now / 1_000_000)
-                    return Replayed(told(record, *erasure) if erasure else record)
+                    return told(record, *erasure) if erasure else record
                 except CorruptRecord:
                     # Scripts read less of a record than this: to them it was one that time ends.
                     self._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), data)

@@ -18,14 +18,12 @@ from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import (
-    Claimed,
     ClaimRequest,
     Grant,
     InFlight,
     Mismatched,
     OnExpiry,
     OverQuota,
-    Replayed,
     Unknown,
 )
 from flask_idempotency.engine.quota import Quota, window_of
@@ -62,8 +60,8 @@ class ClaimQuery:
         """Whether no new key can be granted without the tenant's lock: some limit is no higher than the margin below it."""
         return self.quota is not None and self.parameters["my_margin"] > 0 and is_narrow(self.quota)
 
-    def granted(self, fence: int, *, attempt: int) -> Claimed[Grant]:
-        return Claimed(Grant(self.token, fence, attempt, self.lease / 1_000_000))
+    def granted(self, fence: int, *, attempt: int) -> Grant:
+        return Grant(self.token, fence, attempt, self.lease / 1_000_000)
 
 
 def claim_query(
@@ -110,12 +108,12 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
     if row.fingerprint != query.request.fingerprint:
         return Mismatched(first_seen=row.requested_at / 1_000_000)
     if row.state in (COMPLETED, FAILED):
-        return Replayed(row.record())
+        return row.record()
     if row.state == QUARANTINED:
         return Unknown(unescape(row.reason or ""))
     left = row.deadline - row.now
     if row.token == query.token:
-        return Claimed(Grant(row.token, row.fence, row.attempt, max(left, 0) / 1_000_000))
+        return Grant(row.token, row.fence, row.attempt, max(left, 0) / 1_000_000)
     if left > 0:
         return InFlight(retry_after=left / 1_000_000)
     return Move.TAKE_OVER if row.on_expiry == TAKEOVER else Move.QUARANTINE

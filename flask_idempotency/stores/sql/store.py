@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, ClaimRequest, InFlight, Record, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Grant, InFlight, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores import microseconds
@@ -153,8 +153,8 @@ class SqlStore:
         except CorruptRecord:
             self.responses.distrust(request.key)
             raise
-        if isinstance(outcome, Claimed):
-            low = outcome.held.fence < SEEDED
+        if isinstance(outcome, Grant):
+            low = outcome.fence < SEEDED
             if low and not self._low and self.database.dialect.name == POSTGRESQL:
                 # The sequence started again under this process: have the next claim prepare the database again. One
                 # time only, until fences are high again: not every role may set the sequence.

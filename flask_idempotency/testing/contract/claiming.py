@@ -9,7 +9,7 @@ import pytest
 
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import InFlight, Mismatched, OnExpiry, Replayed, RequestInfo, State, Unknown
+from flask_idempotency.engine.model import InFlight, Mismatched, OnExpiry, Record, RequestInfo, State, Unknown
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     ABOUT,
@@ -139,7 +139,7 @@ class Claiming:
 
         outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
 
-        assert Replayed(found(store, key)) == outcome
+        assert found(store, key) == outcome
 
     def test_a_quarantined_key_is_unknown(self, store: Store, clock: FrozenClock) -> None:
         """Whoever asks hears why."""
@@ -168,7 +168,7 @@ class Claiming:
         third = store.claim(ask, token=a_token(), lease=600)
 
         assert second == third
-        assert isinstance(second, InFlight | Replayed | Unknown | Mismatched)
+        assert isinstance(second, InFlight | Record | Unknown | Mismatched)
         assert before == found(store, key)
 
     @pytest.mark.parametrize("standing", REFUSING)
@@ -306,7 +306,7 @@ class Cancelling:
 
         assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), InFlight)
         store.complete(key, others, PAYLOAD, keep=KEEP)
-        assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Record)
 
 
 # That a token which is no longer the record's cannot write.
@@ -417,8 +417,8 @@ class Ownership:
         store.complete(key, third, PAYLOAD, keep=KEEP)
 
         outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
-        assert isinstance(outcome, Replayed)
-        assert (third, PAYLOAD) == (outcome.answer.token, outcome.answer.payload)
+        assert isinstance(outcome, Record)
+        assert (third, PAYLOAD) == (outcome.token, outcome.payload)
 
     def test_the_late_finisher_is_fenced_off(self, store: Store, clock: FrozenClock) -> None:
         """The answer of the attempt that holds the key is stored, whichever is ready first."""

@@ -12,7 +12,7 @@ from hypothesis.stateful import rule
 from flask_idempotency.engine.capabilities import DataKey, DataKeys, SeenRecord
 from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ERASED, OnExpiry, Record, Replayed, SealedBy, State, StoredPayload
+from flask_idempotency.engine.model import ERASED, OnExpiry, Record, SealedBy, State, StoredPayload
 from flask_idempotency.engine.quota import Drift, Usage
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.quota import EXTRA, LedgerStore, Tenant
@@ -68,8 +68,8 @@ def complete(store: DataKeyStore, key: StorageKey, payload: StoredPayload = SEAL
 
 def replayed(store: DataKeyStore, key: StorageKey) -> Record:
     outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
-    assert isinstance(outcome, Replayed)
-    return outcome.answer
+    assert isinstance(outcome, Record)
+    return outcome
 
 
 class DataKeysContract:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.model import InFlight, OnExpiry, Replayed, RequestInfo, State, Unknown
+from flask_idempotency.engine.model import InFlight, OnExpiry, Record, RequestInfo, State, Unknown
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     KEEP,
@@ -51,7 +51,7 @@ class Retention:
         stand(store, clock, key, "completed")
         clock.advance(KEEP - 0.125)
 
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
     def test_replaying_does_not_lengthen_an_answers_life(self, store: Store, clock: FrozenClock) -> None:
         """It expires when it said it would, however often it was asked for."""

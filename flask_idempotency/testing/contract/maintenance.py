@@ -11,7 +11,7 @@ import pytest
 
 from flask_idempotency.engine.capabilities import Expiry, TaskLog, TaskReport
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, Replayed, Unknown
+from flask_idempotency.engine.model import CORRUPT, Record, Unknown
 from flask_idempotency.engine.quota import Drift, Usage
 from flask_idempotency.testing.contract.quota import EXTRA, LedgerStore, Tenant
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
@@ -91,7 +91,7 @@ class ExpiryContract:
         clock.advance(KEEP - 0.125)
         swept(store, horizon=clock.now + AGES)
 
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
     def test_an_answer_is_not_removed_before_the_horizon(self, store: ExpiringStore, clock: FrozenClock) -> None:
         """Whatever the store's clock says: it was set forward, and once it is right again the answer is there."""
@@ -101,7 +101,7 @@ class ExpiryContract:
         swept(store, horizon=clock.now - 2 * 86400 + KEEP - 0.125)
         clock.advance(-2 * 86400)
 
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
     def test_what_is_over_is_free_before_and_after(self, store: ExpiringStore, clock: FrozenClock) -> None:
         """To sweep is to give back space: no request can tell whether anybody has."""
@@ -138,7 +138,7 @@ class ExpiryContract:
         stand(store, clock, flying, "in flight")
         swept(store, horizon=clock.now)
 
-        assert isinstance(store.claim(a_request(answered), token=a_token(), lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(answered), token=a_token(), lease=LEASE), Record)
         assert found(store, flying).remaining > 0
 
     @pytest.mark.parametrize("limit", (1, 3, 1000))

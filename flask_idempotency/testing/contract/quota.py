@@ -11,7 +11,7 @@ import pytest
 from flask_idempotency.engine.capabilities import Ledger
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, OnExpiry, OverQuota, Replayed, State, Unknown
+from flask_idempotency.engine.model import Grant, InFlight, Mismatched, OnExpiry, OverQuota, Record, State, Unknown
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.testing.contract.support import (
@@ -106,7 +106,7 @@ class Counting:
 
         assert KEEP <= remaining <= KEEP + EXTRA + 0.002
         clock.advance(remaining - 0.01)
-        assert (Usage(1, PAYLOAD.byte_size, 0), True) == (tenant.usage, isinstance(tenant.ask(key), Replayed))
+        assert (Usage(1, PAYLOAD.byte_size, 0), True) == (tenant.usage, isinstance(tenant.ask(key), Record))
         clock.advance(0.02)
         assert (Usage(), None) == (tenant.usage, store.read(key))
 
@@ -288,12 +288,12 @@ class Limiting:
         tenant.quota = Quota(0, 0, 0, NewKeys(0, 60))
         other = a_request(done, fingerprint=OTHER_FINGERPRINT)
 
-        assert isinstance(tenant.ask(done), Replayed)
+        assert isinstance(tenant.ask(done), Record)
         assert isinstance(store.claim(other, token=a_token(), lease=LEASE, quota=tenant.quota), Mismatched)
         assert isinstance(tenant.ask(held), Unknown)
         assert isinstance(tenant.ask(flying), InFlight)
-        assert isinstance(tenant.ask(flying, token=owner), Claimed)
-        assert isinstance(tenant.ask(lapsed, on_lapse=OnExpiry.TAKEOVER), Claimed)
+        assert isinstance(tenant.ask(flying, token=owner), Grant)
+        assert isinstance(tenant.ask(lapsed, on_lapse=OnExpiry.TAKEOVER), Grant)
         assert isinstance(tenant.ask(), OverQuota)
 
     def test_a_key_that_was_released_or_has_expired_is_a_new_one(self, store: LedgerStore, clock: FrozenClock) -> None:
@@ -385,7 +385,7 @@ class Limiting:
             thread.join()
 
         assert (
-            len([each for each in outcomes if isinstance(each, Claimed)]),
+            len([each for each in outcomes if isinstance(each, Grant)]),
             len([each for each in outcomes if isinstance(each, OverQuota)]),
         ) == (5, 7)
         assert tenant.usage.records == 5

@@ -11,7 +11,7 @@ import pytest
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey
-from flask_idempotency.engine.model import OnExpiry, Replayed, State, Unknown
+from flask_idempotency.engine.model import OnExpiry, Record, State, Unknown
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
     KEEP,
@@ -182,7 +182,7 @@ class Reaping:
         store.complete(lapsed.key, token, PAYLOAD, keep=KEEP)
 
         assert (found(store, lapsed.key).state, found(store, lapsed.key).reason) == (State.COMPLETED, "")
-        assert isinstance(store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE), Record)
         assert not store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         assert found(store, lapsed.key).payload == PAYLOAD
 

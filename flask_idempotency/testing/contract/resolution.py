@@ -11,7 +11,7 @@ import pytest
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import OnExpiry, Replayed, State
+from flask_idempotency.engine.model import OnExpiry, Record, State
 from flask_idempotency.testing.contract.stress import ROUNDS, THREADS, at_once
 from flask_idempotency.testing.contract.support import (
     KEEP,
@@ -196,14 +196,14 @@ class Resolving:
             deadline=record.deadline,
             remaining=record.remaining,
         )
-        assert Replayed(record) == store.claim(a_request(quarantined.key), token=a_token(), lease=LEASE)
+        assert record == store.claim(a_request(quarantined.key), token=a_token(), lease=LEASE)
 
     def test_an_answer_by_another_ends_as_any_other(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Its key is free then."""
         held, _ = stood(store, clock, "quarantined")
         assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         clock.advance(KEEP - 0.125)
-        assert isinstance(store.claim(a_request(held.key), token=a_token(), lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(held.key), token=a_token(), lease=LEASE), Record)
         clock.advance(0.125)
 
         assert granted(store.claim(a_request(held.key), token=a_token(), lease=LEASE)).fence > held.record.fence

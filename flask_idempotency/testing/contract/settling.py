@@ -12,7 +12,7 @@ from flask_idempotency.engine.model import (
     CORRUPT,
     Mismatched,
     OnExpiry,
-    Replayed,
+    Record,
     SealedBy,
     State,
     StoredPayload,
@@ -116,7 +116,7 @@ class MarkingCorrupt:
         stand(store, clock, key, "completed")
         store.mark_corrupt(key, other)
 
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
     @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine"))
     def test_what_is_not_completed_is_not_condemned(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
@@ -169,8 +169,8 @@ class Settling:
 
         outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
 
-        assert isinstance(outcome, Replayed)
-        assert payload == outcome.answer.payload
+        assert isinstance(outcome, Record)
+        assert payload == outcome.payload
 
     def test_a_completed_record_tells_its_story(self, store: Store, clock: FrozenClock) -> None:
         """When it was asked for, when it was done, until when it is kept, and by whom."""
@@ -225,7 +225,7 @@ class Settling:
 
         store.complete(key, token, PAYLOAD, keep=KEEP)
 
-        assert Replayed(found(store, key)) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+        assert found(store, key) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     def test_a_long_quarantine_can_still_be_completed(self, store: Store, clock: FrozenClock) -> None:
         """Whoever finds out after a year what happened can say so, and is dated rightly."""

@@ -18,14 +18,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
-    Claimed,
     Grant,
     InFlight,
     Mismatched,
     OnExpiry,
     OverQuota,
     Record,
-    Replayed,
     State,
     StoredPayload,
     Unknown,
@@ -99,20 +97,20 @@ class Model:
         fresh = Row(State.PROCESSING, token, 1, fingerprint, on_lapse, now, now + lease)
         if row is None:
             self._row = fresh
-            return Claimed, 1
+            return Grant, 1
         if row.fingerprint != fingerprint:
             return Mismatched, row.first_seen
         if row.state is State.COMPLETED:
-            return Replayed, row.payload
+            return Record, row.payload
         if row.state is State.QUARANTINED:
             return Unknown, row.reason
         if row.token == token:
-            return Claimed, row.attempt
+            return Grant, row.attempt
         if row.deadline > now:
             return InFlight, row.deadline - now
         if row.on_lapse is OnExpiry.TAKEOVER:
             self._row = replace(fresh, attempt=row.attempt + 1, first_seen=row.first_seen)
-            return Claimed, row.attempt + 1
+            return Grant, row.attempt + 1
         self._row = replace(row, state=State.QUARANTINED, reason="lease-expired")
         return Unknown, "lease-expired"
 
@@ -190,11 +188,11 @@ class StoreMachine(RuleBasedStateMachine):
         request = a_request(self.key, fingerprint=fingerprint, on_lapse=on_lapse)
         expected = self.model.claim(token, fingerprint, on_lapse, lease)
         match self.store.claim(request, token=token, lease=lease):
-            case Claimed(grant):
-                assert expected == (Claimed, grant.attempt)
+            case Grant() as grant:
+                assert expected == (Grant, grant.attempt)
                 self._see_fence(grant)
-            case Replayed(record):
-                assert expected == (Replayed, record.payload)
+            case Record() as record:
+                assert expected == (Record, record.payload)
             case InFlight(retry_after):
                 assert expected == (InFlight, near(retry_after))
             case Mismatched(first_seen):
@@ -320,7 +318,7 @@ class Racing:
 
             outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
 
-            assert [True for outcome in outcomes if isinstance(outcome, Claimed)] == [True]
+            assert [True for outcome in outcomes if isinstance(outcome, Grant)] == [True]
             assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
 
     def test_of_many_exactly_one_takes_over(self, store: Store, clock: FrozenClock) -> None:
@@ -332,7 +330,7 @@ class Racing:
 
             outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
 
-            assert [outcome.held.attempt for outcome in outcomes if isinstance(outcome, Claimed)] == [2]
+            assert [outcome.attempt for outcome in outcomes if isinstance(outcome, Grant)] == [2]
             assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
 
     def test_replays_do_not_stand_in_each_others_way(self, store: Store, clock: FrozenClock) -> None:
@@ -342,7 +340,7 @@ class Racing:
 
         outcomes = at_once(*[lambda: store.claim(a_request(key), token=a_token(), lease=LEASE)] * THREADS)
 
-        assert [Replayed(found(store, key))] * THREADS == outcomes
+        assert [found(store, key)] * THREADS == outcomes
 
     def test_a_late_owner_and_its_successor_do_not_both_win(self, store: Store, clock: FrozenClock) -> None:
         """Either the answer came first and is replayed, or the take-over did and the answer is refused."""
@@ -358,7 +356,7 @@ class Racing:
                 return True
 
             def take_over(key: StorageKey = key) -> bool:
-                return isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Claimed)
+                return isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Grant)
 
             assert sorted(at_once(finish, take_over)) == [False, True]
 
@@ -371,8 +369,8 @@ class Racing:
             for _ in range(20):
                 token = a_token()
                 outcome = store.claim(a_request(key), token=token, lease=LEASE)
-                if isinstance(outcome, Claimed):
-                    fences.append(outcome.held.fence)
+                if isinstance(outcome, Grant):
+                    fences.append(outcome.fence)
                     store.release(key, token)
             return fences
 
@@ -421,7 +419,7 @@ class LedgerMachine(RuleBasedStateMachine):
         elif quota is not None:
             assert self.is_over(before, quota) == isinstance(outcome, OverQuota)
         else:
-            assert isinstance(outcome, Claimed)
+            assert isinstance(outcome, Grant)
 
     @rule(key=keys, token=tokens, lease=recount_durations)
     def renew(self, key: int, token: int, lease: float) -> None:

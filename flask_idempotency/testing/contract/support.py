@@ -12,7 +12,6 @@ import pytest
 from flask_idempotency.engine.capabilities import RecordPage, Recovery, SeenRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
-    Claimed,
     ClaimRequest,
     Grant,
     OnExpiry,
@@ -56,8 +55,8 @@ def a_request(
 
 def granted(outcome: StoreOutcome) -> Grant:
     """Return the grant of a claim that must succeed."""
-    assert isinstance(outcome, Claimed)
-    return outcome.held
+    assert isinstance(outcome, Grant)
+    return outcome
 
 
 def found(store: Store, key: StorageKey) -> Record:

@@ -64,7 +64,7 @@ def test_an_empty_store_is_true(store: MemoryStore) -> None:
 
 FORK_WHILE_LOCKED = """
 import os, signal, threading
-from flask_idempotency.engine.model import Claimed
+from flask_idempotency.engine.model import Grant
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 
@@ -77,7 +77,7 @@ def clock():
     return 1_000_000.0
 
 def claims():
-    return isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+    return isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)
 
 store = MemoryStore(clock)
 thread = threading.Thread(target=claims)

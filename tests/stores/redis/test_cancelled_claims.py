@@ -17,7 +17,7 @@ from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import Claimed, InFlight
+from flask_idempotency.engine.model import Grant, InFlight
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.stores.redis import layout
@@ -181,7 +181,7 @@ def test_a_key_claimed_during_a_server_freeze_is_free_afterwards(
                 tried.set()
 
         monkeypatch.setattr(store, "release", seen)
-        assert isinstance(engine.claim(a_request(a_key()), policy), Claimed)
+        assert isinstance(engine.claim(a_request(a_key()), policy), Grant)
         server.pause()
         with pytest.raises(StoreUnavailable):
             engine.claim(a_request(key), policy)
@@ -194,8 +194,8 @@ def test_a_key_claimed_during_a_server_freeze_is_free_afterwards(
                 outcome = engine.claim(a_request(key), policy)
             except StoreUnavailable:
                 return False
-            refused.extend(() if isinstance(outcome, Claimed) else (outcome,))
-            return isinstance(outcome, Claimed)
+            refused.extend(() if isinstance(outcome, Grant) else (outcome,))
+            return isinstance(outcome, Grant)
 
         assert eventually(claimed)
         assert all(isinstance(outcome, InFlight) for outcome in refused)

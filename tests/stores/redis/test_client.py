@@ -17,7 +17,7 @@ import redis.asyncio
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.model import Claimed
+from flask_idempotency.engine.model import Grant
 from flask_idempotency.stores.redis.client import CONNECT_SECONDS, REPLY_SECONDS, make_client
 from flask_idempotency.stores.redis.cluster import Cluster
 from flask_idempotency.stores.redis.connection import PooledConnection
@@ -277,7 +277,7 @@ def test_an_error_reply_keeps_the_connection(redis_server: RedisServer) -> None:
 
 FORK = """
 import os, sys
-from flask_idempotency.engine.model import Claimed
+from flask_idempotency.engine.model import Grant
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
 from tests.forgiving import redis_store
 
@@ -286,7 +286,7 @@ store = redis_store(sys.argv[1])
 def claims():
     for _ in range(200):
         key, token = a_key(), a_token()
-        assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Claimed)
+        assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Grant)
         assert store.read(key).token == token
 
 claims()
@@ -323,4 +323,4 @@ def test_forked_workers_do_not_share_connections(redis_server: RedisServer) -> N
 
 def test_a_new_store_is_ready_for_use(own: RedisStore) -> None:
     """Nothing has to be called first."""
-    assert isinstance(own.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+    assert isinstance(own.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)

@@ -18,7 +18,7 @@ from redis.retry import Retry
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, Replayed
+from flask_idempotency.engine.model import Grant, InFlight, Mismatched, Record
 from flask_idempotency.stores.redis import cluster, connection, layout
 from flask_idempotency.stores.redis.client import line_of, make_client
 from flask_idempotency.stores.redis.store import RedisStore
@@ -68,7 +68,7 @@ def kept_by(rig: ClusterRig, node: Node) -> StorageKey:
 def found_again(cluster_store: RedisStore, key: StorageKey) -> bool:
     """Whether it replays by now what is known. Until then it may only say that it does not know."""
     try:
-        return isinstance(cluster_store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+        return isinstance(cluster_store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
     except StoreUnavailable:
         return False
 
@@ -190,7 +190,7 @@ def test_one_at_a_time_waits_for_a_silent_node(
         cluster_store.read(key)
 
     assert [] == sent
-    assert isinstance(cluster_store.claim(a_request(other), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(cluster_store.claim(a_request(other), token=a_token(), lease=LEASE), Record)
 
 
 def test_a_migrating_slot_fails_calls_until_it_has_moved(cluster_store: RedisStore, cluster_rig: ClusterRig) -> None:
@@ -380,7 +380,7 @@ def test_a_claim_without_enough_replicas_is_not_granted(pair: Pair) -> None:
 
 def claimed(store: RedisStore, key: Any, token: bytes) -> bool:
     try:
-        return isinstance(store.claim(a_request(key), token=token, lease=LEASE), Claimed)
+        return isinstance(store.claim(a_request(key), token=token, lease=LEASE), Grant)
     except StoreUnavailable:
         return False
 
@@ -420,7 +420,7 @@ def test_a_refusal_or_a_replay_needs_no_replica(pair: Pair) -> None:
     granted(pair.store.claim(a_request(running), token=token, lease=LEASE))
     pair.replica.pause()
 
-    assert isinstance(pair.store.claim(a_request(known), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(pair.store.claim(a_request(known), token=a_token(), lease=LEASE), Record)
     assert isinstance(pair.store.claim(a_request(running), token=a_token(), lease=LEASE), InFlight)
     other = a_request(running, fingerprint=b"o" * 17)
     assert isinstance(pair.store.claim(other, token=a_token(), lease=LEASE), Mismatched)

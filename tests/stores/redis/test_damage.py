@@ -16,7 +16,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, SealedBy, State, StoredPayload
+from flask_idempotency.engine.model import Grant, SealedBy, State, StoredPayload
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.janitor import Index
@@ -210,7 +210,7 @@ def test_no_flipped_bit_runs_a_payment_again(
             store.release(key, token)
         seen[said(store, key)] += 1
 
-    assert set(seen) == {"Replayed", "Mismatched", "CorruptRecord", "Unknown"}
+    assert set(seen) == {"Record", "Mismatched", "CorruptRecord", "Unknown"}
 
 
 def said(store: RedisStore, key: StorageKey) -> str:
@@ -253,10 +253,10 @@ def test_a_clock_set_back_makes_no_response_expire_early(
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota() if counted else None))
     clock.advance(-86_400)
     store.complete(key, token, PAYLOAD, keep=1)
-    assert said(store, key) == "Replayed"
+    assert said(store, key) == "Record"
     clock.advance(86_400.5)
 
-    assert said(store, key) == "Replayed"
+    assert said(store, key) == "Record"
     assert redis_client.pttl(layout.keys(key)[0]) > 86_400_000
     assert Drift() == store.ledger.reconcile(key.tid)
 
@@ -279,7 +279,7 @@ def test_a_response_that_redis_still_keeps_has_not_expired(
         assert redis_client.get(record) == before
         redis_client.pexpire(record, 60_000)
 
-        assert said(store, key) == "Claimed"
+        assert said(store, key) == "Grant"
     finally:
         store.close()
 
@@ -380,7 +380,7 @@ def test_a_damaged_record_is_never_granted_and_never_called_an_outage(
     assert not isinstance(outcome, StoreUnavailable)
     shortened = int.from_bytes(changed[48:54], "big") < deadline
     released = standing == "completed" or changed[:1] != stored[:1] or shortened
-    assert not isinstance(outcome, Claimed) or released
+    assert not isinstance(outcome, Grant) or released
 
 
 PLACES = ("memory", "ledger", "data keys", "notes", "lock", "in flight", "quarantined", "unsettled")
@@ -423,7 +423,7 @@ def test_damage_outside_records_raises_only_our_errors(
         again = told(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE))
         new = told(lambda: store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE, quota=QUOTA))
 
-        assert not isinstance(again, Claimed | StoreDataLoss), (change, found)
+        assert not isinstance(again, Grant | StoreDataLoss), (change, found)
         assert not isinstance(again, StoreUnavailable)
         assert not isinstance(new, StoreUnavailable) or isinstance(new, StoreDataLoss), (place, odd, new)
         if before is not None:

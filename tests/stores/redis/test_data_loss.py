@@ -13,7 +13,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, StoreDataLoss, StoreUnavailable
-from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, OnExpiry, Replayed, State, Unknown
+from flask_idempotency.engine.model import Grant, InFlight, Mismatched, OnExpiry, Record, State, Unknown
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
@@ -72,7 +72,7 @@ def test_known_keys_are_replayed_after_a_loss(
     stand(store, clock, key, standing)
     hand_over()
 
-    kinds = {"in flight": InFlight, "completed": Replayed}
+    kinds = {"in flight": InFlight, "completed": Record}
     assert isinstance(claim(store, key, fingerprint=OTHER_FINGERPRINT), Mismatched)
     assert isinstance(claim(store, key), kinds.get(standing, Unknown))
 
@@ -84,7 +84,7 @@ def test_owners_of_remaining_records_renew_and_complete(store: RedisStore, clock
     store.renew(key, token, lease=LEASE)
     store.complete(key, token, PAYLOAD, keep=KEEP)
 
-    assert isinstance(claim(store, key), Replayed)
+    assert isinstance(claim(store, key), Record)
 
 
 def test_an_unknown_key_is_refused_until_an_operator_acknowledges(
@@ -490,7 +490,7 @@ def test_a_full_server_replays_a_known_key_after_a_loss(
     hand_over()
     fill()
 
-    assert [Unknown, Replayed] == [type(claim(store, key)) for key in (lapsed, done)]
+    assert [Unknown, Record] == [type(claim(store, key)) for key in (lapsed, done)]
 
 
 def test_a_full_server_lets_owners_restore_and_complete(
@@ -504,7 +504,7 @@ def test_a_full_server_lets_owners_restore_and_complete(
 
     assert store.data_loss.restore_claim(request, grant, lease=LEASE, age=1.0)
     store.complete(request.key, token, PAYLOAD, keep=KEEP)
-    assert isinstance(claim(store, request.key), Replayed)
+    assert isinstance(claim(store, request.key), Record)
 
 
 def test_a_full_server_lets_an_operator_acknowledge(
@@ -516,7 +516,7 @@ def test_a_full_server_lets_an_operator_acknowledge(
     store.data_loss.acknowledge(forced=True)
     redis_client.config_set("maxmemory", 0)
 
-    assert isinstance(claim(store), Claimed)
+    assert isinstance(claim(store), Grant)
 
 
 def test_a_full_server_allows_no_take_over_after_a_loss(

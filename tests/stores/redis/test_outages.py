@@ -13,7 +13,7 @@ import valkey
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, InFlight, OnExpiry, Replayed, State, Unknown
+from flask_idempotency.engine.model import Grant, InFlight, OnExpiry, Record, State, Unknown
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.client import REPLY_SECONDS, make_client
 from flask_idempotency.stores.redis.connection import RETRIES, PooledConnection
@@ -134,7 +134,7 @@ def test_idle_connections_that_the_server_closed_are_replaced(proxied_store: Red
     """After a server's restart the first request of each connection works like any other."""
     proxy.cut()
 
-    assert isinstance(proxied_store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+    assert isinstance(proxied_store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)
 
 
 @pytest.mark.parametrize("verb", ("claim", "read", *WRITES))
@@ -397,5 +397,5 @@ def test_a_full_server_still_replays(server_to_fill: tuple[RedisStore, redis.Red
     stand(store, clock, lapsed, "lapsed, quarantine")
     fill(client)
 
-    assert isinstance(store.claim(a_request(done), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(store.claim(a_request(done), token=a_token(), lease=LEASE), Record)
     assert Unknown("lease-expired") == store.claim(a_request(lapsed), token=a_token(), lease=LEASE)

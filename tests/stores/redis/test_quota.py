@@ -11,7 +11,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.model import Claimed, OnExpiry, OverQuota
+from flask_idempotency.engine.model import Grant, OnExpiry, OverQuota
 from flask_idempotency.engine.quota import MAX_LIMIT, Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.connection import RETRIES
@@ -309,7 +309,7 @@ def test_quarantined_records_leave_room_for_a_take_over(store: RedisStore, clock
     clock.advance(LEASE)
     again = store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=SHUT[0])
 
-    assert isinstance(again, Claimed)
+    assert isinstance(again, Grant)
     assert found(store, key).in_quota
 
 

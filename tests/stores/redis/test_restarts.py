@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.model import InFlight, OnExpiry, Replayed, State
+from flask_idempotency.engine.model import InFlight, OnExpiry, Record, State
 from flask_idempotency.stores.redis import data_loss, layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
@@ -103,7 +103,7 @@ def test_a_restart_without_loss_needs_no_operator(
 
     with closing(RedisStore(server.url, rules=replace(RULES, after_loss=after_loss))) as other:
         granted(claim(other, key()))
-        assert isinstance(claim(other, done), Replayed)
+        assert isinstance(claim(other, done), Record)
         assert isinstance(claim(other, running), InFlight)
         assert before.losses_so_far == other.data_loss.status().losses_so_far
 

@@ -10,7 +10,7 @@ import redis
 
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.model import Claimed, Grant, InFlight, Replayed, Unknown
+from flask_idempotency.engine.model import Grant, InFlight, Record, Unknown
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
@@ -50,10 +50,10 @@ def test_an_owner_restores_its_claim(store: RedisStore, clock: FrozenClock, lose
     record = found(store, owner.key)
     assert (owner.token, owner.grant.fence, owner.request.info) == (record.token, record.fence, record.info)
     assert isinstance(claim(store, owner.key), InFlight)
-    assert isinstance(claim(store, owner.key, token=owner.token), Claimed)
+    assert isinstance(claim(store, owner.key, token=owner.token), Grant)
     assert 1 == redis_client.zcard(layout.indexes(owner.key.tid)[0])
     store.complete(owner.key, owner.token, PAYLOAD, keep=KEEP)
-    assert isinstance(claim(store, owner.key), Replayed)
+    assert isinstance(claim(store, owner.key), Record)
 
 
 def test_fences_rise_after_a_restored_claim(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:

@@ -20,7 +20,7 @@ from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.model import (
     CORRUPT,
-    Claimed,
+    Grant,
     OnExpiry,
     RequestInfo,
     State,
@@ -274,8 +274,8 @@ def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redi
     attempts = []
     for _ in range(3):
         outcome = store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
-        assert isinstance(outcome, Claimed)
-        attempts.append(outcome.held.attempt)
+        assert isinstance(outcome, Grant)
+        attempts.append(outcome.attempt)
         clock.advance(LEASE)
 
     assert attempts == [255, 255, 255]
@@ -524,5 +524,5 @@ def test_exactly_one_thread_of_all_processes_is_granted(redis_server: RedisServe
     outcomes = [outcome for _, seen in gathered for outcome in seen]
     assert [number for number, _ in wins] == list(range(ROUNDS))
     assert len(outcomes) == PROCESSES * THREADS * ROUNDS
-    assert set(outcomes) == {"Claimed", "InFlight", "Replayed"}
+    assert set(outcomes) == {"Grant", "InFlight", "Record"}
     assert sorted(fence for _, fence in wins) == [fence for _, fence in wins]

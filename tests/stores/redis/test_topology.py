@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import InFlight, Replayed
+from flask_idempotency.engine.model import InFlight, Record
 from flask_idempotency.stores.redis import cluster, connection, layout
 from flask_idempotency.stores.redis.client import line_of, make_client
 from flask_idempotency.stores.redis.store import RedisStore
@@ -62,7 +62,7 @@ def kept_by(rig: ClusterRig, node: Node) -> StorageKey:
 def found_again(store: RedisStore, key: StorageKey) -> bool:
     """Whether it replays by now what is known. Until then it may only say that it does not know."""
     try:
-        return isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+        return isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
     except StoreUnavailable:
         return False
 
@@ -182,7 +182,7 @@ def test_one_at_a_time_waits_for_a_silent_node(
         store.read(key)
 
     assert [] == sent
-    assert isinstance(store.claim(a_request(other), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(store.claim(a_request(other), token=a_token(), lease=LEASE), Record)
 
 
 def test_a_slot_on_its_way_gives_no_answer_and_then_the_right_one(store: RedisStore, cluster_rig: ClusterRig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from flask_idempotency.engine.model import Claimed
+from flask_idempotency.engine.model import Grant
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_request, a_token
@@ -24,8 +24,8 @@ def contend(url: str, rounds: int, threads: int, barrier: Any, results: Any) -> 
             barrier.wait(MEETING_SECONDS)
             outcome = store.claim(a_request(round_key(number)), token=token, lease=LEASE)
             outcomes.append(type(outcome).__name__)
-            if isinstance(outcome, Claimed):
-                wins.append((number, outcome.held.fence))
+            if isinstance(outcome, Grant):
+                wins.append((number, outcome.fence))
                 store.complete(round_key(number), token, PAYLOAD, keep=KEEP)
 
     players = [threading.Thread(target=play) for _ in range(threads)]

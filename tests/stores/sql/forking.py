@@ -8,7 +8,7 @@ import threading
 
 from sqlalchemy import text
 
-from flask_idempotency.engine.model import Claimed
+from flask_idempotency.engine.model import Grant
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.store import SqlStore
@@ -21,7 +21,7 @@ ROUNDS = 10
 def work(store: SqlStore) -> None:
     for _ in range(ROUNDS):
         key, token = a_key(), a_token()
-        assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Claimed)
+        assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Grant)
         store.complete(key, token, PAYLOAD, keep=KEEP)
         record = store.read(key)
         assert record is not None

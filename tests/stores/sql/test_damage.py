@@ -13,7 +13,7 @@ from sqlalchemy import Table
 
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
-from flask_idempotency.engine.model import Claimed, SealedBy, State, StoredPayload
+from flask_idempotency.engine.model import Grant, SealedBy, State, StoredPayload
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.store import SqlStore
@@ -89,7 +89,7 @@ def test_a_damaged_row_raises_only_our_errors(
         for ask in asks:
             told(ask)
         forgotten = column in ("expires_at", "record_id")
-        assert forgotten or not isinstance(outcome, Claimed), (column, outcome)
+        assert forgotten or not isinstance(outcome, Grant), (column, outcome)
         # With `on_store_down="allow"` that would let the work run again.
         assert not isinstance(outcome, StoreUnavailable), (column, outcome)
         _empty(records_url)

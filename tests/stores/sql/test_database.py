@@ -20,7 +20,7 @@ from sqlalchemy.exc import OperationalError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed
+from flask_idempotency.engine.model import Grant
 from flask_idempotency.stores.sql import database as engines
 from flask_idempotency.stores.sql import database as silence
 from flask_idempotency.stores.sql.database import TRIES, Database
@@ -118,7 +118,7 @@ def test_sessions_that_hold_all_connections_do_not_block_the_store(make_engine: 
     with base.connect() as held:
         held.execute(text("SELECT 1"))
 
-        assert isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+        assert isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)
     store.close()
     assert 1 == base.pool.checkedin()  # type: ignore[attr-defined]
 

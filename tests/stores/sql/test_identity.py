@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, delete, text
 
-from flask_idempotency.engine.model import Claimed
+from flask_idempotency.engine.model import Grant
 from flask_idempotency.stores.sql import identity, store
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, FENCES, VERSION, metadata, records
@@ -133,7 +133,7 @@ def test_a_role_that_may_not_set_the_sequence_reads_at_most_twice(
     monkeypatch.setattr(store, "prepare", prepare)
     with closing(SqlStore(Database(teller))) as clerk:
         for _ in range(5):
-            assert isinstance(clerk.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+            assert isinstance(clerk.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)
 
     assert len(looks) == 2
 
@@ -146,8 +146,8 @@ def test_fences_rise_over_tables_that_are_made_again_while_a_process_runs(engine
 
         def fence() -> int:
             outcome = running.claim(a_request(a_key()), token=a_token(), lease=LEASE)
-            assert isinstance(outcome, Claimed)
-            return outcome.held.fence
+            assert isinstance(outcome, Grant)
+            return outcome.fence
 
         fences = [fence()]
         for _ in range(2):
@@ -179,8 +179,8 @@ def test_tables_that_are_made_while_a_process_runs_serve_it(engine: Engine) -> N
 
         outcome = store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
 
-    assert isinstance(outcome, Claimed)
-    assert outcome.held.fence > 10**15
+    assert isinstance(outcome, Grant)
+    assert outcome.fence > 10**15
 
 
 def test_the_first_claim_works_behind_a_pooler(pgbouncer_url: str) -> None:

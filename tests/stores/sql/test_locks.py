@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, insert, select, text
 
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.model import Claimed, InFlight, Replayed, Unknown
+from flask_idempotency.engine.model import Grant, InFlight, Unknown
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import dialects
 from flask_idempotency.stores.sql.claiming import RETRY_SECONDS, number_of
@@ -114,7 +114,7 @@ def test_a_claim_does_not_wait_for_a_locked_row(
     assert time.monotonic() - started < AT_ONCE_SECONDS
     assert before == found(store, key)
     elsewhere.rollback()
-    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Claimed | Unknown)
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Grant | Unknown)
 
 
 @by_every_lock
@@ -128,7 +128,7 @@ def test_a_locked_row_is_replayed(
     lock(elsewhere, done.rid)
     lock(elsewhere, alive.rid)
 
-    assert Replayed(found(store, done)) == store.claim(a_request(done), token=a_token(), lease=LEASE)
+    assert found(store, done) == store.claim(a_request(done), token=a_token(), lease=LEASE)
     assert InFlight(LEASE) == store.claim(a_request(alive), token=a_token(), lease=LEASE)
 
 
@@ -219,7 +219,7 @@ def test_a_locked_advisory_number_grants_no_claim(
         elsewhere.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number_of(key.rid)})
 
     assert InFlight(RETRY_SECONDS) == store.claim(a_request(free), token=a_token(), lease=LEASE)
-    assert Replayed(found(store, done)) == store.claim(a_request(done), token=a_token(), lease=LEASE)
+    assert found(store, done) == store.claim(a_request(done), token=a_token(), lease=LEASE)
     assert store.read(free) is None
 
 
@@ -249,7 +249,7 @@ def test_an_owner_that_returns_during_a_take_over_keeps_its_row(
     outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     # By row lock the owner cannot come back in between: it waits, in vain.
-    assert isinstance(outcome, InFlight if strategy != "row_lock" else Claimed)
+    assert isinstance(outcome, InFlight if strategy != "row_lock" else Grant)
     assert (token == found(store, key).token) == (strategy != "row_lock")
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, event, func, select, text, update
 
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, InFlight, OverQuota, Replayed
+from flask_idempotency.engine.model import Grant, InFlight, OverQuota, Record
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import quota as ledger_statements
@@ -93,7 +93,7 @@ def test_never_more_than_the_limit_and_never_less(open_store: OpenStore, strateg
     outcomes = asked_by_many(stores, tid, EVERY_LIMIT[limit], each=each)
 
     kinds = [type(outcome) for outcome in outcomes]
-    assert (LIMIT, THREADS * each - LIMIT) == (kinds.count(Claimed), kinds.count(OverQuota))
+    assert (LIMIT, THREADS * each - LIMIT) == (kinds.count(Grant), kinds.count(OverQuota))
     assert LIMIT == stores[0].ledger.usage(tid).in_flight
 
 
@@ -106,7 +106,7 @@ def test_a_limit_is_exact_where_the_margin_begins(open_store: OpenStore, strateg
 
     outcomes = asked_by_many(stores, tid, Quota(records=limit), each=8)
 
-    assert limit == sum(isinstance(outcome, Claimed) for outcome in outcomes) == stores[0].ledger.usage(tid).records
+    assert limit == sum(isinstance(outcome, Grant) for outcome in outcomes) == stores[0].ledger.usage(tid).records
 
 
 @by_every_strategy
@@ -117,7 +117,7 @@ def test_several_strategies_keep_one_limit(open_store: OpenStore, strategy: str)
 
     outcomes = asked_by_many(stores, tid, Quota(records=20), each=2)
 
-    assert 20 == sum(isinstance(outcome, Claimed) for outcome in outcomes)
+    assert 20 == sum(isinstance(outcome, Grant) for outcome in outcomes)
 
 
 @on_postgresql
@@ -200,10 +200,10 @@ def test_a_known_key_takes_no_more_statements(open_store: OpenStore, strategy: s
     store, tid = open_store(strategy=strategy), a_key().tid
     key = complete(store, tid)
     with sent(store) as without:
-        assert isinstance(ask(store, tid, None, key=key), Replayed)
+        assert isinstance(ask(store, tid, None, key=key), Record)
 
     with sent(store) as seen:
-        assert isinstance(ask(store, tid, quota, key=key), Replayed)
+        assert isinstance(ask(store, tid, quota, key=key), Record)
 
     assert len(without) == len(seen)
 
@@ -384,7 +384,7 @@ def test_an_exclusive_tenant_lock_blocks_shared_ones(
     alone(elsewhere, tid)
 
     waiting = threads.submit(ask, store, tid, ROOM)
-    assert isinstance(ask(store, tid, ROOM, key=known), Replayed)
+    assert isinstance(ask(store, tid, ROOM, key=known), Record)
     granted(ask(store, a_key().tid, ROOM))
     with pytest.raises(StoreUnavailable):
         waiting.result()
@@ -434,7 +434,7 @@ def test_one_claim_of_a_new_key_is_granted(open_store: OpenStore, strategy: str)
         key = a_key(tid=tid)
         outcomes = at_once(*[lambda key=key: ask(store, tid, Quota(records=200), key=key)] * 8)
 
-        assert 1 == sum(isinstance(outcome, Claimed) for outcome in outcomes)
+        assert 1 == sum(isinstance(outcome, Grant) for outcome in outcomes)
         assert 7 == sum(isinstance(outcome, InFlight) for outcome in outcomes)
 
 

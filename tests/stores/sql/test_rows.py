@@ -14,7 +14,7 @@ from sqlalchemy.schema import DropConstraint
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, Replayed, RequestInfo, Unknown
+from flask_idempotency.engine.model import CORRUPT, Record, RequestInfo, Unknown
 from flask_idempotency.engine.quota import Drift, Quota, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.stores.sql import schema, statements
 from flask_idempotency.stores.sql.claiming import ClaimWriter, Move, claim_query
@@ -326,7 +326,7 @@ def test_a_clock_set_back_shortens_no_lifetime(
     kept = row(make_engine, key)
     assert (began, began + round(KEEP * 1_000_000) if quota is None else edge) == (kept.completed_at, kept.expires_at)
     clock.advance(BACK + KEEP - 1)
-    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
     assert Drift() == store.ledger.reconcile(key.tid)
 
 
@@ -392,7 +392,7 @@ def test_an_owner_may_complete_a_corrupt_record_again(open_store: OpenStore, clo
 
     store.complete(key, token, PAYLOAD, keep=KEEP)
 
-    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
     assert "" == found(store, key).reason
 
 

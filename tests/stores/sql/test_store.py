@@ -12,7 +12,7 @@ from sqlalchemy import select, text
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.engine.model import Claimed, InFlight, OnExpiry, Replayed
+from flask_idempotency.engine.model import Grant, InFlight, OnExpiry, Record
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import store_time
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
@@ -68,7 +68,7 @@ def test_a_lease_ends_by_the_servers_clock(open_store: OpenStore, strategy: str)
 
     def taken_over() -> bool:
         outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
-        attempts.extend([outcome.held.attempt] if isinstance(outcome, Claimed) else [])
+        attempts.extend([outcome.attempt] if isinstance(outcome, Grant) else [])
         return bool(attempts)
 
     # At the first try or, where time is counted in milliseconds, in the next one.
@@ -85,7 +85,7 @@ def test_a_refusal_takes_no_fence(open_store: OpenStore, clock: FrozenClock, str
     fence = found(store, key).fence
     clock.advance(-1)
     for _ in range(3):
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
     assert fence + 1 == granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE)).fence
 
@@ -103,7 +103,7 @@ def test_strategies_may_be_mixed(open_store: OpenStore, clock: FrozenClock, firs
 
     assert granted(other.claim(a_request(key), token=successor, lease=LEASE)).fence > fence
     other.complete(key, successor, PAYLOAD, keep=KEEP)
-    assert isinstance(one.claim(a_request(key), token=token, lease=LEASE), Replayed)
+    assert isinstance(one.claim(a_request(key), token=token, lease=LEASE), Record)
 
 
 def test_an_unknown_strategy_is_refused(records_url: str) -> None:
@@ -275,10 +275,10 @@ def test_a_writer_that_never_ends_is_an_outage(
 
         with pytest.raises(StoreUnavailable):
             store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
-        assert isinstance(store.claim(a_request(done), token=a_token(), lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(done), token=a_token(), lease=LEASE), Record)
         elsewhere.execute(text("ROLLBACK"))
 
-    assert isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Claimed)
+    assert isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)
 
 
 @by_every_strategy
@@ -313,14 +313,14 @@ def test_exactly_one_thread_is_granted(open_store: OpenStore, strategy: str) -> 
         def claim_and_complete(key: object = key) -> object:
             token = a_token()
             outcome = store.claim(a_request(key), token=token, lease=LEASE)  # type: ignore[arg-type]
-            if isinstance(outcome, Claimed):
+            if isinstance(outcome, Grant):
                 store.complete(key, token, PAYLOAD, keep=KEEP)  # type: ignore[arg-type]
             return type(outcome)
 
         outcomes = at_once(*[claim_and_complete] * THREADS)
 
-        assert 1 == outcomes.count(Claimed)
-        assert set(outcomes) <= {Claimed, InFlight, Replayed}
+        assert 1 == outcomes.count(Grant)
+        assert set(outcomes) <= {Grant, InFlight, Record}
 
 
 @pytest.mark.slow
@@ -335,7 +335,7 @@ def test_exactly_one_thread_takes_over(open_store: OpenStore, clock: FrozenClock
 
         outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
 
-        assert [2] == [outcome.held.attempt for outcome in outcomes if isinstance(outcome, Claimed)]
+        assert [2] == [outcome.attempt for outcome in outcomes if isinstance(outcome, Grant)]
         assert THREADS - 1 == sum(isinstance(outcome, InFlight) for outcome in outcomes)
 
 
@@ -359,7 +359,7 @@ def test_exactly_one_thread_of_all_processes_is_granted(records_url: str) -> Non
     outcomes = [outcome for _, seen in gathered for outcome in seen]
     assert list(range(ROUNDS)) == [number for number, _ in wins]
     assert PROCESSES * THREADS_EACH * ROUNDS == len(outcomes)
-    assert set(outcomes) <= {"Claimed", "InFlight", "Replayed"}
+    assert set(outcomes) <= {"Grant", "InFlight", "Record"}
     assert sorted(fence for _, fence in wins) == [fence for _, fence in wins]
 
 

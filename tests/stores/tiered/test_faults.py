@@ -14,7 +14,7 @@ import redis
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, InFlight, Record, Replayed
+from flask_idempotency.engine.model import Grant, InFlight, Record
 from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
@@ -97,7 +97,7 @@ def test_a_fill_that_arrives_in_the_keys_next_life_does_not_bring_back_the_old_a
     slow.arrive()
 
     outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
-    assert Replayed(found(store, key)) == outcome if settled else isinstance(outcome, InFlight)
+    assert found(store, key) == outcome if settled else isinstance(outcome, InFlight)
 
 
 def test_a_worker_killed_between_commit_and_fill_costs_one_more_look(
@@ -111,7 +111,7 @@ def test_a_worker_killed_between_commit_and_fill_costs_one_more_look(
 
     outcomes = [store.claim(a_request(key), token=a_token(), lease=LEASE) for _ in range(2)]
 
-    assert [Replayed(found(system, key))] * 2 == outcomes
+    assert [found(system, key)] * 2 == outcomes
     assert watched.verbs() == ["claim"]
 
 
@@ -127,7 +127,7 @@ def test_an_answer_that_was_cached_and_spoilt_is_asked_for_again(
 
     outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
 
-    assert Replayed(found(store, key)) == outcome
+    assert found(store, key) == outcome
     assert redis_client.keys() == [name]
 
 
@@ -162,10 +162,10 @@ def test_a_bug_of_the_caches_is_logged_and_does_no_harm(
     """A payment is not refused because its answer cannot be found sooner."""
     store, key = TieredStore(TellingStore(clock), broken()), a_key()
     token = a_token()
-    assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Claimed)
+    assert isinstance(store.claim(a_request(key), token=token, lease=LEASE), Grant)
     store.complete(key, token, PAYLOAD, keep=KEEP)
 
-    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
     assert {"ERROR"} == {record.levelname for record in caplog.records}
     assert "KeyError" in caplog.text
 
@@ -179,7 +179,7 @@ def test_the_systems_silence_is_not_covered_up(store: TieredStore, system: Fault
 
     with pytest.raises(StoreUnavailable):
         store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
-    assert isinstance(store.claim(a_request(hot), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(store.claim(a_request(hot), token=a_token(), lease=LEASE), Record)
 
 
 class FrozenServer:
@@ -234,11 +234,11 @@ def test_a_stopped_server_does_no_harm_and_is_used_again(start_redis: StartRedis
     stopped = [store.claim(a_request(key), token=a_token(), lease=LEASE) for _ in range(10)]
     server.resume()
 
-    assert [Replayed(found(system, key))] * 10 == stopped
+    assert [found(system, key)] * 10 == stopped
     for _ in range(100):
         ticking.advance(60)
         before = len(system.calls)
-        assert Replayed(found(store, key)) == store.claim(a_request(key), token=a_token(), lease=LEASE)
+        assert found(store, key) == store.claim(a_request(key), token=a_token(), lease=LEASE)
         if system.verbs()[before:] == ["read"]:
             break
     cache.close()

@@ -12,7 +12,7 @@ import redis
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, InFlight, Mismatched, Record, Replayed, StoredPayload, Unknown
+from flask_idempotency.engine.model import Grant, InFlight, Mismatched, Record, StoredPayload, Unknown
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
@@ -94,7 +94,7 @@ def test_the_first_replay_asks_the_system_and_the_next_do_not(
     key = a_key()
     stand(store, clock, key, "completed")
     clock.advance(100)
-    expected = Replayed(found(system, key))
+    expected = found(system, key)
     before = len(system.calls)
 
     outcomes = [store.claim(a_request(key), token=a_token(), lease=LEASE) for _ in range(3)]
@@ -296,8 +296,8 @@ def test_systems_that_share_a_cache_find_their_own_answers_only(cache: RedisRepl
 
     outcome = second.claim(a_request(key, fingerprint=OTHER_FINGERPRINT), token=a_token(), lease=LEASE)
 
-    assert isinstance(outcome, Claimed)
-    assert isinstance(first.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(outcome, Grant)
+    assert isinstance(first.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
 
 def test_processes_of_one_system_share_their_answers(cache: RedisReplayCache, clock: FrozenClock) -> None:
@@ -309,7 +309,7 @@ def test_processes_of_one_system_share_their_answers(cache: RedisReplayCache, cl
 
     outcome = TieredStore(system, cache).claim(a_request(key), token=a_token(), lease=LEASE)
 
-    assert isinstance(outcome, Replayed)
+    assert isinstance(outcome, Record)
 
 
 def test_a_system_is_asked_for_its_identity_once(cache: RedisReplayCache, clock: FrozenClock) -> None:
@@ -340,7 +340,7 @@ def test_nobodys_answers_are_looked_for_while_it_is_not_known_whose(
     assert 0 == redis_client.dbsize()
     system.name = b"the one"
 
-    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
     assert 1 == redis_client.dbsize()
     assert "it is not known whose answers" in caplog.text.lower()
     assert "s3cret" not in caplog.text
@@ -363,7 +363,7 @@ def test_nothing_is_cached_while_hosts_that_know_no_cache_would_not_hear_of_it(
     store, key = TieredStore(FrontedStore(clock, b"the one"), cache), a_key()
     stand(store, clock, key, "completed")
     for _ in range(2):
-        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
     assert 0 == redis_client.dbsize()
 

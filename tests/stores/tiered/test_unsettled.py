@@ -11,7 +11,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import CORRUPT, Claimed, InFlight, Record, Replayed, Unknown
+from flask_idempotency.engine.model import CORRUPT, Grant, InFlight, Record, Unknown
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import TieredStore
@@ -74,8 +74,8 @@ def cached(store: TieredStore, system: Looked, clock: FrozenClock) -> SeenRecord
 
 def replayed(store: TieredStore, key: StorageKey) -> Record:
     outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
-    assert isinstance(outcome, Replayed)
-    return outcome.answer
+    assert isinstance(outcome, Record)
+    return outcome
 
 
 def test_an_answer_whose_key_was_freed_is_not_replayed(store: TieredStore, system: Looked, clock: FrozenClock) -> None:
@@ -106,7 +106,7 @@ def test_an_answer_on_its_way_to_the_cache_is_not_kept_once_its_key_was_freed(
         granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
     slow.arrive()
 
-    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), InFlight if again else Claimed)
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), InFlight if again else Grant)
 
 
 def test_an_answer_in_the_place_of_a_condemned_one_is_what_is_replayed(
@@ -145,7 +145,7 @@ def test_a_cache_that_is_to_forget_a_key_goes_on_keeping_out_what_was_withdrawn(
     assert system.recovery.force_release(answered)
     slow.arrive()
 
-    assert isinstance(other.claim(a_request(key), token=a_token(), lease=LEASE), Claimed)
+    assert isinstance(other.claim(a_request(key), token=a_token(), lease=LEASE), Grant)
 
 
 def test_what_was_settled_anew_has_one_answer_whoever_condemns_the_old_one_once_more(
@@ -218,7 +218,7 @@ def test_what_is_quarantined_is_settled_without_the_cache(system: Looked, clock:
     stand(system, clock, key, "quarantined")
 
     assert store.recovery.resolve(seen(system, key), token=a_token(), payload=PAYLOAD, keep=KEEP)
-    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
 
 class Unnamed(Looked):

@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, Record, State
+from flask_idempotency.engine.model import Grant, Record, State
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
 from flask_idempotency.stores.tiered import TieredStore
@@ -40,7 +40,7 @@ class WithdrawnMachine(RuleBasedStateMachine):
     @rule(host=hosts, key=keys)
     def ask(self, host: int, key: StorageKey) -> None:
         token, store = a_token(), self.hosts[host]
-        if isinstance(store.claim(a_request(key), token=token, lease=LEASE), Claimed):
+        if isinstance(store.claim(a_request(key), token=token, lease=LEASE), Grant):
             store.complete(key, token, PAYLOAD, keep=KEEP)
             store.claim(a_request(key), token=a_token(), lease=LEASE)
 

@@ -16,7 +16,7 @@ import redis
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import Finding, Health, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.model import Claimed, State
+from flask_idempotency.engine.model import Grant, State
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.forgiving import FORGIVING, redis_store
@@ -287,7 +287,7 @@ def test_a_server_that_stops_evicting_grants_again(start_redis: StartRedis, redi
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory-policy", "noeviction")
 
-    assert isinstance(claim_one(store), Claimed)
+    assert isinstance(claim_one(store), Grant)
     store.close()
 
 
@@ -341,7 +341,7 @@ def test_a_hidden_eviction_policy_is_warned_about_once(
     redis_client.acl_deluser("app")
     store.close()
 
-    assert all(isinstance(outcome, Claimed) for outcome in outcomes)
+    assert all(isinstance(outcome, Grant) for outcome in outcomes)
     assert levels(caplog) == [logging.WARNING]
 
 
@@ -371,4 +371,4 @@ def test_an_eviction_check_that_fails_is_repeated(redis_server: RedisServer, err
             claim_one(store)
 
         assert raised.value.__cause__ is error
-        assert isinstance(claim_one(store), Claimed)
+        assert isinstance(claim_one(store), Grant)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, delete, func, insert, select, text, update
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Claimed, InFlight, Replayed, State
+from flask_idempotency.engine.model import Grant, InFlight, Record, State
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql import dialects
 from flask_idempotency.stores.sql.admin import janitor
@@ -268,7 +268,7 @@ def test_an_expired_key_has_one_new_owner_while_it_is_removed(
         def claim(key: object = key) -> object:
             mine = a_token()
             outcome = store.claim(a_request(key), token=mine, lease=LEASE, quota=quota)  # type: ignore[arg-type]
-            return mine if isinstance(outcome, Claimed) else outcome
+            return mine if isinstance(outcome, Grant) else outcome
 
         def sweep() -> object:
             return store.expiry.sweep(horizon=clock.now, limit=10)
@@ -300,7 +300,7 @@ def test_a_claim_waits_for_its_row_to_be_removed(
         eventually(lambda: _somebody_waits(elsewhere) or claimed.done())
         elsewhere.commit()
 
-        assert isinstance(claimed.result(ANSWER_SECONDS), Claimed)
+        assert isinstance(claimed.result(ANSWER_SECONDS), Grant)
 
 
 @by_every_lock
@@ -315,7 +315,7 @@ def test_a_row_whose_removal_is_rolled_back_is_in_flight_for_a_moment(
 
     assert InFlight(RETRY_SECONDS) == store.claim(a_request(key), token=a_token(), lease=LEASE)
     elsewhere.rollback()
-    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Claimed)
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Grant)
 
 
 @on_postgresql
@@ -429,7 +429,7 @@ def test_a_live_response_is_replayed_during_a_sweep(store: SqlStore, clock: Froz
     stand(store, clock, living, "completed")
 
     assert 5 == store.expiry.sweep(horizon=clock.now + DAY, limit=100)
-    assert isinstance(store.claim(a_request(living), token=a_token(), lease=LEASE), Replayed)
+    assert isinstance(store.claim(a_request(living), token=a_token(), lease=LEASE), Record)
 
 
 def test_expired_rows_are_found_by_an_index(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:

@@ -21,7 +21,7 @@ from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, tex
 from sqlalchemy.exc import ProgrammingError
 
 from flask_idempotency.engine.capabilities import DataKey
-from flask_idempotency.engine.model import Claimed
+from flask_idempotency.engine.model import Grant
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.admin.schema_check import faults
@@ -245,9 +245,9 @@ def claim(engine: Engine, *, quota: Quota | None = None) -> int:
     key, token = a_key(), a_token()
     with closing(SqlStore(Database(engine))) as store:
         outcome = store.claim(a_request(key), token=token, lease=LEASE, quota=quota)
-        assert isinstance(outcome, Claimed)
+        assert isinstance(outcome, Grant)
         store.complete(key, token, PAYLOAD, keep=KEEP)
-    return outcome.held.fence
+    return outcome.fence
 
 
 def without_storage(catalogue: Catalogue) -> Catalogue:
