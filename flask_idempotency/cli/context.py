@@ -1,4 +1,4 @@
-"""What all commands share: their group, their options, the application they are about, and how they give up."""
+"""What all commands share: access to the application, common options, output, and how a command ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON 
 
 
 def state() -> Any:
-    """What the application of this command has: `extension.AppState`."""
+    """Return the state of the application of this command: `extension.AppState`."""
     found = current_app.extensions.get("idempotency")
     if found is None:
         raise IdempotencyError("Idempotency is not set up on this application: call init_app first.")
@@ -44,7 +44,7 @@ def state() -> Any:
 
 
 def built() -> Services:
-    """The parts that the application's guard works with."""
+    """Return the engine, the codec and the store parts of the application."""
     parts: Services | None = state().built
     if parts is None:
         raise Refused("IDEMPOTENCY_ENABLED is False, so this application has no store to look into.")
@@ -64,7 +64,7 @@ def policies() -> Policies:
 
 
 def unsettled() -> Recovery:
-    """The records of this application's store by state."""
+    """Return the part of the store that finds records by state."""
     found = built().recovery
     if found is None:
         raise Refused("The store of this application cannot be searched: it has no `unsettled`.")
@@ -79,18 +79,18 @@ def settler() -> Settler:
 
 
 def identity() -> Identity:
-    """Of the newest secret."""
+    """Return the identity under the newest secret."""
     return identities(settings())[0]
 
 
 def tell(event: Event) -> None:
-    """Tell whoever listens to this application's events."""
+    """Publish an event to the observers of this application."""
     state().observers(event)
 
 
 def tids_by_secret(tenant: str | None) -> list[tuple[bytes, ...]]:
-    """What stands for the parts of this tenant in the store, under every secret in use, the newest first; and then under
-    the former namespace."""
+    """Return the ids of the parts of this tenant: under every secret in use, the newest first, then under the former
+    namespace."""
     former, namespaces = settings().former_identity, [settings().namespace]
     if former is not None and former.namespace not in (None, namespaces[0]):
         namespaces.append(former.namespace or "")
@@ -98,7 +98,7 @@ def tids_by_secret(tenant: str | None) -> list[tuple[bytes, ...]]:
 
 
 def every_tids(tenant: str | None) -> list[tuple[bytes, ...]]:
-    """The same, and under the names before a change of identity too. Others may share these: only to find twins by token."""
+    """Return the same, and the ids before a change of identity. Other tenants may share these: use them with a token only."""
     former, own = settings().former_identity, tids_by_secret(tenant)
     if former is None:
         return own
@@ -107,12 +107,12 @@ def every_tids(tenant: str | None) -> list[tuple[bytes, ...]]:
 
 
 def tids(tenant: str | None) -> list[bytes]:
-    """All that stands for this tenant in the store: of every part, under every secret in use."""
+    """Return all ids of this tenant: of every part, under every secret in use."""
     return list(chain.from_iterable(tids_by_secret(tenant)))
 
 
 def check_layout() -> None:
-    """Raises `Refused` where the settings of this host look for a tenant where the store does not keep it."""
+    """Raise `Refused` if the settings of this host look for a tenant where the store does not keep it."""
     memory = built().data_loss
     if memory is not None and DataLoss.FOREIGN.value in memory.status().losses:
         raise Refused(
@@ -122,13 +122,13 @@ def check_layout() -> None:
 
 
 def pseudonym(tenant: str | None) -> str:
-    """What stands for this tenant in a log."""
+    """Return the pseudonym of this tenant in logs."""
     return "-" if tenant is None else identity().pseudonym(tenant)
 
 
 @contextmanager
 def giving_up(*, as_json: bool) -> Iterator[None]:
-    """Whatever we raise on purpose ends the command with one sentence, and no traceback."""
+    """End the command with one sentence and no traceback if the block raises an `IdempotencyError`."""
     try:
         yield
     except Refused as error:
@@ -138,12 +138,12 @@ def giving_up(*, as_json: bool) -> Iterator[None]:
 
 
 def say(text: str = "", *, err: bool = False, newline: bool = True) -> None:
-    """Write to the terminal. Nothing that the terminal would act on gets there, whoever wrote it."""
+    """Write to the terminal. Escape every control sequence in the text."""
     click.echo(printable_lines(text), err=err, nl=newline)
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns under their names, as wide as they have to be."""
+    """Return a table with columns as wide as their content."""
     lines = [tuple(map(printable, line)) for line in (head, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
@@ -159,16 +159,16 @@ def _end(why: str, code: int, *, as_json: bool) -> NoReturn:
     raise SystemExit(code)
 
 
-# Who gives the word, and why: what every command says that changes something by hand.
+# The audit note: every command that changes records takes it.
 
 
 def word_options(*, required: bool) -> Callable[[CommandT], CommandT]:
-    """`--reason` and `--actor`. Both are told in the audit event, and so must name no key, person or body."""
+    """Add `--reason` and `--actor`. The audit event holds both, so they must name no key, person or body."""
 
     def add(command: CommandT) -> CommandT:
         return actor_option(reason_option(command))
 
-    # A default of None, given to an option that is required, is a value to some releases of click.
+    # Some releases of click take a default of None for a value of a required option.
     needed: dict[str, Any] = {"required": True} if required else {"default": ""}
     reason_option = click.option(
         "--reason",
@@ -195,7 +195,7 @@ def word_of(actor: str, reason: str) -> AuditNote:
 def _whoami() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # in a container, say, whose user has no name
+    except (KeyError, OSError, ImportError):  # a container whose user has no name
         return "unknown"
 
 
@@ -206,12 +206,12 @@ def _one_line(context: click.Context, parameter: click.Parameter, value: str) ->
     return text
 
 
-# Something to look at while it takes long.
+# Progress.
 
 
 @contextmanager
 def show_progress(what: str) -> Iterator[Callable[[int], object]]:
-    """A dot on a terminal for every page, so that a person sees it going on."""
+    """Write a dot to a terminal for every page."""
     if not sys.stderr.isatty():
         yield lambda touched: None
         return
@@ -222,11 +222,11 @@ def show_progress(what: str) -> Iterator[Callable[[int], object]]:
         say(err=True)
 
 
-# How records are written for people, on a terminal that believes what it is sent.
+# Output of records. A terminal acts on control characters, so every text is escaped.
 
 
 def clean(text: str | None) -> str:
-    """This text without anything that a terminal would take for a command. Names come from outside."""
+    """Return this text with control characters escaped: names come from clients."""
     return "-" if text is None else printable(text) or "-"
 
 
@@ -235,12 +235,12 @@ def ago(seconds: float | None) -> str:
 
 
 def show_of(found: SeenRecord) -> RecordView:
-    """What may be told of this record."""
+    """Return what an operator may know of this record."""
     return shown(found, policy_of(policies(), found.record.info), identity().label(found.key))
 
 
 def paragraph(told: RecordView) -> str:
-    """One record, a line for each thing that there is to say."""
+    """Return a record as text, one line for each fact."""
     lines = [
         ("handle", told.handle),
         ("in logs", told.record),
@@ -285,13 +285,15 @@ def _answer(told: RecordView) -> list[tuple[str, str]]:
     return lines
 
 
-# Which tenant a command is about. Having none is not the same as a name, and never the default.
+# The tenant of a command. No tenant is never the default.
 
 
 def tenant_options(command: CommandT) -> CommandT:
-    """`--tenant T`, or `--no-tenant` for those that a tenant_loader names None, and for applications without one."""
+    """Add `--tenant T`, and `--no-tenant` for requests without a tenant and applications without a tenant_loader."""
     for option in (
-        click.option("--no-tenant", is_flag=True, help="Those who have no tenant: everybody, without a tenant_loader."),
+        click.option(
+            "--no-tenant", is_flag=True, help="Requests without a tenant; all requests, if there is no tenant_loader."
+        ),
         click.option("--tenant", metavar="T", help="The tenant, as the tenant_loader names it."),
     ):
         command = option(command)
@@ -299,7 +301,7 @@ def tenant_options(command: CommandT) -> CommandT:
 
 
 def chosen(tenant: str | None, *, no_tenant: bool) -> str | None:
-    """The tenant that was named, or None for none."""
+    """Return the chosen tenant, or None for no tenant."""
     if no_tenant == (tenant is not None) or tenant == "":
         raise click.UsageError("Say of whom: --tenant T, or --no-tenant.")
     return tenant

@@ -1,4 +1,4 @@
-"""`flask idempotency reap`, `expire`, `rotate` and `reconcile`: chores by hand, or by cron where there is no janitor."""
+"""Janitor tasks by hand or by cron, and `doctor` and `seal`: the commands that keep a store in order."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from flask_idempotency.settings import Settings
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import drain_of, janitor_of, with_budget
 
-_BUSY: Final = "Somebody else is at it just now, or was, and was killed less than its budget ago. Nothing was done."
+_BUSY: Final = "Another process runs this task, or was killed during it less than its budget ago. Nothing was done."
 _UNFINISHED: Final = "Its budget ended before it was finished: run it again."
 
 _LONGEST_BUDGET_SECONDS: Final = 7000
-"""With the minute for which its lock outlives it, less than `LONGEST_LOCK_SECONDS`: a longer lock keeps nobody out."""
+"""With `LOCK_SECONDS` less than `LONGEST_LOCK_SECONDS`: stores grant no longer lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TaskCommand:
-    """How one chore is offered and told of."""
+    """One task as a command."""
 
     chore: Chore
     what: str
-    """What it looks at."""
+    """What it handles, for the progress line."""
     budget: float
     said: Callable[[Any], list[str]]
     in_order: Callable[[Any], bool]
     refusal: Callable[[Services, Settings], str]
-    """Why there is no such work here."""
+    """Return why this application has no such work."""
 
 
 def _run(told: _TaskCommand, budget: float, *, as_json: bool) -> None:
@@ -194,9 +194,9 @@ def _budget_option(chore: Chore) -> Callable[[Callable[..., None]], Callable[...
 @_budget_option("reap")
 @as_json_option
 def reap_command(budget: float, as_json: bool) -> None:
-    """Quarantine the claims of owners that have vanished, and ask resolvers what became of their work.
+    """Quarantine claims whose lease expired, and call resolvers for quarantined keys.
 
-    Exits with 1 when a resolver has failed. Safe to run again; when somebody else is at it, it says so and exits with 0.
+    Exits with 1 if a resolver failed. Safe to run again; if another process runs it, says so and exits with 0.
     """
     _run(_TOLD["reap"], budget, as_json=as_json)
 
@@ -205,9 +205,9 @@ def reap_command(budget: float, as_json: bool) -> None:
 @_budget_option("expire")
 @as_json_option
 def expire_command(budget: float, as_json: bool) -> None:
-    """Remove what nobody can see any more: answers whose time is over, and what belongs to them.
+    """Remove expired responses and what belongs to them.
 
-    Safe to run again; when somebody else is at it, it says so and exits with 0.
+    Safe to run again; if another process runs it, says so and exits with 0.
     """
     _run(_TOLD["expire"], budget, as_json=as_json)
 
@@ -216,11 +216,11 @@ def expire_command(budget: float, as_json: bool) -> None:
 @_budget_option("rotate")
 @as_json_option
 def rotate_command(budget: float, as_json: bool) -> None:
-    """Seal every answer anew that is sealed under another key of the ring than the newest.
+    """Seal every response again that an old key of the ring protects.
 
-    Plain answers stay plain: see `seal`. Requests go on meanwhile. Run it once more five minutes later, and the old data keys
-    go as well; `keys status` then says which key of the ring may go. Exits with 1 when there are answers that cannot be
-    opened. Safe to run again; when somebody else is at it, it says so and exits with 0.
+    Plain responses stay plain: see `seal`. Requests go on during the run. Run it again five minutes later to delete the old
+    data keys; then `keys status` says which key of the ring you may remove. Exits with 1 if some responses cannot be opened.
+    Safe to run again; if another process runs it, says so and exits with 0.
     """
     _run(_TOLD["rotate"], budget, as_json=as_json)
 
@@ -229,10 +229,10 @@ def rotate_command(budget: float, as_json: bool) -> None:
 @_budget_option("reconcile")
 @as_json_option
 def reconcile_command(budget: float, as_json: bool) -> None:
-    """Count the records of every tenant again, and put their ledgers right.
+    """Recount the records of every tenant, and correct their ledgers.
 
-    Exits with 1 when one was wrong: that only happens when somebody has deleted records by hand. Safe to run again; when
-    somebody else is at it, it says so and exits with 0.
+    Exits with 1 if a ledger was wrong: that only happens after records were deleted by hand. Safe to run again; if another
+    process runs it, says so and exits with 0.
     """
     _run(_TOLD["reconcile"], budget, as_json=as_json)
 
@@ -251,10 +251,10 @@ _WIDTH = 100
     "--proxy-timeout", type=click.FloatRange(min=0), metavar="S", help="When a proxy gives up on a request. 0: never."
 )
 def doctor_command(as_json: bool, worker_timeout: float | None, proxy_timeout: float | None) -> None:
-    """Look at the store, the janitor, the clocks, the keys, the policies and the timeouts, and say what to do.
+    """Check the store, the janitor, the clocks, the keys, the policies and the timeouts, and say what to do.
 
-    Exits with 2 when the store did not answer or a check failed, so that nobody can tell; else with 1 when there is a
-    fault. Advice is none, and neither is what cannot be looked at from here. Changes nothing.
+    Exits with 2 if the store did not answer or a check failed, so that the result is unknown; else with 1 if there is a
+    fault. Advice and unknown are no faults. Changes nothing.
     """
     with giving_up(as_json=as_json):
         built()
@@ -345,7 +345,7 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
 
 
 def _sealed(word: AuditNote) -> SealReport:
-    """Seal them, and tell the audit event even if the run breaks off."""
+    """Seal them, and publish the audit event also if the run is interrupted."""
     parts, chosen, sealed, finished = built(), settings(), 0, False
     if parts.responses is None or chosen.key_ring is None:
         raise AssertionError("checked before")

@@ -1,4 +1,4 @@
-"""Which record a command is about: by its handle, or by the key as its client knows it."""
+"""Find the record that a command means: by its handle, by its id from a log, or by the client's key."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from flask_idempotency.web.principals import identifies
 
 STDIN: Final = "-"
 LONGEST_KEY: Final = 4096
-"""What any policy may allow."""
+"""Characters. No policy allows more."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """What was typed to name a record. Never shown: a client's key may be among it."""
+    """The options that name a record. Never print them: they may hold a client's key."""
 
     handle: str | None = field(repr=False)
     key: str | None = field(repr=False)
@@ -59,7 +59,7 @@ class RecordOptions:
 
     @property
     def whose(self) -> str | None:
-        """The tenant. Has to be said where the application tells tenants apart."""
+        """The tenant. Required if the application has a tenant_loader."""
         if self.tenant == "" or (self.tenant is not None and self.no_tenant):
             raise click.UsageError("Say of whom: --tenant T, or --no-tenant.")
         if self.tenant is None and not self.no_tenant and state().loaders.tenant is not None:
@@ -68,7 +68,7 @@ class RecordOptions:
 
     @property
     def who(self) -> str | None:
-        """The principal. Has to be said where the application tells principals apart."""
+        """The principal. Required if the application names principals."""
         if self.principal == "" or (self.principal is not None and self.anonymous):
             raise click.UsageError("Say who sent it: --principal P, or --anonymous.")
         known = state().loaders.principal is not None or identifies(current_app)
@@ -78,7 +78,7 @@ class RecordOptions:
 
 
 def naming_options(command: CommandT) -> CommandT:
-    """HANDLE or an id from a log, or `--key` and whose it is. The command is given them as `named`."""
+    """Add HANDLE and `--key` with its scope. The command receives them as `named`."""
 
     @wraps(command)
     def named(*args: Any, **options: Any) -> Any:
@@ -88,7 +88,7 @@ def naming_options(command: CommandT) -> CommandT:
     decorated: Any = tenant_options(named)
     for option in (
         click.option("--endpoint", metavar="E", help="The endpoint that --key was used for."),
-        click.option("--anonymous", is_flag=True, help="--key was sent by nobody in particular."),
+        click.option("--anonymous", is_flag=True, help="--key was sent without a principal."),
         click.option("--principal", metavar="P", help="Who sent --key, as the principal_loader names them."),
         click.option("--key", metavar="KEY", help="The client's key; - reads it from standard input."),
         click.argument("handle", required=False),
@@ -99,9 +99,9 @@ def naming_options(command: CommandT) -> CommandT:
 
 
 def case_of(named: RecordOptions, *, whole: bool) -> Case:
-    """The one use of a key that is meant. Raises `Refused` for none, and for several.
+    """Return the use of a key that the options name. Raises `Refused` if there is none, or if there are several.
 
-    `whole`: with its records under every secret, because they are to be settled.
+    `whole`: with its records under every secret, because the command will resolve them.
     """
     if (named.handle is None) == (named.key is None):
         raise click.UsageError("Name one record: by its HANDLE, by its id from a log, or by --key.")
@@ -112,7 +112,7 @@ def case_of(named: RecordOptions, *, whole: bool) -> Case:
         told = former is None or not (callable(former.tenant) or former.principal)
         if not whole or told or case.first.record.state is State.COMPLETED:
             return case
-        # No command knows the former name: it takes a request to tell. The record under it has the same token.
+        # Only a request can tell the former name, and no command has one. The record under it has the same token.
         return with_rotated(case, searched, read, every_tids(named.whose))
     if named.principal is not None or named.anonymous or named.endpoint is not None:
         raise click.UsageError("--principal, --anonymous and --endpoint go with --key.")
@@ -133,33 +133,33 @@ def case_of(named: RecordOptions, *, whole: bool) -> Case:
 
 
 def _may_be(named: RecordOptions, about: RequestInfo) -> bool:
-    """Whether this record may be of whom was typed: of one without a name, it may."""
+    """Return whether this record may belong to the named tenant and principal. A record without names may."""
     return _is_spelled(about.tenant, named.whose) and _is_spelled(about.principal, named.who)
 
 
 def _is_spelled(stored: str, typed: str | None) -> bool:
-    """Whether a record says nothing, or this name: in clear, or by a hash under a secret in use."""
+    """Return whether a record has no name, or this one: in clear, or as a hash under a secret in use."""
     if not stored:
         return True
     return typed is not None and stored in (typed, *(each.pseudonym(typed) for each in identities(settings())))
 
 
 def _owners() -> tuple[bytes, ...]:
-    """What the tokens of this application's claims begin with, before a change of its namespace too."""
+    """Return the prefixes of this application's tokens, also those before a change of its namespace."""
     former = settings().former_identity
     names = {settings().namespace, settings().namespace if former is None else former.namespace or settings().namespace}
     return tuple(map(owner_mark, names))
 
 
 def _concerned(named: RecordOptions) -> list[bytes | None]:
-    """Whose records to look at: of the tenant that was named, else of everybody."""
+    """Return the ids of the named tenant, or None for all tenants."""
     if named.tenant is None and not named.no_tenant:
         return [None]
     return [tid for parts in every_tids(named.whose) for tid in parts]
 
 
 def read(key: StorageKey) -> Record | None:
-    """How this key stands, by the store's clock or by this host's, whichever is earlier."""
+    """Read this key, by the store's clock or this host's, whichever is earlier."""
     record = built().engine.read(key)
     return None if record is None else clamp_clock(record, time.time())
 
@@ -169,14 +169,14 @@ def _by_key(named: RecordOptions) -> Iterator[Case]:
     for operation in _operations(named.endpoint):
         scopes = [Scope(settings().namespace, tenant=named.whose, principal=named.who, operation=operation)]
         if former is not None:
-            # A loader that was removed is about a request, and here is none: its records are named by their handles.
+            # A removed loader needs a request, and there is none here: name its records by their handles.
             tenant, principal = None if former.tenant is False else named.whose, named.who
             principal = None if former.principal is False else principal
             scopes.append(Scope(former.namespace or scopes[0].namespace, tenant, principal, operation))
         cases = by_key(read, identities(settings()), scopes[:1], key)
         before = [each for case in by_key(read, identities(settings()), scopes[1:], key) for each in case.found]
         own = cases[0].found if cases else ()
-        # One use under both names is settled together, as under several secrets. Others may have the former name too.
+        # Resolve one use under both names together, as under several secrets. Others may have the former name too.
         tokens = {each.record.token for each in own}
         twins = [each for each in before if (each.record.token in tokens if own else _may_be(named, each.record.info))]
         found = {each.key: each for each in (*twins, *own)}
@@ -185,7 +185,7 @@ def _by_key(named: RecordOptions) -> Iterator[Case]:
 
 
 def _operations(endpoint: str | None) -> list[str | None]:
-    """The key spaces to look in: that of all endpoints, and those that are one endpoint's own."""
+    """Return the key spaces to search: that of all endpoints, and those of single endpoints."""
     if endpoint is not None:
         if endpoint not in current_app.view_functions:
             raise Refused("This application has no such endpoint: `flask idempotency policy` names them all.")
@@ -202,7 +202,7 @@ def _client_key(typed: str) -> str:
     try:
         return parse_key(typed, max_length=LONGEST_KEY)
     except InvalidKey as error:
-        raise Refused(f"That is no key: {error}.") from None  # what it came from knows the key
+        raise Refused(f"That is no key: {error}.") from None  # the original exception quotes the key
 
 
 def _one(cases: list[Case], named: RecordOptions) -> Case:

@@ -1,4 +1,4 @@
-"""`flask idempotency release` and `resolve`: a person settles a key in its owner's place."""
+"""The commands by which an operator resolves a key: `release` and `resolve`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from flask_idempotency.operations.records import (
 )
 from flask_idempotency.web.janitor import policy_of, result_of
 
-_FASTER: Final = "Somebody else has settled it meanwhile, or its owner has just been heard of. Nothing was changed."
+_FASTER: Final = "Another process resolved it first, or its worker has just renewed its lease. Nothing was changed."
 _LEFT: Final = "Records of the same use under other secrets that had changed meanwhile, and stay as they are: {left}."
 _CACHED: Final = (
     "It holds an answer, and other hosts have a cache that would go on giving it: IDEMPOTENCY_REDIS_URL is not set here, so "
@@ -50,12 +50,12 @@ _CACHED: Final = (
     "no host has a cache any more, see `A cache that is gone` in docs/operations.md."
 )
 _NOBODY: Final = (
-    "Standard input was the key, or is at its end, so nobody can answer. Nothing was changed. To do it without being asked: "
-    "add --yes."
+    "Standard input held the key, or is at its end, so the question has no reply. Nothing was changed. Add --yes to skip "
+    "the question."
 )
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
 
-_force = click.option("--force", is_flag=True, help="Although its owner may live, or its work was done.")
+_force = click.option("--force", is_flag=True, help="Even if its worker may run, or its work was done.")
 _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
@@ -66,11 +66,11 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 @word_options(required=True)
 @as_json_option
 def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
-    """Free a key that is in progress or quarantined: its next retry runs.
+    """Release a key that is in progress or quarantined: its next retry runs.
 
-    Refused, with exit code 1, while its owner may still be at work, and when its work was done; --force overrules both, and
-    is told in the audit event. With effects "deduplicated" and "transactional" an owner counts as gone when it has not
-    renewed its lease for three leases. Asks first.
+    Refused, with exit code 1, while its worker may still run, or if its work was done. --force overrules both; the audit
+    event says so. With effects "deduplicated" and "transactional" a worker counts as gone when it has not renewed its lease
+    for three leases. Asks first.
     """
     with giving_up(as_json=as_json):
         case = case_of(named, whole=True)
@@ -81,7 +81,7 @@ def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, re
 
 @dataclass(frozen=True, slots=True)
 class GivenResponse:
-    """The answer as it was typed."""
+    """The response as the operator gave it."""
 
     status: int | None
     body_file: str | None
@@ -95,17 +95,19 @@ class GivenResponse:
 
 @cli.command("resolve")
 @naming_options
-@click.option("--never-happened", "verdict", flag_value="never", help="Nothing was done: its next retry runs.")
-@click.option("--happened", "verdict", flag_value="happened", help="It was done: retries get the answer that you give.")
-@click.option("--reopen", "verdict", flag_value="reopen", help="Its answer could not be opened, and can be again.")
-@click.option("--status", type=click.IntRange(200, 599), help="Of the answer.")
+@click.option("--never-happened", "verdict", flag_value="never", help="No work was done: its next retry runs.")
+@click.option(
+    "--happened", "verdict", flag_value="happened", help="The work was done: retries get the response that you give."
+)
+@click.option("--reopen", "verdict", flag_value="reopen", help="Its response could not be opened, and can be now.")
+@click.option("--status", type=click.IntRange(200, 599), help="The status of the response.")
 @click.option(
     "--body-file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     metavar="FILE",
     help="Its body; - reads standard input. Without: none.",
 )
-@click.option("--content-type", metavar="TYPE", help="Of the body; else what this application gives its answers.")
+@click.option("--content-type", metavar="TYPE", help="The type of the body; by default that of the application.")
 @click.option(
     "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="One of its headers; may be repeated."
 )
@@ -126,11 +128,11 @@ def resolve_command(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Say what became of a quarantined key, having asked whoever knows.
+    """Resolve a quarantined key, once you have found out what happened.
 
-    --never-happened frees it, and is refused as `release` is. --happened has retries answered with --status, and the body
-    and headers as if the view had returned them; without a body, with `response-not-kept` under that status. --reopen is
-    for records that were quarantined because a key of the ring was missing, say. Asks first.
+    --never-happened releases it, and is refused as `release` is. With --happened retries get --status, the body and the
+    headers as if the view had returned them; without a body, `response-not-kept` with that status. --reopen is for records
+    that were quarantined for a missing key of the ring, for example. Asks first.
     """
     given = GivenResponse(status, body_file, content_type, headers)
     _check(verdict, given, named, force=force, yes=yes)
@@ -164,9 +166,9 @@ def resolve_command(
 
 def _check(verdict: str | None, given: GivenResponse, named: RecordOptions, *, force: bool, yes: bool) -> None:
     if verdict is None:
-        raise click.UsageError("Say what became of it: --never-happened, --happened, or --reopen.")
+        raise click.UsageError("Say what happened: --never-happened, --happened, or --reopen.")
     if (given.status is not None) != (verdict == "happened") or (given.anything and verdict != "happened"):
-        raise click.UsageError("--happened needs the --status of the answer, and only it takes an answer.")
+        raise click.UsageError("--happened needs the --status of the response, and only it takes a response.")
     if given.content_type is not None and given.body_file is None:
         raise click.UsageError("--content-type goes with --body-file.")
     if force and verdict != "never":
@@ -180,7 +182,7 @@ def _check(verdict: str | None, given: GivenResponse, named: RecordOptions, *, f
 
 
 def _check_cache(case: Case) -> None:
-    """Raises `Refused` where only another host can keep the cache from giving the answer that this case holds."""
+    """Raise `Refused` if only another host can invalidate the cached response of this case."""
     fronted = built().fronted
     if fronted is None or settings().redis_url is not None:
         return
@@ -202,7 +204,7 @@ def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tu
 
 
 def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[str] | None = None) -> None:
-    """Show what it is about, its owner among it, and wait for a yes."""
+    """Show the record and its worker, and ask for a yes."""
     if yes:
         return
     lives = alive(case.first.record, policy) if against is None else None
@@ -227,7 +229,7 @@ def _check_done(done: ResolveReport) -> None:
 
 
 def _result(given: GivenResponse, policy: Policy) -> tuple[StoredResponse, list[str]]:
-    """What retries will get, and which headers of it they will not."""
+    """Return the response that retries will get, and the names of the headers that they will not."""
     fields = [match.group(1, 2) for header in given.headers if (match := _FIELD.fullmatch(header)) is not None]
     body = None if given.body_file is None else _read(given.body_file, most=policy.max_body + 1)
     response = current_app.response_class(body or b"", status=given.status)

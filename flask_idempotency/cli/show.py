@@ -1,4 +1,4 @@
-"""`flask idempotency policy`: which policy applies to which endpoint, and why."""
+"""The commands that only read: `policy`, `list`, `show` and `stats`."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from flask_idempotency.web.janitor import shape_in
 from flask_idempotency.web.policies import Policies, PolicySource
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-"""Never in scope, whatever a policy says."""
+"""Methods that are never in scope."""
 
 _BY_EFFECTS: Final = frozenset({"on_abandoned", "on_error"})
-"""Where no value is one: then `effects` decide."""
+"""Options whose default comes from `effects`."""
 
 _POLICY_HEAD = (
     "endpoint",
@@ -119,14 +119,14 @@ def _rows(rules: Policies) -> Iterator[PolicyRow]:
 
 
 def abandoned(policy: Policy) -> str:
-    """What becomes of a key whose worker has vanished."""
+    """Return what happens to a key whose worker vanished."""
     if policy.on_expiry is OnExpiry.QUARANTINE:
         return "quarantined"
     return "taken over, or quarantined past its point" if policy.effects == "marked" else "taken over"
 
 
 def failed(policy: Policy) -> str:
-    """What becomes of a key whose view has failed, by the default rules."""
+    """Return what happens to a key whose view failed, by the default rules."""
     match policy.on_error:
         case "release":
             return "released"
@@ -203,7 +203,7 @@ def _as_object(row: PolicyRow) -> dict[str, object]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold."""
+    """Return a value that JSON can hold."""
     match value:
         case frozenset():
             return sorted(value)
@@ -234,7 +234,7 @@ def _spelled(name: str, value: Any) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """200, 201, 202, 404 as `200-202, 404`."""
+    """Return 200, 201, 202, 404 as `200-202, 404`."""
     said: list[list[int]] = []
     for number in numbers:
         if said and number == said[-1][-1] + 1:
@@ -244,7 +244,7 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in said)
 
 
-# `flask idempotency list` and `show`: what an auditor may know of records, and never a body.
+# `flask idempotency list` and `show`
 
 _RECORD_HEAD = (
     "handle",
@@ -407,7 +407,7 @@ def _since(seconds: float | None) -> str:
 
 
 def _did(did: Mapping[str, Any]) -> str:
-    """What a report says besides nothing. It comes from a store, so it is distrusted."""
+    """Return the counts of a report that are not 0, escaped: a report comes from a store."""
     counts = [
         f"{clean(str(name)).replace('_', ' ')} {clean(str(count))}"
         for name, count in did.items()

@@ -1,4 +1,4 @@
-"""`flask idempotency redis …`: whether a Redis may be trusted, and who says so."""
+"""Commands about the store itself: its tables (`db`), its key ring (`keys`) and a Redis (`redis`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from flask_idempotency.operations.admin import (
 )
 from flask_idempotency.operations.records import Refused, format_duration, moment
 
-# `flask idempotency db …`
+# `flask idempotency db`
 
 _NO_SCHEMA: Final = "The store of this application has no schema: there is nothing to do."
 
@@ -55,7 +55,7 @@ cli.add_command(db)
 @db.command("upgrade")
 @as_json_option
 def upgrade(as_json: bool) -> None:
-    """Make the tables, or bring them to this release.
+    """Create the tables, or upgrade them to this release.
 
     Safe to run again, and in several processes at once.
     """
@@ -65,10 +65,10 @@ def upgrade(as_json: bool) -> None:
 @db.command("check")
 @as_json_option
 def check(as_json: bool) -> None:
-    """Say whether the tables and their database are in order.
+    """Check the tables and their database.
 
-    Exits with 0 when they are, with 1 and a sentence for each fault when not, and with 2 when the database cannot be
-    asked. Changes nothing.
+    Exits with 0 if they are in order, with 1 and a sentence for each fault if not, and with 2 if the database does not
+    answer. Changes nothing.
     """
     _tell(db_check, "The schema is in order.", as_json=as_json)
 
@@ -105,7 +105,7 @@ cli.add_command(keys)
 def generate(kid: str | None) -> None:
     """Print a new key, as one line of a ring.
 
-    It is written nowhere else. Needs no application: the first key is made before there is a ring.
+    The command stores it nowhere. It needs no application: you make the first key before there is a ring.
     """
     with giving_up(as_json=False):
         try:
@@ -123,9 +123,9 @@ def generate(kid: str | None) -> None:
 @keys.command("status")
 @as_json_option
 def status(as_json: bool) -> None:
-    """Say what is sealed under which key of the ring, and which old key may go.
+    """Show what each key of the ring protects, and which old key you may remove.
 
-    Exits with 1 when something is sealed under a key that the ring has not: nobody can open that. Changes nothing.
+    Exits with 1 if a response is sealed under a key that the ring lacks: it cannot be opened. Changes nothing.
     """
     with giving_up(as_json=as_json):
         parts, ring = built(), settings().key_ring
@@ -177,10 +177,10 @@ cli.add_command(redis)
 @word_options(required=False)
 @as_json_option
 def init(actor: str, reason: str, as_json: bool) -> None:
-    """Make a new Redis ready, once: until then no new key runs. Harmless for one that is ready.
+    """Initialise a new Redis, once: until then no new key runs. Harmless for one that is ready.
 
-    One that held keys before was emptied, and they would run again: that is for a person to acknowledge (`ack`), so do not
-    have every deployment run this.
+    A Redis that held keys before was emptied, and its keys would run again. An operator has to acknowledge that (`ack`), so
+    do not run this in every deployment.
     """
     with giving_up(as_json=as_json):
         memory = _memory()
@@ -200,9 +200,9 @@ def init(actor: str, reason: str, as_json: bool) -> None:
 @redis.command("status")
 @as_json_option
 def status_(as_json: bool) -> None:
-    """Say what this Redis may have forgotten, since when, and what to do. Exits with 1 while new keys are refused.
+    """Show what data this Redis may have lost, since when, and what to do. Exits with 1 while new keys are refused.
 
-    Losses that nobody has noticed so far are, by this.
+    This also detects a loss that no request has detected yet.
     """
     with giving_up(as_json=as_json):
         memory = _memory()
@@ -214,15 +214,15 @@ def status_(as_json: bool) -> None:
 
 
 @redis.command("ack")
-@click.option("--force", is_flag=True, help="Although owners that survived have time left to put their claims back.")
+@click.option("--force", is_flag=True, help="Even if surviving workers have time left to restore their claims.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @word_options(required=True)
 @as_json_option
 def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
-    """Let keys run that this Redis does not know, though it may have forgotten some of them.
+    """Let keys run that this Redis does not know, although it may have lost some of them.
 
-    Those that were completed in what was lost, and are still retried, run again. Refused until IDEMPOTENCY_DATA_LOSS_GRACE has
-    passed since the loss was noticed, unless --force is given. Asks first.
+    Lost keys that were completed, and are still retried, run again. Refused until IDEMPOTENCY_DATA_LOSS_GRACE has
+    passed since the loss was detected, unless you give --force. Asks first.
     """
     with giving_up(as_json=as_json):
         memory = _memory()

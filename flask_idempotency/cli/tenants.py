@@ -1,4 +1,4 @@
-"""`flask idempotency purge`"""
+"""Commands about one tenant: erase its responses (`purge`), show and set its limits (`quota`)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _NOT_SEARCHED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PurgeReport:
-    """What was done. None: it was not asked for, or this store cannot do or tell it."""
+    """What a purge did. None: not requested, or this store cannot do it or tell."""
 
     data_keys: int
     wiped: int | None = None
@@ -100,7 +100,7 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
     Run it where every secret is listed that was in use within the last `keep`, for a tenant has other data keys under each;
     and where IDEMPOTENCY_REDIS_URL is set, if any host has it, for the cache must be told.
 
-    Asks first. Exits with 2 when nobody can tell whether all of it is done. Safe to run again, and to be broken off.
+    Asks first. Exits with 2 if it is unknown whether all of it is done. Safe to interrupt and to run again.
     """
     tenant = chosen(tenant, no_tenant=no_tenant)
     with giving_up(as_json=as_json):
@@ -118,13 +118,13 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
 
 
 def _untold() -> bool:
-    """Whether there may be a cache that cannot be told from here. True also where nobody can tell."""
+    """Return whether there may be a cache that this host cannot invalidate. True also if that is unknown."""
     parts = built()
     if parts.schema is None or settings().redis_url is not None:
         return False
     try:
         return parts.fronted is None or parts.fronted.has_cache()
-    except IdempotencyError:  # the answers are erased by now, and whoever asked must hear so
+    except IdempotencyError:  # the responses are erased by now, and the operator must see that
         return True
 
 
@@ -143,7 +143,7 @@ def _check(whom: Sequence[bytes], *, shred: bool) -> None:
 
 
 class _Erasing:
-    """One run, which is told about also when it breaks off."""
+    """One run. It publishes its audit event also when it is interrupted."""
 
     def __init__(self, tenant: str | None, word: AuditNote) -> None:
         self._tenant = pseudonym(tenant)
@@ -154,7 +154,7 @@ class _Erasing:
     def run(self, whom: Sequence[bytes], *, shred: bool) -> PurgeReport:
         try:
             erased = self._erase(whom, shred=shred)
-        except BaseException:  # Ctrl-C too: whatever was erased until then is gone
+        except BaseException:  # Ctrl-C too: what was erased until then is gone
             self._tell(finished=False)
             raise
         self._tell(finished=True)
@@ -166,7 +166,7 @@ class _Erasing:
             self._data_keys = shred_keys(parts.data_keys, whom)
         if shred or parts.responses is None:
             return PurgeReport(self._data_keys)
-        # Counted first: what is completed after this was erased before, and is met on the walk or is among these.
+        # Count first: a response that completes after this is erased already, and the scan meets it or it is among these.
         running = None if parts.recovery is None else still_open(parts.recovery, whom)
         with show_progress("answers") as told:
             drain = Batcher(batch=500, budget=float("inf"), told=told)
@@ -234,7 +234,7 @@ cli.add_command(quota)
 @click.option("--all", "everybody", is_flag=True, help="All who have a ledger, by what stands for them in the store.")
 @as_json_option
 def show(tenant: str | None, no_tenant: bool, everybody: bool, as_json: bool) -> None:
-    """Say what a tenant has now, and what it may have. Changes nothing.
+    """Show the usage and the limits of a tenant. Changes nothing.
 
     An operator's limit (`quota set`) goes before what a quota_loader says, and that before the configuration.
     """
@@ -325,7 +325,7 @@ def _said(limits: Quota) -> str:
 
 
 def _limits(quota: Quota | None) -> dict[str, object]:
-    """By the names that limits have in answers."""
+    """Return limits by their names in the output."""
     return dict(zip(LIMITS, asdict(quota or Quota()).values(), strict=True))
 
 

@@ -190,7 +190,7 @@ def test_a_chore_that_somebody_is_at_is_left_to_them(chore: str) -> None:
     assert book_of(world.app).lock(chore, b"another", lease=60)
     told = run(world, chore)
 
-    assert (0, True) == (told.exit_code, told.output.startswith("Somebody else is at it just now"))
+    assert (0, True) == (told.exit_code, told.output.startswith("Another process runs this task"))
     assert {"busy": True} == object_of(run(world, chore, "--json"))
     assert ({}, []) == (book_of(world.app).reports(), world.told(TaskRun))
     book_of(world.app).unlock(chore, b"another")

@@ -125,7 +125,7 @@ def test_a_deduplicated_owner_that_renews_between_the_look_and_the_release_wins(
 
     told = _meanwhile(world, lambda: world.store.renew(key, token, lease=LEASE))
 
-    assert "or its owner has just been heard of" in told
+    assert "or its worker has just renewed its lease" in told
     assert State.PROCESSING is state(world)
     assert "Repeat this in 90 s" in refusal(run(world, *RELEASE))
 
@@ -262,7 +262,7 @@ def test_an_owner_that_was_faster_wins() -> None:
 
     told = _meanwhile(world, lambda: world.store.complete(key, token, ANSWER, keep=60))
 
-    assert "Somebody else has settled it meanwhile, or its owner has just been heard of" in told
+    assert "Another process resolved it first, or its worker has just renewed its lease" in told
     assert (State.COMPLETED, []) == (state(world), world.told(Resolved))
 
 
@@ -274,7 +274,7 @@ def test_an_owner_that_has_just_renewed_wins() -> None:
 
     told = _meanwhile(world, lambda: world.store.renew(key, token, lease=LEASE))
 
-    assert "or its owner has just been heard of" in told
+    assert "or its worker has just renewed its lease" in told
     assert State.PROCESSING is state(world)
 
 

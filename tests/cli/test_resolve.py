@@ -85,7 +85,7 @@ def test_where_standard_input_was_the_key_nobody_can_answer(verdict: tuple[str, 
     no = run(world, *asked, typed="k\nn\n")
 
     assert (1, State.QUARANTINED) == (told.exit_code, state(world))
-    assert "\nError: Standard input was the key" in told.stderr
+    assert "\nError: Standard input held the key" in told.stderr
     assert told.stderr.endswith("add --yes.\n")
     assert (1, "Aborted!") == (no.exit_code, no.stderr.splitlines()[-1])
     assert 0 == run(world, *asked, typed="k\ny\n").exit_code
@@ -283,7 +283,7 @@ def test_an_owner_that_was_faster_wins(verdict: tuple[str, ...], monkeypatch: py
         told = refusal(run(world, *RESOLVE, *verdict))
 
     found = record(world)
-    assert "Somebody else has settled it meanwhile" in told
+    assert "Another process resolved it first" in told
     assert found is not None
     assert ((State.COMPLETED, ANSWER), []) == ((found.state, found.payload), world.told(Resolved))
 
