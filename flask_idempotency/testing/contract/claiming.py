@@ -39,7 +39,7 @@ class Claiming:
     """The order in which `claim` looks at a key, and that looking changes nothing."""
 
     def test_a_free_key_is_granted(self, store: Store) -> None:
-        """The first to ask gets the key, as attempt 1, for the lease that it asked for."""
+        """The first request gets the key, as attempt 1, for the requested lease."""
         token = a_token()
 
         grant = granted(store.claim(a_request(a_key()), token=token, lease=LEASE))
@@ -115,7 +115,7 @@ class Claiming:
     def test_the_same_token_is_granted_again_after_its_lease(
         self, store: Store, clock: FrozenClock, on_lapse: OnExpiry
     ) -> None:
-        """The lease gates only what others may do; nobody has done anything."""
+        """The lease limits what other workers may do, and none has acted."""
         key, token = a_key(), a_token()
         first = granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
         clock.advance(LEASE + 1)
@@ -125,7 +125,7 @@ class Claiming:
         assert (first.fence, 1, 0.0) == (again.fence, again.attempt, again.lease)
 
     def test_a_taken_key_is_in_flight(self, store: Store, clock: FrozenClock) -> None:
-        """The duplicate is told how much of the owner's lease is left."""
+        """The duplicate learns how much of the owner's lease is left."""
         key = a_key()
         stand(store, clock, key, "in flight")
         clock.advance(12)
@@ -133,7 +133,7 @@ class Claiming:
         assert InFlight(near(LEASE - 12)) == store.claim(a_request(key), token=a_token(), lease=600)
 
     def test_a_completed_key_is_replayed(self, store: Store, clock: FrozenClock) -> None:
-        """The answer is the record as `read` tells it."""
+        """The outcome holds the same record as `read`."""
         key = a_key()
         stand(store, clock, key, "completed")
 
@@ -142,7 +142,7 @@ class Claiming:
         assert found(store, key) == outcome
 
     def test_a_quarantined_key_is_unknown(self, store: Store, clock: FrozenClock) -> None:
-        """Whoever asks hears why."""
+        """The outcome gives the reason."""
         key = a_key()
         stand(store, clock, key, "quarantined")
 
@@ -210,7 +210,7 @@ class Claiming:
 
     @pytest.mark.parametrize("lease", (0.0, -1.0, math.inf, math.nan))
     def test_a_claim_without_an_end_is_refused(self, store: Store, lease: float) -> None:
-        """A record without a deadline cannot exist: it could be taken by anybody or by nobody."""
+        """A record without a deadline could never expire."""
         key = a_key()
 
         with pytest.raises(ValueError, match="duration"):
@@ -271,7 +271,7 @@ class Fencing:
 
 
 class Cancelling:
-    """Whoever asked with a token that was released has gone: a key granted to it would be nobody's until its lease ends."""
+    """The sender of a released token has gone. A grant to it would block the key until its lease expires."""
 
     def test_a_claim_that_comes_after_its_release_is_not_granted(self, store: Store) -> None:
         """The key stays free, for the next who asks."""
@@ -286,7 +286,7 @@ class Cancelling:
 
     @pytest.mark.parametrize("times", (1, 2))
     def test_a_claim_that_comes_once_more_after_its_release_is_not_granted(self, store: Store, times: int) -> None:
-        """Also where the release was sent twice: a client that hears nothing repeats whatever it asks."""
+        """Also if the release was sent twice: a client without a reply repeats it."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
         for _ in range(times):
@@ -299,7 +299,7 @@ class Cancelling:
         granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
 
     def test_a_claim_that_was_given_up_learns_what_others_do(self, store: Store) -> None:
-        """It is refused as any other is: what is known of a key is told to whoever asks."""
+        """The store refuses it as any other claim, and returns what it knows of the key."""
         key, token, others = a_key(), a_token(), a_token()
         store.release(key, token)
         granted(store.claim(a_request(key), token=others, lease=LEASE))
@@ -346,7 +346,7 @@ class Ownership:
     def test_a_stale_token_changes_nothing(
         self, store: Store, clock: FrozenClock, write: Write, standing: Standing
     ) -> None:
-        """The record of whoever holds the key now is the same before and after, and the stale owner is told."""
+        """The owner's record is unchanged, and the stale worker gets `LeaseLost`."""
         key = a_key()
         stale = stand(store, clock, key, "in flight")
         store.release(key, stale)
@@ -387,7 +387,7 @@ class Ownership:
         "write", (_renew, _mark, _complete, _hold), ids=("renew", "mark_point_of_no_return", "complete", "quarantine")
     )
     def test_a_released_key_takes_no_writes(self, store: Store, clock: FrozenClock, write: Write) -> None:
-        """An absent record belongs to nobody, its former owner included, and no write brings it back."""
+        """An absent record has no owner, and no write brings it back."""
         key = a_key()
         former = stand(store, clock, key, "in flight")
         store.release(key, former)
@@ -421,7 +421,7 @@ class Ownership:
         assert (third, PAYLOAD) == (outcome.token, outcome.payload)
 
     def test_the_late_finisher_is_fenced_off(self, store: Store, clock: FrozenClock) -> None:
-        """The answer of the attempt that holds the key is stored, whichever is ready first."""
+        """The store keeps the response of the attempt that owns the key, whichever is ready first."""
         key = a_key()
         slow = stand(store, clock, key, "lapsed, takeover")
         fast = a_token()

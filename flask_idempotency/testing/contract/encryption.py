@@ -86,7 +86,7 @@ class DataKeysContract:
         assert (shelf.keys, shelf.last) == ((), 0)
 
     def test_a_key_is_told_as_it_was_given(self, store: DataKeyStore) -> None:
-        """Every byte of it, and to nobody but its tenant."""
+        """All bytes of it, and only for its tenant."""
         tid, other = a_key().tid, a_key().tid
 
         assert add(store, tid)
@@ -104,7 +104,7 @@ class DataKeysContract:
         assert [key.number for key in store.data_keys.read_keys(tid).keys] == [7, 2**30]
 
     def test_who_has_not_seen_the_last_key_adds_none(self, store: DataKeyStore) -> None:
-        """Somebody was faster: what they have added may serve."""
+        """Another process was faster, and its key may serve."""
         tid = a_key().tid
         seen = store.data_keys.read_keys(tid)
         add(store, tid, 7)
@@ -138,7 +138,7 @@ class DataKeysContract:
         assert not store.data_keys.add(tid, DataKey(2, "2026-11", WRAPPED), store=shelf.store + b"x", after=1)
 
     def test_a_closed_key_opens_and_seals_no_more(self, store: DataKeyStore, clock: FrozenClock) -> None:
-        """It is told since when; and its owner seals with another."""
+        """The store says since when, and the worker seals with another key."""
         key, token = a_key(), a_token()
         add(store, key.tid), add(store, key.tid, 2)
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -180,7 +180,7 @@ class DataKeysContract:
         assert [add(store, tid, number) for number in (1, 2)] == [False, True]
 
     def test_an_answer_is_stored_while_its_data_key_is_there(self, store: DataKeyStore) -> None:
-        """And told with the key that opens it."""
+        """With the id and number of the key that opens it."""
         key = a_key()
         add(store, key.tid)
         complete(store, key)
@@ -188,7 +188,7 @@ class DataKeysContract:
         assert (replayed(store, key).payload, replayed(store, key).erased) == (SEALED, False)
 
     def test_an_answer_whose_data_key_is_not_there_is_not_stored(self, store: DataKeyStore) -> None:
-        """The store has lost it: nobody could open the answer. Its owner seals it anew, and then it is."""
+        """After a data loss, no key could open the response. The worker seals it again under a new key."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
         before = found(store, key)
@@ -201,7 +201,7 @@ class DataKeysContract:
         assert replayed(store, key).payload == SEALED
 
     def test_a_completion_that_is_repeated_after_its_key_has_gone_is_done(self, store: DataKeyStore) -> None:
-        """What was stored first stays: its owner must not be told to do it again."""
+        """The first response stays, and its owner must not store it again."""
         key, token = a_key(), a_token()
         add(store, key.tid)
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -213,7 +213,7 @@ class DataKeysContract:
         assert found(store, key).payload == SEALED
 
     def test_destroyed_keys_are_gone_and_their_numbers_too(self, store: DataKeyStore) -> None:
-        """How many it were is told; again, it is none."""
+        """The call returns how many there were. A second call returns 0."""
         tid = a_key().tid
         add(store, tid), add(store, tid, 2)
 
@@ -266,7 +266,7 @@ class DataKeysContract:
         assert State.COMPLETED is found(store, key).state
 
     def test_an_erased_tenant_may_come_back(self, store: DataKeyStore, clock: FrozenClock) -> None:
-        """With keys that were not used before, and answers that are its own."""
+        """With keys and responses that were not used before."""
         key, tid = a_key(), a_key().tid
         add(store, tid)
         store.data_keys.shred(tid)
@@ -279,7 +279,7 @@ class DataKeysContract:
         assert (payload, False) == (replayed(store, key).payload, replayed(store, key).erased)
 
     def test_a_loser_hears_that_it_has_lost_and_nothing_of_keys(self, store: DataKeyStore, clock: FrozenClock) -> None:
-        """Another token, or a record that is gone: sealing anew would not help."""
+        """Another token, or an absent record: sealing again would not help."""
         key = a_key()
         stand(store, clock, key, "in flight")
         with pytest.raises(LeaseLost):
@@ -288,7 +288,7 @@ class DataKeysContract:
             store.complete(a_key(), a_token(), SEALED, keep=KEEP)
 
     def test_data_keys_are_counted_by_the_key_of_the_ring(self, store: DataKeyStore) -> None:
-        """So that somebody may know when a key of the ring is needed no more."""
+        """Then an operator knows when a key of the ring is no longer needed."""
         tid, kid = a_key().tid, a_token().hex()
         add(store, tid, 1, kid), add(store, tid, 2, kid)
         other = a_key().tid
@@ -303,11 +303,11 @@ class DataKeysContract:
 
 
 class SystemStore(RecoveryStore, DataKeyStore, LedgerStore, Protocol):
-    """A store that counts, keeps data keys, and lets others settle."""
+    """A store that has quotas, data keys and recovery."""
 
 
 class SettledLedger:
-    """The ledger is right after `lapse`, `settle` and `free`."""
+    """The counts are right after `quarantine_expired`, `resolve` and `force_release`."""
 
     @pytest.fixture
     def tenant(self, store: SystemStore) -> Tenant:
@@ -386,7 +386,7 @@ class SettledLedger:
         assert (usage, Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
     def test_who_is_not_counted_stays_so(self, store: SystemStore, clock: FrozenClock) -> None:
-        """Nothing goes below nothing; and its answer's life is not rounded."""
+        """No count is negative, and the response's expiry is not rounded."""
         tenant = Tenant(store, quota=None)
         lapsed, freed = self.lapsed(tenant, store, clock), self.lapsed(tenant, store, clock)
         assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
@@ -399,7 +399,7 @@ class SettledLedger:
     def test_after_any_sequence_of_settlements_the_ledger_is_a_recount(
         self, store: SystemStore, clock: FrozenClock
     ) -> None:
-        """Whoever did what, to what they saw just now or some time ago."""
+        """In any order, by any worker, with a recent or an old view of the record."""
 
         class ThisSettledMachine(SettledMachine):
             def __init__(self) -> None:
@@ -440,12 +440,12 @@ class SettledMachine(LedgerMachine):
 
 
 class SettledSecrets:
-    """`settle` stores nothing that nobody could open, and nothing of a tenant that was erased."""
+    """`resolve` stores no response that no key opens, and none of an erased tenant."""
 
     def test_an_answer_by_another_is_sealed_with_a_key_that_is_there(
         self, store: SystemStore, clock: FrozenClock
     ) -> None:
-        """Or is not stored: the record stands as it was."""
+        """Otherwise the store keeps the record unchanged."""
         held, _ = stood(store, clock, "quarantined")
         self.refused(store, held, SEALED, erased=False)
         add(store, held.key.tid)
@@ -454,7 +454,7 @@ class SettledSecrets:
         assert (found(store, held.key).payload, found(store, held.key).erased) == (SEALED, False)
 
     def test_a_closed_key_seals_nothing_by_another_either(self, store: SystemStore, clock: FrozenClock) -> None:
-        """Somebody is about to retire it."""
+        """An operator is about to delete it."""
         held, _ = stood(store, clock, "quarantined")
         add(store, held.key.tid), add(store, held.key.tid, 2)
         store.data_keys.disable(held.key.tid, 1)
@@ -492,7 +492,7 @@ class SettledSecrets:
         assert found(store, held.key).payload == SEALED
 
     def test_who_was_not_first_hears_so_and_nothing_of_keys(self, store: SystemStore, clock: FrozenClock) -> None:
-        """To seal it anew would not help."""
+        """Sealing again would not help."""
         held, token = stood(store, clock, "quarantined")
         store.complete(held.key, token, PAYLOAD, keep=KEEP)
 

@@ -54,7 +54,7 @@ class Listing:
     def test_a_record_is_met_in_its_state_alone(
         self, store: RecoveryStore, clock: FrozenClock, standing: Standing
     ) -> None:
-        """With its key and its record; the bytes of its answer may be left out."""
+        """With its key and its record. A list may leave out the bytes of the response."""
         stood_so, _ = stood(store, clock, standing)
         key, record = stood_so.key, outline(stood_so.record)
 
@@ -63,7 +63,7 @@ class Listing:
             assert ({key: record} if state is STATES[standing] else {}) == met
 
     def test_the_condemned_are_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """And an answer by another's hand is as good as any."""
+        """Also if an operator or a resolver completed it."""
         damaged, _ = condemned(store, clock)
         assert [damaged.key] == list(walked(store, State.QUARANTINED, tid=damaged.key.tid))
         assert store.recovery.resolve(damaged, token=a_token(), payload=PAYLOAD, keep=KEEP)
@@ -140,7 +140,7 @@ class Listing:
         assert counts.quarantined + 1 == now.quarantined
 
     def test_a_janitor_moves_one_from_lapsed_to_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """And whoever settles it takes it from there."""
+        """And resolving it removes it from the list."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
         before = store.recovery.counts()
         assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
@@ -152,7 +152,7 @@ class Listing:
         assert before.quarantined == store.recovery.counts().quarantined
 
     def test_a_lease_that_ends_is_told_by_nobody(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """What was in flight has lapsed at that moment, with nothing written."""
+        """Its lease has expired at that moment, without a write."""
         stood(store, clock, "in flight")
         before = store.recovery.counts()
         clock.advance(LEASE)
@@ -246,7 +246,7 @@ class ResponsesContract:
         assert {key: found(store, key).token for key in keys} == {key: each.token for key, each in answers.items()}
 
     def test_what_has_no_answer_is_not_met(self, store: ResponseStore, clock: FrozenClock) -> None:
-        """Claims in flight, quarantined ones, and answers whose life is over."""
+        """Claims in flight, quarantined records and expired responses."""
         tid = a_key().tid
         complete(store, a_key(tid=tid))
         clock.advance(KEEP)
@@ -269,7 +269,7 @@ class ResponsesContract:
         assert set(keys[:2]) <= {answer.key for answer in met(store, other_than="new")}
 
     def test_a_payload_is_replaced_and_nothing_else(self, store: ResponseStore, clock: FrozenClock) -> None:
-        """Its expiry least of all: an answer that is sealed anew must not live longer, or for ever."""
+        """Not even its expiry: a response that is sealed again must not live longer."""
         key = a_key()
         old, new = with_keys(store, key.tid, "old", "new")
         payload = complete(store, key, old)
@@ -284,7 +284,7 @@ class ResponsesContract:
         assert store.read(key) is None
 
     def test_a_payload_that_is_not_there_is_not_replaced(self, store: ResponseStore, clock: FrozenClock) -> None:
-        """Somebody was faster, or the key has gone into its next life."""
+        """Another process was faster, or the key has been used again."""
         key, flying = a_key(), a_key()
         payload = complete(store, key)
         stand(store, clock, flying, "in flight")

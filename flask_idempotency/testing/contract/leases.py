@@ -54,7 +54,7 @@ class Retention:
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
     def test_replaying_does_not_lengthen_an_answers_life(self, store: Store, clock: FrozenClock) -> None:
-        """It expires when it said it would, however often it was asked for."""
+        """It expires at the promised time, however often it is read."""
         key = a_key()
         stand(store, clock, key, "completed")
         clock.advance(KEEP / 2)
@@ -65,7 +65,7 @@ class Retention:
         assert store.read(key) is None
 
     def test_the_owner_of_an_expired_record_owns_nothing(self, store: Store, clock: FrozenClock) -> None:
-        """Expired is absent for writes too: nothing brings an answer back, and releasing it is done already."""
+        """For writes, an expired record is absent: no write restores it, and releasing it does nothing."""
         key = a_key()
         token = stand(store, clock, key, "completed")
         clock.advance(KEEP + 1)
@@ -92,7 +92,7 @@ class Retention:
         assert Unknown("lease-expired") == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     def test_a_quarantined_record_never_expires(self, store: Store, clock: FrozenClock) -> None:
-        """It waits for somebody who knows."""
+        """It waits for an operator or a resolver."""
         key = a_key()
         stand(store, clock, key, "quarantined")
         clock.advance(LONG)
@@ -100,7 +100,7 @@ class Retention:
         assert Unknown("view-crashed") == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     def test_a_quarantined_record_does_not_inherit_an_expiry(self, store: Store, clock: FrozenClock) -> None:
-        """A key that was completed, expired and used again must not carry the first answer's end along."""
+        """A key that is used again must not keep the expiry of its first response."""
         key = a_key()
         stand(store, clock, key, "completed")
         clock.advance(KEEP)
@@ -111,7 +111,7 @@ class Retention:
 
 
 class LeaseExpiry:
-    """The record's own rule decides about it; renewing and marking are its owner's."""
+    """The record's own rule decides. Only its owner renews and marks it."""
 
     @pytest.mark.parametrize("asked", list(OnExpiry))
     def test_a_lapsed_record_is_quarantined(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
@@ -161,7 +161,7 @@ class LeaseExpiry:
         assert Unknown("lease-expired") == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     def test_looking_does_not_end_a_lease(self, store: Store, clock: FrozenClock) -> None:
-        """A lapsed record reads as processing, overdue: `read` never writes."""
+        """`read` returns a record with an expired lease as PROCESSING, because it never writes."""
         key = a_key()
         stand(store, clock, key, "lapsed, quarantine")
 
@@ -209,7 +209,7 @@ class LeaseExpiry:
         assert (before.requested_at, before.info) == (once.requested_at, once.info)
 
     def test_a_lapsed_lease_can_be_renewed(self, store: Store, clock: FrozenClock) -> None:
-        """The owner was late and nobody has noticed: it goes on, and a duplicate is in flight again."""
+        """The owner was late and no other worker noticed: it goes on, and a duplicate is in flight again."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, takeover")
 
@@ -219,7 +219,7 @@ class LeaseExpiry:
 
     @pytest.mark.parametrize("standing", ("quarantined", "completed"))
     def test_what_need_not_be_renewed_is_left_alone(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
-        """The renewer's thread may be one step behind its owner. That is no error, and no way back into processing."""
+        """The renewal thread may be one step behind its worker. That is no error, and does not undo the quarantine."""
         key = a_key()
         token = stand(store, clock, key, standing)
         before = found(store, key)
@@ -231,7 +231,7 @@ class LeaseExpiry:
     def test_an_owner_that_was_quarantined_in_its_absence_shows_that_it_lives(
         self, store: Store, clock: FrozenClock
     ) -> None:
-        """Whoever would settle its key sees the lease. It stays quarantined, and nothing but its lease changes."""
+        """A resolver sees the lease. The record stays quarantined, and only its lease changes."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, quarantine")
         store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -255,7 +255,7 @@ class LeaseExpiry:
             store.renew(key, token, lease=lease)
 
     def test_a_marked_record_is_never_taken_over(self, store: Store, clock: FrozenClock) -> None:
-        """Past the point of no return only its owner, or a person, can say what happened."""
+        """Past the point of no return only its owner, or a person, can know what happened."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         store.mark_point_of_no_return(key, token)
@@ -280,7 +280,7 @@ class LeaseExpiry:
         assert once == found(store, key)
 
     def test_marking_after_the_lease_holds_while_nobody_has_taken_over(self, store: Store, clock: FrozenClock) -> None:
-        """The owner may go on: from now on nobody can run beside it."""
+        """The owner may go on, because no other worker can run the view now."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, takeover")
 

@@ -63,7 +63,7 @@ class ExpiryContract:
     def test_what_is_not_settled_is_never_removed(
         self, store: ExpiringStore, clock: FrozenClock, standing: Standing
     ) -> None:
-        """A year later it is as it was: nobody has said that it may run again."""
+        """After a year it is unchanged, because only an operator may let it run again."""
         key = a_key()
         stand(store, clock, key, standing)
         clock.advance(AGES)
@@ -73,7 +73,7 @@ class ExpiryContract:
         assert before == found(store, key)
 
     def test_what_nobody_could_open_is_never_removed(self, store: ExpiringStore, clock: FrozenClock) -> None:
-        """Though the life of its answer is long over."""
+        """Even after its response would have expired."""
         key = a_key()
         stand(store, clock, key, "completed")
         store.mark_corrupt(key, PAYLOAD)
@@ -94,7 +94,7 @@ class ExpiryContract:
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
     def test_an_answer_is_not_removed_before_the_horizon(self, store: ExpiringStore, clock: FrozenClock) -> None:
-        """Whatever the store's clock says: it was set forward, and once it is right again the answer is there."""
+        """If an operator had set the clock forward and corrects it, the response is still there."""
         key = a_key()
         stand(store, clock, key, "completed")
         clock.advance(2 * 86400)
@@ -143,7 +143,7 @@ class ExpiryContract:
 
     @pytest.mark.parametrize("limit", (1, 3, 1000))
     def test_it_ends(self, store: ExpiringStore, clock: FrozenClock, limit: int) -> None:
-        """When nothing is left that is over; and it removes no more at once than it may."""
+        """If no expired record is left. One call removes at most `limit` records."""
         keys = self.answered(store, 7)
         clock.advance(KEEP)
         swept(store, horizon=clock.now, limit=limit)
@@ -168,7 +168,7 @@ class ExpiryContract:
         assert removed[0] == removed[1]
 
     def test_to_sweep_while_others_claim_harms_nobody(self, store: ExpiringStore, clock: FrozenClock) -> None:
-        """A key that is over is claimed anew at the very moment in which it is removed."""
+        """A worker claims an expired key at the moment in which the store removes it."""
         keys = self.answered(store, 20)
         clock.advance(KEEP)
 
@@ -198,7 +198,7 @@ class ExpiryContract:
         assert (Usage(2), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
     def answered(self, store: ExpiringStore, number: int) -> list[StorageKey]:
-        """So many keys whose answers end together."""
+        """Keys whose responses expire together."""
         keys = [a_key() for _ in range(number)]
         for key in keys:
             token = a_token()
@@ -222,7 +222,7 @@ class TaskLogStore(Protocol):
 
 
 def a_chore() -> str:
-    """One that nobody else does, of the longest name there may be."""
+    """A task that no other test uses, with the longest possible name."""
     return secrets.token_hex(LONGEST_NAME // 2)
 
 
@@ -240,7 +240,7 @@ class TaskLogContract:
         assert near(clock.now) == store.task_log.now()
 
     def test_a_chore_that_was_never_reported_is_not_in_the_book(self, store: TaskLogStore) -> None:
-        """Also when somebody is at it."""
+        """Also while another janitor runs the task."""
         chore = a_chore()
         assert store.task_log.lock(chore, a_token(), lease=LOCK)
 
@@ -277,7 +277,7 @@ class TaskLogContract:
         assert report == store.task_log.reports()[chore].report
 
     def test_a_report_outlives_everything(self, store: TaskLogStore, clock: FrozenClock) -> None:
-        """That nobody came for a year is what has to be told."""
+        """A task that has not run for a year must be reported."""
         chore = a_chore()
         store.task_log.report(chore, "{}")
         clock.advance(400 * 86400)
@@ -313,7 +313,7 @@ class TaskLogContract:
         assert store.task_log.lock(chore, a_token(), lease=LOCK)
 
     def test_to_take_it_again_is_to_have_it_as_long_again(self, store: TaskLogStore, clock: FrozenClock) -> None:
-        """After a lost reply nobody knows whether it was the first."""
+        """After a lost reply, a janitor does not know whether its first call was applied."""
         chore, token = a_chore(), a_token()
         assert store.task_log.lock(chore, token, lease=LOCK)
         clock.advance(LOCK - 1)
@@ -324,7 +324,7 @@ class TaskLogContract:
         assert store.task_log.lock(chore, a_token(), lease=LOCK)
 
     def test_given_back_it_is_the_next_ones_at_once(self, store: TaskLogStore) -> None:
-        """Twice is once, and whoever has not got it gives nothing back."""
+        """Unlocking twice is harmless, and only the holder of a lock can unlock it."""
         chore, token = a_chore(), a_token()
         store.task_log.unlock(chore, token)
         assert store.task_log.lock(chore, token, lease=LOCK)
@@ -347,7 +347,7 @@ class TaskLogContract:
         assert (near(0), '{"removed":2}') == told(store.task_log.reports(), chore)
 
     def test_of_many_one_has_it(self, store: TaskLogStore) -> None:
-        """All the others hear that somebody has."""
+        """All other janitors learn that the lock is taken."""
         for _ in range(ROUNDS):
             chore = a_chore()
             taken = at_once(

@@ -30,7 +30,7 @@ from flask_idempotency.testing.doubles import FrozenClock
 
 PLENTY = Quota(records=1_000_000)
 EXTRA = KEEP / 32
-"""By how much longer a counted answer may live than was asked for."""
+"""The extra time that a counted response may live."""
 
 
 class LedgerStore(Store, Protocol):
@@ -75,7 +75,7 @@ class Counting:
         return Tenant(store)
 
     def test_what_is_claimed_without_a_quota_is_not_counted(self, store: LedgerStore) -> None:
-        """Nothing is paid for what nobody asked for; and its life is not rounded."""
+        """A tenant without a quota costs nothing, and its expiry is not rounded."""
         tenant = Tenant(store, quota=None)
         key = tenant.complete()
         tenant.claim()
@@ -86,7 +86,7 @@ class Counting:
     def test_a_record_is_counted_from_claim_to_expiry(
         self, tenant: Tenant, store: LedgerStore, clock: FrozenClock
     ) -> None:
-        """In flight while its lease runs, with its bytes once there is an answer, and nowhere when that is over."""
+        """It counts as in flight while its lease runs, and its bytes count until the response expires."""
         assert Usage() == tenant.usage
         key, token = tenant.claim()
         assert (Usage(1, 0, 1), True) == (tenant.usage, found(store, key).in_quota)
@@ -100,7 +100,7 @@ class Counting:
     def test_a_counted_answer_lives_a_little_longer(
         self, tenant: Tenant, store: LedgerStore, clock: FrozenClock
     ) -> None:
-        """Never shorter than was asked, and by a thirty-second at most; its ledger and its life end in one moment."""
+        """Never shorter than requested, and by a thirty-second at most. Its count ends when the response expires."""
         key = tenant.complete()
         remaining = found(store, key).remaining
 
@@ -129,7 +129,7 @@ class Counting:
         assert Usage(1, 0, 0) == tenant.usage
 
     def test_a_renewed_claim_keeps_its_place(self, tenant: Tenant, store: LedgerStore, clock: FrozenClock) -> None:
-        """For as long as its lease runs, whoever renews it when."""
+        """As long as its lease runs, and with each renewal."""
         key, token = tenant.claim()
         clock.advance(LEASE / 2)
         store.renew(key, token, lease=LEASE)
@@ -139,7 +139,7 @@ class Counting:
         assert tenant.usage.in_flight == 0
 
     def test_the_quarantined_are_counted(self, tenant: Tenant, store: LedgerStore, clock: FrozenClock) -> None:
-        """By their owner's word, by a lapse, and because nobody could read them: until somebody settles them."""
+        """By its owner, after an expired lease, or because it was corrupt: until it is resolved."""
         held, token = tenant.claim()
         store.quarantine(held, token, "why")
         lapsed, _ = tenant.claim()
@@ -155,7 +155,7 @@ class Counting:
         assert Usage(3, PAYLOAD.byte_size, 0) == tenant.usage
 
     def test_who_takes_over_is_not_counted_again(self, tenant: Tenant, store: LedgerStore, clock: FrozenClock) -> None:
-        """One key is one record, whoever works on it. The late one counts nothing up or down."""
+        """One key is one record, whichever worker owns it. The late worker changes no count."""
         key, late = tenant.claim(on_lapse=OnExpiry.TAKEOVER)
         clock.advance(LEASE)
         token = a_token()
@@ -181,7 +181,7 @@ class Counting:
         assert (Usage(), False) == (tenant.usage, found(store, key).in_quota)
 
     def test_a_repeated_call_counts_once(self, tenant: Tenant, store: LedgerStore) -> None:
-        """After a lost reply nobody knows whether it was the first."""
+        """After a lost reply, a client does not know whether its first call was applied."""
         key, token = tenant.claim()
         granted(tenant.ask(key, token=token))
         assert Usage(1, 0, 1) == tenant.usage
@@ -277,7 +277,7 @@ class Limiting:
             assert isinstance(Tenant(store, quota).ask(), OverQuota)
 
     def test_known_keys_always_pass(self, store: LedgerStore, clock: FrozenClock) -> None:
-        """Whoever is over every limit is told what became of its payments, and may finish them."""
+        """A tenant over every limit still gets its responses, and may complete its claims."""
         tenant = Tenant(store)
         done = tenant.complete()
         held, token = tenant.claim()
@@ -340,7 +340,7 @@ class Limiting:
         assert tenant.usage.new_keys == 2
 
     def test_who_is_refused_is_told_when_to_come_again(self, store: LedgerStore, clock: FrozenClock) -> None:
-        """When a lease ends, or the first answers do; the store cannot know more."""
+        """When a lease expires, or the first responses do: the store cannot know more."""
         flying, full = Tenant(store, Quota(in_flight=1)), Tenant(store, Quota(records=1))
         flying.claim()
         key = full.complete()
@@ -371,7 +371,7 @@ class Limiting:
         granted(tenant.ask())
 
     def test_of_many_at_once_as_many_are_granted_as_are_allowed(self, store: LedgerStore) -> None:
-        """The limit is checked in the claim itself: whoever looks first and writes later lets too many in."""
+        """`claim` itself checks the limit. A separate check before the write would let too many in."""
         tenant, start, outcomes = Tenant(store, Quota(records=5)), threading.Barrier(12), list[StoreOutcome]()
 
         def work() -> None:

@@ -39,7 +39,7 @@ AGES = 400 * 86400.0
 
 
 class Reaping:
-    """`stale` and `lapse`: whoever was faster has won, and an answer is never cast doubt on."""
+    """`expired_leases` and `quarantine_expired`: the faster call wins, and a completed response stays."""
 
     @pytest.mark.parametrize("standing", ("lapsed, takeover", "lapsed, quarantine"))
     def test_a_lapsed_record_is_stale(self, store: RecoveryStore, clock: FrozenClock, standing: Standing) -> None:
@@ -49,7 +49,7 @@ class Reaping:
         assert lapsed.record == stale(store, horizon=clock.now)[lapsed.key]
 
     def test_what_is_settled_or_in_flight_is_not_stale(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """The quarantined have been seen to already; an answer ends in its own way."""
+        """Quarantined records are already known, and a response expires by itself."""
         quarantined, _ = stood(store, clock, "quarantined")
         answered, _ = stood(store, clock, "completed")
         clock.advance(LEASE + 1)
@@ -105,7 +105,7 @@ class Reaping:
         assert set(list(owners)[1::2]) <= met
 
     def test_a_lapsed_record_is_quarantined_as_it_is(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """With its token, its fence and its lease: the owner may yet come back. Retries hear that nobody knows."""
+        """With its token, its fence and its lease: the owner may come back. Retries get `Unknown`."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
 
         assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
@@ -124,14 +124,14 @@ class Reaping:
     def test_a_lease_that_ended_after_the_horizon_does_not_lapse(
         self, store: RecoveryStore, clock: FrozenClock
     ) -> None:
-        """It was met by somebody whose horizon was another."""
+        """Another janitor with another horizon had seen it."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
 
         assert not store.recovery.quarantine_expired(lapsed, horizon=lapsed.record.deadline - 0.125)
         assert lapsed.record == found(store, lapsed.key)
 
     def test_a_lease_that_is_not_over_does_not_lapse(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Whatever the horizon, and whoever saw it lapse before the store's clock was set back."""
+        """With every horizon, also if the janitor saw it expire before the clock was set back."""
         flying, _ = stood(store, clock, "in flight")
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
         clock.advance(-LEASE)
@@ -144,7 +144,7 @@ class Reaping:
     def test_what_does_not_stand_as_it_was_seen_does_not_lapse(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
-        """Also when what is there by now has lapsed in its turn."""
+        """Also if the lease of the newer claim has expired, too."""
         taken_over = event == "taken over"
         lapsed, token = stood(store, clock, "lapsed, takeover" if taken_over else "lapsed, quarantine")
         events: dict[str, Callable[[], object]] = {
@@ -176,7 +176,7 @@ class Reaping:
             assert before == found(store, each.key)
 
     def test_a_late_owner_may_still_say_what_it_has_done(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """It was slow, not dead: its answer ends the quarantine, and is as good as ever."""
+        """The worker was slow, not dead. Its response ends the quarantine."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
         assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         store.complete(lapsed.key, token, PAYLOAD, keep=KEEP)
@@ -195,7 +195,7 @@ class Reaping:
         assert store.read(lapsed.key) is None
 
     def test_of_many_janitors_one_quarantines(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """So that it is told once."""
+        """So that one event reports it."""
         for _ in range(ROUNDS):
             lapsed, _ = stood(store, clock, "lapsed, quarantine")
 
@@ -205,7 +205,7 @@ class Reaping:
             assert [each for each in done if each] == [True]
 
     def test_a_janitor_and_a_late_owner_do_not_harm_each_other(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """In whatever order they come, the answer is there in the end."""
+        """In every order, the store has the response at the end."""
         for _ in range(ROUNDS):
             lapsed, token = stood(store, clock, "lapsed, quarantine")
 
@@ -257,7 +257,7 @@ def due(store: RecoveryStore, *, horizon: float, limit: int = 1000) -> list[Seen
 
 
 def _given(store: RecoveryStore, *, horizon: float, limit: int) -> Sequence[SeenRecord]:
-    """As a janitor does: whoever is told that others were faster, time after time, asks once more."""
+    """Repeat a call that failed because of other writers, as a janitor does."""
     for _ in range(9):
         with suppress(StoreUnavailable):
             return store.recovery.next_for_resolver(horizon=horizon, least=LEAST, most=MOST, limit=limit)
@@ -265,7 +265,7 @@ def _given(store: RecoveryStore, *, horizon: float, limit: int) -> Sequence[Seen
 
 
 class ResolverQueue:
-    """`due`: nobody is asked twice at once about one key, and nobody is forgotten."""
+    """`next_for_resolver`: no key is given to two resolvers at the same time, and none is left out."""
 
     @pytest.mark.parametrize("how", ("held", "lapsed in a claim", "lapsed by a janitor", "condemned"))
     def test_what_is_newly_quarantined_is_due_at_once(self, store: RecoveryStore, clock: FrozenClock, how: str) -> None:
@@ -300,7 +300,7 @@ class ResolverQueue:
         assert pauses == pytest.approx([10, 11, 22, 44, 88, 100, 100], abs=5)
 
     def test_the_first_turn_is_told_from_the_others(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Who is asked for the first time may be asked too early."""
+        """The first turn may come too early."""
         quarantined, _ = noticed(store, clock)
         turns = list[bool]()
         for _ in range(3):
@@ -347,7 +347,7 @@ class ResolverQueue:
         assert held.key in keys(due(store, horizon=clock.now))
 
     def test_a_turn_after_the_horizon_has_not_come(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """A clock that was set forward brings everybody's turn at once, and the other side a crowd."""
+        """If the clock was set forward, all turns come at the same time."""
         held, _ = stood(store, clock, "quarantined")
         began = clock.now
         assert held.key in keys(due(store, horizon=began))
@@ -357,7 +357,7 @@ class ResolverQueue:
         assert held.key in keys(due(store, horizon=began + LEAST + 0.125))
 
     def test_a_turn_is_given_once(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Whoever got it may have died: it comes again when its pause is over, and not before."""
+        """The janitor that got it may have died: the key comes again after its pause, and not before."""
         several = {stood(store, clock, "quarantined")[0].key for _ in range(5)}
         given = [key for key in keys(due(store, horizon=clock.now, limit=2)) if key in several]
 
@@ -365,7 +365,7 @@ class ResolverQueue:
         assert not several & set(keys(due(store, horizon=clock.now)))
 
     def test_of_many_who_ask_at_once_each_gets_others(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """No key is given to two, and none to nobody."""
+        """Each key is given to exactly one janitor."""
         several = {stood(store, clock, "quarantined")[0].key for _ in range(20)}
         given = at_once(*[lambda: due(store, horizon=clock.now, limit=3)] * 8)
         ours = [key for each in given for key in keys(each) if key in several]
@@ -374,7 +374,7 @@ class ResolverQueue:
 
     @pytest.mark.parametrize("how", ("by its owner", "by another", "freed", "released"))
     def test_what_is_settled_is_not_due(self, store: RecoveryStore, clock: FrozenClock, how: str) -> None:
-        """Nobody is to be asked about it any more."""
+        """A resolved key has no more turns."""
         held, token = stood(store, clock, "quarantined")
         if how == "by its owner":
             store.complete(held.key, token, PAYLOAD, keep=KEEP)
@@ -388,14 +388,14 @@ class ResolverQueue:
         assert held.key not in keys(due(store, horizon=clock.now))
 
     def test_what_is_not_quarantined_is_not_due(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """A lapsed one is not until somebody has quarantined it."""
+        """A record with an expired lease has no turn until a janitor has quarantined it."""
         others = [stood(store, clock, "lapsed, takeover"), stood(store, clock, "lapsed, quarantine")]
         others += [stood(store, clock, "in flight"), stood(store, clock, "completed")]
 
         assert not {each.key for each, _ in others} & set(keys(due(store, horizon=clock.now)))
 
     def test_a_key_that_is_quarantined_anew_is_due_at_once(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """What is asked about is another attempt; that the last one had to wait is no reason."""
+        """This is a new attempt, so the pause of the last one does not count."""
         freed, answered = (stood(store, clock, "quarantined") for _ in range(2))
         due(store, horizon=clock.now)
         assert store.recovery.force_release(freed[0])
@@ -407,7 +407,7 @@ class ResolverQueue:
         assert [each.key in given for each, _ in (freed, answered)] == [True, True]
 
     def test_asking_changes_no_record(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """A turn is no lease: the owner, a person and a janitor may all settle it meanwhile."""
+        """A turn is no lease: the owner, an operator and a janitor may resolve the key at the same time."""
         held, token = stood(store, clock, "quarantined")
         due(store, horizon=clock.now)
 

@@ -57,7 +57,7 @@ class ForceReleasing:
         assert (grant.attempt, grant.fence > seen.record.fence) == (1, True)
 
     def test_a_condemned_key_is_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Nobody could open its answer; that its work was done is for whoever frees it to know."""
+        """No key opens its response. The operator who releases it must know that the request completed."""
         damaged, _ = condemned(store, clock)
 
         assert store.recovery.force_release(damaged)
@@ -88,7 +88,7 @@ class ForceReleasing:
         assert before == found(store, seen.key)
 
     def test_what_is_free_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Again, after its answer's life, and when it was never there."""
+        """Again, after its response has expired, and if it never existed."""
         freed, _ = stood(store, clock, "quarantined")
         assert store.recovery.force_release(freed)
         answered, _ = stood(store, clock, "completed")
@@ -102,7 +102,7 @@ class ForceReleasing:
     def test_what_does_not_stand_as_it_was_seen_is_not_freed(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
-        """Whoever decided to free it did not know."""
+        """The operator decided before the response was stored."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         clock.advance(LEASE)
@@ -121,7 +121,7 @@ class ForceReleasing:
         assert before == found(store, key)
 
     def test_another_claim_of_the_same_moment_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Its lease ends when that of the first would have: by the token alone are they told apart."""
+        """Both leases have the same deadline, so only the token tells them apart."""
         first, token = stood(store, clock, "in flight")
         begin_anew(store, first.key, token)
         before = found(store, first.key)
@@ -131,7 +131,7 @@ class ForceReleasing:
         assert before == found(store, first.key)
 
     def test_an_answer_that_was_stored_anew_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Its key has run again since somebody saw the first."""
+        """Its key has run again since the operator saw the first claim."""
         answered, _ = stood(store, clock, "completed")
         clock.advance(KEEP)
         stand(store, clock, answered.key, "completed")
@@ -141,7 +141,7 @@ class ForceReleasing:
         assert before == found(store, answered.key)
 
     def test_a_key_is_freed_once(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """By one of many, and what is claimed after it is nobody's to free who saw the last."""
+        """One of many calls does it. No call releases a later claim."""
         for _ in range(ROUNDS):
             held, _ = stood(store, clock, "quarantined")
 
@@ -149,7 +149,7 @@ class ForceReleasing:
             assert [each for each in done if each] == [True]
 
     def test_an_answer_and_who_frees_its_key_do_not_both_win(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Either the answer is there and stays, or the key is free and its owner hears so."""
+        """Either the response is stored and stays, or the key is free and its owner gets `LeaseLost`."""
         for _ in range(ROUNDS):
             flying, token = stood(store, clock, "in flight")
 
@@ -168,7 +168,7 @@ class ForceReleasing:
 
 
 class Resolving:
-    """`settle`: from now on this is the answer, and the owner hears so."""
+    """`resolve`: from now on this is the response, and the owner gets `LeaseLost`."""
 
     @pytest.mark.parametrize("how", ("held", "lapsed", "condemned"))
     def test_what_is_quarantined_is_completed(self, store: RecoveryStore, clock: FrozenClock, how: str) -> None:
@@ -210,7 +210,7 @@ class Resolving:
 
     @pytest.mark.parametrize("verb", ("complete", "renew", "release", "quarantine", "mark_point_of_no_return"))
     def test_the_owner_has_lost_it(self, store: RecoveryStore, clock: FrozenClock, verb: str) -> None:
-        """It must not deliver another answer than everybody else gets, and changes nothing."""
+        """It must not send another response than all retries get, and changes nothing."""
         held, token = stood(store, clock, "quarantined")
         assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         before = found(store, held.key)
@@ -237,7 +237,7 @@ class Resolving:
         assert before == found(store, held.key)
 
     def test_a_second_settlement_is_refused(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """By another token it is somebody else's: two resolvers may have heard different things."""
+        """Another token belongs to another resolver: two resolvers may have different results."""
         held, _ = stood(store, clock, "quarantined")
         assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         before = found(store, held.key)
@@ -250,7 +250,7 @@ class Resolving:
     def test_what_is_not_quarantined_is_not_settled(
         self, store: RecoveryStore, clock: FrozenClock, standing: Standing
     ) -> None:
-        """Its owner may be at work, or is to be followed by a retry, or has said what came of it."""
+        """Its owner may be running, or a retry will take over, or the owner has completed it."""
         other, _ = stood(store, clock, standing)
 
         assert not store.recovery.resolve(other, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
@@ -260,7 +260,7 @@ class Resolving:
     def test_what_does_not_stand_as_it_was_seen_is_not_settled(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
-        """Its owner was faster, or it is quite another claim: what was asked about is no more."""
+        """Its owner was faster, or it is another claim: the seen record no longer exists."""
         held, token = stood(store, clock, "quarantined")
         if event in ("completed", "condemned"):
             store.complete(held.key, token, PAYLOAD, keep=KEEP)
@@ -278,7 +278,7 @@ class Resolving:
         assert before == store.read(held.key)
 
     def test_what_was_seen_in_flight_is_not_settled(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Though it is quarantined by now: whoever saw it has not seen that."""
+        """Even if it is quarantined by now, because the resolver has not seen that."""
         in_flight, token = stood(store, clock, "in flight")
         store.quarantine(in_flight.key, token, "view-crashed")
         before = found(store, in_flight.key)
@@ -299,7 +299,7 @@ class Resolving:
     def test_an_answer_by_another_without_an_end_is_refused(
         self, store: RecoveryStore, clock: FrozenClock, keep: float
     ) -> None:
-        """As its owner's would be."""
+        """As its owner's response would be."""
         held, _ = stood(store, clock, "quarantined")
         with pytest.raises(ValueError, match="duration"):
             store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=keep)
@@ -307,7 +307,7 @@ class Resolving:
         assert held.record == found(store, held.key)
 
     def test_of_many_who_settle_one_does(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Each with an answer of its own, of which one is everybody's."""
+        """Each resolver has another response, and all retries get the same one."""
         for _ in range(ROUNDS):
             held, _ = stood(store, clock, "quarantined")
             answers = [replace(PAYLOAD, data=b"%d" % number) for number in range(THREADS)]
@@ -325,7 +325,7 @@ class Resolving:
             ]
 
     def test_an_owner_and_another_do_not_both_settle(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Whoever was first has said what everybody hears, and the other hears that it was not."""
+        """The first call decides the response, and the other one gets an error."""
         for _ in range(ROUNDS):
             held, token = stood(store, clock, "quarantined")
 

@@ -44,10 +44,10 @@ LONG = 400 * 86400.0
 
 
 class MarkingCorrupt:
-    """Whoever finds an answer damaged says which bytes were found: nothing else is condemned for them."""
+    """A caller that finds a damaged response passes the bytes that it found. The store marks no others."""
 
     def test_a_condemned_record_is_quarantined_with_all_that_it_holds(self, store: Store, clock: FrozenClock) -> None:
-        """Somebody may yet be able to read it, once the right key is there again."""
+        """A later attempt may read it, when the right key is back."""
         key = a_key()
         token = stand(store, clock, key, "completed")
         before = found(store, key)
@@ -60,7 +60,7 @@ class MarkingCorrupt:
         assert (before.fingerprint, before.on_expiry) == (after.fingerprint, after.on_expiry)
 
     def test_a_condemned_record_never_runs_again(self, store: Store, clock: FrozenClock) -> None:
-        """Not even when the life of the answer would long have ended."""
+        """Not even after the response would have expired."""
         key = a_key()
         stand(store, clock, key, "completed")
         store.mark_corrupt(key, PAYLOAD)
@@ -71,7 +71,7 @@ class MarkingCorrupt:
         assert isinstance(another, Mismatched)
 
     def test_a_condemned_record_is_as_good_as_completed_to_its_owner(self, store: Store, clock: FrozenClock) -> None:
-        """The work was done, or there would be no answer: to let the key run again would do it twice."""
+        """The request completed, or there would be no response. Releasing the key would run it twice."""
         key = a_key()
         token = stand(store, clock, key, "completed")
         store.mark_corrupt(key, PAYLOAD)
@@ -111,7 +111,7 @@ class MarkingCorrupt:
     def test_another_payload_than_was_found_is_not_condemned(
         self, store: Store, clock: FrozenClock, other: StoredPayload
     ) -> None:
-        """It may have been sealed anew since it was read, or the damage was in a cache."""
+        """It may have been sealed again since it was read, or the cache was damaged."""
         key = a_key()
         stand(store, clock, key, "completed")
         store.mark_corrupt(key, other)
@@ -120,7 +120,7 @@ class MarkingCorrupt:
 
     @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine"))
     def test_what_is_not_completed_is_not_condemned(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
-        """There is no answer in it that could be damaged."""
+        """It has no response that could be damaged."""
         key = a_key()
         stand(store, clock, key, standing)
         before = found(store, key)
@@ -129,7 +129,7 @@ class MarkingCorrupt:
         assert before == found(store, key)
 
     def test_what_is_absent_is_not_condemned(self, store: Store, clock: FrozenClock) -> None:
-        """A key that was never used, or whose answer's life is over, is free."""
+        """A key that was never used, or whose response has expired, is free."""
         key, expired = a_key(), a_key()
         stand(store, clock, expired, "completed")
         clock.advance(KEEP)
@@ -139,7 +139,7 @@ class MarkingCorrupt:
         assert (store.read(key), store.read(expired)) == (None, None)
 
     def test_the_facts_of_a_sealed_answer_are_told_as_they_were_given(self, store: Store, clock: FrozenClock) -> None:
-        """Number 0 needs no data key; that it is told again decides which key opens it, or that none does."""
+        """Number 0 needs no data key. `read` must return it, because it decides which key opens the response."""
         key, token = a_key(), a_token()
         payload = StoredPayload(b"", 402, False, 0, SealedBy("", 0))
         store.claim(a_request(key), token=token, lease=LEASE)
@@ -173,7 +173,7 @@ class Settling:
         assert payload == outcome.payload
 
     def test_a_completed_record_tells_its_story(self, store: Store, clock: FrozenClock) -> None:
-        """When it was asked for, when it was done, until when it is kept, and by whom."""
+        """When it was requested, when it completed, when it expires, and which worker completed it."""
         key, token = a_key(), a_token()
         asked_at = clock.now
         grant = granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -189,7 +189,7 @@ class Settling:
         assert (near(asked_at + 7.25 + KEEP), near(KEEP - 100)) == (record.deadline, record.remaining)
 
     def test_the_first_result_stays(self, store: Store, clock: FrozenClock) -> None:
-        """Completing again is no error, for a reply may have been lost, and changes neither the answer nor its life."""
+        """Completing again is no error, because a reply may have been lost. It changes neither response nor expiry."""
         key = a_key()
         token = stand(store, clock, key, "completed")
         before = found(store, key)
@@ -199,7 +199,7 @@ class Settling:
         assert before == found(store, key)
 
     def test_a_late_result_is_accepted(self, store: Store, clock: FrozenClock) -> None:
-        """The lease says when others may act. While none has, the owner's result is as good as ever."""
+        """The lease says when other workers may act. If none has, the owner may still complete."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, quarantine")
 
@@ -208,7 +208,7 @@ class Settling:
         assert found(store, key).payload == PAYLOAD
 
     def test_a_result_ends_the_quarantine_of_a_lapsed_record(self, store: Store, clock: FrozenClock) -> None:
-        """The owner was slow, not dead: it knows what happened, and everybody else now hears it."""
+        """The owner was slow, not dead: it knows the result, and all retries now get it."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, quarantine")
         assert Unknown("lease-expired") == store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -228,7 +228,7 @@ class Settling:
         assert found(store, key) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     def test_a_long_quarantine_can_still_be_completed(self, store: Store, clock: FrozenClock) -> None:
-        """Whoever finds out after a year what happened can say so, and is dated rightly."""
+        """After a year an owner can still complete, and the dates are right."""
         key = a_key()
         token = stand(store, clock, key, "quarantined")
         clock.advance(400 * 86400)
@@ -268,7 +268,7 @@ class Settling:
         assert store.read(key) is None
 
     def test_a_lapsed_claim_can_be_released(self, store: Store, clock: FrozenClock) -> None:
-        """Late, and still nobody else's."""
+        """Late, and still owned by the same worker."""
         key = a_key()
         store.release(key, stand(store, clock, key, "lapsed, takeover"))
 
@@ -276,7 +276,7 @@ class Settling:
 
     @pytest.mark.parametrize("verb", ("release", "quarantine", "mark_point_of_no_return"))
     def test_a_completed_record_is_settled_for_good(self, store: Store, clock: FrozenClock, verb: str) -> None:
-        """Its own token can neither take an answer back nor cast doubt on it; only time ends it."""
+        """Its own token can neither release nor quarantine a completed record. Only time ends it."""
         key = a_key()
         token = stand(store, clock, key, "completed")
         before = found(store, key)
@@ -304,7 +304,7 @@ class Settling:
         assert (token, before.fence, before.deadline) == (record.token, record.fence, record.deadline)
 
     def test_a_held_claim_is_never_taken_over(self, store: Store, clock: FrozenClock) -> None:
-        """Not even where a lapse would be: its owner has said that nobody knows, and time tells nothing new."""
+        """Not even if its lease has expired under take-over: the owner has declared the outcome unknown."""
         key = a_key()
         ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
         token = granted(store.claim(ask, token=a_token(), lease=LEASE)).token
@@ -328,7 +328,7 @@ class Settling:
 
     @pytest.mark.parametrize("keep", (0.0, -1.0, math.inf, math.nan))
     def test_an_answer_without_an_end_is_refused(self, store: Store, clock: FrozenClock, keep: float) -> None:
-        """Kept for nothing it would be lost, kept for ever it could not be stored; the claim stands."""
+        """With 0 it would be lost, and with infinity it could not be stored. The claim stays."""
         key = a_key()
         token = stand(store, clock, key, "in flight")
         before = found(store, key)

@@ -156,7 +156,7 @@ class Model:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Does the same to a store and to the model, on a key of its own, and compares answers and records."""
+    """Make each call on a store and on the model, with a separate key, and compare outcomes and records."""
 
     tokens = Bundle("tokens")
 
@@ -267,7 +267,7 @@ class Modelled:
     """What no example above thought of."""
 
     def test_any_sequence_of_calls_ends_as_modelled(self, store: Store, clock: FrozenClock) -> None:
-        """A store and a hundred lines that anybody can check agree on every answer and every record."""
+        """The store and a model of a hundred lines agree on every outcome and every record."""
 
         class ThisStoreMachine(StoreMachine):
             def __init__(self) -> None:
@@ -286,7 +286,7 @@ ReturnT = TypeVar("ReturnT")
 
 
 def at_once(*calls: Callable[[], ReturnT]) -> list[ReturnT]:
-    """What these return when all of them start together, each in a thread of its own."""
+    """Return the results of these calls, which start together, each in its own thread."""
     barrier = threading.Barrier(len(calls))
 
     def started_together(call: Callable[[], ReturnT]) -> ReturnT:
@@ -312,7 +312,7 @@ class Racing:
     """`claim` is one atomic step."""
 
     def test_of_many_exactly_one_is_granted(self, store: Store) -> None:
-        """All the others hear that it is in flight."""
+        """All other claims get `InFlight`."""
         for _ in range(ROUNDS):
             ask = a_request(a_key())
 
@@ -322,7 +322,7 @@ class Racing:
             assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
 
     def test_of_many_exactly_one_takes_over(self, store: Store, clock: FrozenClock) -> None:
-        """A lapsed claim has one successor, however many saw it lapse."""
+        """An expired claim has one successor, however many workers saw it expire."""
         for _ in range(ROUNDS):
             key = a_key()
             stand(store, clock, key, "lapsed, takeover")
@@ -334,7 +334,7 @@ class Racing:
             assert sum(isinstance(outcome, InFlight) for outcome in outcomes) == THREADS - 1
 
     def test_replays_do_not_stand_in_each_others_way(self, store: Store, clock: FrozenClock) -> None:
-        """Any number may read an answer at once."""
+        """Many threads may read a response at the same time."""
         key = a_key()
         stand(store, clock, key, "completed")
 
@@ -343,7 +343,7 @@ class Racing:
         assert [found(store, key)] * THREADS == outcomes
 
     def test_a_late_owner_and_its_successor_do_not_both_win(self, store: Store, clock: FrozenClock) -> None:
-        """Either the answer came first and is replayed, or the take-over did and the answer is refused."""
+        """Either the response came first and is replayed, or the take-over came first and the response is refused."""
         for _ in range(ROUNDS * 5):
             key = a_key()
             slow = stand(store, clock, key, "lapsed, takeover")
@@ -390,7 +390,7 @@ RECOUNT_EXAMPLES, RECOUNT_STEPS = 20, 40
 keys = st.integers(0, KEYS - 1)
 tokens = st.integers(0, TOKENS - 1)
 recount_durations = st.sampled_from((0.1, 1.0, 3.0, 20.0))
-"""Some that end at once, so that buckets are swept while others fill."""
+"""Some windows end immediately, so that the store sweeps buckets while others fill."""
 sizes = st.sampled_from((0, 1, 31, 4096))
 quotas = st.sampled_from((None, Quota(), Quota(records=3), Quota(in_flight=1), Quota(bytes=4096)))
 
@@ -483,7 +483,7 @@ class Recounted:
     """What no example of `LedgerContract` thought of."""
 
     def test_after_any_sequence_of_calls_the_ledger_is_a_recount(self, store: LedgerStore, clock: FrozenClock) -> None:
-        """Not too much, not too little, and never below zero: after lapses, take-overs, expiry and everything else."""
+        """Exactly right, and never below zero: after expired leases, take-overs, expiry and every other call."""
 
         class ThisLedgerMachine(LedgerMachine):
             def __init__(self) -> None:
