@@ -164,11 +164,16 @@ def _try_options(client: Client) -> None:
     pool.connection_class(**pool.connection_kwargs)
 
 
+_NUMBERS: Final = frozenset({int, bool})
+
+
 class _WordPacker(HiredisRespSerializer):
     """Packs text and bytes only. redis-py's own greeting has numbers in it: `HELLO 3`, and `SELECT 1` for a database."""
 
     def pack(self, *args: Any) -> list[bytes]:
-        packed: list[bytes] = super().pack(*words(args))  # type: ignore[arg-type]
+        # What the store sends was written as text before.
+        texts = args if _NUMBERS.isdisjoint(map(type, args)) else words(args)
+        packed: list[bytes] = super().pack(*texts)
         return packed
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -96,7 +96,7 @@ def _tenant_keys(tid: bytes) -> tuple[bytes, tuple[bytes, bytes, bytes, bytes, b
     return _prefix(tid) + b"r:", (*indexes(tid), memory(tid), unsettled(tid), ledger(tid), data_keys(tid))
 
 
-def name(keys: Keys) -> bytes:
+def name(keys: Sequence[bytes]) -> bytes:
     """Return the name of this record in the indexes."""
     return keys[0].rpartition(b":")[2]
 

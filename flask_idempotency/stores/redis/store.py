@@ -171,24 +171,21 @@ class RedisStore:
                 raise corrupt()
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
-        self._write(scripts.RENEW, key, token, microseconds(lease))
+        self._run(scripts.RENEW, layout.keys(key), token, microseconds(lease))
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
-        self._write(scripts.MARK_POINT_OF_NO_RETURN, key, token)
+        self._run(scripts.MARK_POINT_OF_NO_RETURN, layout.keys(key), token)
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        self._write(scripts.COMPLETE, key, token, *completion(payload, keep=keep))
+        self._run(scripts.COMPLETE, layout.keys(key), token, *completion(payload, keep=keep))
 
     def release(self, key: StorageKey, token: bytes) -> None:
         keys = layout.keys(key)
-        answer = self._run(
-            scripts.RELEASE, (*keys, layout.cancelled(keys, token)), layout.name(keys), token, GIVEN_UP_MS
-        )
-        if answer not in (b"DONE", b"ABSENT"):
-            raise _refusal(answer)
+        concerned = *keys, layout.cancelled(keys, token)
+        self._run(scripts.RELEASE, concerned, token, GIVEN_UP_MS, done=(b"DONE", b"ABSENT"))
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
-        self._write(scripts.QUARANTINE, key, token, reason_bytes(reason))
+        self._run(scripts.QUARANTINE, layout.keys(key), token, reason_bytes(reason))
 
     def read(self, key: StorageKey) -> Record | None:
         now, data, *erasure = self._server.run(scripts.READ, layout.keys(key))
@@ -198,24 +195,24 @@ class RedisStore:
         return None if record.state is State.COMPLETED and record.remaining <= 0 else record
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
-        keys = layout.keys(key)
         facts = int(payload.success), payload.status, payload_bytes(payload)
-        self._run(scripts.MARK_CORRUPT, keys, layout.name(keys), b"", *facts)
-
-    def _write(self, script: Script, key: StorageKey, token: bytes, *arguments: bytes | int) -> None:
-        """Run a script of the owner of this token. Raise why it changed nothing."""
         keys = layout.keys(key)
-        answer = self._run(script, keys, layout.name(keys), token, *arguments)
-        if answer != b"DONE":
-            raise _refusal(answer)
+        self._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), b"", *facts)
 
-    def _run(self, script: Script, keys: Sequence[bytes], *arguments: bytes | int) -> Any:
-        """Run a script of an owner. After a restart of Redis judge first whether it lost anything, and run it again."""
-        answer = self._server.run(script, keys, *arguments)
+    def _run(
+        self, script: Script, keys: Sequence[bytes], *arguments: bytes | int, done: tuple[bytes, ...] = (b"DONE",)
+    ) -> None:
+        """Run a script of an owner. Raise why it changed nothing, unless its answer is one of `done`.
+
+        After a restart of Redis judge first whether it lost anything, and run it again.
+        """
+        name = layout.name(keys)
+        answer = self._server.run(script, keys, name, *arguments)
         if answer == b"DOUBT":
             self.data_loss.judge()
-            answer = self._server.run(script, keys, *arguments)
-        return answer
+            answer = self._server.run(script, keys, name, *arguments)
+        if answer not in done:
+            raise _refusal(answer)
 
 
 def _refusal(answer: Any) -> Exception:

@@ -330,7 +330,8 @@ class Insert:
     def claim(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | NearLimit:
         if query.quota is not None:
             return self._gate.claim(connection, query, self._look_first)
-        return self._gate.retry(connection, query, self._once)
+        outcome = self._once(connection, query)
+        return self._gate.retry(connection, query, self._once) if outcome is None else outcome
 
     def _once(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
         fence, *found = connection.execute(self._claim_or_read, query.parameters).one()
@@ -339,7 +340,9 @@ class Insert:
         if found[0] is None:
             # Another worker inserted the row after our snapshot was taken, so we neither made it nor see it.
             return None
-        return self._writer.apply(connection, row_of(found), query)
+        row = row_of(found)
+        outcome = classify(row, query)
+        return self._writer.write(connection, outcome, row, query) if isinstance(outcome, Move) else outcome
 
     def _look_first(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
         """With a quota the statement that inserts is long, and a replay must not pay for having it planned."""

@@ -136,7 +136,8 @@ class SqlStore:
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
             raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
-        query = claim_query(request, token, lease=microseconds(lease), now=self.now(), quota=quota)
+        now = None if self._clock is None else self.now()
+        query = claim_query(request, token, lease=microseconds(lease), now=now, quota=quota)
         statements, strategy = self._built or self._ready()
         if quota is not None:
             statements.completing.counts = True
@@ -145,7 +146,13 @@ class SqlStore:
             self.database.run(prepare)
             self._prepared = True
         try:
-            outcome: StoreOutcome | NearLimit | None = self.database.run(self._claim, strategy, query)
+            outcome: StoreOutcome | NearLimit | None
+            try:
+                outcome = self.database.run(strategy.claim, query)
+            except StoreUnavailable as error:
+                if not (isinstance(error.__cause__, DBAPIError) and is_lock_timeout(error.__cause__)):
+                    raise
+                outcome = None
             if isinstance(outcome, NearLimit):
                 outcome = wait_for_tenant(self.database, outcome)
             if outcome is None:
@@ -206,14 +213,6 @@ class SqlStore:
             self._built = Statements(dialect), strategy_of(self._strategy_name, dialect)
         return self._built
 
-    def _claim(self, connection: Connection, strategy: Strategy, query: ClaimQuery) -> StoreOutcome | NearLimit:
-        try:
-            return strategy.claim(connection, query)
-        except DBAPIError as error:
-            if not is_lock_timeout(error):
-                raise
-        return self._claim_without_lock(connection, query)
-
     def _claim_without_lock(self, connection: Connection, query: ClaimQuery) -> StoreOutcome:
         """Return what the row alone says. Another worker holds a lock, and does not move."""
         found = connection.execute(self.statements.read, query.parameters).one_or_none()
@@ -225,7 +224,8 @@ class SqlStore:
 
     def parameters(self, key: StorageKey, token: bytes, **more: Any) -> dict[str, Any]:
         """Return what every write of an owner passes, and `more`."""
-        return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": self.now(), **more}
+        now = None if self._clock is None else self.now()
+        return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": now, **more}
 
     def _write(
         self,
