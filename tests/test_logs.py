@@ -14,7 +14,7 @@ from flask_idempotency.engine import events
 from flask_idempotency.engine.capabilities import RISK
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
 from flask_idempotency.logs import LOGGER, fields_of, log_of, template_of
-from tests.web.apps import new_world
+from tests.apps import new_world
 
 RESERVED = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
 

@@ -17,8 +17,7 @@ from flask_idempotency.cli import cli
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry, RequestInfo
 from flask_idempotency.operations.records import handle_of
-from tests.web.apps import World
-from tests.web.cases import NAME, WHY, paid, run, shop
+from tests.apps import NAME, WHY, World, paid, run, shop
 
 KEY, TENANT, PRINCIPAL, BODY = "canary-key", "canary-tenant", "canary-principal", "canary-body"
 WHOSE = ("--tenant", TENANT)

@@ -20,10 +20,10 @@ from flask_idempotency.maintenance.janitor import LOCK_SECONDS
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
+from tests import apps
+from tests.apps import FaultyMemory, World, new_world
 from tests.books import book_of
 from tests.cli.test_keys import NEW, OLD, disabled, run, shop
-from tests.web import cases
-from tests.web.apps import FaultyMemory, World, new_world
 
 BOTH = {"new": NEW, "old": OLD}
 
@@ -127,10 +127,10 @@ def test_a_store_that_does_not_answer_is_not_said_to_be_in_order() -> None:
 
 def test_reap_quarantines_what_its_owner_has_left() -> None:
     """Once: the second time there is nothing to do. What is to be taken over is left to its retry."""
-    world = cases.shop()
-    cases.vanished(world, "a"), cases.vanished(world, "b", on_lapse=OnExpiry.TAKEOVER)
+    world = apps.shop()
+    apps.vanished(world, "a"), apps.vanished(world, "b", on_lapse=OnExpiry.TAKEOVER)
     early = object_of(run(world, "reap", "--json"))
-    world.clock.advance(cases.LEASE + 1)
+    world.clock.advance(apps.LEASE + 1)
     said = [run(world, "reap", "--json") for _ in range(2)]
 
     assert [0, 0] == [each.exit_code for each in said]
@@ -143,7 +143,7 @@ def test_reap_quarantines_what_its_owner_has_left() -> None:
 
 def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
     """And exits with 1 when one of them failed, so that a cron job is heard."""
-    world = cases.shop()
+    world = apps.shop()
     answers = iter((Happened(("paid", 201)), ZeroDivisionError()))
 
     def resolver(unknown: UnknownOutcome) -> Resolution:
@@ -153,7 +153,7 @@ def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
         return answer
 
     world.idempotency.resolver("pay")(resolver)
-    cases.lapsed(world, "a"), cases.lapsed(world, "b")
+    apps.lapsed(world, "a"), apps.lapsed(world, "b")
     told = run(world, "reap")
 
     assert 1 == told.exit_code
@@ -163,14 +163,14 @@ def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
 
 def test_expire_removes_what_is_over() -> None:
     """And nothing that is in progress or quarantined."""
-    world = cases.shop()
-    cases.paid(world, "a"), cases.paid(world, "b"), cases.vanished(world, "c")
+    world = apps.shop()
+    apps.paid(world, "a"), apps.paid(world, "b"), apps.vanished(world, "c")
     world.clock.advance(24 * 3600)
     told = run(world, "expire")
 
     assert (0, "Removed, because their time was over: 2.\n") == (told.exit_code, told.output)
-    assert [None, None] == [cases.record(world, key) for key in "ab"]
-    assert cases.record(world, "c") is not None
+    assert [None, None] == [apps.record(world, key) for key in "ab"]
+    assert apps.record(world, "c") is not None
 
 
 @pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
@@ -202,7 +202,7 @@ def test_a_chore_that_is_killed_keeps_the_others_out_no_longer_than_its_budget(
     budget: tuple[str, ...], lease: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock ends a minute after it. One without an end would be no lock but a halt."""
-    world, leases = cases.shop(), list[float]()
+    world, leases = apps.shop(), list[float]()
     take = type(world.store.task_log).lock
 
     def taken(self: Any, chore: str, token: bytes, *, lease: float) -> bool:
@@ -228,9 +228,9 @@ def test_no_budget_is_longer_than_a_lock_may_last(chore: str) -> None:
 
 def test_a_chore_whose_budget_ended_says_so() -> None:
     """It is no fault, and it is to be run again."""
-    world = cases.shop()
+    world = apps.shop()
     for number in range(3):
-        cases.paid(world, str(number))
+        apps.paid(world, str(number))
     world.clock.advance(24 * 3600)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -255,12 +255,12 @@ def test_a_chore_whose_budget_ended_says_so() -> None:
 def test_a_chore_that_a_store_gives_no_work_for_is_refused(chore: str, why: str) -> None:
     world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
 
-    assert why in cases.refusal(run(world, chore))
-    assert "IDEMPOTENCY_ENABLED is False" in cases.refusal(run(disabled(), chore))
+    assert why in apps.refusal(run(world, chore))
+    assert "IDEMPOTENCY_ENABLED is False" in apps.refusal(run(disabled(), chore))
 
 
 def test_without_quotas_there_is_nothing_to_reconcile() -> None:
-    assert "Quotas are off" in cases.refusal(run(cases.shop(), "reconcile"))
+    assert "Quotas are off" in apps.refusal(run(apps.shop(), "reconcile"))
 
 
 @pytest.mark.parametrize("chore", ("reap", "expire", "rotate"))

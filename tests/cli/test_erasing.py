@@ -15,8 +15,21 @@ from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import ERASED, State
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from tests.web.apps import FaultyMemory, World, new_world
-from tests.web.cases import WHY, key_of, lapsed, paid, record, refusal, run, said, shop, vanished
+from tests.apps import (
+    WHY,
+    FaultyMemory,
+    World,
+    key_of,
+    lapsed,
+    new_world,
+    paid,
+    record,
+    refusal,
+    run,
+    said,
+    shop,
+    vanished,
+)
 
 PURGE = ("purge", "--tenant", "acme", *WHY, "--yes")
 RING = {"a": b64encode(b"a" * 32).decode()}

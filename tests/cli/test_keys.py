@@ -21,7 +21,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.operations.admin import KeysReport, KeyStatus, keys_status
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from tests.web.apps import World, new_world
+from tests.apps import World, new_world
 
 OLD, NEW = (b64encode(letter * 32).decode() for letter in (b"o", b"n"))
 

@@ -11,8 +11,7 @@ from flask.views import MethodView
 from flask_idempotency import Idempotency, claim_here, exempt, idempotent
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import StillUnknown
-from tests.web.apps import World, new_world
-from tests.web.cases import refusal, run, said
+from tests.apps import World, new_world, refusal, run, said
 
 
 def decide(response: Any, exception: Any) -> None:

@@ -17,7 +17,7 @@ from flask_idempotency.engine.events import TenantErased
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from tests.web.apps import World, new_world
+from tests.apps import World, new_world
 
 RING = {"a": b64encode(b"a" * 32).decode()}
 WHY = ("--reason", "their contract has ended", "--actor", "ops")

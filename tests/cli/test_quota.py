@@ -15,7 +15,7 @@ from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from tests.web.apps import World, new_world
+from tests.apps import World, new_world
 
 SIZE = len("paid") + len("Content-Type: text/html; charset=utf-8\r\n")
 

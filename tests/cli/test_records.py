@@ -12,8 +12,22 @@ from flask_idempotency.engine.keys import Identity
 from flask_idempotency.operations.records import handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from tests.web.apps import World, new_world
-from tests.web.cases import ALICES, GONE, LEASE, MAX_RUNTIME, key_of, lapsed, paid, refusal, run, said, shop, vanished
+from tests.apps import (
+    ALICES,
+    GONE,
+    LEASE,
+    MAX_RUNTIME,
+    World,
+    key_of,
+    lapsed,
+    new_world,
+    paid,
+    refusal,
+    run,
+    said,
+    shop,
+    vanished,
+)
 
 
 def listed(world: World, state: str, *arguments: str) -> list[dict[str, Any]]:

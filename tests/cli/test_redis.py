@@ -19,12 +19,11 @@ from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialis
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.data_loss import RedisDataLoss
 from flask_idempotency.web.doctor import run_checks
+from tests.apps import WHY, World, new_world, refusal, said
+from tests.apps import run as run_any
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, StartRedis, connect, is_written
 from tests.tooling.processes import eventually
-from tests.web.apps import World, new_world
-from tests.web.cases import WHY, refusal, said
-from tests.web.cases import run as run_any
 
 SOON = 0.001
 """Seconds that nobody has to wait for: over before the next command is."""

@@ -16,15 +16,16 @@ from flask_idempotency.engine.model import OnExpiry, Record, State
 from flask_idempotency.operations.records import handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
-from tests.web.apps import World, new_world
-from tests.web.cases import (
+from tests.apps import (
     ALICES,
     ANSWER,
     GONE,
     LEASE,
     WHY,
+    World,
     key_of,
     lapsed,
+    new_world,
     paid,
     record,
     refusal,

@@ -11,13 +11,13 @@ import pytest
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.events import Resolved
 from flask_idempotency.engine.model import State
-from tests.web.apps import World
-from tests.web.cases import (
+from tests.apps import (
     ALICES,
     ANSWER,
     GONE,
     LEASE,
     WHY,
+    World,
     key_of,
     lapsed,
     paid,

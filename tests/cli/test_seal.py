@@ -12,8 +12,8 @@ from flask import Flask
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import RecordCorrupt, ResponsesSealed
+from tests.apps import World, new_world
 from tests.cli.test_keys import NEW, OLD, disabled, run
-from tests.web.apps import World, new_world
 
 SECRET = "a secret for tests that is longer than 32 bytes"
 

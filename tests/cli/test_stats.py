@@ -10,9 +10,8 @@ from flask import Flask
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
+from tests.apps import LEASE, lapsed, new_world, paid, refusal, run, said, shop, vanished
 from tests.books import book_of
-from tests.web.apps import new_world
-from tests.web.cases import LEASE, lapsed, paid, refusal, run, said, shop, vanished
 
 
 def test_it_counts_what_there_is_in_each_state() -> None:

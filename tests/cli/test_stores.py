@@ -19,10 +19,9 @@ from flask_idempotency.operations.records import handle_of
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import found
+from tests.apps import ALICES, LEASE, MAX_RUNTIME, WHY, World, lapsed, paid, refusal, run, said, shop, world_on
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers
-from tests.web.apps import World
-from tests.web.cases import ALICES, LEASE, MAX_RUNTIME, WHY, lapsed, paid, refusal, run, said, shop, world_on
 
 
 @pytest.fixture(params=("sqlite", "tiered", *REDIS_KINDS))

@@ -18,7 +18,7 @@ from flask_idempotency.extension import AppState
 from flask_idempotency.metrics import Meter
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.timed import TimedStore
-from tests.web.apps import KEY, World, new_world
+from tests.apps import KEY, World, new_world
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.web.callbacks import Callbacks, load_tenant
 from flask_idempotency.web.principals import Credentials, load_principal
-from tests.web.apps import is_replay, new_world
+from tests.apps import is_replay, new_world
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.policies import claim_here, exempt, idempotent
 from flask_idempotency.web.request_state import RequestState, context
-from tests.web.apps import World, is_replay, new_world
-from tests.web.cases import run, said
+from tests.apps import World, is_replay, new_world, run, said
 
 
 class Orders(MethodView):

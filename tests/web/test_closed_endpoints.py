@@ -15,8 +15,7 @@ from werkzeug.test import TestResponse
 from flask_idempotency import ConfigurationError, Idempotency, Quota, claim_here, exempt, idempotent
 from flask_idempotency.engine.events import StoreFailed
 from flask_idempotency.stores.memory import MemoryStore
-from tests.web.apps import FaultyMemory, World, new_world
-from tests.web.cases import run, said
+from tests.apps import FaultyMemory, World, new_world, run, said
 
 WRONG: dict[str, dict[str, Any]] = {
     "transactional without its store": {"effects": "transactional"},

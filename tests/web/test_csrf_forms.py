@@ -17,7 +17,7 @@ from itsdangerous import TimestampSigner
 from werkzeug.test import TestResponse
 from wtforms import FileField, IntegerField  # type: ignore[import-untyped]
 
-from tests.web.apps import World, is_replay, new_world
+from tests.apps import World, is_replay, new_world
 
 PAGE = """<form method="post">{{ form.hidden_tag() if form else csrf }}{{ idempotency_field() }}</form>"""
 INPUT = re.compile(r'<input[^>]*name="([^"]+)"[^>]*value="([^"]+)"')

@@ -13,7 +13,7 @@ from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.web.current_claim import current_claim, idempotency_field
 from flask_idempotency.web.policies import exempt, idempotent
-from tests.web.apps import KEY, new_world
+from tests.apps import KEY, new_world
 
 ATTRIBUTES = ("key", "tenant", "principal", "fence", "attempt")
 

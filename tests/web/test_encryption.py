@@ -17,7 +17,7 @@ from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import Record, RequestInfo, State, StoredPayload
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
-from tests.web.apps import LONG, FaultyMemory, World, is_replay, new_world, who
+from tests.apps import LONG, FaultyMemory, World, is_replay, new_world, who
 
 RING = {"2026-11": b64encode(b"n" * 32).decode(), "2025-11": b64encode(b"o" * 32).decode()}
 CARD = "4242 4242 4242 4242"

@@ -19,7 +19,7 @@ from flask_principal import Identity, Principal  # type: ignore[import-untyped]
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.extension import Idempotency
-from tests.web.apps import World, is_replay, new_world
+from tests.apps import World, is_replay, new_world
 from tests.web.test_former_identity import doctor
 from tests.web.test_principals import KEY, User, basic, signed_in, token
 

@@ -18,7 +18,7 @@ from flask_idempotency.extension import Idempotency
 from flask_idempotency.operations.identity import APART_SECONDS, NOTED_EVERY_SECONDS
 from flask_idempotency.operations.records import handle_of
 from flask_idempotency.web.doctor import run_checks
-from tests.web.apps import World, is_replay, new_world
+from tests.apps import World, is_replay, new_world
 
 DAY = 86400.0
 

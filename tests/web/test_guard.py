@@ -18,7 +18,7 @@ from flask_idempotency.extension import Idempotency
 from flask_idempotency.web.current_claim import current_claim
 from flask_idempotency.web.policies import claim_here, idempotent
 from flask_idempotency.web.problems import PROBLEMS
-from tests.web.apps import KEY, World, is_replay, new_world
+from tests.apps import KEY, World, is_replay, new_world
 
 
 def paying(world: World) -> World:

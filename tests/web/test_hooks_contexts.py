@@ -31,7 +31,7 @@ from flask_idempotency.extension import Idempotency
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.web.current_claim import current_claim
 from flask_idempotency.web.request_state import context
-from tests.web.apps import KEY, is_replay, new_world
+from tests.apps import KEY, is_replay, new_world
 
 
 @pytest.mark.parametrize("how", ("called", "thread", "failing thread"))

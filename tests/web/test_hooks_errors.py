@@ -16,7 +16,7 @@ from flask_idempotency.engine.events import Completed, Quarantined, Released
 from flask_idempotency.engine.model import State
 from flask_idempotency.web.current_claim import current_claim
 from flask_idempotency.web.policies import claim_here
-from tests.web.apps import KEY, World, is_replay, new_world
+from tests.apps import KEY, World, is_replay, new_world
 
 PROPAGATION: dict[str, dict[str, Any]] = {
     "production": {"TESTING": False, "PROPAGATE_EXCEPTIONS": None},

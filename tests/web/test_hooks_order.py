@@ -16,7 +16,7 @@ from flask_restx import Api, Resource, fields  # type: ignore[import-untyped]
 from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.web.policies import claim_here
-from tests.web.apps import KEY, World, is_replay, new_world
+from tests.apps import KEY, World, is_replay, new_world
 
 CREDENTIALS = {"Authorization": "Bearer good"}
 

@@ -34,7 +34,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.events import RecordCorrupt, ReplayServed
 from flask_idempotency.engine.model import State, StoredResponse
-from tests.web.apps import KEY, is_replay, new_world, pairs
+from tests.apps import KEY, is_replay, new_world, pairs
 
 
 def test_p21_a_request_id_and_timing_occur_once_and_fresh_on_a_replay() -> None:

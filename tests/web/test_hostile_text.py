@@ -28,10 +28,9 @@ from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.testing.contract.support import a_request, a_token, granted
 from flask_idempotency.web.problems import Problem, render
+from tests.apps import WHY, World, new_world, run
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, connect
-from tests.web.apps import World, new_world
-from tests.web.cases import WHY, run
 
 ORDERS = "\x1b[2J\x1b]0;owned\x07\r\n\x7f\x85\x9b31m\u202eevil\u2066\u2028\u2029\x00"
 """Clears the screen, sets the title, begins a line, and turns the direction."""

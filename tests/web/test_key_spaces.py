@@ -9,7 +9,7 @@ import pytest
 from flask import Flask, request
 
 from flask_idempotency.engine.model import State
-from tests.web.apps import KEY, World, is_replay, new_world
+from tests.apps import KEY, World, is_replay, new_world
 
 CALLERS = (
     {"X-User": "alice"},

@@ -16,7 +16,7 @@ from werkzeug.test import Client, EnvironBuilder, run_wsgi_app
 from flask_idempotency.engine.model import State
 from flask_idempotency.web.current_claim import current_claim
 from flask_idempotency.web.policies import claim_here
-from tests.web.apps import KEY, World, is_replay, new_world
+from tests.apps import KEY, World, is_replay, new_world
 
 Environ = dict[str, Any]
 

@@ -19,7 +19,7 @@ from flask_idempotency import Idempotency
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.web import policies as module
 from flask_idempotency.web.policies import Policies, claim_here, exempt, idempotent
-from tests.web.apps import new_world
+from tests.apps import new_world
 
 
 def policies(app: Flask, overrides: Any = None, **base: Any) -> Policies:

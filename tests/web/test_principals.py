@@ -26,7 +26,7 @@ from flask_principal import Identity, Principal  # type: ignore[import-untyped]
 
 from flask_idempotency import claim_here, current_claim
 from flask_idempotency.web.principals import ASSERTED, CERTIFICATES, TOKENS
-from tests.web.apps import World, is_replay, new_world
+from tests.apps import World, is_replay, new_world
 
 KEY = "kept-in-tests-only-and-32-bytes-long"
 BEARER = {"Authorization": "Bearer x"}

@@ -22,7 +22,7 @@ from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import PROFILES, policy_of
 from flask_idempotency.web.problems import refusal, render
 from flask_idempotency.web.responses import CapturedResponse, StreamEnd, capture, kept_headers, overlay, replay
-from tests.web.apps import Remembering, new_world
+from tests.apps import Remembering, new_world
 
 
 @pytest.mark.parametrize(

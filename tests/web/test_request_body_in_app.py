@@ -17,7 +17,7 @@ from werkzeug.test import EnvironBuilder
 
 from flask_idempotency import idempotent
 from flask_idempotency.engine.errors import ConfigurationError
-from tests.web.apps import KEY, World, is_replay, new_world
+from tests.apps import KEY, World, is_replay, new_world
 from tests.web.sending import DELIVERIES, Delivery, chunked, endless, environ_of, send, terminated
 
 MULTIPART = (

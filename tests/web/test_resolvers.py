@@ -20,8 +20,8 @@ from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.web.current_claim import current_claim
 from flask_idempotency.web.janitor import janitor_of
 from flask_idempotency.web.policies import idempotent
+from tests.apps import World, is_replay, new_world
 from tests.books import book_of
-from tests.web.apps import World, is_replay, new_world
 
 DRAIN = Batcher(sleep=lambda seconds: None, monotonic=lambda: 0.0)
 

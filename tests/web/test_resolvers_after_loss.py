@@ -15,8 +15,8 @@ from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.web.janitor import janitor_of
+from tests.apps import World, new_world
 from tests.stores.forgetting import Loss, emptying, handing_over, ready_store, refused
-from tests.web.apps import World, new_world
 
 __all__ = ["emptying", "handing_over", "ready_store"]
 

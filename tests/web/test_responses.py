@@ -17,7 +17,7 @@ from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings.profiles import PROFILES, policy_of
 from flask_idempotency.web.responses import replay
-from tests.web.apps import Remembering
+from tests.apps import Remembering
 
 
 class Careful(Response):

@@ -18,7 +18,7 @@ from flask_idempotency.engine.model import CORRUPT, ClaimRequest, Record, State,
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.web.problems import OutageLog
-from tests.web.apps import FaultyMemory, World, is_replay, new_world
+from tests.apps import FaultyMemory, World, is_replay, new_world
 
 
 class Ticks:

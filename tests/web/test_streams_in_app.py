@@ -20,7 +20,7 @@ from flask_idempotency.engine.events import Completed
 from flask_idempotency.engine.model import State
 from flask_idempotency.web.current_claim import current_claim
 from flask_idempotency.web.responses import StreamEnd, Tee
-from tests.web.apps import KEY, World, is_replay, new_world
+from tests.apps import KEY, World, is_replay, new_world
 
 
 def begin(world: World, key: str = "k") -> Any:

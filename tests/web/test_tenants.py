@@ -23,11 +23,10 @@ from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from flask_idempotency.web.problems import refusal, render
+from tests.apps import WHY, World, is_replay, new_world, run, said
+from tests.apps import refusal as refused
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers
-from tests.web.apps import World, is_replay, new_world
-from tests.web.cases import WHY, run, said
-from tests.web.cases import refusal as refused
 
 DAY = 24 * 3600
 

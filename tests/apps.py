@@ -1,21 +1,34 @@
-"""Guarded applications for tests, and what their stores were asked."""
+"""The guarded applications that tests build, and the commands that tests run on them."""
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from click.testing import Result
 from flask import Flask, request
 from flask import Response as FlaskResponse
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse, create_environ, run_wsgi_app
 from werkzeug.wrappers import Response
 
+from flask_idempotency.assembly import identities
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.events import Event
-from flask_idempotency.engine.model import Record, State, StoredResponse
+from flask_idempotency.engine.keys import Scope, StorageKey, new_token
+from flask_idempotency.engine.model import (
+    ClaimRequest,
+    Grant,
+    OnExpiry,
+    Record,
+    RequestInfo,
+    State,
+    StoredPayload,
+    StoredResponse,
+)
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.signals import SIGNALS
@@ -30,7 +43,7 @@ LONG = "s-9f2c47d1e8b35a60c1d47be2a5583f09"
 
 
 class FaultyMemory(FaultyStore):
-    """Its line can be cut for claims; what it counts and keeps besides is always there."""
+    """A store whose claims can fail; its ledger, data keys and recovery always work."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
@@ -44,21 +57,21 @@ class FaultyMemory(FaultyStore):
 
 @dataclass
 class World:
-    """One guarded application, its store, and everything that was told."""
+    """One guarded application, its store and the events that it sent."""
 
     app: Flask
     store: FaultyMemory
     clock: FrozenClock
     idempotency: Idempotency
     runs: list[Any] = field(default_factory=list)
-    """What views append to when they run."""
+    """Views append to it when they run."""
     events: list[Event] = field(default_factory=list)
 
     def client(self, **options: Any) -> FlaskClient:
         return self.app.test_client(**options)
 
     def post(self, path: str = "/", key: str | None = "k", **options: Any) -> TestResponse:
-        """A keyed POST by a client without cookies, which reads the whole answer."""
+        """Send a keyed POST from a client without cookies, and read the whole response."""
         options.setdefault("buffered", True)
         headers = dict(options.pop("headers", {}))
         if key is not None:
@@ -73,21 +86,21 @@ class World:
         return [event for event in self.events if type(event) is kind]
 
     def record(self) -> Record | None:
-        """The record that the last call was about."""
+        """Return the record of the last store call."""
         return self.store.read(self.store.calls[-1].key)
 
     def state(self) -> State | None:
-        """How the key of the last call stands."""
+        """Return the state of the last call's key."""
         record = self.record()
         return None if record is None else record.state
 
     def settled(self) -> list[str]:
-        """The verbs that ended claims, in order."""
+        """Return the store calls that ended claims, in order."""
         return [verb for verb in self.store.verbs() if verb in ("complete", "release", "quarantine")]
 
 
 def who() -> str | None:
-    """A principal loader: whoever X-User names."""
+    """Load the principal from X-User."""
     return request.headers.get("X-User", "alice") or None
 
 
@@ -101,7 +114,7 @@ def new_world(
     secret: Any = None,
     **policy: Any,
 ) -> World:
-    """An application that does not propagate exceptions, as in production, unless `config` says otherwise."""
+    """Build an application that does not propagate exceptions, as in production, unless `config` sets it."""
     app = app or Flask("tests.web.app")
     app.config.update({"SECRET_KEY": "s", "TESTING": True, "PROPAGATE_EXCEPTIONS": False, **(config or {})})
     if secret is None:
@@ -123,7 +136,7 @@ def new_world(
 
 
 def pairs(response: TestResponse) -> list[tuple[str, str]]:
-    """The header fields, without what marks a replay."""
+    """Return the header fields, without those that mark a replay."""
     return sorted((n, v) for n, v in response.headers if n not in ("Idempotency-Replayed", "Cache-Control"))
 
 
@@ -133,7 +146,7 @@ def is_replay(response: Response) -> bool:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a server is handed."""
+    """The response that a server receives."""
 
     status: str
     headers: list[tuple[str, str]]
@@ -144,12 +157,12 @@ class Sent:
 
     @property
     def fields(self) -> list[tuple[str, str]]:
-        """In any order, and without the length: a stream has none, its replay has."""
+        """Return the fields sorted, without the length: a stream has none, its replay has one."""
         return sorted(pair for pair in self.headers if pair[0] != "Content-Length")
 
 
 class Remembering:
-    """An application with one view, whose answer can be had again by asking for it with `replay()`."""
+    """An application with one view, no store, and `replay()` for the response that it captured."""
 
     def __init__(
         self,
@@ -193,3 +206,107 @@ class Remembering:
         environ = create_environ(method="POST", headers=headers)
         body, status, fields = run_wsgi_app(self.app, environ, buffered=read)
         return Sent(status, list(fields), b"".join(body) if read else b"")
+
+
+LEASE, MAX_RUNTIME = 30.0, 900.0
+"""The seconds of the default policy."""
+GONE = LEASE + MAX_RUNTIME
+"""Seconds after its claim until a silent worker counts as gone."""
+
+WHY = ("--reason", "asked the bank", "--actor", "ops")
+ALICES = ("--key", "k", "--tenant", "acme", "--principal", "alice")
+"""The options that name the key of `vanished` and of `paid`."""
+
+NAME = "tests.web.app"
+
+
+def shop(**settings: Any) -> World:
+    """Build a shop with a view `pay`, which fails if the client sends X-Fail."""
+    world = new_world(Flask(NAME), init=False, **settings)
+    # Before the host's time: a janitor uses the earlier of the two.
+    world.clock.now = 1_000_000_000.0
+    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
+    world.idempotency.init_app(world.app)
+
+    @world.view()
+    def pay() -> tuple[str, int]:
+        world.runs.append(request.get_data(as_text=True))
+        if "X-Fail" in request.headers:
+            raise RuntimeError("the view failed")
+        return "paid", 201
+
+    return world
+
+
+def paid(world: World, key: str = "k", **headers: str) -> Any:
+    return world.post(key=key, headers={"X-Tenant": "acme", **{f"X-{n}": value for n, value in headers.items()}})
+
+
+def run(world: World, *arguments: str, typed: str | bytes | None = None) -> Result:
+    return world.app.test_cli_runner().invoke(args=["idempotency", *arguments], input=typed)
+
+
+def said(result: Result) -> Any:
+    """Return the JSON that the command printed."""
+    assert not result.stderr, result.stderr
+    return json.loads(result.stdout)
+
+
+def refusal(result: Result) -> str:
+    """Return the error of a refused command, which prints nothing to stdout."""
+    assert (1, "") == (result.exit_code, result.stdout), result.output
+    return result.stderr.removeprefix("Error: ")
+
+
+def key_of(
+    world: World, key: str = "k", *, principal: str | None = "alice", operation: str | None = None
+) -> StorageKey:
+    scope = Scope(NAME, "acme", principal, operation)
+    return identities(world.app.extensions["idempotency"].settings)[0].storage_key(scope, key)
+
+
+def vanished(
+    world: World, key: str = "k", *, on_lapse: OnExpiry = OnExpiry.QUARANTINE, endpoint: str = "pay", **scope: Any
+) -> tuple[StorageKey, bytes]:
+    """Make a claim whose worker vanishes. Return its storage key and token, with which it could come back."""
+    storage_key = key_of(world, key, **scope)
+    token = new_token(storage_key.mark)
+    about = RequestInfo("acme", "alice", "POST", endpoint)
+    asked = ClaimRequest(storage_key, fingerprint=bytes(32), on_expiry=on_lapse, info=about)
+    assert isinstance(world.store.claim(asked, token=token, lease=LEASE), Grant)
+    return storage_key, token
+
+
+def lapsed(world: World, key: str = "k", *, after: float = LEASE + 1) -> tuple[StorageKey, bytes]:
+    """Make a claim whose worker vanishes, and quarantine it after its lease."""
+    owned = vanished(world, key)
+    world.clock.advance(after)
+    found = world.store.recovery.expired_leases(horizon=world.clock.now, limit=10).found
+    assert all(world.store.recovery.quarantine_expired(each, horizon=world.clock.now) for each in found)
+    return owned
+
+
+def record(world: World, key: str = "k") -> Record | None:
+    return world.store.read(key_of(world, key))
+
+
+ANSWER = StoredPayload(b"", 201, success=True, byte_size=4)
+"""The payload that a late worker stores; no test opens it."""
+
+
+def world_on(store: Any, *, app: Flask | None = None, **settings: Any) -> World:
+    """Build a shop over this store, with tenants from a header; its view fails if the client sends X-Fail."""
+    app = app or Flask("tests.web.app")
+    world = new_world(app, store=store, init=False, on_error="quarantine", **settings)
+    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
+    world.idempotency.init_app(world.app)
+
+    @world.view()
+    def pay() -> tuple[str, int]:
+        world.runs.append(1)
+        if "X-Fail" in request.headers:
+            raise RuntimeError("the view failed")
+        return "paid", 201
+
+    assert 0 == run(world, "db", "upgrade").exit_code
+    return world
