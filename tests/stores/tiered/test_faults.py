@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from typing import Self
@@ -34,18 +34,10 @@ from flask_idempotency.testing.contract.support import (
     stand,
 )
 from tests.lab.redis import StartRedis
-from tests.stores.cached import PATIENT
 from tests.stores.weather import FATES, Fate, Weather
 from tests.tiered_backends import TellingStore
 
 A_KEY = a_key()
-
-
-@pytest.fixture
-def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplayCache]:
-    cache = RedisReplayCache(redis_server.url + PATIENT, clock=clock)
-    yield cache
-    cache.close()
 
 
 @pytest.fixture
@@ -79,7 +71,7 @@ class HeldUp:
 
 @pytest.mark.parametrize("settled", (False, True), ids=("in flight again", "completed again"))
 @pytest.mark.parametrize("telling", (False, True), ids=("replayed", "completed"))
-def test_a_fill_that_arrives_in_the_keys_next_life_does_not_bring_back_the_old_answer(
+def test_a_late_fill_of_a_reused_key_is_dropped(
     cache: RedisReplayCache, clock: FrozenClock, settled: bool, telling: bool
 ) -> None:
     """It was stuck in front of a frozen server while the answer's life ended and the key was used again."""
@@ -100,7 +92,7 @@ def test_a_fill_that_arrives_in_the_keys_next_life_does_not_bring_back_the_old_a
     assert found(store, key) == outcome if settled else isinstance(outcome, InFlight)
 
 
-def test_a_worker_killed_between_commit_and_fill_costs_one_more_look(
+def test_a_worker_killed_before_its_fill_costs_one_more_system_call(
     cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """The next request, in another process, replays from the system, and fills in what is missing."""
@@ -115,7 +107,7 @@ def test_a_worker_killed_between_commit_and_fill_costs_one_more_look(
     assert watched.verbs() == ["claim"]
 
 
-def test_an_answer_that_was_cached_and_spoilt_is_asked_for_again(
+def test_a_damaged_cache_entry_is_read_again_from_the_system(
     store: TieredStore, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
     """The caller notices nothing, and the next finds it mended."""
@@ -156,7 +148,7 @@ class BrokenFill(Broken):
 
 
 @pytest.mark.parametrize("broken", (Broken, BrokenFill))
-def test_a_bug_of_the_caches_is_logged_and_does_no_harm(
+def test_a_bug_in_the_cache_is_logged_and_requests_succeed(
     clock: FrozenClock, caplog: pytest.LogCaptureFixture, broken: type[Broken]
 ) -> None:
     """A payment is not refused because its answer cannot be found sooner."""
@@ -170,7 +162,7 @@ def test_a_bug_of_the_caches_is_logged_and_does_no_harm(
     assert "KeyError" in caplog.text
 
 
-def test_the_systems_silence_is_not_covered_up(store: TieredStore, system: FaultyStore, clock: FrozenClock) -> None:
+def test_an_outage_of_the_system_refuses_claims(store: TieredStore, system: FaultyStore, clock: FrozenClock) -> None:
     """Only it grants. What is hot is replayed all the same, for that has happened."""
     hot = a_key()
     stand(store, clock, hot, "completed")
@@ -206,7 +198,7 @@ class FrozenServer:
             line.close()
 
 
-def test_a_frozen_server_is_waited_for_once_per_pause(clock: FrozenClock) -> None:
+def test_a_frozen_server_costs_one_timeout_per_pause(clock: FrozenClock) -> None:
     """Of a hundred requests in each pause one waits, on one connection, for one time-out; the others do not notice."""
     ticking = FrozenClock()
     with FrozenServer() as server:
@@ -222,7 +214,7 @@ def test_a_frozen_server_is_waited_for_once_per_pause(clock: FrozenClock) -> Non
     assert [1, 2, 3, 4] == waited
 
 
-def test_a_stopped_server_does_no_harm_and_is_used_again(start_redis: StartRedis, redis_kind: str) -> None:
+def test_a_stopped_server_costs_no_request_and_is_used_again(start_redis: StartRedis, redis_kind: str) -> None:
     """Stopped in the middle, by a debugger or by the host of its virtual machine, with an answer in it."""
     server, clock, ticking = start_redis(redis_kind), FrozenClock(), FrozenClock()
     cache = RedisReplayCache(server.url, clock=clock, monotonic=ticking)
@@ -266,7 +258,7 @@ def story(store: Store, clock: FrozenClock) -> list[object]:
 
 @pytest.mark.parametrize("system", (MemoryStore, TellingStore))
 @pytest.mark.parametrize("fate", FATES)
-def test_whenever_it_strikes_the_story_is_the_same(
+def test_a_cache_fault_at_any_call_changes_no_outcome(
     redis_server: RedisServer, system: type[MemoryStore], fate: Fate
 ) -> None:
     """Before and after every command that the cache is sent, one at a time and ever after."""

@@ -1,22 +1,23 @@
-"""Who is asked when, and that only what the system of record has committed is ever cached."""
+"""When the tiered store asks its system, and which committed responses it caches."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
+from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, InFlight, Mismatched, Record, StoredPayload, Unknown
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.memory.admin import MemoryHealth
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
-from flask_idempotency.stores.tiered import REMEMBERED_CLAIMS, TieredStore
+from flask_idempotency.stores.tiered import REMEMBERED_CLAIMS, Missed, TieredStore
 from flask_idempotency.testing import FaultyStore, FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.support import (
     KEEP,
@@ -35,13 +36,6 @@ from tests.stores.cached import PATIENT, completed
 from tests.tiered_backends import TellingStore
 
 MEETING_SECONDS = 30.0
-
-
-@pytest.fixture
-def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplayCache]:
-    cache = RedisReplayCache(redis_server.url + PATIENT, clock=clock)
-    yield cache
-    cache.close()
 
 
 @pytest.fixture
@@ -103,7 +97,7 @@ def test_the_first_replay_asks_the_system_and_the_next_do_not(
     assert ["claim"] == system.verbs()[before:]
 
 
-def test_a_hot_replay_is_one_command_and_nothing_of_the_system(
+def test_a_hot_replay_takes_one_command_and_no_system_call(
     redis_server: RedisServer, system: FaultyStore, clock: FrozenClock
 ) -> None:
     """Counted where it passes; and so is the refusal of another request under the same key."""
@@ -123,7 +117,7 @@ def test_a_hot_replay_is_one_command_and_nothing_of_the_system(
 
 
 @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, quarantine"))
-def test_what_is_not_completed_is_never_cached(
+def test_an_unfinished_record_is_never_cached(
     store: TieredStore, clock: FrozenClock, redis_client: redis.Redis, standing: Standing
 ) -> None:
     """It would have two homes, and they would soon differ."""
@@ -139,7 +133,7 @@ def test_what_is_not_completed_is_never_cached(
     assert redis_client.dbsize() == 0
 
 
-def test_reading_is_the_systems(store: TieredStore, clock: FrozenClock, cache: RedisReplayCache) -> None:
+def test_a_read_goes_to_the_system(store: TieredStore, clock: FrozenClock, cache: RedisReplayCache) -> None:
     """Whoever waits or looks into a record wants to know how it stands, not how it stood."""
     key = a_key()
     cache.put(key, completed(clock), missed_at=int(clock.now * 1_000_000))
@@ -147,7 +141,7 @@ def test_reading_is_the_systems(store: TieredStore, clock: FrozenClock, cache: R
     assert store.read(key) is None
 
 
-def test_a_telling_system_has_its_answers_cached_at_once(
+def test_a_system_with_callbacks_has_its_responses_cached_at_once(
     telling: TieredStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """Without another statement: the first replay is hot already."""
@@ -162,7 +156,7 @@ def test_a_telling_system_has_its_answers_cached_at_once(
     assert replace(found(telling, key), remaining=KEEP - 5) == hot
 
 
-def test_repeating_a_completion_caches_what_was_stored_first(
+def test_a_repeated_completion_caches_the_first_response(
     telling: TieredStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """Its reply was lost. Another answer that comes with the repetition is nobody's."""
@@ -175,7 +169,7 @@ def test_repeating_a_completion_caches_what_was_stored_first(
     assert PAYLOAD == found(telling, key).payload
 
 
-def test_nothing_is_cached_before_the_system_has_committed(cache: RedisReplayCache, clock: FrozenClock) -> None:
+def test_no_response_is_cached_before_the_commit(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """However long the commit takes: an answer that is then rolled back must never have been replayed."""
     begun, commit = threading.Event(), threading.Event()
 
@@ -200,7 +194,7 @@ def test_nothing_is_cached_before_the_system_has_committed(cache: RedisReplayCac
 
 
 @pytest.mark.parametrize("error", (LeaseLost, StoreUnavailable))
-def test_what_the_system_did_not_take_is_not_cached(
+def test_a_response_that_the_system_refused_is_not_cached(
     cache: RedisReplayCache, clock: FrozenClock, redis_client: redis.Redis, error: type[Exception]
 ) -> None:
     """The caller hears what the system said; and when the owner repeats it, it is cached then."""
@@ -223,7 +217,7 @@ def test_what_the_system_did_not_take_is_not_cached(
     assert cached(cache, key)
 
 
-def test_a_record_committed_elsewhere_is_cached_when_told(
+def test_a_record_committed_elsewhere_is_cached_on_callback(
     store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """In a transaction of the application, after the claim came through here."""
@@ -237,7 +231,7 @@ def test_a_record_committed_elsewhere_is_cached_when_told(
     assert record == cache.get(key)
 
 
-def test_what_this_process_did_not_claim_waits_for_its_first_replay(
+def test_a_response_of_another_process_is_cached_at_its_first_replay(
     store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """Nobody here knows what the cache's clock said before the system was asked."""
@@ -251,7 +245,7 @@ def test_what_this_process_did_not_claim_waits_for_its_first_replay(
     assert cached(cache, key)
 
 
-def test_a_commit_that_is_told_of_in_the_keys_next_life_is_not_cached(
+def test_a_late_commit_callback_is_not_cached_for_a_reused_key(
     store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
     """The next owner's miss came after the question, and says nothing of this answer's end."""
@@ -288,7 +282,7 @@ def test_settled_claims_are_not_remembered(telling: TieredStore, clock: FrozenCl
     assert not telling._missed
 
 
-def test_systems_that_share_a_cache_find_their_own_answers_only(cache: RedisReplayCache, clock: FrozenClock) -> None:
+def test_systems_that_share_a_cache_find_only_their_own_responses(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """The same key of the same tenant with the same secret: in the other system it is free."""
     first, second = (TieredStore(NamedStore(clock, name), cache) for name in (b"first", b"second"))
     key = a_key()
@@ -300,7 +294,7 @@ def test_systems_that_share_a_cache_find_their_own_answers_only(cache: RedisRepl
     assert isinstance(first.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
 
-def test_processes_of_one_system_share_their_answers(cache: RedisReplayCache, clock: FrozenClock) -> None:
+def test_processes_of_one_system_share_their_responses(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """What one has completed is hot in every other."""
     system = NamedStore(clock, b"the one")
     key = a_key()
@@ -325,7 +319,7 @@ def test_a_system_is_asked_for_its_identity_once(cache: RedisReplayCache, clock:
 
 
 @pytest.mark.parametrize("error", (StoreUnavailable("it is down"), RuntimeError("s3cret")))
-def test_nobodys_answers_are_looked_for_while_it_is_not_known_whose(
+def test_no_cache_lookup_before_the_system_is_identified(
     cache: RedisReplayCache,
     clock: FrozenClock,
     redis_client: redis.Redis,
@@ -356,7 +350,7 @@ class FrontedStore(NamedStore):
         return False
 
 
-def test_nothing_is_cached_while_hosts_that_know_no_cache_would_not_hear_of_it(
+def test_no_response_is_cached_while_other_hosts_ignore_the_cache(
     cache: RedisReplayCache, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
     """They could free a key whose answer is replayed on."""
@@ -368,7 +362,7 @@ def test_nothing_is_cached_while_hosts_that_know_no_cache_would_not_hear_of_it(
     assert 0 == redis_client.dbsize()
 
 
-def test_a_system_that_is_down_is_not_waited_for_twice(cache: RedisReplayCache, clock: FrozenClock) -> None:
+def test_a_call_waits_only_once_for_a_system_that_is_down(cache: RedisReplayCache, clock: FrozenClock) -> None:
     """Each claim finds out by itself that it still is; the question is put again after one got an answer."""
     system, claim = NamedStore(clock, b"the one"), NamedStore.claim
     system.name = StoreUnavailable("it is down")
@@ -388,3 +382,51 @@ def test_a_system_that_is_down_is_not_waited_for_twice(cache: RedisReplayCache, 
         store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
 
     assert 2 == system.asked
+
+
+class ProbedCache:
+    """Says this to whoever looks."""
+
+    def __init__(self, said: Record | Missed | Exception) -> None:
+        self.said = said
+
+    def get(self, key: StorageKey) -> Record | Missed:
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+    def put(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
+        raise AssertionError("looking changes nothing")
+
+    def forget(self, key: StorageKey) -> None:
+        raise AssertionError("looking changes nothing")
+
+    def invalidate(self, key: StorageKey, fence: int) -> bool:
+        raise AssertionError("looking changes nothing")
+
+    def erase(self, tid: bytes) -> bool:
+        raise AssertionError("looking changes nothing")
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    (
+        pytest.param(Missed(at=5), Verdict.FINE, id="answers"),
+        pytest.param(completed(FrozenClock()), Verdict.FINE, id="has something"),
+        pytest.param(Missed(), Verdict.ADVICE, id="says nothing"),
+        pytest.param(OSError("redis://:password@host"), Verdict.ADVICE, id="fails"),
+    ),
+)
+def test_an_unreachable_cache_is_advice(said: Record | Missed | Exception, verdict: Verdict) -> None:
+    """No promise hangs on it, and the database does its work meanwhile."""
+    [found] = TieredStore(FaultyStore(MemoryStore()), ProbedCache(said)).health.findings()
+
+    assert ("replays", verdict, verdict is not Verdict.FINE) == (found.check, found.verdict, bool(found.remedy))
+    assert "password" not in found.text
+
+
+def test_findings_of_the_system_come_first() -> None:
+    findings = TieredStore(MemoryStore(), ProbedCache(Missed(at=5))).health.findings()
+
+    assert [*MemoryHealth().findings()] == list(findings[:-1])
+    assert "replays" == findings[-1].check
