@@ -1,4 +1,4 @@
-"""A process of threads that all want the same keys at the same time."""
+"""A process whose threads all claim the same keys at the same time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant
+from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_request, a_token
 from tests.forgiving import redis_store
 
@@ -19,8 +21,8 @@ def round_key(number: int) -> StorageKey:
 
 
 def contend(url: str, rounds: int, threads: int, barrier: Any, results: Any) -> None:
-    """Run in a process of its own: `barrier` has a place for every thread of every process."""
-    store = redis_store(url)
+    """Run this in a new process. `barrier` has a place for each thread of each process."""
+    store = redis_store(url) if url.startswith("redis") else SqlStore(Database(url))
     wins: list[tuple[int, int]] = []
     outcomes: list[str] = []
 

@@ -17,9 +17,9 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, FENCES, VERSION, metadata, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
+from tests.stores.contenders import contend
 from tests.stores.sql.catalogue import reached
 from tests.stores.sql.conftest import MakeEngine, on_postgresql
-from tests.stores.sql.contenders import contend
 from tests.stores.sql.migrations.test_alembic import autogenerate, claim, included
 from tests.tooling.processes import eventually
 

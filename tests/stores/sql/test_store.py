@@ -33,8 +33,8 @@ from flask_idempotency.testing.contract.support import (
     granted,
     stand,
 )
+from tests.stores.contenders import contend
 from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_every_strategy, on_postgresql, on_sqlite
-from tests.stores.sql.contenders import contend
 from tests.stores.sql.counting import sent
 from tests.tooling.processes import eventually
 
