@@ -1,4 +1,4 @@
-"""The Celery application of a janitor that has one for itself."""
+"""The Celery application of a janitor that runs alone."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from .tasks import register
 
 
 def find_flask_app() -> Flask:
-    """The application that `flask` would find: by FLASK_APP, or as wsgi.py or app.py, made by its factory if it has one."""
+    """Return the application that `flask` finds: by FLASK_APP, or in wsgi.py or app.py, made by its factory if there is one."""
     if get_load_dotenv(True):
         load_dotenv()
     return ScriptInfo(os.environ.get("FLASK_APP")).load_app()
 
 
 def make_celery(flask_app: Flask) -> Celery:
-    """A Celery application that does this one's chores, and nothing else. Raises `ConfigurationError` without a broker."""
+    """Return a Celery application that runs only the tasks of this application.
+
+    Raises `ConfigurationError` if the extension is not set up, or if there is no broker.
+    """
     state = flask_app.extensions.get("idempotency")
     if state is None:
         raise ConfigurationError(
-            "Idempotency is not set up on this Flask application, so there is nothing for a janitor to look after. Check "
-            "that FLASK_APP names the right one."
+            "Idempotency is not set up on this Flask application, so a janitor has no work here. Check that FLASK_APP "
+            "names the right one."
         )
     broker = broker_of(state.settings)
     celery_app = Celery("flask_idempotency", broker=broker.url, set_as_current=False)
@@ -37,10 +40,10 @@ def make_celery(flask_app: Flask) -> Celery:
         enable_utc=True,
         broker_transport_options=broker.options,
         broker_connection_retry_on_startup=True,
-        # A broker that others use as well must not hand their tasks to us, nor ours to them.
+        # On a shared broker, no other worker must take our tasks, nor we theirs.
         task_default_queue="idempotency",
         task_ignore_result=True,
-        # A chore that takes minutes must not keep in its worker what another could do.
+        # A task that takes minutes must not reserve tasks that another worker could run.
         worker_prefetch_multiplier=1,
     )
     register(celery_app, flask_app)

@@ -1,4 +1,4 @@
-"""Where the janitor's own Celery application gets its tasks."""
+"""Choose the broker of the janitor's own Celery application, and make a folder a safe broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.janitor import LONGEST_BUDGET_SECONDS
 
-# A folder as a broker: kombu's, made safe for two who look at it at the same moment.
+# A folder as a broker: kombu's transport, made safe for several processes.
 
 SCHEME: Final = "idempotency-folder"
 
@@ -27,7 +27,7 @@ _BIND_LOCK: Final = ".bind-lock"
 
 
 class Channel(filesystem.Channel):
-    """kombu's opens a file, and then writes it. Whoever looked in between found it empty, and a worker ended of that."""
+    """Write whole files. kombu opens a file and then writes it; a worker that reads the empty file in between ends."""
 
     def _put(self, queue: str, payload: Any, **_: Any) -> None:  # type: ignore[override]
         name = f"{round(monotonic() * 1000)}_{uuid4()}.{queue}.msg"
@@ -36,14 +36,14 @@ class Channel(filesystem.Channel):
         os.replace(unwritten, Path(self.data_folder_out, name))
 
     def _get(self, queue: str, timeout: float | None = None) -> Any:
-        # One that was written by a kombu without us, and was not whole. Beat sends the next.
+        # A kombu without this class wrote an incomplete message. Skip it; beat sends the next.
         while True:
             with suppress(ValueError):
                 return super()._get(queue)
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
-        # Worker and beat start together and both bind. Without the lock, one of them would read the file before the other
-        # has written it, and end.
+        # Worker and beat start together and both bind. Without the lock, one reads the file before the other has
+        # written it, and ends.
         with Path(self.control_folder, _BIND_LOCK).open("w") as file:
             filesystem.lock(file, filesystem.LOCK_EX)  # type: ignore[attr-defined]  # not in its stubs
             try:
@@ -57,12 +57,12 @@ class Channel(filesystem.Channel):
     def get_table(self, exchange: str) -> Any:
         try:
             return super().get_table(exchange)
-        except ValueError:  # somebody is about to write it
+        except ValueError:  # another process is writing it
             return []
 
 
 class Transport(filesystem.Transport):
-    """As kombu's, by the scheme `idempotency-folder://`."""
+    """kombu's transport with this channel, for the scheme `idempotency-folder://`."""
 
     Channel = Channel
 
@@ -73,39 +73,39 @@ TRANSPORT_ALIASES[SCHEME] = f"{__name__}:{Transport.__name__}"
 _REDIS: Final = frozenset({"redis", "rediss", "unix"})
 
 VISIBILITY_SECONDS: Final = round(2 * LONGEST_BUDGET_SECONDS)
-"""Redis gives a task to the next worker when nobody has confirmed it for this long, which is after every chore's end."""
+"""Redis gives a task to the next worker if none confirms it for this long: longer than any task runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A broker as Celery wants it named. Shown without its URL, which may hold a password."""
+    """The URL and options of a broker for Celery. Its `repr` hides the URL, which may hold a password."""
 
     url: str = field(repr=False)
     options: dict[str, Any] = field(default_factory=dict)
 
 
 def broker_of(settings: Settings) -> Broker:
-    """What `IDEMPOTENCY_BROKER_URL` names, and else the Redis of the store. Raises `ConfigurationError` for neither."""
+    """Return the broker of IDEMPOTENCY_BROKER_URL, or else the Redis of the store. Raises `ConfigurationError` for neither."""
     if settings.broker_url is not None:
         return _named(settings.broker_url)
     if isinstance(settings.store, str) and urlsplit(settings.store).scheme in _REDIS:
-        # What else its query says is for the store's client, and Celery's would not start with it.
+        # The rest of its query is for the store's client; Celery's does not start with it.
         return Broker(_redis_url(settings.store, keep=("ssl_",)), {"visibility_timeout": VISIBILITY_SECONDS})
     raise ConfigurationError(
         "The janitor's Celery worker needs a broker, and the store is no redis://, rediss:// or unix:// URL that could be "
         f"one{_why(settings.store)}. Set IDEMPOTENCY_BROKER_URL to a Redis (redis://…), a RabbitMQ (amqp://…), or on a single "
-        "machine to a folder (filesystem:///var/lib/…); or register the chores on a Celery application of your own; or do "
-        "without Celery, and have cron run `flask idempotency reap` and `flask idempotency expire`."
+        "machine to a folder (filesystem:///var/lib/…); or register the tasks on your own Celery application; or do "
+        "without Celery, and let cron run `flask idempotency reap` and `flask idempotency expire`."
     )
 
 
 def _why(choice: object) -> str:
-    """Why what a store can be in is no broker."""
+    """Return why this kind of store URL cannot be a broker."""
     kind = choice.partition(":")[0].partition("+")[2].lower() if isinstance(choice, str) else ""
     return {
         "cluster": ": Celery can keep no queue in a Cluster",
-        "sentinel": ": Celery takes Sentinels as sentinel://host:26379;sentinel://host:26379 only, with a master_name among "
-        "the transport options of an application of your own",
+        "sentinel": ": Celery takes Sentinels only as sentinel://host:26379;sentinel://host:26379, with a master_name in the "
+        "transport options of your own application",
     }.get(kind, "")
 
 
@@ -119,14 +119,14 @@ def _named(url: str) -> Broker:
         raise ConfigurationError(f"IDEMPOTENCY_BROKER_URL: names no broker{why}. Name a Redis of its own (redis://…).")
     if scheme == "memory":
         raise ConfigurationError(
-            "IDEMPOTENCY_BROKER_URL: memory:// reaches nobody, because beat is a process of its own. On a single machine "
+            "IDEMPOTENCY_BROKER_URL: memory:// reaches no worker, because beat is another process. On a single machine "
             "name a folder: filesystem:///var/lib/…"
         )
     return Broker(url)
 
 
 def _redis_url(url: str, *, keep: tuple[str, ...] = ("",)) -> str:
-    """A URL as redis-py reads it, as kombu reads it. Of its query what begins with one of `keep`."""
+    """Translate a URL of redis-py to one of kombu, with the query parameters that start with one of `keep`."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     database = query.pop("db", None)
@@ -139,7 +139,7 @@ def _redis_url(url: str, *, keep: tuple[str, ...] = ("",)) -> str:
     elif database is not None:
         path = f"/{database}"
     if scheme == "rediss":
-        # kombu would ask for no certificate at all.
+        # kombu checks no certificate by default.
         query.setdefault("ssl_cert_reqs", "required")
     return f"{scheme}://{parts.netloc}{path}" + (f"?{urlencode(query)}" if query else "")
 
@@ -148,13 +148,13 @@ def _folder(url: str) -> Broker:
     path = unquote(urlsplit(url).path)
     if path in ("", "/"):
         raise ConfigurationError(
-            "IDEMPOTENCY_BROKER_URL: filesystem:// needs a folder that worker and beat may write to, and nobody else: "
+            "IDEMPOTENCY_BROKER_URL: filesystem:// needs a folder that only worker and beat may write to: "
             "filesystem:///var/lib/…"
         )
     folders = {name: Path(path, name) for name in ("messages", "control", "processed")}
     for folder in folders.values():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Whoever sends puts them where whoever works looks: there is one folder for both.
+    # One folder for both: beat writes messages where workers read them.
     names = {"data_folder_in": "messages", "data_folder_out": "messages"}
     names |= {"control_folder": "control", "processed_folder": "processed"}
     return Broker(f"{SCHEME}://", {option: str(folders[name]) for option, name in names.items()})

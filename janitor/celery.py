@@ -1,4 +1,4 @@
-"""What `celery -A flask_idempotency.janitor` finds, and in a checkout `celery -A janitor`."""
+"""The entry point that `celery -A flask_idempotency.janitor` finds, and in a checkout `celery -A janitor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chores of one Flask application as tasks of one Celery application."""
+"""The tasks of one Flask application as tasks of one Celery application, and their beat schedule."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ BUSY: Final = "busy elsewhere"
 UNANSWERED: Final = "the store did not answer"
 
 _SERVED: Final = "_flask_idempotency"
-"""Where a Celery application remembers whose chores it does: nothing is kept here, because two names may import this."""
+"""Where a Celery application records whose tasks it runs: this module may be imported under two names, and keeps no state."""
 
 
 def name_of(chore: Chore) -> str:
-    """What the task and its entry of the beat schedule are called."""
+    """Return the name of a task and of its entry in the beat schedule."""
     return f"flask_idempotency.{chore}"
 
 
 def register(celery_app: Celery, flask_app: Flask) -> None:
-    """Have this Celery application do the chores of this Flask application, at the times that its settings say.
+    """Let this Celery application run the tasks of this Flask application, as its settings schedule them.
 
-    Adds tasks and entries of the beat schedule, those that there is anything to do for, and changes nothing else: not the
-    broker, the queues or the time zone. An entry of yours with the name of one of ours stays yours. Call it when the Flask
-    application is whole. Raises `ConfigurationError` when it has nothing to look after, and when the Celery application
-    does so for another one already.
+    Add the tasks that have work, and their entries in the beat schedule. Change no broker, queue or time zone; an entry of
+    yours with the same name stays. Call it when the Flask application is complete. Raises `ConfigurationError` if that has
+    no work, or if the Celery application already runs the tasks of another.
     """
     janitor = janitor_of(flask_app)
     served = vars(celery_app).setdefault(_SERVED, [])
@@ -41,8 +40,8 @@ def register(celery_app: Celery, flask_app: Flask) -> None:
         return
     if served:
         raise ConfigurationError(
-            "This Celery application does the chores of another Flask application already, and their tasks would have the "
-            "same names. Make a Celery application for each."
+            "This Celery application already runs the tasks of another Flask application, and their names would be the "
+            "same. Make a Celery application for each."
         )
     served.append(flask_app)
     settings: Settings = flask_app.extensions["idempotency"].settings
@@ -52,9 +51,9 @@ def register(celery_app: Celery, flask_app: Flask) -> None:
 
 
 def schedule_of(janitor: Janitor, settings: Settings) -> dict[str, dict[str, Any]]:
-    """Entries of a beat schedule. What is not begun by the time of the next one is dropped.
+    """Return the entries of the beat schedule. Each expires when the next is due.
 
-    So a worker that was away finds one of each, and not as many as it has missed.
+    So a worker that was away finds one message for each task, and not one for each run that it missed.
     """
     every = intervals(settings)
     return {
@@ -68,21 +67,21 @@ def _add_task(celery_app: Celery, chore: Chore, settings: Settings, do: Callable
     budget = drain_of(chore, settings).budget
     celery_app.task(
         name=name_of(chore),
-        # Celery would give it to every application in this process that is made later.
+        # A shared task would go to every Celery application that this process makes later.
         shared=False,
-        # Begun again when its worker died, until it expires; but not because it failed, for beat comes again.
+        # Another worker runs it again if its worker dies, until it expires; not if it fails, because beat sends the next.
         acks_late=True,
         reject_on_worker_lost=True,
         acks_on_failure_or_timeout=True,
         ignore_result=True,
-        # The pools that can end a task do so before its lock runs out, and somebody else begins.
+        # A pool that can end a task does so before its lock expires and another worker begins.
         soft_time_limit=round(budget + LOCK_SECONDS / 2),
         time_limit=round(budget + LOCK_SECONDS),
     )(_named(do, chore))
 
 
 def _named(do: Callable[[], object], chore: Chore) -> Callable[[], object]:
-    """A function of its own, with a name, because Celery makes a class of it."""
+    """Return a new function with the name of the task, because Celery makes a class of it."""
 
     def run() -> object:
         return do()
@@ -92,22 +91,22 @@ def _named(do: Callable[[], object], chore: Chore) -> Callable[[], object]:
 
 
 def _do(flask_app: Flask, janitor: Janitor, chore: Chore, settings: Settings) -> Mapping[str, object] | str:
-    """What the worker's log says that became of it."""
+    """Run the task, and return what the worker's log shows as its result."""
     with flask_app.app_context():
         try:
             report = janitor.run(chore, drain_of(chore, settings))
         except StoreUnavailable:
-            # Told already, in a line. A traceback every few seconds, while it is away, would tell no more.
+            # Logged already, in one line. A traceback every few seconds of an outage would add no fact.
             return UNANSWERED
     return BUSY if report is None else asdict(report)
 
 
 def _add_schedule(celery_app: Any, entries: Mapping[str, Mapping[str, Any]]) -> None:
     def add(conf: Any) -> None:
-        # A new one: what is there may be in a module that configures another application as well.
+        # Make a new dict: the present one may be in a module that configures another application too.
         conf.beat_schedule = {**entries, **conf.beat_schedule}
 
     if celery_app.configured:
         add(celery_app.conf)
-    # To look at a configuration is to end it: somebody may be about to set the rest. It may also be made anew.
+    # Reading a configuration finalises it, and the application may still set the rest. It may also be rebuilt.
     celery_app.on_after_configure.connect(lambda source, **_: add(source), weak=False)

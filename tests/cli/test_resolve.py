@@ -86,7 +86,7 @@ def test_where_standard_input_was_the_key_nobody_can_answer(verdict: tuple[str, 
 
     assert (1, State.QUARANTINED) == (told.exit_code, state(world))
     assert "\nError: Standard input held the key" in told.stderr
-    assert told.stderr.endswith("add --yes.\n")
+    assert told.stderr.endswith("Add --yes to skip the question.\n")
     assert (1, "Aborted!") == (no.exit_code, no.stderr.splitlines()[-1])
     assert 0 == run(world, *asked, typed="k\ny\n").exit_code
     again = unknown()

@@ -110,7 +110,7 @@ def test_a_folder_is_made_and_closed_to_others(tmp_path: Path) -> None:
 
 def test_memory_reaches_nobody() -> None:
     """Beat is another process than the worker, even with -B."""
-    with pytest.raises(ConfigurationError, match="beat is a process of its own"):
+    with pytest.raises(ConfigurationError, match="beat is another process"):
         broker_of(settings_with("memory://", "memory://"))
 
 

@@ -142,7 +142,7 @@ def test_one_celery_application_does_not_serve_two() -> None:
     celery_app = a_celery()
     register(celery_app, a_flask())
 
-    with pytest.raises(ConfigurationError, match="of another Flask application already"):
+    with pytest.raises(ConfigurationError, match="already runs the tasks of another Flask application"):
         register(celery_app, a_flask())
 
 

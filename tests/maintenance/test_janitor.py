@@ -1,4 +1,4 @@
-"""A chore is done by one at a time, by the earlier of two clocks, and told however it ends."""
+"""The janitor runs a task once at a time, and what `expire`, `heartbeat` and `reconcile` do."""
 
 from __future__ import annotations
 
@@ -13,11 +13,27 @@ import pytest
 from flask_idempotency.engine.capabilities import TaskReport
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, Observers, TaskRun
-from flask_idempotency.maintenance.janitor import CHORES, LOCK_SECONDS, Batcher, Chore, Janitor, Report, Work, expire
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.maintenance.janitor import (
+    CHORES,
+    LOCK_SECONDS,
+    Batcher,
+    Chore,
+    ExpireReport,
+    HeartbeatReport,
+    Janitor,
+    ReconcileReport,
+    Report,
+    Work,
+    expire,
+    heartbeat,
+    reconcile,
+)
 from flask_idempotency.maintenance.reap import reap
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
+from tests.maintenance.conftest import Office
 from tests.maintenance.yard import label, still
 
 MEETING_SECONDS = 30.0
@@ -268,3 +284,136 @@ def test_a_run_that_is_delivered_twice_does_nothing_more(house: House, clock: Fr
     janitor = house.janitor({"expire": lambda horizon, drain: expire(store.expiry, horizon=horizon, drain=drain)})
 
     assert [3, 0] == [getattr(janitor.run("expire", still()), "removed", None) for _ in range(2)]
+
+
+# heartbeat
+
+
+def before(report: str) -> dict[str, TaskReport]:
+    return {"heartbeat": TaskReport(60.0, report), "reap": TaskReport(60.0, '{"skew_ms":999999}')}
+
+
+def test_the_first_heartbeat_tells_the_skew_and_no_step() -> None:
+    """There is nothing to compare with. Ahead is above 0, behind below."""
+    assert HeartbeatReport(skew_ms=1500) == heartbeat({}, store_now=1001.5, host_now=1000.0)
+    assert HeartbeatReport(skew_ms=-250) == heartbeat({}, store_now=999.75, host_now=1000.0)
+
+
+def test_a_clock_that_was_set_is_a_step() -> None:
+    """By how much, and in which direction, since the last one."""
+    last = before('{"skew_ms":-250,"stepped_ms":0,"finished":true}')
+
+    assert HeartbeatReport(skew_ms=-250, stepped_ms=0) == heartbeat(last, store_now=1999.75, host_now=2000.0)
+    assert HeartbeatReport(172_800_000, stepped_ms=172_800_250) == heartbeat(last, store_now=174800.0, host_now=2000.0)
+    assert HeartbeatReport(-3_600_000, stepped_ms=-3_599_750) == heartbeat(last, store_now=0.0, host_now=3600.0)
+
+
+@pytest.mark.parametrize(
+    "report", ("", "{}", "[]", "null", "not json", '{"skew_ms":"1"}', '{"skew_ms":null}', '{"skew_ms":1.5}')
+)
+def test_what_another_release_has_written_is_no_step(report: str) -> None:
+    """Nobody is to be woken because of it."""
+    assert HeartbeatReport(skew_ms=1000) == heartbeat(before(report), store_now=1001.0, host_now=1000.0)
+
+
+def test_a_heartbeat_is_always_finished() -> None:
+    """Nothing can be left of it."""
+    assert heartbeat({}, store_now=0.0, host_now=0.0).finished
+
+
+# expire
+
+
+class Shelf:
+    """Something to be removed, while others add to it or take from it."""
+
+    def __init__(self, *batches: int | Exception) -> None:
+        self.batches = list(batches)
+        self.asked: list[tuple[float, int]] = []
+
+    def sweep(self, *, horizon: float, limit: int) -> int:
+        self.asked.append((horizon, limit))
+        batch = self.batches.pop(0) if self.batches else 0
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+
+def test_answers_whose_life_is_over_are_removed(clock: FrozenClock) -> None:
+    """And only they: not one that lives, and nothing that is not settled."""
+    store, kept = MemoryStore(clock), [a_key() for _ in range(3)]
+    for _ in range(5):
+        stand(store, clock, a_key(), "completed")
+    damaged = a_key()
+    stand(store, clock, damaged, "completed")
+    store.mark_corrupt(damaged, PAYLOAD)
+    clock.advance(KEEP)
+    stand(store, clock, kept[0], "completed")
+    stand(store, clock, kept[1], "in flight")
+    stand(store, clock, kept[2], "quarantined")
+    expire(store.expiry, horizon=clock.now, drain=still(2))
+
+    assert {damaged, *kept} == store._shared.records.keys()
+
+
+def test_it_goes_on_until_nothing_is_left(clock: FrozenClock) -> None:
+    """Not until a batch is not full: others who are at the same work may have had the rest of it."""
+    shelf = Shelf(10, 3, 10, 1)
+
+    assert ExpireReport(removed=24) == expire(shelf, horizon=7.0, drain=still(10))
+    assert [(7.0, 10)] * 5 == shelf.asked
+
+
+def test_a_store_that_ends_things_by_itself_is_asked_once(clock: FrozenClock) -> None:
+    """There is nothing to do for anybody."""
+    shelf = Shelf()
+
+    assert ExpireReport() == expire(shelf, horizon=7.0, drain=still())
+    assert len(shelf.asked) == 1
+
+
+def test_what_was_removed_before_a_failure_is_counted(clock: FrozenClock) -> None:
+    """Batches are halved then, and it is told how often."""
+    shelf = Shelf(100, StoreUnavailable("slow"), 50)
+
+    assert ExpireReport(removed=150, shrunk=1) == expire(shelf, horizon=7.0, drain=still(100))
+    assert [100, 100, 50] == [limit for _, limit in shelf.asked[:3]]
+
+
+def test_what_ends_meanwhile_is_left_for_the_next_run(clock: FrozenClock) -> None:
+    """A run that began to chase time would have no end."""
+    store, began = MemoryStore(clock), clock.now
+    for _ in range(3):
+        stand(store, clock, a_key(), "completed")
+        clock.advance(60)
+    horizon = began + KEEP + 90
+    clock.advance(KEEP)
+
+    assert ExpireReport(removed=2) == expire(store.expiry, horizon=horizon, drain=still(1))
+    assert ExpireReport(removed=1) == expire(store.expiry, horizon=clock.now, drain=still(1))
+
+
+# reconcile
+
+
+def test_a_ledger_that_nobody_touched_has_not_drifted(office: Office) -> None:
+    """All tenants are looked at, or those that were asked for."""
+    keys = [office.answer(quota=Quota()) for _ in range(3)]
+    office.claim(quota=Quota())
+
+    assert ReconcileReport(tenants=4) == reconcile(office.store.ledger, drain=Batcher())
+    assert ReconcileReport(tenants=1) == reconcile(office.store.ledger, tids=[keys[0].tid], drain=Batcher())
+
+
+def test_records_that_were_deleted_by_hand_are_drift_once(office: Office) -> None:
+    """It is told, and put right: the next run finds nothing, and the tenant has its place back."""
+    deleted, kept = office.answer(quota=Quota()), office.answer(quota=Quota())
+    size = office.store.ledger.usage(deleted.tid).bytes
+    claimed, *_ = office.claim(quota=Quota())
+    for key in (deleted, claimed):
+        del office.store._shared.records[key]
+
+    report = reconcile(office.store.ledger, drain=Batcher())
+    assert (2, 1, size, 1) == (report.drifted, report.records, report.bytes, report.unsettled)
+    assert ReconcileReport(tenants=3) == reconcile(office.store.ledger, drain=Batcher())
+    assert (0, 1) == (office.store.ledger.usage(deleted.tid).records, office.store.ledger.usage(kept.tid).records)
