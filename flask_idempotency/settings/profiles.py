@@ -1,4 +1,7 @@
-"""What goes over the wire, as data: the dialects that clients speak, and the header fields that a replay may carry."""
+"""The profiles (dialects that clients speak), and the response headers that we keep and replay.
+
+To keep one more response header, add it to `KEPT_FIELDS`.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,24 @@ DIALECT_FIELDS = (
     "keep_statuses",
     "release_statuses",
 )
-"""Every profile decides all of these, and no others: what becomes of an abandoned claim is the application's word."""
+"""Every profile sets all of these, and no others. Only the application decides about an abandoned claim."""
 
 
 IETF = "ietf"
 STATUS_LISTS = ("keep_statuses", "release_statuses")
 SERVER_ERRORS = frozenset(range(500, 600))
-"""What `on_error` is about, besides exceptions."""
+"""The statuses that `on_error` decides about, in addition to exceptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One dialect: the policy values it brings, and how its problems look."""
+    """One dialect: its policy values, and the form of its problems."""
 
     name: str
     values: Mapping[str, Any]
     """Policy values, one for each of `DIALECT_FIELDS`."""
     statuses: Mapping[str, int]
-    """Problem code → status, where it is not the problem's own."""
+    """Status by problem code, where it differs from the problem's own."""
     body: Literal["problem", "stripe", "playbook"]
 
 
@@ -51,11 +54,8 @@ def _profile(
     **values: Any,
 ) -> Profile:
     plain = Policy()
-    decided = {field: getattr(plain, field) for field in DIALECT_FIELDS}
-    unknown = values.keys() - decided.keys()
-    if unknown:
-        raise TypeError(f"no profile decides {', '.join(sorted(unknown))}")
-    return Profile(name, MappingProxyType({**decided, **values}), MappingProxyType(dict(statuses or {})), body)
+    defaults = {field: getattr(plain, field) for field in DIALECT_FIELDS}
+    return Profile(name, MappingProxyType({**defaults, **values}), MappingProxyType(dict(statuses or {})), body)
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
@@ -68,7 +68,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 body="stripe",
                 statuses={"key-reused": 400},
                 replayed_header=(("Idempotent-Replayed", "true"),),
-                # Once the view began, whatever it said is the answer, a crash's 500 too: Stripe's published rule.
+                # Stripe's published rule: after the view has begun, every response is kept, also the 500 of a crash.
                 keep_statuses=frozenset(range(200, 600)),
                 on_error="keep",
             ),
@@ -96,33 +96,33 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
 
 
 def policy_of(*layers: Override) -> Policy:
-    """Lay what was written in each layer, outermost first, over the values of the innermost profile that any names.
+    """Merge the written values of these layers, outermost first, over the values of the innermost profile.
 
-    So every written value beats every profile's, whichever layer names the profile. A profile's statuses give way to
-    written `keep_statuses`, `release_statuses` and `on_error` as well.
+    So every written value beats every profile, whichever layer names the profile. Written `keep_statuses`,
+    `release_statuses` and `on_error` also take their statuses away from the profile's lists.
     """
     written = dict(ChainMap(*reversed([dict(layer) for layer in layers])))
-    return merge(Policy(), {**_brought(written), **written})
+    return merge(Policy(), {**_profile_values(written), **written})
 
 
 def yielding(written: Override) -> tuple[str, ...]:
-    """Name the written values to which this policy's profile has given up some of its statuses."""
-    brought, own = _brought(written), PROFILES[written.get("profile", IETF)].values
-    lists = [name for name in STATUS_LISTS if name not in written and brought[name] != own[name]]
+    """Return the names of the written values that took statuses away from the profile."""
+    given, own = _profile_values(written), PROFILES[written.get("profile", IETF)].values
+    lists = [name for name in STATUS_LISTS if name not in written and given[name] != own[name]]
     return tuple(name for name in (*STATUS_LISTS, "on_error") if lists and name in written)
 
 
-def _brought(written: Override) -> Override:
-    """The values that the profile brings, without the statuses that the application has settled in other words.
+def _profile_values(written: Override) -> Override:
+    """Return the profile's values, without the statuses that the application decides.
 
-    The lease that it brings is no longer than a written `max_runtime`.
+    The profile's lease is at most a written `max_runtime`.
     """
     values = PROFILES[written.get("profile", IETF)].values
-    settled = frozenset().union(*(written.get(name, ()) for name in STATUS_LISTS))
+    decided = frozenset().union(*(written.get(name, ()) for name in STATUS_LISTS))
     if "on_error" in written:
-        settled |= SERVER_ERRORS
+        decided |= SERVER_ERRORS
     lease = min(values["lease"], written.get("max_runtime", values["lease"]))
-    return {**values, **{name: values[name] - settled for name in STATUS_LISTS}, "lease": lease}
+    return {**values, **{name: values[name] - decided for name in STATUS_LISTS}, "lease": lease}
 
 
 KEPT_FIELDS = frozenset(
@@ -141,7 +141,7 @@ KEPT_FIELDS = frozenset(
         "retry-after",
     }
 )
-"""Header fields that belong to the answer itself. An allow-list: a field that nobody thought of is not replayed."""
+"""Header fields that describe the response itself. An allow-list: we do not replay an unknown field."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -157,8 +157,8 @@ HOP_BY_HOP = frozenset(
 )
 
 NEVER_KEPT = HOP_BY_HOP | {
-    # The first caller's identity, which the second one must not be given: RFC 9110 section 11, RFC 6265, RFC 8053, DPoP
-    # (RFC 9449), ACME's nonces (RFC 8555), and the names that applications give to tokens.
+    # The identity of the first caller, which a second one must not get: RFC 9110 section 11, RFC 6265, RFC 8053, DPoP
+    # (RFC 9449), ACME's nonces (RFC 8555), and common names of tokens.
     "set-cookie",
     "set-cookie2",
     "cookie",
@@ -188,7 +188,7 @@ NEVER_KEPT = HOP_BY_HOP | {
     # Signs the first exchange, its date included (RFC 9421).
     "signature",
     "signature-input",
-    # About the first exchange: false in the second one.
+    # These describe the first exchange, and are wrong in a replay.
     "date",
     "server",
     "age",
@@ -210,13 +210,13 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def refused(name: str) -> bool:
-    """Whether this header field is never stored and never replayed, whatever a policy says."""
+    """Return whether we never store and never replay this header field, under any policy."""
     lower = name.lower()
     return lower in NEVER_KEPT or lower.startswith(NEVER_KEPT_PREFIXES)
 
 
 def faults_of_kept(names: Iterable[str]) -> list[str]:
-    """One sentence for each name in `keep_headers` that is no field name, or never to be replayed."""
+    """Return a sentence for each name in `keep_headers` that is no field name, or that we never replay."""
     faults = []
     for name in names:
         if not _TOKEN.fullmatch(name):
@@ -224,12 +224,12 @@ def faults_of_kept(names: Iterable[str]) -> list[str]:
         elif refused(name):
             faults.append(
                 f"{name} belongs to one caller or to one exchange and is never replayed. "
-                "Set it in an after_request hook: those run afresh on every replay."
+                "Set it in an after_request hook: those run on every replay too."
             )
     return faults
 
 
 @lru_cache(maxsize=64)
 def allowed_fields(keep_headers: frozenset[str]) -> frozenset[str]:
-    """Lower-case names of the fields that are kept under a policy with these `keep_headers`."""
+    """Return the lower-case names of the fields that a policy with these `keep_headers` keeps."""
     return frozenset(name for name in KEPT_FIELDS | {name.lower() for name in keep_headers} if not refused(name))

@@ -52,7 +52,7 @@ class Monotonic:
 
 
 class Service:
-    """A provider elsewhere: counts what it is asked, and fails when told to."""
+    """A remote provider that records calls and can fail."""
 
     def __init__(self, ring: KeyRing = RING) -> None:
         self.ring = ring
@@ -103,7 +103,7 @@ def as_it_is(shelf: TenantKeys) -> TenantKeys:
 
 @dataclass
 class Shelf:
-    """A store's shelf that counts, can be silent, and can be changed by somebody with rights to it."""
+    """The data keys of a store, with a call counter, errors and changes by an attacker."""
 
     inner: MemoryDataKeys = field(default_factory=lambda: MemoryStore().data_keys)
     looks: int = 0

@@ -28,7 +28,7 @@ LONG = StoredResponse(200, "Fine", (("Content-Type", "text/plain"),), b"all work
 
 
 class Unfolding:
-    """Counts the bytes that come out of zlib, whoever unfolds."""
+    """Counts the bytes that zlib returns."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -192,7 +192,7 @@ def test_a_damaged_data_key_opens_nothing_and_seals_nothing(data: st.DataObject)
             ring_on(shelf).for_sealing(TENANT)
 
 
-def test_a_key_service_is_not_asked_to_unwrap_what_is_no_key() -> None:
+def test_a_key_service_gets_no_bytes_that_are_no_key() -> None:
     """Nor does a store keep what it would not be given back."""
     shelf = Shelf()
     made = ring_on(shelf).for_sealing(TENANT)

@@ -117,7 +117,7 @@ def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
     assert 2 * processes - 1 == shelf.looks
 
 
-def test_whoever_is_too_late_looks_again(shelf: Shelf) -> None:
+def test_a_process_that_is_too_late_reads_the_keys_again(shelf: Shelf) -> None:
     """A few times; a shelf that never takes a key is a store that does not work."""
     shelf.refuses = TRIES - 1
     assert 1 == ring_on(shelf).for_sealing(TENANT).number
@@ -266,7 +266,7 @@ def test_nothing_secret_is_shown(shelf: Shelf) -> None:
 
 
 def test_a_key_is_remembered_for_a_minute(shelf: Shelf) -> None:
-    """Then store and provider are asked again, so that what they refuse is felt."""
+    """Then we call store and provider again, so that a revoked key stops working."""
     time, service = Monotonic(), Service()
     ring = ring_on(shelf, service, time)
     ring.prepare(TENANT)
@@ -301,7 +301,7 @@ def test_work_that_was_begun_can_be_finished(shelf: Shelf) -> None:
     assert 300 == FINISHING_SECONDS
 
 
-def test_a_new_newest_key_seals_at_once() -> None:
+def test_a_new_newest_key_seals_immediately() -> None:
     """A provider elsewhere may change its mind while this process runs."""
     shelf, service = Shelf(), Service(OLD_FIRST)
     ring = ring_on(shelf, service)
@@ -342,7 +342,7 @@ def test_memory_is_bounded(shelf: Shelf) -> None:
 
 
 def test_old_keys_leave_memory_when_another_comes() -> None:
-    """Not only when it is asked for them."""
+    """Not only on a read of these keys."""
     time = Monotonic()
     memory = DataKeyCache(monotonic=time)
     key = UnwrappedKey(b"k" * 32, "new", 1, b"store", b"wrapped")

@@ -60,7 +60,7 @@ def assert_corrupt(payload: StoredPayload, binding: SealContext = BINDING, opene
 
 @given(RESULTS, st.integers(1), st.binary(min_size=1, max_size=32))
 def test_opening_gives_what_was_sealed(result: StoredResponse, fence: int, token: bytes) -> None:
-    """Whatever the answer, and whoever owns it; a tombstone too."""
+    """For every response and token, and for a tombstone."""
     binding = replace(BINDING, fence=fence, token=token)
 
     assert result == CODEC.open(CODEC.seal(result, binding), binding)
@@ -164,7 +164,7 @@ def test_an_answer_of_an_earlier_life_of_the_record_does_not_come_back() -> None
 
 
 def test_an_answer_of_another_store_does_not_open() -> None:
-    """Not even with the same data key: somebody copied records and keys from a test system into this one."""
+    """Not even with the same data key, as after a copy of records and keys from a test system."""
     here, there = MemoryStore().data_keys, MemoryStore().data_keys
     sealed = codec(there).seal(RESULT, BINDING)
     copied = there.read_keys(TENANT).keys[0]
@@ -256,7 +256,7 @@ def test_the_key_of_a_record_is_derived_as_the_standard_says() -> None:
     assert PLAIN.wrap(RESULT) == AESGCM(key).decrypt(sealed.data[1:13], sealed.data[13:], bound)
 
 
-def test_nothing_secret_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_and_logs_show_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     """Not in a repr, an error, or a log, of whatever kind: an answer and the keys to it, raw, in hex, or in base64."""
     caplog.set_level(0)
     shelf = MemoryStore().data_keys
@@ -392,7 +392,7 @@ def test_a_forgotten_key_seals_no_more() -> None:
 
 
 def test_a_destroyed_key_opens_nothing_anywhere_it_is_not_remembered() -> None:
-    """The ciphertext is whole, the ring is there: nobody can open it."""
+    """The ciphertext and the ring are complete, but the data key is gone."""
     shelf = MemoryStore().data_keys
     sealed = codec(shelf).seal(RESULT, BINDING)
     shelf.shred(TENANT)

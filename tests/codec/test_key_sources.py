@@ -95,14 +95,14 @@ def test_refusals_change_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize(("passphrase", "cost"), (("too short", CHEAP), (PASSPHRASE, 2**13), (PASSPHRASE, 2**14 + 1)))
 def test_weak_files_are_not_made(path: Path, passphrase: str, cost: int) -> None:
-    """Whoever has the file can guess without being seen."""
+    """A thief of the file can guess without limit."""
     with pytest.raises(ConfigurationError):
         PassphraseKeyFile.make(path, passphrase, "spring", cost=cost)
     assert not path.exists()
 
 
 def test_another_passphrase_does_not_open_it(path: Path) -> None:
-    """And neither is told, nor what is in the file."""
+    """The error shows neither passphrase nor file content."""
     PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
 
     with pytest.raises(ConfigurationError, match="passphrase is wrong") as caught:

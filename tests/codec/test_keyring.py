@@ -94,7 +94,7 @@ def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> 
 
 
 def test_a_link_is_refused(tmp_path: Path) -> None:
-    """Whoever made it: whoever may turn it chooses the keys. The text says to name the file itself."""
+    """A user who can change the link chooses the keys. The text says to name the file itself."""
     file = private(tmp_path / "keys")
     (tmp_path / "link").symlink_to(file)
     (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
@@ -226,7 +226,7 @@ def test_links_without_an_end_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
-    """Nothing there, a folder, a pipe that nobody writes to, too much, and what is not text."""
+    """A missing file, a folder, a pipe without a writer, a large file, and bytes that are no text."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     private(tmp_path / "large", "#" * 65537)
     (tmp_path / "bytes").write_bytes(b"new:\xff")
@@ -260,7 +260,7 @@ def test_a_function_that_makes_no_ring_is_refused(source: str) -> None:
 
 
 def test_a_provider_is_used_as_it_is() -> None:
-    """Whatever class it has; and one that lacks something is told what."""
+    """Any class will do. The error names missing methods."""
     service = Service()
 
     assert load_ring(service) is service

@@ -58,7 +58,7 @@ def test_nothing_configured_is_the_documented_default() -> None:
 
 
 def test_all_faults_are_reported_in_one_error() -> None:
-    """Nobody fixes a deployment one restart at a time."""
+    """One restart shows all faults."""
     text = faults({"IDEMPOTENCY_LEASE": -1, "IDEMPOTENCY_EFFECTS": "magic", "IDEMPOTENCY_LAESE": 3}, in_flight="queue")
 
     for part in (
@@ -106,7 +106,7 @@ def test_what_only_a_sql_store_can_do_is_refused_of_others(config: dict[str, obj
 
 
 def test_an_empty_namespace_is_refused() -> None:
-    """It would be shared by everybody who left it empty."""
+    """All applications with an empty namespace would share keys."""
     assert "IDEMPOTENCY_NAMESPACE: must have 1 to 255 characters" in faults({"IDEMPOTENCY_NAMESPACE": ""})
 
 
@@ -118,7 +118,7 @@ def test_settings_do_not_show_what_must_stay_secret() -> None:
 
 
 def test_a_derived_secret_can_be_named_when_it_is_replaced() -> None:
-    """Giving an application a secret of its own is a rotation like any other: no key becomes new."""
+    """A new secret is a rotation like any other: no key becomes new."""
     before = load_settings({"IDEMPOTENCY_STORE": "redis://h", "SECRET_KEY": "k"}, {}, app_name="shop", lenient=True)
 
     after = load({"IDEMPOTENCY_SECRET": ["own-9f2c47d1e8b35a60", derived_secret("k")]})
@@ -317,7 +317,7 @@ def loaded(*, lenient: bool = False, **config: Any) -> Settings:
 
 
 @pytest.mark.parametrize(("lenient", "after_loss"), ((False, "refuse"), (True, "run")))
-def test_unless_it_is_said_otherwise_only_developers_run_what_may_have_run(lenient: bool, after_loss: str) -> None:
+def test_unknown_keys_run_after_data_loss_only_in_debug_and_testing(lenient: bool, after_loss: str) -> None:
     assert after_loss == loaded(lenient=lenient).after_loss
     assert "hold" == loaded(lenient=lenient, after_loss="hold").after_loss
 
@@ -421,7 +421,7 @@ def test_what_is_no_rate_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize(("settings", "shards"), (({}, 1), ({"tenant_shards": 1}, 1), ({"tenant_shards": 256}, 256)))
-def test_a_tenant_has_one_part_unless_somebody_says_otherwise(settings: dict[str, Any], shards: int) -> None:
+def test_a_tenant_has_one_part_by_default(settings: dict[str, Any], shards: int) -> None:
     loaded = load_lenient(secret="s-9f2c47d1e8b35a60", **settings)
 
     assert shards == loaded.tenant_shards

@@ -258,7 +258,7 @@ def test_a_policy_cannot_keep_what_is_no_field_name(name: str) -> None:
     assert "not the name of a header field" in fault
 
 
-def test_all_faults_in_keep_headers_are_told_together() -> None:
+def test_all_faults_in_keep_headers_are_reported_together() -> None:
     assert 2 == len(faults_of_kept(["Date", "X-Total", "X Total"]))
 
 

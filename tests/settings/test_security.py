@@ -43,7 +43,7 @@ def faults(config: dict[str, Any] | None = None, *, has_principal: bool = True, 
 
 
 def test_required_starts_when_everything_is_there() -> None:
-    """And means: sealed, uncompressed, and nobody named in clear."""
+    """Responses are sealed and not compressed, and names are hashed."""
     settings = load(**WHOLE)
 
     assert ("required", None, True) == (settings.encryption, settings.compression, settings.hash_identities)
@@ -71,7 +71,7 @@ def test_required_starts_when_everything_is_there() -> None:
     ),
 )
 def test_each_missing_part_is_one_sentence_with_its_remedy(missing: dict[str, Any], begins: str, remedy: str) -> None:
-    """What is missing alone is told alone."""
+    """One missing part is one fault."""
     told = faults(
         {"SECRET_KEY": "canary"},
         **{**WHOLE, "allow_plaintext_transport": not isinstance(missing.get("store"), str), **missing},
@@ -82,16 +82,16 @@ def test_each_missing_part_is_one_sentence_with_its_remedy(missing: dict[str, An
     assert remedy in told[0]
 
 
-def test_a_caller_that_nobody_names_is_a_missing_part() -> None:
-    """Under one anonymous name, answers would be sealed for everybody."""
+def test_an_application_that_cannot_name_callers_is_refused() -> None:
+    """Under one anonymous name, all callers would share responses."""
     (told,) = faults(**WHOLE, has_principal=False)
 
     assert "the application cannot name its callers" in told
     assert "principal_loader" in told
 
 
-def test_all_missing_parts_are_told_together() -> None:
-    """With whatever else is wrong; nobody fixes a deployment one restart at a time."""
+def test_all_missing_parts_are_reported_together() -> None:
+    """Together with all other faults."""
     told = faults(
         {"SECRET_KEY": "canary"}, has_principal=False, encryption="required", store="redis://cache", quota_records=-1
     )
@@ -114,8 +114,8 @@ def test_on_asks_for_less() -> None:
     assert told.startswith("IDEMPOTENCY_KEY_RING: is not set, and IDEMPOTENCY_ENCRYPTION is on.")
 
 
-def test_a_ring_that_cannot_be_read_is_told_under_its_name_and_not_called_missing() -> None:
-    """What somebody has mistyped may be a key."""
+def test_a_ring_that_cannot_be_read_is_not_reported_as_missing() -> None:
+    """A mistyped value may be a key."""
     (told,) = faults(**{**WHOLE, "key_ring": "canary"})
 
     assert told.startswith("IDEMPOTENCY_KEY_RING: ")
@@ -123,7 +123,7 @@ def test_a_ring_that_cannot_be_read_is_told_under_its_name_and_not_called_missin
 
 
 @pytest.mark.parametrize("source", ("{key}:prod", "{key}.{key}:prod", "{key}:{key}"))
-def test_a_key_that_was_written_the_wrong_way_round_is_not_said(source: str) -> None:
+def test_a_key_that_is_swapped_with_its_id_is_not_shown(source: str) -> None:
     """Without its padding it could be the name of a module. Nor does Python quote it."""
     key = b64encode(bytes(range(32))).decode().rstrip("=").replace("+", "x").replace("/", "y")
 
@@ -419,8 +419,8 @@ def test_an_object_cannot_be_looked_into() -> None:
         ("rediss://127.0.0.1?ssl_cert_reqs=none", True),
     ),
 )
-def test_a_certificate_that_nobody_looks_at_is_no_tls(setting: str, url: str, fine: bool) -> None:
-    """Whoever sits on the way may show one of his own."""
+def test_a_certificate_that_is_not_verified_is_no_tls(setting: str, url: str, fine: bool) -> None:
+    """An attacker on the way may show another certificate."""
     settings = {**WHOLE, "store": "sqlite:///shop.db", setting: url}
 
     if fine:
@@ -486,7 +486,7 @@ def test_several_over_tls_are_fine(url: str) -> None:
     ),
 )
 def test_several_that_may_lead_elsewhere_without_tls_are_refused(url: str) -> None:
-    """Also those on this machine: they name others, and nobody knows where those are."""
+    """Also those on this machine, because they name further hosts."""
     (told,) = faults(**{**WHOLE, "store": url})
 
     assert told.startswith("IDEMPOTENCY_STORE: ")
@@ -595,7 +595,7 @@ def test_under_required_a_secret_has_32_bytes_in_debug_and_testing_too(lenient: 
 
 
 def test_a_weak_secret_may_be_rotated_out() -> None:
-    """To leave it out at once would make every key new, and retries would run again. It is a warning at each start."""
+    """Removing it immediately would make every key new, and retries would run again. Each start warns."""
     settings = load_secret([STRONG, "changeme"])
 
     assert (STRONG.encode(), b"changeme") == settings.secrets

@@ -1,4 +1,4 @@
-"""The faulty store fails where it was told to, and nowhere else."""
+"""The test doubles fail, stop and pass calls exactly as a test chooses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_lost_reply_was_applied() -> None:
     assert record.payload == PAYLOAD
 
 
-def test_faults_are_counted_from_where_they_were_asked_for() -> None:
+def test_faults_count_calls_from_the_moment_of_the_request() -> None:
     """The second call of any kind from now, once."""
     store, key = FaultyStore(MemoryStore()), a_key()
     store.read(key)
@@ -81,7 +81,7 @@ def test_a_store_that_is_down_loses_everything() -> None:
 
 
 def test_calls_are_noted_with_their_tokens() -> None:
-    """So that a test can tell who asked for what."""
+    """So a test can check which worker made which call."""
     store, key, token = FaultyStore(MemoryStore()), a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.release(key, token)
@@ -141,7 +141,7 @@ def test_a_worker_stands_still_where_its_environment_says_and_goes_on() -> None:
 
 
 def test_a_thread_waits_before_its_transition_while_others_pass() -> None:
-    """Another owner of another key completes meanwhile."""
+    """Another worker completes another key at the same time."""
     store, go = FaultyStore(MemoryStore()), Event()
     keys, tokens = [a_key(), a_key()], [a_token(), a_token()]
     for key, token in zip(keys, tokens, strict=True):

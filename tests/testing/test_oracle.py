@@ -110,7 +110,7 @@ def test_a_counter_elsewhere_has_the_last_word() -> None:
     assert ["ran more than once: a (2 times)"] == [str(violation) for violation in oracle.violations()]
 
 
-def test_threads_may_tell_it_at_once() -> None:
+def test_threads_may_report_at_the_same_time() -> None:
     oracle = Oracle()
     with ThreadPoolExecutor(4) as threads:
         for _ in threads.map(lambda number: oracle.executed(str(number % 10)), range(1000)):

@@ -1,4 +1,4 @@
-"""The proxy holds, drops and delays what it was told to, in one direction or in both."""
+"""The proxy holds, drops and delays chunks in one direction or in both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BRIEF_SECONDS = 0.05
 
 
 class Echo:
-    """Says whatever it is told, and remembers it."""
+    """A server that echoes and records chunks."""
 
     def __init__(self) -> None:
         self.heard = b""
@@ -131,7 +131,7 @@ def test_what_was_held_is_lost_when_its_line_is_cut(proxy: TcpProxy, line: socke
 def test_one_direction_is_lost_and_the_line_stays_open(
     proxy: TcpProxy, line: socket.socket, echo: Echo, direction: str
 ) -> None:
-    """Of requests the server hears nothing; of replies the client, while the server acts."""
+    """A dropped request does not reach the server. A dropped reply does not reach the client, but the server acts."""
     getattr(proxy, f"drop_{direction}")()
     line.sendall(b"one;")
     assert silent(line)

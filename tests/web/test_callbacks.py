@@ -1,4 +1,4 @@
-"""Whose key it is, and that nobody is taken for somebody else."""
+"""Loaders name the tenant and the caller of a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def principal(app: Flask, loaders: Callbacks | None = None, /, **headers: str) -
         return load_principal(loader, context.request, app, credentials=Credentials())
 
 
-def test_a_loader_is_asked_and_believed(app: Flask) -> None:
+def test_a_loader_names_the_caller(app: Flask) -> None:
     """Whatever credentials the request carries."""
     assert principal(app, Callbacks(principal=lambda: "alice"), Authorization="Bearer x") == "alice"
     assert principal(app, Callbacks(principal=lambda: None)) is None
@@ -35,7 +35,7 @@ def test_a_loader_is_asked_and_believed(app: Flask) -> None:
 
 @pytest.mark.parametrize("value", ("", 7, b"alice", object()))
 def test_a_loader_must_return_a_name_or_none(app: Flask, value: Any) -> None:
-    """An empty name would be shared by everybody without one, and 7 is not "7" after an upgrade."""
+    """All callers without a name would share an empty one, and 7 may become "7" after an upgrade."""
     with pytest.raises(ConfigurationError, match="principal_loader"):
         principal(app, Callbacks(principal=lambda: value))
     with app.test_request_context("/"), pytest.raises(ConfigurationError, match="tenant_loader"):
@@ -60,7 +60,7 @@ def test_a_tenant_is_optional(app: Flask) -> None:
 
 
 def test_what_a_loader_raises_is_the_applications_error_and_claims_nothing() -> None:
-    """For replays too: it is asked before anybody knows that it is one."""
+    """Also for a replay, because the loader runs before the claim."""
     world = new_world(init=False)
     world.idempotency.quota_loader(lambda tenant: Quota(**plans))
     world.idempotency.init_app(world.app)

@@ -362,7 +362,7 @@ def sent(world: World) -> Any:
 
 @pytest.mark.parametrize("view", [flashed, flashed_in_a_form], ids=lambda view: view.__name__)
 def test_a_flash_message_alone_is_not_warned_of(view: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
-    """Nearly every form has one, and its view signs nobody in."""
+    """Nearly every form has one, and its view does not sign the user in."""
     assert "Set-Cookie" in sent(with_cart(view)).headers
     assert [] == warnings(caplog)
 

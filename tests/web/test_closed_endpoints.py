@@ -58,7 +58,7 @@ def test_only_its_own_endpoint_is_closed(wrong: dict[str, Any], key: str | None)
     assert 404 == world.post("/nowhere").status_code
 
 
-def test_the_fault_is_told_to_developers_and_to_nobody_else() -> None:
+def test_the_fault_is_shown_only_in_debug_mode() -> None:
     answers = [shop(config=config, lease=3600).post("/wrong").get_json() for config in ({}, {"TESTING": False})]
 
     assert ["max_runtime (900 s)" in answer["detail"] for answer in answers] == [True, False]
@@ -84,7 +84,7 @@ def test_faults_are_found_when_the_application_is_set_up_and_reported_together(
 
 
 def test_what_is_configured_after_the_set_up_still_counts(caplog: pytest.LogCaptureFixture) -> None:
-    """Looking for faults at the set-up settles nothing: a blueprint may be configured until the first request."""
+    """The check at set-up caches no policy: you may configure a blueprint until the first request."""
     world = new_world(init=False)
     blueprint = Blueprint("shop", __name__)
     blueprint.post("/pay", endpoint="pay")(idempotent(lease=3600)(lambda: "paid"))
@@ -107,7 +107,7 @@ def test_a_fault_of_two_layers_closes_the_endpoint_that_they_meet_in() -> None:
     assert "keep_statuses and release_statuses both name 500" in answer.get_json()["detail"]
 
 
-def test_faults_of_the_whole_application_are_still_refused_at_once() -> None:
+def test_faults_of_the_whole_application_stop_the_start() -> None:
     with pytest.raises(ConfigurationError, match="max_runtime"):
         new_world(lease=3600)
     with pytest.raises(ConfigurationError, match="needs a SQL store"):
@@ -131,7 +131,7 @@ def test_a_quota_that_nothing_counts_closes_requests_with_a_key_only(caplog: pyt
 
 
 def test_a_schema_that_cannot_be_looked_at_closes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """It is looked at once, to tell of it; what is wrong there, the next claim finds too."""
+    """The check only warns. The next claim finds the same fault."""
     world = shop()
     looks = []
 
@@ -148,7 +148,7 @@ def test_a_schema_that_cannot_be_looked_at_closes_nothing(caplog: pytest.LogCapt
 
 
 def test_a_view_that_nothing_can_be_known_of_closes_itself_only() -> None:
-    """Whatever somebody registers as a view: a mock has every attribute, a class among them."""
+    """A view may be any object: a mock has every attribute, also `view_class`."""
 
     class Odd:
         view_class = "not a class"
@@ -209,7 +209,7 @@ class Shop:
 
 
 def unguarded_view(shop: Shop) -> Any:
-    """A function of its own: annotations belong to one function object."""
+    """A new function each time, because annotations belong to one function object."""
 
     def pay() -> str:
         return shop.pay()
@@ -308,7 +308,7 @@ def test_method_views_blueprints_and_wrappers_are_found() -> None:
 
 
 def test_a_blueprint_that_was_configured_counts_as_annotated() -> None:
-    """Somebody wrote a policy for it, and forgot init_app. What it says of methods and of exemptions holds."""
+    """The author wrote a policy and forgot init_app. Its methods and exemptions still apply."""
     shop = Shop()
     blueprint, other = Blueprint("shop", __name__), Blueprint("other", __name__, url_prefix="/other")
     Idempotency().configure(blueprint, required=True, methods=["POST"])

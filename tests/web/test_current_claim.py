@@ -18,8 +18,8 @@ from tests.apps import KEY, new_world
 ATTRIBUTES = ("key", "tenant", "principal", "fence", "attempt")
 
 
-def test_a_view_is_told_of_its_claim() -> None:
-    """The client's key without quotes, whose it is, and how often it was tried."""
+def test_a_view_reads_its_claim() -> None:
+    """The client's key without quotes, tenant, principal and attempt."""
     world = new_world()
     world.idempotency.tenant_loader(lambda: "acme")
     world.view()(lambda: [bool(current_claim), *(getattr(current_claim, name) for name in ATTRIBUTES)])

@@ -170,7 +170,7 @@ def test_classes_inherit_marks_and_lay_their_own_over_them() -> None:
 
 
 def test_a_subclass_of_an_exempt_class_may_be_guarded() -> None:
-    """Each class has a mark of its own, so these two do not contradict each other."""
+    """Each class has its own mark, so these two do not contradict each other."""
     app = Flask(__name__)
 
     @exempt
@@ -450,7 +450,7 @@ def test_a_view_that_calls_the_method_of_another_is_no_decorator() -> None:
     assert [400, 200] == [app.test_client().post(path).status_code for path in ("/pay", "/other")]
 
 
-def test_many_views_are_each_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_many_views_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not each once for each other: an application with 1,500 views took seconds to start."""
     looked: list[Any] = []
     shown = module._shown_by
@@ -477,7 +477,7 @@ def test_another_method_of_such_a_view_runs() -> None:
 
 
 def test_a_view_that_calls_another_view_is_no_decorator() -> None:
-    """It has a policy of its own, as before."""
+    """It has its own policy."""
     app = hiding_shop()
     pay = claim_here(idempotent(required=True)(lambda: "paid"))
     app.add_url_rule("/pay", "pay", pay, methods=["POST"])
@@ -509,7 +509,7 @@ def test_a_decorator_with_wraps_hides_nothing() -> None:
     assert 200 == app.test_client().post("/pay", headers={"Idempotency-Key": "k"}).status_code
 
 
-def test_what_a_closure_holds_besides_is_left_alone() -> None:
+def test_other_objects_in_a_closure_are_ignored() -> None:
     """A proxy without a context, an object that answers nothing, a name that is not assigned yet."""
 
     class Silent:

@@ -248,7 +248,7 @@ def test_flask_login_names_the_user() -> None:
     assert {"whose": None} == world.post().json
 
 
-def test_an_anonymous_user_with_an_id_names_nobody() -> None:
+def test_an_anonymous_user_with_an_id_is_no_principal() -> None:
     """An application's own `anonymous_user` may be a guest with an id: one for all callers that have not signed in."""
     app = login_app()
 
@@ -273,7 +273,7 @@ def test_looking_for_credentials_adds_no_vary() -> None:
     assert "Vary" not in world.post(headers=session_cookie(app, cart=1)).headers
 
 
-def test_a_request_loader_of_flask_login_is_asked_without_any_header() -> None:
+def test_a_request_loader_of_flask_login_is_called_without_credentials() -> None:
     """It may look into the query."""
     app = login_app()
     app.login_manager.request_loader(  # type: ignore[attr-defined]
@@ -364,7 +364,7 @@ def test_the_decorators_that_the_refusal_shows_send_the_client_to_the_login_page
     assert (302, True) == (answer.status_code, answer.headers["Location"].startswith("/login"))
 
 
-def test_a_view_that_claims_below_its_decorators_is_not_told_to_do_so(
+def test_the_remedy_fits_a_view_that_already_claims_below_its_decorators(
     warned: Callable[[], list[tuple[str, str]]],
 ) -> None:
     """They have let the client pass: the page is public, and its visitors need an id."""
@@ -679,7 +679,7 @@ def test_a_valid_refresh_token_names_the_caller_whose_access_token_has_expired()
 
 
 def test_no_id_of_one_extension_is_taken_for_that_of_another() -> None:
-    """Somebody may sign up under the name `jwt:7`."""
+    """A user may sign up under the name `jwt:7`."""
     app = login_app()
     app.config["JWT_SECRET_KEY"] = KEY
     JWTManager(app)

@@ -69,7 +69,7 @@ class Claiming:
         ),
         ids=("empty", "partly", "hostile", "long"),
     )
-    def test_what_an_auditor_is_told_survives(self, store: Store, about: RequestInfo) -> None:
+    def test_names_in_a_record_survive(self, store: Store, about: RequestInfo) -> None:
         """Tenants and principals are the application's own text, whatever it contains, before and after completion."""
         key, token = a_key(), a_token()
         store.claim(a_request(key, about=about), token=token, lease=LEASE)
@@ -398,7 +398,7 @@ class Ownership:
         assert store.read(key) is None
 
     @every_write
-    def test_an_owner_of_before_is_not_mistaken_for_the_present_one(
+    def test_a_former_owner_is_not_mistaken_for_the_present_one(
         self, store: Store, clock: FrozenClock, write: Write
     ) -> None:
         """

@@ -85,7 +85,7 @@ class DataKeysContract:
 
         assert (shelf.keys, shelf.last) == ((), 0)
 
-    def test_a_key_is_told_as_it_was_given(self, store: DataKeyStore) -> None:
+    def test_a_data_key_is_returned_unchanged(self, store: DataKeyStore) -> None:
         """All bytes of it, and only for its tenant."""
         tid, other = a_key().tid, a_key().tid
 
@@ -128,7 +128,7 @@ class DataKeysContract:
 
         assert ([each for each in added if each], len(store.data_keys.read_keys(tid).keys)) == ([True], 1)
 
-    def test_the_store_is_told_from_others_and_always_the_same(self, store: DataKeyStore) -> None:
+    def test_the_store_has_an_id_that_does_not_change(self, store: DataKeyStore) -> None:
         """What was wrapped for this store cannot be unwrapped for another; and a key for another is not added here."""
         tid = a_key().tid
         add(store, tid)
@@ -187,7 +187,7 @@ class DataKeysContract:
 
         assert (replayed(store, key).payload, replayed(store, key).erased) == (SEALED, False)
 
-    def test_an_answer_whose_data_key_is_not_there_is_not_stored(self, store: DataKeyStore) -> None:
+    def test_a_response_without_its_data_key_is_not_stored(self, store: DataKeyStore) -> None:
         """After a data loss, no key could open the response. The worker seals it again under a new key."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -221,7 +221,7 @@ class DataKeysContract:
         assert (store.data_keys.read_keys(tid).keys, store.data_keys.read_keys(tid).last) == ((), 2)
 
     @pytest.mark.parametrize("payload", (SEALED, PAYLOAD), ids=("sealed", "plain"))
-    def test_the_answers_of_an_erased_tenant_are_told_as_erased(
+    def test_responses_of_an_erased_tenant_are_reported_as_erased(
         self, store: DataKeyStore, clock: FrozenClock, payload: StoredPayload
     ) -> None:
         """At once and to everybody, plain ones too; and those of other tenants are not."""
@@ -278,7 +278,7 @@ class DataKeysContract:
 
         assert (payload, False) == (replayed(store, key).payload, replayed(store, key).erased)
 
-    def test_a_loser_hears_that_it_has_lost_and_nothing_of_keys(self, store: DataKeyStore, clock: FrozenClock) -> None:
+    def test_a_lost_lease_precedes_any_key_error(self, store: DataKeyStore, clock: FrozenClock) -> None:
         """Another token, or an absent record: sealing again would not help."""
         key = a_key()
         stand(store, clock, key, "in flight")
@@ -328,7 +328,7 @@ class SettledLedger:
 
         assert (Usage(1, 0, 0), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
-    def test_an_answer_by_another_is_counted_as_its_owners(
+    def test_a_resolved_response_is_counted_as_its_owners(
         self, tenant: Tenant, store: SystemStore, clock: FrozenClock
     ) -> None:
         """With its bytes, once, from now to its expiry; and it lives a little longer."""
@@ -463,7 +463,7 @@ class SettledSecrets:
         other = replace(SEALED, sealed_by=SealedBy("2026-11", 2))
         assert store.recovery.resolve(held, token=a_token(), payload=other, keep=KEEP)
 
-    def test_nobody_brings_back_an_erased_tenant(self, store: SystemStore, clock: FrozenClock) -> None:
+    def test_no_write_restores_an_erased_tenant(self, store: SystemStore, clock: FrozenClock) -> None:
         """Not with the old key, not with a new one. That the work was done may be said."""
         held, _ = stood(store, clock, "quarantined")
         key = held.key
@@ -479,7 +479,9 @@ class SettledSecrets:
         )
         assert State.COMPLETED is found(store, key).state
 
-    def test_a_repeated_settlement_whose_key_has_gone_is_done(self, store: SystemStore, clock: FrozenClock) -> None:
+    def test_a_repeated_resolution_succeeds_after_its_key_was_deleted(
+        self, store: SystemStore, clock: FrozenClock
+    ) -> None:
         """What was stored first stays."""
         held, _ = stood(store, clock, "quarantined")
         add(store, held.key.tid)
@@ -491,7 +493,7 @@ class SettledSecrets:
         assert store.recovery.resolve(held, token=token, payload=SEALED, keep=KEEP)
         assert found(store, held.key).payload == SEALED
 
-    def test_who_was_not_first_hears_so_and_nothing_of_keys(self, store: SystemStore, clock: FrozenClock) -> None:
+    def test_a_later_resolver_gets_not_first_before_any_key_error(self, store: SystemStore, clock: FrozenClock) -> None:
         """Sealing again would not help."""
         held, token = stood(store, clock, "quarantined")
         store.complete(held.key, token, PAYLOAD, keep=KEEP)

@@ -106,7 +106,7 @@ class Listing:
 
         assert set(list(owners)[1::2]) <= met <= owners.keys()
 
-    def test_answers_whose_life_is_over_are_left_out(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_expired_responses_are_left_out(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Whether or not they have been removed."""
         answered, _ = stood(store, clock, "completed")
         clock.advance(KEEP - 0.125)
@@ -139,7 +139,7 @@ class Listing:
         assert (counts.in_flight, counts.lapsed - 1) == (now.in_flight, now.lapsed)
         assert counts.quarantined + 1 == now.quarantined
 
-    def test_a_janitor_moves_one_from_lapsed_to_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_janitor_moves_an_expired_claim_to_quarantine(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """And resolving it removes it from the list."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
         before = store.recovery.counts()
@@ -151,7 +151,7 @@ class Listing:
         assert store.recovery.resolve(seen(store, lapsed.key), token=a_token(), payload=PAYLOAD, keep=KEEP)
         assert before.quarantined == store.recovery.counts().quarantined
 
-    def test_a_lease_that_ends_is_told_by_nobody(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_an_expired_lease_is_counted_without_a_write(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Its lease has expired at that moment, without a write."""
         stood(store, clock, "in flight")
         before = store.recovery.counts()
@@ -161,7 +161,7 @@ class Listing:
         assert before.in_flight + before.lapsed == now.in_flight + now.lapsed
         assert now.lapsed > before.lapsed
 
-    def test_it_is_told_for_how_long(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_the_age_of_the_oldest_quarantine_is_returned(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """The one that has waited longest says it; others' may be older than a test's own."""
         noticed(store, clock)
         stood(store, clock, "lapsed, takeover")
@@ -177,7 +177,7 @@ class Listing:
         assert later.lapsed_for == near(standing.lapsed_for + 10)
         assert later.quarantined_for == near(standing.quarantined_for + 10)
 
-    def test_no_time_is_told_of_none(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_without_quarantine_there_is_no_age(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """And no quarantine has lasted for less than no time: one that is held begins before its lease is over."""
         stood(store, clock, "quarantined")
         standing = store.recovery.counts()
@@ -255,7 +255,7 @@ class ResponsesContract:
 
         assert met(store, tid=tid) == []
 
-    def test_only_those_are_met_that_were_asked_for(self, store: ResponseStore) -> None:
+    def test_a_scan_returns_only_what_the_filter_allows(self, store: ResponseStore) -> None:
         """By tenant, and by the key that they are not sealed under; plain ones are under none."""
         tid, other = a_key().tid, a_key().tid
         old, new = with_keys(store, tid, "old", "new")
@@ -296,7 +296,7 @@ class ResponsesContract:
         clock.advance(KEEP)
         assert not store.responses.replace(key, PAYLOAD, OTHER_PAYLOAD)
 
-    def test_a_payload_is_not_replaced_by_one_whose_key_is_gone(self, store: ResponseStore) -> None:
+    def test_a_response_is_not_replaced_by_one_without_a_data_key(self, store: ResponseStore) -> None:
         """What could be read would be so no more."""
         key = a_key()
         payload = complete(store, key)

@@ -64,7 +64,7 @@ class Retention:
 
         assert store.read(key) is None
 
-    def test_the_owner_of_an_expired_record_owns_nothing(self, store: Store, clock: FrozenClock) -> None:
+    def test_the_former_owner_of_an_expired_record_owns_no_record(self, store: Store, clock: FrozenClock) -> None:
         """For writes, an expired record is absent: no write restores it, and releasing it does nothing."""
         key = a_key()
         token = stand(store, clock, key, "completed")
@@ -114,7 +114,7 @@ class LeaseExpiry:
     """The record's own rule decides. Only its owner renews and marks it."""
 
     @pytest.mark.parametrize("asked", list(OnExpiry))
-    def test_a_lapsed_record_is_quarantined(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
+    def test_an_expired_claim_is_quarantined(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
         """
         Nobody knows what its owner did. The rule is the one written into the record: a retry from a newer release, with
         another policy, does not change what the first request was promised.
@@ -131,7 +131,7 @@ class LeaseExpiry:
         assert (token, before.fence, before.deadline) == (record.token, record.fence, record.deadline)
 
     @pytest.mark.parametrize("asked", list(OnExpiry))
-    def test_a_lapsed_record_is_taken_over(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
+    def test_an_expired_claim_is_taken_over(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
         """
         As the next attempt, with a higher fence. What may happen to the new attempt is for the new owner to say; when
         the key was first used is not.
@@ -208,7 +208,7 @@ class LeaseExpiry:
         assert (before.token, before.fence, before.attempt) == (once.token, once.fence, once.attempt)
         assert (before.requested_at, before.info) == (once.requested_at, once.info)
 
-    def test_a_lapsed_lease_can_be_renewed(self, store: Store, clock: FrozenClock) -> None:
+    def test_an_expired_lease_can_be_renewed(self, store: Store, clock: FrozenClock) -> None:
         """The owner was late and no other worker noticed: it goes on, and a duplicate is in flight again."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, takeover")
@@ -228,9 +228,7 @@ class LeaseExpiry:
 
         assert before == found(store, key)
 
-    def test_an_owner_that_was_quarantined_in_its_absence_shows_that_it_lives(
-        self, store: Store, clock: FrozenClock
-    ) -> None:
+    def test_a_quarantined_owner_can_still_renew(self, store: Store, clock: FrozenClock) -> None:
         """A resolver sees the lease. The record stays quarantined, and only its lease changes."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, quarantine")
@@ -279,7 +277,9 @@ class LeaseExpiry:
         assert (before.state, before.deadline, before.fence) == (once.state, once.deadline, once.fence)
         assert once == found(store, key)
 
-    def test_marking_after_the_lease_holds_while_nobody_has_taken_over(self, store: Store, clock: FrozenClock) -> None:
+    def test_marking_after_the_lease_works_until_another_worker_takes_over(
+        self, store: Store, clock: FrozenClock
+    ) -> None:
         """The owner may go on, because no other worker can run the view now."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, takeover")
@@ -310,7 +310,7 @@ class LeaseExpiry:
 
         assert before == found(store, key)
 
-    def test_another_request_is_told_when_the_key_was_first_used(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_mismatch_returns_when_the_key_was_first_used(self, store: Store, clock: FrozenClock) -> None:
         """Over take-overs too."""
         key = a_key()
         used_at = clock.now

@@ -72,7 +72,7 @@ class ExpiryContract:
 
         assert before == found(store, key)
 
-    def test_what_nobody_could_open_is_never_removed(self, store: ExpiringStore, clock: FrozenClock) -> None:
+    def test_a_corrupt_record_is_never_removed(self, store: ExpiringStore, clock: FrozenClock) -> None:
         """Even after its response would have expired."""
         key = a_key()
         stand(store, clock, key, "completed")
@@ -167,7 +167,7 @@ class ExpiryContract:
 
         assert removed[0] == removed[1]
 
-    def test_to_sweep_while_others_claim_harms_nobody(self, store: ExpiringStore, clock: FrozenClock) -> None:
+    def test_removal_during_claims_is_harmless(self, store: ExpiringStore, clock: FrozenClock) -> None:
         """A worker claims an expired key at the moment in which the store removes it."""
         keys = self.answered(store, 20)
         clock.advance(KEEP)
@@ -246,7 +246,7 @@ class TaskLogContract:
 
         assert chore not in store.task_log.reports()
 
-    def test_what_was_reported_last_is_told(self, store: TaskLogStore, clock: FrozenClock) -> None:
+    def test_the_last_report_is_returned(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """How long ago, and every character of it. What was written before is written over."""
         chore, other = a_chore(), a_chore()
         store.task_log.report(chore, '{"removed":1}')
@@ -269,7 +269,7 @@ class TaskLogContract:
         ),
         ids=("empty", "odd", "longest", "longest, not ascii"),
     )
-    def test_a_report_is_told_as_it_was_given(self, store: TaskLogStore, report: str) -> None:
+    def test_a_report_is_returned_unchanged(self, store: TaskLogStore, report: str) -> None:
         """However long it may be, and whatever words are in it."""
         chore = a_chore()
         store.task_log.report(chore, report)
@@ -292,7 +292,9 @@ class TaskLogContract:
         assert [store.task_log.lock(chore, a_token(), lease=LOCK) for _ in range(2)] == [False, False]
         assert store.task_log.lock(a_chore(), a_token(), lease=LOCK)
 
-    def test_whoever_dies_has_it_until_the_lease_is_over(self, store: TaskLogStore, clock: FrozenClock) -> None:
+    def test_a_dead_janitor_keeps_the_lock_until_its_lease_expires(
+        self, store: TaskLogStore, clock: FrozenClock
+    ) -> None:
         """Not a moment longer, and its late word then counts for nothing."""
         chore, dead, next_one = a_chore(), a_token(), a_token()
         assert store.task_log.lock(chore, dead, lease=LOCK)
@@ -304,7 +306,7 @@ class TaskLogContract:
         store.task_log.unlock(chore, dead)
         assert not store.task_log.lock(chore, a_token(), lease=LOCK)
 
-    def test_a_lock_of_a_clock_that_was_set_back_is_nobodys(self, store: TaskLogStore, clock: FrozenClock) -> None:
+    def test_a_lock_from_a_clock_that_was_set_back_is_free(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """Or the chore would rest for as long as the clock was ahead."""
         chore = a_chore()
         assert store.task_log.lock(chore, a_token(), lease=LOCK)
@@ -323,7 +325,7 @@ class TaskLogContract:
         clock.advance(1.125)
         assert store.task_log.lock(chore, a_token(), lease=LOCK)
 
-    def test_given_back_it_is_the_next_ones_at_once(self, store: TaskLogStore) -> None:
+    def test_a_released_lock_is_free_immediately(self, store: TaskLogStore) -> None:
         """Unlocking twice is harmless, and only the holder of a lock can unlock it."""
         chore, token = a_chore(), a_token()
         store.task_log.unlock(chore, token)

@@ -189,7 +189,7 @@ class Counting:
         store.complete(key, token, PAYLOAD, keep=KEEP)
         assert Usage(1, PAYLOAD.byte_size, 0) == tenant.usage
 
-    def test_a_key_that_is_used_anew_is_counted_anew(
+    def test_a_key_that_is_used_again_is_counted_again(
         self, tenant: Tenant, store: LedgerStore, clock: FrozenClock
     ) -> None:
         """Its first life is over, whether or not its record is still lying about."""
@@ -339,7 +339,7 @@ class Limiting:
             assert isinstance(tenant.ask(), OverQuota)
         assert tenant.usage.new_keys == 2
 
-    def test_who_is_refused_is_told_when_to_come_again(self, store: LedgerStore, clock: FrozenClock) -> None:
+    def test_a_refused_claim_gets_a_retry_time(self, store: LedgerStore, clock: FrozenClock) -> None:
         """When a lease expires, or the first responses do: the store cannot know more."""
         flying, full = Tenant(store, Quota(in_flight=1)), Tenant(store, Quota(records=1))
         flying.claim()
@@ -370,7 +370,7 @@ class Limiting:
         store.complete(key, token, PAYLOAD, keep=KEEP)
         granted(tenant.ask())
 
-    def test_of_many_at_once_as_many_are_granted_as_are_allowed(self, store: LedgerStore) -> None:
+    def test_parallel_claims_do_not_exceed_the_limit(self, store: LedgerStore) -> None:
         """`claim` itself checks the limit. A separate check before the write would let too many in."""
         tenant, start, outcomes = Tenant(store, Quota(records=5)), threading.Barrier(12), list[StoreOutcome]()
 

@@ -42,7 +42,7 @@ class Reaping:
     """`expired_leases` and `quarantine_expired`: the faster call wins, and a completed response stays."""
 
     @pytest.mark.parametrize("standing", ("lapsed, takeover", "lapsed, quarantine"))
-    def test_a_lapsed_record_is_stale(self, store: RecoveryStore, clock: FrozenClock, standing: Standing) -> None:
+    def test_an_expired_lease_is_listed(self, store: RecoveryStore, clock: FrozenClock, standing: Standing) -> None:
         """With its key and all that it says, whatever its rule."""
         lapsed, _ = stood(store, clock, standing)
 
@@ -104,7 +104,7 @@ class Reaping:
 
         assert set(list(owners)[1::2]) <= met
 
-    def test_a_lapsed_record_is_quarantined_as_it_is(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_an_expired_claim_is_quarantined_unchanged(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """With its token, its fence and its lease: the owner may come back. Retries get `Unknown`."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
 
@@ -121,7 +121,7 @@ class Reaping:
         assert lapsed.record == found(store, lapsed.key)
         assert granted(store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE)).attempt == 2
 
-    def test_a_lease_that_ended_after_the_horizon_does_not_lapse(
+    def test_a_lease_that_expired_after_the_horizon_is_not_quarantined(
         self, store: RecoveryStore, clock: FrozenClock
     ) -> None:
         """Another janitor with another horizon had seen it."""
@@ -130,7 +130,7 @@ class Reaping:
         assert not store.recovery.quarantine_expired(lapsed, horizon=lapsed.record.deadline - 0.125)
         assert lapsed.record == found(store, lapsed.key)
 
-    def test_a_lease_that_is_not_over_does_not_lapse(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_running_lease_is_not_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """With every horizon, also if the janitor saw it expire before the clock was set back."""
         flying, _ = stood(store, clock, "in flight")
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
@@ -141,7 +141,7 @@ class Reaping:
             assert State.PROCESSING is found(store, each.key).state
 
     @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "lapsed", "freed", "begun anew"))
-    def test_what_does_not_stand_as_it_was_seen_does_not_lapse(
+    def test_a_record_that_has_changed_is_not_quarantined(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
         """Also if the lease of the newer claim has expired, too."""
@@ -163,7 +163,7 @@ class Reaping:
         assert not store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         assert before == store.read(lapsed.key)
 
-    def test_what_has_not_lapsed_cannot_be_lapsed(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_record_in_another_state_is_not_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """However it was seen: completed, condemned, held."""
         answered, _ = stood(store, clock, "completed")
         damaged, _ = condemned(store, clock)
@@ -175,7 +175,7 @@ class Reaping:
             assert not store.recovery.quarantine_expired(SeenRecord(each.key, before), horizon=clock.now)
             assert before == found(store, each.key)
 
-    def test_a_late_owner_may_still_say_what_it_has_done(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_late_owner_may_still_complete(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """The worker was slow, not dead. Its response ends the quarantine."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
         assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
@@ -186,7 +186,7 @@ class Reaping:
         assert not store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         assert found(store, lapsed.key).payload == PAYLOAD
 
-    def test_a_late_owner_may_still_say_that_nothing_was_done(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_late_owner_may_still_release(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """It alone knows."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
         assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
@@ -268,7 +268,9 @@ class ResolverQueue:
     """`next_for_resolver`: no key is given to two resolvers at the same time, and none is left out."""
 
     @pytest.mark.parametrize("how", ("held", "lapsed in a claim", "lapsed by a janitor", "condemned"))
-    def test_what_is_newly_quarantined_is_due_at_once(self, store: RecoveryStore, clock: FrozenClock, how: str) -> None:
+    def test_a_newly_quarantined_key_is_due_immediately(
+        self, store: RecoveryStore, clock: FrozenClock, how: str
+    ) -> None:
         """However it got there, and with all that is known of it."""
         match how:
             case "held":
@@ -299,7 +301,7 @@ class ResolverQueue:
 
         assert pauses == pytest.approx([10, 11, 22, 44, 88, 100, 100], abs=5)
 
-    def test_the_first_turn_is_told_from_the_others(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_the_first_turn_is_marked_as_the_first(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """The first turn may come too early."""
         quarantined, _ = noticed(store, clock)
         turns = list[bool]()
@@ -309,9 +311,7 @@ class ResolverQueue:
 
         assert turns == [False, True, True]
 
-    def test_an_owner_that_was_heard_of_since_is_asked_about_for_the_first_time(
-        self, store: RecoveryStore, clock: FrozenClock
-    ) -> None:
+    def test_a_renewed_claim_gets_its_first_turn_again(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """It lives, or has: what was said before is about the past."""
         key, token = a_key(), a_token()
         store.claim(a_request(key), token=token, lease=LEASE)
@@ -364,7 +364,7 @@ class ResolverQueue:
         assert (several, 5) == (set(given), len(given))
         assert not several & set(keys(due(store, horizon=clock.now)))
 
-    def test_of_many_who_ask_at_once_each_gets_others(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_parallel_janitors_get_different_keys(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Each key is given to exactly one janitor."""
         several = {stood(store, clock, "quarantined")[0].key for _ in range(20)}
         given = at_once(*[lambda: due(store, horizon=clock.now, limit=3)] * 8)
@@ -394,7 +394,7 @@ class ResolverQueue:
 
         assert not {each.key for each, _ in others} & set(keys(due(store, horizon=clock.now)))
 
-    def test_a_key_that_is_quarantined_anew_is_due_at_once(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_key_that_is_quarantined_again_is_due_immediately(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """This is a new attempt, so the pause of the last one does not count."""
         freed, answered = (stood(store, clock, "quarantined") for _ in range(2))
         due(store, horizon=clock.now)

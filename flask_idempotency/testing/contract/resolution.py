@@ -130,7 +130,7 @@ class ForceReleasing:
         assert not store.recovery.force_release(first)
         assert before == found(store, first.key)
 
-    def test_an_answer_that_was_stored_anew_is_not_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_a_later_response_is_not_released(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Its key has run again since the operator saw the first claim."""
         answered, _ = stood(store, clock, "completed")
         clock.advance(KEEP)
@@ -286,7 +286,7 @@ class Resolving:
         assert not store.recovery.resolve(in_flight, token=a_token(), payload=PAYLOAD, keep=KEEP)
         assert before == found(store, in_flight.key)
 
-    def test_an_answer_whose_life_is_over_is_not_settled(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_an_expired_response_is_not_resolved(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Nothing is there by then, and nothing comes of it."""
         held, token = stood(store, clock, "quarantined")
         store.complete(held.key, token, PAYLOAD, keep=KEEP)
@@ -324,7 +324,7 @@ class Resolving:
                 answer for answer, settled in zip(answers, done, strict=True) if settled
             ]
 
-    def test_an_owner_and_another_do_not_both_settle(self, store: RecoveryStore, clock: FrozenClock) -> None:
+    def test_an_owner_and_a_resolver_do_not_both_complete(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """The first call decides the response, and the other one gets an error."""
         for _ in range(ROUNDS):
             held, token = stood(store, clock, "quarantined")

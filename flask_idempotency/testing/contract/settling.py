@@ -70,7 +70,7 @@ class MarkingCorrupt:
         another = store.claim(a_request(key, fingerprint=OTHER_FINGERPRINT), token=a_token(), lease=LEASE)
         assert isinstance(another, Mismatched)
 
-    def test_a_condemned_record_is_as_good_as_completed_to_its_owner(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_corrupt_record_is_a_completed_one_to_its_owner(self, store: Store, clock: FrozenClock) -> None:
         """The request completed, or there would be no response. Releasing the key would run it twice."""
         key = a_key()
         token = stand(store, clock, key, "completed")
@@ -138,7 +138,7 @@ class MarkingCorrupt:
 
         assert (store.read(key), store.read(expired)) == (None, None)
 
-    def test_the_facts_of_a_sealed_answer_are_told_as_they_were_given(self, store: Store, clock: FrozenClock) -> None:
+    def test_the_facts_of_a_sealed_response_are_returned_unchanged(self, store: Store, clock: FrozenClock) -> None:
         """Number 0 needs no data key. `read` must return it, because it decides which key opens the response."""
         key, token = a_key(), a_token()
         payload = StoredPayload(b"", 402, False, 0, SealedBy("", 0))
@@ -207,7 +207,7 @@ class Settling:
 
         assert found(store, key).payload == PAYLOAD
 
-    def test_a_result_ends_the_quarantine_of_a_lapsed_record(self, store: Store, clock: FrozenClock) -> None:
+    def test_a_response_ends_the_quarantine_of_an_expired_claim(self, store: Store, clock: FrozenClock) -> None:
         """The owner was slow, not dead: it knows the result, and all retries now get it."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, quarantine")
@@ -267,7 +267,7 @@ class Settling:
 
         assert store.read(key) is None
 
-    def test_a_lapsed_claim_can_be_released(self, store: Store, clock: FrozenClock) -> None:
+    def test_an_expired_claim_can_be_released(self, store: Store, clock: FrozenClock) -> None:
         """Late, and still owned by the same worker."""
         key = a_key()
         store.release(key, stand(store, clock, key, "lapsed, takeover"))
