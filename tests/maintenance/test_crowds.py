@@ -18,7 +18,7 @@ JANITORS = 4
 
 @pytest.mark.slow
 @pytest.mark.parametrize("locked", (True, False), ids=("locked", "without a lock"))
-def test_everything_is_settled_once(make_empty: MakeStore, clock: FrozenClock, locked: bool) -> None:
+def test_each_record_is_settled_once(make_empty: MakeStore, clock: FrozenClock, locked: bool) -> None:
     """
     By one of four janitors whose beats fire twice and whose runs are delivered again. Who comes late counts nothing and
     changes no ledger. The lock only saves work.

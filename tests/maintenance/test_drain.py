@@ -54,7 +54,7 @@ def drain(hours: Hours, **pace: object) -> Batcher:
     return Batcher(sleep=hours.sleep, monotonic=hours, **pace)  # type: ignore[arg-type]
 
 
-def test_all_is_done_in_batches(hours: Hours) -> None:
+def test_work_is_done_in_batches(hours: Hours) -> None:
     """And told how much, in how many."""
     pile, told = Pile(hours, 250), list[int]()
     drained = drain(hours, batch=100, told=told.append).run(pile.step)
@@ -63,12 +63,12 @@ def test_all_is_done_in_batches(hours: Hours) -> None:
     assert ([100, 100, 100], [100, 200, 250], []) == (pile.limits, told, hours.slept)
 
 
-def test_nothing_to_do_is_one_look(hours: Hours) -> None:
+def test_a_run_without_work_is_one_step(hours: Hours) -> None:
     """Which is no batch of anything."""
     assert BatchReport(touched=0, batches=1) == drain(hours).run(Pile(hours, 0).step)
 
 
-def test_it_ends_with_its_budget(hours: Hours) -> None:
+def test_a_run_ends_with_its_budget(hours: Hours) -> None:
     """Unfinished, and says so; what was done stays done."""
     pile = Pile(hours, 1000, takes=0.1)
     drained = drain(hours, batch=100, budget=25.0).run(pile.step)
@@ -77,12 +77,12 @@ def test_it_ends_with_its_budget(hours: Hours) -> None:
     assert pile.left == 700
 
 
-def test_what_is_finished_with_the_last_of_its_budget_is_finished(hours: Hours) -> None:
+def test_a_run_that_finishes_as_its_budget_ends_is_finished(hours: Hours) -> None:
     """Nobody has to come again for nothing."""
     assert drain(hours, batch=100, budget=5.0).run(Pile(hours, 100, takes=0.1).step).finished
 
 
-def test_it_keeps_its_pace_over_the_whole_run(hours: Hours) -> None:
+def test_the_rate_holds_over_the_whole_run(hours: Hours) -> None:
     """A batch that took long needs no pause, and one that was quick a longer one."""
     pile = Pile(hours, 400, takes=0.001)
     drain(hours, batch=100, rate=50.0).run(pile.step)
@@ -93,14 +93,14 @@ def test_it_keeps_its_pace_over_the_whole_run(hours: Hours) -> None:
     assert slow.slept == []
 
 
-def test_it_does_not_sleep_beyond_its_budget(hours: Hours) -> None:
+def test_a_run_does_not_sleep_past_its_budget(hours: Hours) -> None:
     """Its lock would be over when it wakes up, and somebody else at work."""
     drained = drain(hours, batch=1000, rate=1.0, budget=60.0).run(Pile(hours, 5000).step)
 
     assert (60.0, BatchReport(touched=1000, batches=1, finished=False)) == (hours.now, drained)
 
 
-def test_a_batch_that_the_store_cannot_do_is_halved(hours: Hours) -> None:
+def test_a_batch_that_times_out_is_halved(hours: Hours) -> None:
     """And it grows again, to what it was and no further, while the store answers."""
     pile = Pile(hours, 5000, fails=lambda call: call <= 2)
     drained = drain(hours, batch=1000).run(pile.step)
@@ -109,7 +109,7 @@ def test_a_batch_that_the_store_cannot_do_is_halved(hours: Hours) -> None:
     assert [1000, 500, 250, 376, 502, 628, 754, 880, 1000, 1000] == pile.limits[:10]
 
 
-def test_it_gives_up_when_the_store_stays_silent(hours: Hours) -> None:
+def test_a_run_ends_if_the_store_stays_silent(hours: Hours) -> None:
     """The chore has failed then, and its next run tries again."""
     pile = Pile(hours, 5000, fails=lambda call: True)
     with pytest.raises(StoreUnavailable):
@@ -119,7 +119,7 @@ def test_it_gives_up_when_the_store_stays_silent(hours: Hours) -> None:
     assert len(pile.limits) == FAILURES
 
 
-def test_it_gives_up_when_the_smallest_batch_is_too_much(hours: Hours) -> None:
+def test_a_run_ends_if_the_smallest_batch_fails(hours: Hours) -> None:
     """Such a store is not slow but away."""
     pile = Pile(hours, 5000, fails=lambda call: True)
     with pytest.raises(StoreUnavailable):
@@ -128,7 +128,7 @@ def test_it_gives_up_when_the_smallest_batch_is_too_much(hours: Hours) -> None:
     assert [25, 12, SMALLEST_BATCH] == pile.limits
 
 
-def test_failures_count_in_a_row(hours: Hours) -> None:
+def test_only_failures_in_a_row_end_a_run(hours: Hours) -> None:
     """A store that fails now and then is no store that is away."""
     pile = Pile(hours, 4000, fails=lambda call: call % 2 == 1)
     drained = drain(hours, batch=1000).run(pile.step)
@@ -137,7 +137,7 @@ def test_failures_count_in_a_row(hours: Hours) -> None:
     assert drained.shrunk > FAILURES
 
 
-def test_what_was_told_before_a_failure_is_not_told_again(hours: Hours) -> None:
+def test_progress_is_reported_once_despite_a_failure(hours: Hours) -> None:
     """A step that failed has touched nothing that counts."""
     pile, told = Pile(hours, 300, fails=lambda call: call == 2), list[int]()
     drained = drain(hours, batch=100, told=told.append).run(pile.step)
@@ -146,7 +146,7 @@ def test_what_was_told_before_a_failure_is_not_told_again(hours: Hours) -> None:
     assert drained.touched == 300
 
 
-def test_keys_that_cannot_be_had_are_no_matter_of_batches(hours: Hours) -> None:
+def test_an_unavailable_key_provider_is_not_retried(hours: Hours) -> None:
     """To ask again with half as many would change nothing."""
     calls = list[int]()
 

@@ -85,7 +85,7 @@ def house(clock: FrozenClock) -> House:
     return House(clock)
 
 
-def test_a_chore_is_done_written_down_and_told(house: House) -> None:
+def test_a_task_is_run_recorded_and_published(house: House) -> None:
     """With what it has done, in words and numbers that are ours."""
     ticks = iter((10.0, 12.5))
     drain = Batcher(monotonic=ticks.__next__)
@@ -96,7 +96,7 @@ def test_a_chore_is_done_written_down_and_told(house: House) -> None:
     assert house.is_free()
 
 
-def test_an_unfinished_chore_says_so(house: House) -> None:
+def test_an_unfinished_task_is_reported_as_such(house: House) -> None:
     """In the book and to whoever listens: it is no error."""
     house.janitor({"expire": works(Swept(7, finished=False))}).run("expire", still())
     (event,) = house.events
@@ -105,7 +105,7 @@ def test_an_unfinished_chore_says_so(house: House) -> None:
     assert getattr(event, "error", None) == ""
 
 
-def test_only_what_there_is_work_for_is_a_chore(house: House) -> None:
+def test_a_janitor_has_only_tasks_with_work(house: House) -> None:
     """In the order in which they make sense, whoever gave them in which; others cannot be run."""
     janitor = house.janitor({"rotate": works(), "reap": works()})
 
@@ -114,7 +114,7 @@ def test_only_what_there_is_work_for_is_a_chore(house: House) -> None:
         janitor.run("expire", still())
 
 
-def test_the_second_at_the_same_chore_does_nothing(house: House) -> None:
+def test_a_task_that_another_janitor_runs_is_skipped(house: House) -> None:
     """While the first is at it. Another chore is another's; and afterwards it is free."""
     began, may_end, reports = threading.Event(), threading.Event(), list[Any]()
 
@@ -136,9 +136,7 @@ def test_the_second_at_the_same_chore_does_nothing(house: House) -> None:
     assert ([Swept()], Swept(7)) == (reports, second.run("expire", still()))
 
 
-def test_a_janitor_that_was_killed_holds_its_chore_for_its_budget_and_a_minute(
-    house: House, clock: FrozenClock
-) -> None:
+def test_the_lock_of_a_killed_janitor_expires_a_minute_after_its_budget(house: House, clock: FrozenClock) -> None:
     """Not for ever: then somebody else takes it for dead."""
 
     class Killed(BaseException):
@@ -163,7 +161,7 @@ def test_a_janitor_that_was_killed_holds_its_chore_for_its_budget_and_a_minute(
 
 
 @pytest.mark.parametrize("error", (StoreUnavailable("down"), ValueError("a bug"), KeyboardInterrupt()))
-def test_a_chore_that_failed_is_free_at_once(house: House, error: BaseException) -> None:
+def test_a_failed_task_is_unlocked(house: House, error: BaseException) -> None:
     """The next run need not wait until a lock is over. Nothing was written down: it was not done."""
     with pytest.raises(type(error)):
         house.janitor({"expire": fails(error)}).run("expire", still())
@@ -172,7 +170,7 @@ def test_a_chore_that_failed_is_free_at_once(house: House, error: BaseException)
     assert {} == house.store.task_log.reports()
 
 
-def test_a_chore_that_failed_is_told_by_the_name_of_its_error(house: House) -> None:
+def test_a_failed_task_is_published_with_the_class_of_its_error(house: House) -> None:
     """And by no more: errors may quote what nobody should read."""
     ticks = iter((10.0, 12.5))
     with pytest.raises(StoreUnavailable):
@@ -197,7 +195,7 @@ class Away:
 
 
 @pytest.mark.parametrize("verb", ("lock", "now", "report"))
-def test_a_store_that_is_away_is_told_wherever_it_was_asked(house: House, verb: str) -> None:
+def test_a_store_failure_is_published_at_every_step(house: House, verb: str) -> None:
     """A janitor that fails in silence looks like one that works."""
     with pytest.raises(StoreUnavailable):
         house.janitor(book=Away(house.store.task_log, verb)).run("expire", still())
@@ -206,14 +204,14 @@ def test_a_store_that_is_away_is_told_wherever_it_was_asked(house: House, verb: 
     assert house.is_free()
 
 
-def test_a_lock_that_cannot_be_given_back_spoils_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_succeeds_if_its_lock_cannot_be_removed(house: House, caplog: pytest.LogCaptureFixture) -> None:
     """What was done is done, and the lock runs out."""
     assert Swept(7) == house.janitor(book=Away(house.store.task_log, "unlock")).run("expire", still())
     assert "was not removed" in caplog.text
     assert not house.is_free()
 
 
-def test_without_a_book_chores_are_done_all_the_same(house: House) -> None:
+def test_tasks_run_without_a_task_log(house: House) -> None:
     """By this host's clock, by as many as like: a lock only saves work."""
     horizons = list[float]()
 
@@ -241,7 +239,7 @@ def test_the_horizon_is_the_earlier_of_two_clocks(house: House, store_ahead: flo
     assert [host + horizon] == horizons
 
 
-def test_a_stores_clock_that_was_set_forward_ends_nothing(house: House, clock: FrozenClock) -> None:
+def test_a_store_clock_in_the_future_removes_no_record(house: House, clock: FrozenClock) -> None:
     """No answer is removed and no owner declared dead; when the clock is right again, everything is as it was."""
     store, host = house.store, clock.now
     house.host_clock = lambda: host + 1
@@ -271,7 +269,7 @@ def test_a_stores_clock_that_was_set_forward_ends_nothing(house: House, clock: F
     assert {flying} == store._shared.records.keys()
 
 
-def test_a_run_that_is_delivered_twice_does_nothing_more(house: House, clock: FrozenClock) -> None:
+def test_a_task_that_is_delivered_twice_is_harmless(house: House, clock: FrozenClock) -> None:
     """
     A beat that fires twice, a message that comes again: the counts of the second are its own, and nothing is told anew.
     """
@@ -293,13 +291,13 @@ def before(report: str) -> dict[str, TaskReport]:
     return {"heartbeat": TaskReport(60.0, report), "reap": TaskReport(60.0, '{"skew_ms":999999}')}
 
 
-def test_the_first_heartbeat_tells_the_skew_and_no_step() -> None:
+def test_the_first_heartbeat_has_a_skew_and_no_step() -> None:
     """There is nothing to compare with. Ahead is above 0, behind below."""
     assert HeartbeatReport(skew_ms=1500) == heartbeat({}, store_now=1001.5, host_now=1000.0)
     assert HeartbeatReport(skew_ms=-250) == heartbeat({}, store_now=999.75, host_now=1000.0)
 
 
-def test_a_clock_that_was_set_is_a_step() -> None:
+def test_a_clock_jump_between_heartbeats_is_a_step() -> None:
     """By how much, and in which direction, since the last one."""
     last = before('{"skew_ms":-250,"stepped_ms":0,"finished":true}')
 
@@ -311,7 +309,7 @@ def test_a_clock_that_was_set_is_a_step() -> None:
 @pytest.mark.parametrize(
     "report", ("", "{}", "[]", "null", "not json", '{"skew_ms":"1"}', '{"skew_ms":null}', '{"skew_ms":1.5}')
 )
-def test_what_another_release_has_written_is_no_step(report: str) -> None:
+def test_an_unreadable_last_heartbeat_is_no_step(report: str) -> None:
     """Nobody is to be woken because of it."""
     assert HeartbeatReport(skew_ms=1000) == heartbeat(before(report), store_now=1001.0, host_now=1000.0)
 
@@ -339,7 +337,7 @@ class Shelf:
         return batch
 
 
-def test_answers_whose_life_is_over_are_removed(clock: FrozenClock) -> None:
+def test_only_expired_records_are_removed(clock: FrozenClock) -> None:
     """And only they: not one that lives, and nothing that is not settled."""
     store, kept = MemoryStore(clock), [a_key() for _ in range(3)]
     for _ in range(5):
@@ -356,7 +354,7 @@ def test_answers_whose_life_is_over_are_removed(clock: FrozenClock) -> None:
     assert {damaged, *kept} == store._shared.records.keys()
 
 
-def test_it_goes_on_until_nothing_is_left(clock: FrozenClock) -> None:
+def test_expire_runs_until_no_expired_record_is_left(clock: FrozenClock) -> None:
     """Not until a batch is not full: others who are at the same work may have had the rest of it."""
     shelf = Shelf(10, 3, 10, 1)
 
@@ -364,7 +362,7 @@ def test_it_goes_on_until_nothing_is_left(clock: FrozenClock) -> None:
     assert [(7.0, 10)] * 5 == shelf.asked
 
 
-def test_a_store_that_ends_things_by_itself_is_asked_once(clock: FrozenClock) -> None:
+def test_expire_asks_a_self_expiring_store_once(clock: FrozenClock) -> None:
     """There is nothing to do for anybody."""
     shelf = Shelf()
 
@@ -372,7 +370,7 @@ def test_a_store_that_ends_things_by_itself_is_asked_once(clock: FrozenClock) ->
     assert len(shelf.asked) == 1
 
 
-def test_what_was_removed_before_a_failure_is_counted(clock: FrozenClock) -> None:
+def test_expire_counts_what_it_removed_before_a_failure(clock: FrozenClock) -> None:
     """Batches are halved then, and it is told how often."""
     shelf = Shelf(100, StoreUnavailable("slow"), 50)
 
@@ -380,7 +378,7 @@ def test_what_was_removed_before_a_failure_is_counted(clock: FrozenClock) -> Non
     assert [100, 100, 50] == [limit for _, limit in shelf.asked[:3]]
 
 
-def test_what_ends_meanwhile_is_left_for_the_next_run(clock: FrozenClock) -> None:
+def test_records_that_expire_during_a_run_are_left_to_the_next(clock: FrozenClock) -> None:
     """A run that began to chase time would have no end."""
     store, began = MemoryStore(clock), clock.now
     for _ in range(3):
@@ -396,7 +394,7 @@ def test_what_ends_meanwhile_is_left_for_the_next_run(clock: FrozenClock) -> Non
 # reconcile
 
 
-def test_a_ledger_that_nobody_touched_has_not_drifted(office: Office) -> None:
+def test_an_untouched_ledger_has_no_drift(office: Office) -> None:
     """All tenants are looked at, or those that were asked for."""
     keys = [office.answer(quota=Quota()) for _ in range(3)]
     office.claim(quota=Quota())
@@ -405,7 +403,7 @@ def test_a_ledger_that_nobody_touched_has_not_drifted(office: Office) -> None:
     assert ReconcileReport(tenants=1) == reconcile(office.store.ledger, tids=[keys[0].tid], drain=Batcher())
 
 
-def test_records_that_were_deleted_by_hand_are_drift_once(office: Office) -> None:
+def test_records_deleted_by_hand_are_drift_once(office: Office) -> None:
     """It is told, and put right: the next run finds nothing, and the tenant has its place back."""
     deleted, kept = office.answer(quota=Quota()), office.answer(quota=Quota())
     size = office.store.ledger.usage(deleted.tid).bytes

@@ -36,7 +36,7 @@ def killed_after(lines: int, url: str, now: float) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", SHARED)
-def test_a_janitor_that_is_killed_leaves_nothing_half_done(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_killed_janitor_leaves_consistent_records(kind: str, request: pytest.FixtureRequest) -> None:
     """Wherever it was: each record is as it was or as it is to be, and the ledger right. The next run does the rest."""
     url, clock, chance = empty(kind, request), FrozenClock(), random.Random()
     with closing(store_at(url, clock)) as store:

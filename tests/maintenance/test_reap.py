@@ -24,7 +24,7 @@ def yard(clock: FrozenClock) -> Yard:
     return Yard(MemoryStore(clock), clock)
 
 
-def test_a_vanished_owners_key_is_quarantined_and_told_once(yard: Yard) -> None:
+def test_an_expired_claim_is_quarantined_and_published_once(yard: Yard) -> None:
     """By its label and its operation, and never again."""
     key, _ = yard.vanished()
 
@@ -35,7 +35,7 @@ def test_a_vanished_owners_key_is_quarantined_and_told_once(yard: Yard) -> None:
     assert len(yard.events) == 1
 
 
-def test_a_key_that_is_to_be_taken_over_is_left_to_the_next_retry(yard: Yard) -> None:
+def test_a_claim_under_takeover_is_left_to_the_next_retry(yard: Yard) -> None:
     """Only that knows the request. It is counted as often as it is met, and told to nobody."""
     key, _ = yard.vanished(on_lapse=OnExpiry.TAKEOVER)
     before = yard.read(key)
@@ -45,7 +45,7 @@ def test_a_key_that_is_to_be_taken_over_is_left_to_the_next_retry(yard: Yard) ->
     assert isinstance(yard.store.claim(a_request(key), token=a_token(), lease=LEASE), Grant)
 
 
-def test_whoever_is_at_work_or_done_is_left_alone(yard: Yard, clock: FrozenClock) -> None:
+def test_live_and_completed_claims_are_left_alone(yard: Yard, clock: FrozenClock) -> None:
     """A lease that runs, an answer, a key that its owner has quarantined."""
     keys = [a_key() for _ in range(3)]
     stand(yard.store, clock, keys[0], "completed")
@@ -68,7 +68,7 @@ def test_a_lease_that_ended_after_the_horizon_is_left_alone(yard: Yard, clock: F
 
 
 @pytest.mark.parametrize("batch", (1, 3, 1000))
-def test_all_are_found_in_batches(yard: Yard, clock: FrozenClock, batch: int) -> None:
+def test_expired_claims_are_found_in_batches(yard: Yard, clock: FrozenClock, batch: int) -> None:
     """Whatever rule each of them has."""
     for number in range(10):
         yard.claim(on_lapse=OnExpiry.TAKEOVER if number % 2 else OnExpiry.QUARANTINE)
@@ -95,7 +95,7 @@ class Meanwhile:
 
 
 @pytest.mark.parametrize("event", ("completed", "renewed", "released", "held"))
-def test_an_owner_that_was_faster_is_counted_as_such(yard: Yard, clock: FrozenClock, event: str) -> None:
+def test_a_claim_that_its_worker_changes_first_counts_as_overtaken(yard: Yard, clock: FrozenClock, event: str) -> None:
     """And nothing of its is touched, and nothing told."""
     store = yard.store
     key, token = yard.vanished()
@@ -138,7 +138,7 @@ class Failing:
 @pytest.mark.parametrize("reply", (False, True), ids=("request", "reply"))
 @pytest.mark.parametrize("verb", ("expired_leases", "quarantine_expired"))
 @pytest.mark.parametrize("nth", (1, 2))
-def test_a_store_that_fails_once_is_asked_again(
+def test_a_step_is_retried_after_a_store_failure(
     yard: Yard, clock: FrozenClock, verb: str, nth: int, reply: bool
 ) -> None:
     """Nothing is left behind, and nothing counted or told twice."""
@@ -157,7 +157,7 @@ def test_a_store_that_fails_once_is_asked_again(
     assert (40 - untold, len(labels)) == (len(labels), len(set(labels)))
 
 
-def test_what_was_done_before_the_store_went_away_stays_done(yard: Yard, clock: FrozenClock) -> None:
+def test_quarantined_claims_stay_quarantined_after_a_store_failure(yard: Yard, clock: FrozenClock) -> None:
     """The next run does the rest, and each is told once over both."""
     for _ in range(8):
         yard.claim()
@@ -185,7 +185,7 @@ def test_four_janitors_quarantine_each_key_once(yard: Yard, clock: FrozenClock) 
     assert len(keys) == sum(report.quarantined for report in reports)
 
 
-def test_without_resolvers_nobody_is_asked(yard: Yard) -> None:
+def test_without_resolvers_no_key_is_due(yard: Yard) -> None:
     """Nor is anybody's turn used up: it may be another deployment that has them."""
     key, _ = yard.vanished()
     yard.reap()
@@ -196,7 +196,7 @@ def test_without_resolvers_nobody_is_asked(yard: Yard) -> None:
     ]
 
 
-def test_a_budget_that_ends_leaves_the_rest_for_the_next_run(yard: Yard, clock: FrozenClock) -> None:
+def test_a_reap_that_its_budget_ends_leaves_the_rest_to_the_next(yard: Yard, clock: FrozenClock) -> None:
     """And says so."""
     for _ in range(9):
         yard.claim()

@@ -36,7 +36,7 @@ def raises(error: Exception) -> Callable[[UnknownOutcome], Any]:
     return resolver
 
 
-def test_what_happened_is_what_retries_get(yard: Yard, clock: FrozenClock) -> None:
+def test_happened_gives_retries_its_response(yard: Yard, clock: FrozenClock) -> None:
     """For as long as the endpoint keeps its answers; told as settled by a resolver."""
     key, token = yard.held()
     yard.says = (lambda unknown: Happened(PAID),)
@@ -52,7 +52,7 @@ def test_what_happened_is_what_retries_get(yard: Yard, clock: FrozenClock) -> No
         yard.store.complete(key, token, PAYLOAD, keep=KEEP)
 
 
-def test_a_vanished_owners_key_is_quarantined_and_asked_about_in_one_run(yard: Yard) -> None:
+def test_an_expired_claim_is_quarantined_and_resolved_in_one_run(yard: Yard) -> None:
     """Nobody has to wait for the next one."""
     yard.vanished()
     yard.says = (lambda unknown: Happened(PAID),)
@@ -61,7 +61,7 @@ def test_a_vanished_owners_key_is_quarantined_and_asked_about_in_one_run(yard: Y
     assert ["Reaped", "Resolved"] == yard.told()
 
 
-def test_what_never_happened_may_run_again(yard: Yard, clock: FrozenClock) -> None:
+def test_never_happened_releases_the_key(yard: Yard, clock: FrozenClock) -> None:
     """
     Its owner has said itself that it is done, and does not know. What it has sent has the rest of its lease to arrive.
     """
@@ -78,7 +78,7 @@ def test_what_never_happened_may_run_again(yard: Yard, clock: FrozenClock) -> No
     ] == yard.events
 
 
-def test_never_while_its_owner_may_be_about_to(yard: Yard, clock: FrozenClock) -> None:
+def test_never_happened_releases_no_key_while_its_worker_may_run(yard: Yard, clock: FrozenClock) -> None:
     """
     The other side has not heard of it *yet*: until the longest a view may run, that is no more than still unknown.
     """
@@ -95,7 +95,7 @@ def test_never_while_its_owner_may_be_about_to(yard: Yard, clock: FrozenClock) -
     assert yard.store.read(key) is None
 
 
-def test_never_at_the_first_question_to_a_silent_owner(yard: Yard, clock: FrozenClock) -> None:
+def test_never_happened_releases_no_expired_claim_at_the_first_call(yard: Yard, clock: FrozenClock) -> None:
     """
     The store's clock was behind when it claimed, and has been set right: by both clocks its lease is long over. It lives,
     and renews before it is asked about again.
@@ -112,7 +112,7 @@ def test_never_at_the_first_question_to_a_silent_owner(yard: Yard, clock: Frozen
     assert PAYLOAD == yard.read(key).payload
 
 
-def test_never_at_the_second_question_to_an_owner_that_has_not_renewed(yard: Yard, clock: FrozenClock) -> None:
+def test_never_happened_releases_an_expired_claim_at_the_second_call(yard: Yard, clock: FrozenClock) -> None:
     """That one is gone."""
     key, _ = yard.claim()
     clock.advance(86400)
@@ -124,7 +124,7 @@ def test_never_at_the_second_question_to_an_owner_that_has_not_renewed(yard: Yar
     assert yard.store.read(key) is None
 
 
-def test_a_clock_that_was_set_forward_declares_no_owner_dead(yard: Yard, clock: FrozenClock) -> None:
+def test_a_clock_that_jumps_forward_releases_no_live_claim(yard: Yard, clock: FrozenClock) -> None:
     """It claimed a moment ago, by every other clock."""
     yard.policy = replace(POLICY, max_runtime=2 * LAST_PAUSE_SECONDS)
     key, _ = yard.claim()
@@ -138,7 +138,9 @@ def test_a_clock_that_was_set_forward_declares_no_owner_dead(yard: Yard, clock: 
     assert State.QUARANTINED is yard.read(key).state
 
 
-def test_never_of_what_has_been_done(yard: Yard, clock: FrozenClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_never_happened_of_completed_work_is_an_error(
+    yard: Yard, clock: FrozenClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """
     A record that holds an answer, which nobody can open, is proof that the work was done: to run it again would do it
     twice.
@@ -155,7 +157,7 @@ def test_never_of_what_has_been_done(yard: Yard, clock: FrozenClock, caplog: pyt
     assert "NeverHappened" in caplog.text
 
 
-def test_a_resolver_may_know_the_answer_that_nobody_can_open(yard: Yard) -> None:
+def test_a_resolver_can_replace_a_response_that_cannot_be_opened(yard: Yard) -> None:
     """The other side tells it again."""
     key, token = yard.claim()
     yard.store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -166,7 +168,7 @@ def test_a_resolver_may_know_the_answer_that_nobody_can_open(yard: Yard) -> None
     assert yard.opened(key) == PAID
 
 
-def test_what_is_still_unknown_stays(yard: Yard) -> None:
+def test_still_unknown_leaves_the_key_quarantined(yard: Yard) -> None:
     """As it was, and told as asked about."""
     key, _ = yard.held()
     before = yard.read(key)
@@ -190,7 +192,7 @@ def test_what_is_still_unknown_stays(yard: Yard) -> None:
     ),
     ids=("raises", "its store is away", "its keys are away", "nothing", "the class", "no result", "nonsense"),
 )
-def test_a_resolver_that_fails_settles_nothing(
+def test_a_failed_resolver_leaves_the_key_quarantined(
     yard: Yard, caplog: pytest.LogCaptureFixture, says: Callable[[UnknownOutcome], Any], name: str
 ) -> None:
     """Whatever it raised or returned. The others are asked all the same, and its turn comes again."""
@@ -208,7 +210,7 @@ def test_a_resolver_that_fails_settles_nothing(
     assert before.token.hex() not in caplog.text
 
 
-def test_what_a_resolver_said_is_in_no_log(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_log_holds_the_result_of_a_resolver(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
     """It may be an answer, and so a body."""
     caplog.set_level(logging.DEBUG)
     yard.held()
@@ -235,7 +237,7 @@ class Away:
         return getattr(self._codec, name)
 
 
-def test_one_tenants_keys_keep_no_other_key_waiting(yard: Yard) -> None:
+def test_unusable_data_keys_of_a_tenant_do_not_block_other_keys(yard: Yard) -> None:
     """Theirs alone cannot be used. It is told and its turn comes again; everybody else's answer is stored."""
     damaged, _ = yard.held()
     others = [yard.held()[0] for _ in range(3)]
@@ -247,7 +249,7 @@ def test_one_tenants_keys_keep_no_other_key_waiting(yard: Yard) -> None:
     assert State.QUARANTINED is yard.read(damaged).state
 
 
-def test_a_resolver_is_shown_what_it_needs_to_ask(yard: Yard) -> None:
+def test_a_resolver_gets_the_record_and_the_downstream_key(yard: Yard) -> None:
     """The record, and what the other side was told."""
     key, _ = yard.held()
     yard.says = (lambda unknown: StillUnknown(),)
@@ -259,7 +261,7 @@ def test_a_resolver_is_shown_what_it_needs_to_ask(yard: Yard) -> None:
     assert "alice" not in repr(unknown)
 
 
-def test_endpoints_without_a_resolver_are_passed_over(yard: Yard) -> None:
+def test_endpoints_without_a_resolver_are_skipped(yard: Yard) -> None:
     """Nothing is counted or told of them."""
     key, _ = yard.held()
     yard.says = (lambda unknown: Happened(PAID),)
@@ -270,7 +272,7 @@ def test_endpoints_without_a_resolver_are_passed_over(yard: Yard) -> None:
     assert (State.QUARANTINED, []) == (yard.read(key).state, yard.events)
 
 
-def test_the_pauses_between_two_questions_double(yard: Yard, clock: FrozenClock) -> None:
+def test_the_pauses_between_resolver_calls_double(yard: Yard, clock: FrozenClock) -> None:
     """From the first to the last: a run each minute asks about a key ten times in its first hours, and then hourly."""
     yard.held()
     yard.says = (lambda unknown: StillUnknown(),)
@@ -286,7 +288,7 @@ def test_the_pauses_between_two_questions_double(yard: Yard, clock: FrozenClock)
     assert LAST_PAUSE_SECONDS <= pauses[-1] <= LAST_PAUSE_SECONDS + 60
 
 
-def test_four_janitors_ask_about_each_key_once(yard: Yard, clock: FrozenClock) -> None:
+def test_four_janitors_call_the_resolver_once_for_each_key(yard: Yard, clock: FrozenClock) -> None:
     """And settle it once: the other side is called as often as there are keys."""
     keys = [yard.held()[0] for _ in range(30)]
     yards = [Yard(yard.store, clock) for _ in range(4)]
@@ -298,7 +300,7 @@ def test_four_janitors_ask_about_each_key_once(yard: Yard, clock: FrozenClock) -
     assert sorted(label(key) for key in keys) == sorted(event.record for each in yards for event in each.events)
 
 
-def test_a_janitor_that_is_killed_between_asking_and_settling_costs_one_turn(yard: Yard, clock: FrozenClock) -> None:
+def test_a_janitor_killed_after_a_resolver_call_costs_one_turn(yard: Yard, clock: FrozenClock) -> None:
     """Nothing was changed, and the next turn asks again."""
 
     class Killed(BaseException):
@@ -320,7 +322,7 @@ def test_a_janitor_that_is_killed_between_asking_and_settling_costs_one_turn(yar
 
 
 @pytest.mark.parametrize("said", (Happened(PAID), NeverHappened()))
-def test_an_owner_that_was_faster_than_the_resolver_has_said_it(yard: Yard, clock: FrozenClock, said: Any) -> None:
+def test_a_worker_that_completes_before_the_resolver_wins(yard: Yard, clock: FrozenClock, said: Any) -> None:
     """It knows best: its answer stays, and nothing is told of the other."""
     key, token = yard.held()
     clock.advance(LEASE)
@@ -335,7 +337,7 @@ def test_an_owner_that_was_faster_than_the_resolver_has_said_it(yard: Yard, cloc
     assert (PAYLOAD, []) == (yard.read(key).payload, yard.events)
 
 
-def test_a_store_that_goes_away_while_an_answer_is_stored_ends_the_run_at_last(yard: Yard) -> None:
+def test_a_store_failure_while_resolving_ends_the_run(yard: Yard) -> None:
     """It is no resolver's fault, and told as none; but as a settlement that may have been."""
     yard.held()
     store = yard.store

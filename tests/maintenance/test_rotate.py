@@ -28,7 +28,7 @@ from flask_idempotency.testing.contract.support import KEEP, a_key, found
 from tests.maintenance.conftest import ANSWER, Office
 
 
-def test_every_answer_is_sealed_under_the_newest_key_and_reads_as_before(office: Office) -> None:
+def test_every_response_is_sealed_under_the_newest_key_and_reads_as_before(office: Office) -> None:
     """Of several tenants, in pages of two; the old key is not needed any more afterwards."""
     keys = [office.answer(replace(ANSWER, body=b"%d" % number)) for number in range(5)]
     office.turn(("2026", "2025"))
@@ -40,7 +40,7 @@ def test_every_answer_is_sealed_under_the_newest_key_and_reads_as_before(office:
     assert [b"%d" % number for number in range(5)] == [office.opened(key).body for key in keys]
 
 
-def test_nothing_but_the_seal_changes(office: Office) -> None:
+def test_rotation_changes_only_the_seal(office: Office) -> None:
     """Expiry, token, fence, the clear facts, and what the ledger has counted."""
     key = office.answer(quota=Quota())
     before, usage = found(office.store, key), office.store.ledger.usage(key.tid)
@@ -55,7 +55,7 @@ def test_nothing_but_the_seal_changes(office: Office) -> None:
     assert (usage, Drift()) == (office.store.ledger.usage(key.tid), office.store.ledger.reconcile(key.tid))
 
 
-def test_a_second_run_finds_nothing_to_do(office: Office) -> None:
+def test_a_second_rotation_has_no_work(office: Office) -> None:
     """And says so."""
     office.answer()
     office.turn(("2026", "2025"))
@@ -64,7 +64,7 @@ def test_a_second_run_finds_nothing_to_do(office: Office) -> None:
     assert RotateReport() == office.rotate(grace=60)
 
 
-def test_a_rotation_leaves_plain_answers_alone(office: Office) -> None:
+def test_rotation_leaves_plain_responses_alone(office: Office) -> None:
     """Anyone who can write to the store may have planted them: a janitor must not make them genuine."""
     office.turn(None)
     key = office.answer()
@@ -80,7 +80,7 @@ def test_a_rotation_leaves_plain_answers_alone(office: Office) -> None:
     assert (True, 1) == ((again := office.rotate()).done, again.plain)
 
 
-def test_plain_answers_are_sealed_by_their_own_command_only(office: Office) -> None:
+def test_only_seal_plain_seals_plain_responses(office: Office) -> None:
     """The answers that you stored before you switched encryption on. Answers under an old key stay as they are."""
     office.turn(None)
     plain = [office.answer() for _ in range(3)]
@@ -98,7 +98,7 @@ def test_plain_answers_are_sealed_by_their_own_command_only(office: Office) -> N
     assert SealReport() == seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher(2))
 
 
-def test_sealing_leaves_erased_damaged_and_foreign_plain_answers_alone(office: Office) -> None:
+def test_seal_plain_leaves_erased_damaged_and_foreign_responses_alone(office: Office) -> None:
     office.turn(None)
     ours, damaged, erased, theirs = (office.answer() for _ in range(4))
     office.damage(damaged)
@@ -117,7 +117,7 @@ def test_sealing_leaves_erased_damaged_and_foreign_plain_answers_alone(office: O
     assert untouched[:2] == [found(office.store, key) for key in (damaged, erased)]
 
 
-def test_nothing_plain_is_sealed_where_encryption_is_required(office: Office) -> None:
+def test_seal_plain_seals_no_response_if_encryption_is_required(office: Office) -> None:
     """The codec refuses to open it, whoever calls the function."""
     office.turn(None)
     key = office.answer()
@@ -128,7 +128,7 @@ def test_nothing_plain_is_sealed_where_encryption_is_required(office: Office) ->
     assert (SealReport(unreadable=1), before) == (report, found(office.store, key))
 
 
-def test_old_data_keys_go_only_when_nothing_can_be_on_its_way_any_more(office: Office) -> None:
+def test_old_data_keys_are_deleted_only_after_the_grace_period(office: Office) -> None:
     """Closed at once, retired a while later, by a run that has met no answer under them."""
     key = office.answer()
     office.turn(("2026", "2025"))
@@ -140,7 +140,7 @@ def test_old_data_keys_go_only_when_nothing_can_be_on_its_way_any_more(office: O
     assert {"2026": 1} == office.store.data_keys.count()
 
 
-def test_a_data_key_stays_while_an_answer_under_it_cannot_be_sealed_anew(office: Office) -> None:
+def test_a_data_key_stays_while_a_response_under_it_cannot_be_sealed_again(office: Office) -> None:
     """Whoever can mend the answer will need it. The answer is left as it is: a chore quarantines nothing."""
     key = office.answer()
     damaged = office.damage(key)
@@ -151,7 +151,7 @@ def test_a_data_key_stays_while_an_answer_under_it_cannot_be_sealed_anew(office:
     assert damaged == found(office.store, key)
 
 
-def test_a_worker_that_seals_under_the_old_key_meanwhile_seals_again(office: Office) -> None:
+def test_a_worker_that_seals_under_the_old_key_during_a_rotation_seals_again(office: Office) -> None:
     """It has that key in mind, and runs a release that still has the old ring: it is refused, and makes a new one."""
     old = Office(office.store, office.clock, ("2025",))
     key, token, binding = old.claim()
@@ -168,7 +168,7 @@ def test_a_worker_that_seals_under_the_old_key_meanwhile_seals_again(office: Off
     assert ("2026", ANSWER) == (office.kid(key), office.opened(key))
 
 
-def test_an_answer_that_somebody_else_changes_meanwhile_is_left_to_them(office: Office) -> None:
+def test_a_response_that_another_process_changes_is_passed_over(office: Office) -> None:
     """Expired, erased, or sealed anew by another run."""
     gone, anew = office.answer(), office.answer(key=a_key())
     office.turn(("2026", "2025"))
@@ -195,7 +195,7 @@ def test_an_answer_that_somebody_else_changes_meanwhile_is_left_to_them(office: 
 
 
 @pytest.mark.parametrize("kids", (("2025",), None), ids=("sealed", "plain"))
-def test_erased_answers_are_wiped(office: Office, kids: tuple[str, ...] | None) -> None:
+def test_rotation_wipes_erased_responses(office: Office, kids: tuple[str, ...] | None) -> None:
     """
     Nobody could open them, or nobody may: their bytes go, and with them the last that needs the old key. Their keys stay
     used, and their size counted.
@@ -214,7 +214,7 @@ def test_erased_answers_are_wiped(office: Office, kids: tuple[str, ...] | None) 
     assert (before, {}) == (office.store.ledger.usage(key.tid), dict(office.store.responses.count()))
 
 
-def test_no_replay_fails_while_it_runs(office: Office) -> None:
+def test_no_replay_fails_during_a_rotation(office: Office) -> None:
     """Answers are read all the time, by a process that keeps data keys in mind; each is there, and opens."""
     keys = [office.answer(replace(ANSWER, body=b"%d" % number)) for number in range(60)]
     reader = Office(office.store, office.clock, ("2025", "2026"))
@@ -241,7 +241,7 @@ def test_no_replay_fails_while_it_runs(office: Office) -> None:
     assert (60, True) == (runs[0].resealed, runs[-1].done)
 
 
-def test_one_tenants_damaged_keys_keep_nobody_elses_answers_from_being_sealed(office: Office) -> None:
+def test_damaged_data_keys_of_a_tenant_do_not_block_other_tenants(office: Office) -> None:
     """They are counted, and stay as they are; the others are sealed, all of them."""
     damaged, fine = office.answer(), [office.answer() for _ in range(3)]
     office.turn(("2026", "2025"))
@@ -255,7 +255,7 @@ def test_one_tenants_damaged_keys_keep_nobody_elses_answers_from_being_sealed(of
     assert ("2025", ANSWER) == (office.kid(damaged), office.opened(damaged))
 
 
-def test_a_key_service_that_is_away_is_not_asked_for_every_tenant(office: Office) -> None:
+def test_a_key_service_that_is_away_ends_the_rotation(office: Office) -> None:
     """Twenty, and then it is said to be so."""
     for _ in range(MOST_BLOCKED + 5):
         office.answer()
@@ -279,7 +279,7 @@ def test_a_key_service_that_is_away_is_not_asked_for_every_tenant(office: Office
     assert MOST_BLOCKED == len(asked)
 
 
-def test_nothing_is_ever_rotated_into_the_clear(office: Office) -> None:
+def test_rotation_never_stores_a_sealed_response_in_clear(office: Office) -> None:
     """A chore with the settings of another host, where encryption is off."""
     key = office.answer()
     before = found(office.store, key)
@@ -291,7 +291,7 @@ def test_nothing_is_ever_rotated_into_the_clear(office: Office) -> None:
     assert before == found(office.store, key)
 
 
-def test_two_runs_at_once_do_it_once(office: Office) -> None:
+def test_two_rotations_at_once_seal_each_response_once(office: Office) -> None:
     """A beat that fires twice, a janitor too many."""
     keys = [office.answer() for _ in range(30)]
     office.turn(("2026", "2025"))
@@ -306,7 +306,7 @@ def test_two_runs_at_once_do_it_once(office: Office) -> None:
     assert {ANSWER.body} == {office.opened(key).body for key in keys}
 
 
-def test_a_run_that_was_killed_is_finished_by_the_next(office: Office) -> None:
+def test_the_next_rotation_finishes_a_killed_one(office: Office) -> None:
     """Wherever it stopped, every answer is there in one form or the other."""
     keys = [office.answer() for _ in range(6)]
     office.turn(("2026", "2025"))
@@ -328,7 +328,7 @@ def test_a_run_that_was_killed_is_finished_by_the_next(office: Office) -> None:
     assert 4 == office.rotate().resealed
 
 
-def test_another_applications_answers_are_left_alone(office: Office) -> None:
+def test_responses_of_another_application_are_left_alone(office: Office) -> None:
     """It may have no ring, and would never open them again."""
     ours, theirs = office.answer(), office.answer()
     owner = found(office.store, ours).token[:OWNER_BYTES]
@@ -349,7 +349,7 @@ def test_another_applications_answers_are_left_alone(office: Office) -> None:
     assert office.opened(ours) == ANSWER
 
 
-def test_a_data_key_that_nobody_can_unwrap_goes_when_nothing_needs_it(office: Office) -> None:
+def test_a_data_key_of_a_foreign_ring_is_deleted_once_unused(office: Office) -> None:
     """Its ring key was destroyed, as after a purge: `keys status` is not to speak of it for ever."""
     key = office.answer()
     office.turn(("2026",))
@@ -362,7 +362,7 @@ def test_a_data_key_that_nobody_can_unwrap_goes_when_nothing_needs_it(office: Of
     assert (None, {}) == (office.store.read(key), office.store.data_keys.count())
 
 
-def test_the_data_key_of_an_answer_that_nobody_could_open_stays(office: Office) -> None:
+def test_the_data_key_of_a_quarantined_response_stays(office: Office) -> None:
     """Its ring key may be put back, and then it can be reopened."""
     key = office.answer()
     office.turn(("2026",))

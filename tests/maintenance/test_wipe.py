@@ -37,7 +37,7 @@ def wiped(payload: StoredPayload | None) -> bool:
     return payload is not None and (payload.data, payload.sealed_by) == (b"", ERASED)
 
 
-def test_plain_answers_and_sealed_ones_are_wiped_and_nobody_elses(office: Office) -> None:
+def test_wipe_erases_plain_and_sealed_responses_of_one_tenant_only(office: Office) -> None:
     """Nothing is left but that the work was done, its status and its size; and each ends when it would have."""
     keys = [plain(office.store) for _ in range(3)]
     keys += [office.answer(ANSWER, key=a_key(tid=TID)) for _ in range(2)]
@@ -54,7 +54,7 @@ def test_plain_answers_and_sealed_ones_are_wiped_and_nobody_elses(office: Office
     assert PAYLOAD == found(office.store, other).payload
 
 
-def test_a_tenant_is_wiped_under_all_that_stands_for_it(office: Office) -> None:
+def test_wipe_covers_all_ids_of_a_tenant(office: Office) -> None:
     """While secrets rotate that is more than one."""
     keys = [plain(office.store, tid) for tid in (TID, OTHER)]
     for tid in (TID, OTHER):
@@ -64,7 +64,7 @@ def test_a_tenant_is_wiped_under_all_that_stands_for_it(office: Office) -> None:
     assert all(wiped(found(office.store, key).payload) for key in keys)
 
 
-def test_it_can_be_repeated(office: Office) -> None:
+def test_wipe_can_be_repeated(office: Office) -> None:
     plain(office.store)
     office.store.data_keys.shred(TID)
 
@@ -73,7 +73,7 @@ def test_it_can_be_repeated(office: Office) -> None:
     ]
 
 
-def test_what_was_first_used_after_the_erasing_is_left_alone(office: Office) -> None:
+def test_wipe_leaves_keys_alone_that_were_first_used_after_the_erasure(office: Office) -> None:
     """A tenant may come back at once."""
     office.store.data_keys.shred(TID)
     office.clock.advance(1)
@@ -83,7 +83,7 @@ def test_what_was_first_used_after_the_erasing_is_left_alone(office: Office) -> 
     assert PAYLOAD == found(office.store, key).payload
 
 
-def test_what_is_done_before_the_store_goes_away_stays_and_is_told(office: Office) -> None:
+def test_wipe_reports_what_it_did_before_a_store_failure(office: Office) -> None:
     """And the next run finishes it."""
     for _ in range(5):
         plain(office.store)
@@ -108,7 +108,7 @@ def test_what_is_done_before_the_store_goes_away_stays_and_is_told(office: Offic
     assert 0 < rest < 5
 
 
-def test_an_answer_that_nobody_could_open_is_wiped_and_done(office: Office) -> None:
+def test_a_quarantined_response_is_wiped_and_completed(office: Office) -> None:
     """Its work was done, so it does not run again; and it ends, as others do."""
     key = plain(office.store)
     payload = found(office.store, key).payload
@@ -122,7 +122,7 @@ def test_an_answer_that_nobody_could_open_is_wiped_and_done(office: Office) -> N
     assert 0 == wipe_condemned(office.store.recovery, [TID], keep_of=lambda about: 60.0)
 
 
-def test_a_quarantined_key_without_an_answer_is_not_made_a_done_one(office: Office) -> None:
+def test_wipe_completes_no_quarantined_key_without_a_response(office: Office) -> None:
     """Nobody knows whether its work was done."""
     key, token = running(office.store)
     office.store.quarantine(key, token, "view-crashed")
@@ -132,7 +132,7 @@ def test_a_quarantined_key_without_an_answer_is_not_made_a_done_one(office: Offi
     assert before == found(office.store, key)
 
 
-def test_what_has_no_answer_yet_is_counted(office: Office) -> None:
+def test_keys_without_a_response_are_counted(office: Office) -> None:
     """In progress or quarantined: a late owner may bring one, and a plain one would be readable."""
     running(office.store), running(office.store, OTHER), plain(office.store)
     key, token = running(office.store)
@@ -141,7 +141,7 @@ def test_what_has_no_answer_yet_is_counted(office: Office) -> None:
     assert (2, 1) == (still_open(office.store.recovery, [TID]), still_open(office.store.recovery, [OTHER]))
 
 
-def test_a_late_plain_answer_is_given_to_nobody_and_wiped_by_the_next_run(office: Office) -> None:
+def test_a_late_plain_response_is_not_replayed_and_the_next_wipe_erases_it(office: Office) -> None:
     key, token = running(office.store)
     office.store.data_keys.shred(TID)
     assert WipeReport() == wipe(office.store.responses, [TID], drain=FAST)

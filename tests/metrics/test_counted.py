@@ -51,7 +51,7 @@ def test_every_event_has_a_metric_or_a_reason(kind: type[Event]) -> None:
             assert {counts.family for counts in counted} <= set(FAMILIES)
 
 
-def test_every_family_is_counted_by_something() -> None:
+def test_every_metric_is_changed_by_an_event_or_a_store_call() -> None:
     """One that nothing counts would be 0 for ever, and look like good news."""
     fed = {c.family for counted in COUNTED.values() if not isinstance(counted, Uncounted) for c in counted}
 
@@ -123,9 +123,7 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=name_of)
-def test_an_event_counts_for_this_and_nothing_else(
-    kind: type[Event], meter: Meter, registry: CollectorRegistry
-) -> None:
+def test_an_event_changes_these_metrics_only(kind: type[Event], meter: Meter, registry: CollectorRegistry) -> None:
     assert CASES[kind] == rises(meter, registry, made(kind))
 
 
@@ -173,13 +171,13 @@ def test_an_event_counts_for_this_and_nothing_else(
         ),
     ),
 )
-def test_what_an_event_says_is_one_of_a_fixed_set(
+def test_the_facts_of_an_event_become_fixed_label_values(
     event: Event, rise: dict[tuple[str, ...], float], meter: Meter, registry: CollectorRegistry
 ) -> None:
     assert rise == rises(meter, registry, event)
 
 
-def test_a_run_that_failed_and_one_that_was_cut_short_are_told_apart(meter: Meter, registry: CollectorRegistry) -> None:
+def test_failed_and_unfinished_task_runs_have_different_labels(meter: Meter, registry: CollectorRegistry) -> None:
     outcomes = [
         next(name[2] for name in rises(meter, registry, event) if name[0] == "chore_runs_total")
         for event in (
@@ -191,7 +189,7 @@ def test_a_run_that_failed_and_one_that_was_cut_short_are_told_apart(meter: Mete
     assert ["unfinished", "failed"] == outcomes
 
 
-def test_a_heartbeat_counts_nothing(meter: Meter, registry: CollectorRegistry) -> None:
+def test_a_heartbeat_changes_no_counter(meter: Meter, registry: CollectorRegistry) -> None:
     """A skew is no number of anything, and a counter cannot fall."""
     event = events.TaskRun("", "heartbeat", 0.1, counts={"skew_ms": -5, "stepped_ms": 7}, finished=True)
 
@@ -199,7 +197,7 @@ def test_a_heartbeat_counts_nothing(meter: Meter, registry: CollectorRegistry) -
     assert "heartbeat" in CHORES
 
 
-def test_what_nobody_knows_yet_leaves_nothing_behind(meter: Meter) -> None:
+def test_unknown_label_values_use_no_memory(meter: Meter) -> None:
     """However many different words are said: neither series nor memory."""
     meter.event(made(events.Quarantined, reason="first"))
     before = len(meter._children)

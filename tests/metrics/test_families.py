@@ -19,7 +19,7 @@ def test_a_name_is_prefixed_and_a_histogram_names_its_unit(family: Family) -> No
     assert family.help.endswith(".")
 
 
-def test_no_label_is_what_a_client_sends_or_a_view_is_called() -> None:
+def test_no_label_names_a_tenant_or_an_endpoint() -> None:
     """Neither tenants nor endpoints: a series for each of them is what brings a Prometheus down."""
     labels = {label for family in FAMILIES.values() for label in family.labels}
     labels |= {label for _, names in GAUGES.values() for label in names}
@@ -27,7 +27,7 @@ def test_no_label_is_what_a_client_sends_or_a_view_is_called() -> None:
     assert not labels & {"tenant", "principal", "operation", "endpoint", "record", "key", "path", "error"}
 
 
-def test_all_of_it_is_a_few_hundred_series_for_an_application() -> None:
+def test_an_application_has_a_bounded_number_of_series() -> None:
     """If everything that can happen has happened. Histograms have one for each of their buckets."""
     series = sum(
         len(family.every()) * (len(family.buckets) + 3 if family.buckets else 1) for family in FAMILIES.values()
@@ -37,7 +37,7 @@ def test_all_of_it_is_a_few_hundred_series_for_an_application() -> None:
     assert (True, True) == (without_calls < 500, series < 1500)
 
 
-def test_a_value_that_is_not_known_is_other() -> None:
+def test_an_unknown_label_value_becomes_other() -> None:
     """A release that says something new adds no series."""
     family = Family("idempotency_test", "Test.", {"cause": ("error", OTHER)})
 

@@ -71,7 +71,7 @@ def read(gauges: Gauges) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_scrape_tells_what_is_unsettled_and_since_when(store: Store, clock: FrozenClock) -> None:
+def test_a_scrape_shows_unfinished_records_and_their_age(store: Store, clock: FrozenClock) -> None:
     """And when each chore was last done, and what the clocks said."""
     app = shop(store)
     store.quarantine(*store.stand(lease=10), "test")
@@ -95,7 +95,7 @@ def test_a_scrape_tells_what_is_unsettled_and_since_when(store: Store, clock: Fr
     } == read(gauges_of(app))
 
 
-def test_a_store_where_all_is_settled_says_0_and_not_nothing(store: Store) -> None:
+def test_a_store_without_unfinished_records_shows_0(store: Store) -> None:
     app = shop(store)  # held, or it may be gone before the scrape
     read_now = read(gauges_of(app))
 
@@ -103,7 +103,7 @@ def test_a_store_where_all_is_settled_says_0_and_not_nothing(store: Store) -> No
     assert not [name for name in read_now if name[0] in ("chore_age_seconds", "clock_skew_seconds")]
 
 
-def test_a_heartbeat_of_another_release_is_passed_over(store: Store) -> None:
+def test_an_unreadable_heartbeat_shows_no_skew(store: Store) -> None:
     book_in(store, "shop").report("heartbeat", "[1]")
     book_in(store, "shop").report("a-chore-of-tomorrow", "{}")
 
@@ -117,7 +117,7 @@ def test_a_heartbeat_of_another_release_is_passed_over(store: Store) -> None:
     )
 
 
-def test_many_scrapes_are_one_question(store: Store) -> None:
+def test_scrapes_within_ten_seconds_share_a_reading(store: Store) -> None:
     """What a store was asked is good for a while, and then it is asked again."""
     times = FrozenClock()
     gauges = Gauges(monotonic=times)
@@ -135,7 +135,7 @@ def test_many_scrapes_are_one_question(store: Store) -> None:
     assert (1, 2) == (asked, store.asked)
 
 
-def test_scrapes_at_the_same_moment_are_one_question_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_scrapes_share_a_reading(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for what the first is told."""
     gauges = gauges_of(app := shop(store))
     second, real = threading.Event(), store.recovery.counts
@@ -158,7 +158,7 @@ def test_scrapes_at_the_same_moment_are_one_question_too(store: Store, monkeypat
     assert (1, "shop") == (store.asked, app.name)
 
 
-def test_a_store_that_is_away_is_said_and_not_asked_again_at_once(store: Store) -> None:
+def test_a_store_that_is_away_shows_0_and_is_not_retried_for_a_while(store: Store) -> None:
     """The scrape succeeds without it; a storm of scrapes does not wait for it each time."""
     store.down = True
     gauges = gauges_of(app := shop(store))
@@ -169,7 +169,7 @@ def test_a_store_that_is_away_is_said_and_not_asked_again_at_once(store: Store) 
     assert (1, "shop") == (store.asked, app.name)
 
 
-def test_a_store_that_can_tell_nothing_is_up_and_says_no_more(store: Store) -> None:
+def test_a_store_without_optional_parts_shows_only_that_it_is_up(store: Store) -> None:
     """One of somebody's own, which offers the port and nothing besides."""
 
     class Bare:
@@ -185,7 +185,7 @@ def test_a_store_that_can_tell_nothing_is_up_and_says_no_more(store: Store) -> N
     assert {("store_up",): 1.0} == read(gauges_of(app))
 
 
-def test_registering_asks_nothing(store: Store) -> None:
+def test_registering_does_not_ask_the_store(store: Store) -> None:
     """A registry looks for names when a collector is registered; the application may not be set up by then."""
     registry = CollectorRegistry(auto_describe=True)
     app = shop(store)
@@ -212,7 +212,7 @@ def test_applications_of_one_registry_are_told_apart(store: Store, clock: Frozen
     assert [0.0, 1.0] == flying
 
 
-def test_the_latest_application_of_a_name_is_the_one_that_is_asked(store: Store, clock: FrozenClock) -> None:
+def test_a_scrape_reads_the_latest_application_of_a_name(store: Store, clock: FrozenClock) -> None:
     """Two series of the same labels would make the whole scrape worthless."""
     registry = CollectorRegistry()
     latest = Store(clock)
@@ -225,7 +225,7 @@ def test_the_latest_application_of_a_name_is_the_one_that_is_asked(store: Store,
     assert 1 == len([s for f in registry.collect() for s in f.samples if s.name == "idempotency_store_up"])
 
 
-def test_an_application_that_has_gone_is_not_kept_alive(store: Store) -> None:
+def test_gauges_keep_no_application_alive(store: Store) -> None:
     """Nor told of: what it last said would stay for ever."""
     gauges = gauges_of(app := shop(store))
     read(gauges)
@@ -236,7 +236,7 @@ def test_an_application_that_has_gone_is_not_kept_alive(store: Store) -> None:
     assert {} == read(gauges)
 
 
-def test_one_that_is_switched_off_has_nothing_to_tell() -> None:
+def test_a_disabled_application_has_no_gauges() -> None:
     app = Flask("shop")
     Idempotency(app, enabled=False, secret="s-9f2c47d1e8b35a60")
 

@@ -56,7 +56,7 @@ def test_a_measured_application_counts_its_requests_and_times_its_store() -> Non
     ]
 
 
-def test_what_has_never_happened_is_0() -> None:
+def test_series_start_at_0() -> None:
     """Nobody can be alerted to the first rise of a series that is not there."""
     world = shop("quiet", metrics=True)
 
@@ -68,7 +68,7 @@ def test_what_has_never_happened_is_0() -> None:
     assert state(world).settings.metrics
 
 
-def test_an_application_that_is_not_measured_is_as_if_this_were_not_there() -> None:
+def test_without_metrics_the_store_is_not_wrapped() -> None:
     """Its store is not wrapped, and nobody counts."""
     world = shop("unmeasured")
     world.post()
@@ -89,7 +89,7 @@ def test_two_applications_in_one_process_are_told_apart() -> None:
     assert [1.0, 2.0] == [value("claims_total", name, kind="first") for name in ("one", "other")]
 
 
-def test_what_the_store_can_do_besides_is_found_behind_the_clock() -> None:
+def test_a_timed_store_keeps_its_optional_parts() -> None:
     world = shop("besides", metrics=True, store=MemoryStore())
 
     built = state(world).built
@@ -128,7 +128,7 @@ def test_a_transactional_application_is_measured_too(tmp_path: Path) -> None:
     assert ([1.0, 1.0, 1.0], 1.0) == (counted, up)
 
 
-def test_without_its_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_prometheus_client_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("prometheus_client", "flask_idempotency.metrics"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
@@ -138,7 +138,7 @@ def test_without_its_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     assert shop("missing").post().status_code == 200
 
 
-def test_another_registry_may_be_counted_in() -> None:
+def test_a_meter_uses_the_given_registry() -> None:
     registry = CollectorRegistry()
     app = Flask("shop")
 
@@ -148,7 +148,7 @@ def test_another_registry_may_be_counted_in() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="gunicorn forks")
-def test_several_processes_are_added_up_and_gauges_come_from_the_store(tmp_path: Path) -> None:
+def test_counters_of_several_processes_add_up(tmp_path: Path) -> None:
     """As gunicorn's workers are, with PROMETHEUS_MULTIPROC_DIR: every worker's counts, and one reading of the store."""
     ran = subprocess.run(
         [sys.executable, "-m", "tests.metrics.crowd"],

@@ -75,7 +75,7 @@ def verdicts(findings: Iterable[Finding]) -> list[tuple[str, Verdict]]:
     return [(finding.check, finding.verdict) for finding in findings]
 
 
-def test_the_worst_comes_first() -> None:
+def test_findings_are_sorted_worst_first() -> None:
     """And what is equally bad in the order of the checks."""
     checks = [says("a", FINE), says("b", ADVICE), says("c", FAULT), says("d", UNKNOWN), says("e", FAULT)]
 
@@ -86,7 +86,7 @@ def test_the_worst_comes_first() -> None:
 
 
 @pytest.mark.parametrize(("verdict", "in_order"), ((FINE, True), (ADVICE, True), (UNKNOWN, True), (FAULT, False)))
-def test_only_a_fault_is_not_in_order(verdict: Verdict, in_order: bool) -> None:
+def test_only_a_fault_makes_the_report_not_in_order(verdict: Verdict, in_order: bool) -> None:
     """Advice is none, and what cannot be looked at from here would be out of order on every managed server for ever."""
     found = examine([says("a", verdict)], reach=there)
 
@@ -103,7 +103,7 @@ def test_a_check_that_fails_is_unknown_and_hides_no_other() -> None:
     assert not found.complete
 
 
-def test_what_is_set_up_wrong_is_a_fault_in_its_own_words() -> None:
+def test_a_configuration_error_is_a_fault_with_its_text() -> None:
     """They are ours, and name the remedy: tables that are missing, for one."""
     found = examine([fails("a", ConfigurationError("One. Do this.", "Two. Do that."))], reach=there)
 
@@ -119,7 +119,7 @@ def test_a_store_that_stops_answering_is_no_failure_of_the_check() -> None:
     assert (False, True) == (found.complete, "the store did not answer" in found.findings[0].text)
 
 
-def test_where_the_store_is_away_it_is_not_asked_again() -> None:
+def test_checks_that_ask_a_store_that_is_away_are_skipped() -> None:
     """Each question would wait for its timeout. What needs no store is looked at all the same."""
     asked: list[str] = []
 
@@ -134,7 +134,7 @@ def test_where_the_store_is_away_it_is_not_asked_again() -> None:
     assert all(finding.remedy for finding in found.findings[:2])
 
 
-def test_a_store_that_cannot_even_be_asked_is_away() -> None:
+def test_a_store_that_raises_any_error_counts_as_away() -> None:
     """One of somebody's own may raise anything; its text is not ours to say."""
 
     def broken() -> None:
@@ -210,7 +210,7 @@ def looks(*times: float) -> Callable[[], float]:
     ("apart", "verdict"),
     ((0.9, Verdict.FINE), (1.1, Verdict.ADVICE), (29.9, Verdict.ADVICE), (30.1, Verdict.FAULT), (86400, Verdict.FAULT)),
 )
-def test_clocks_that_are_apart_are_told_by_how_far(
+def test_the_clock_skew_decides_the_verdict(
     apart: float, verdict: Verdict, ahead: int, book: TaskLog, clock: FrozenClock
 ) -> None:
     """In either direction."""
@@ -219,13 +219,13 @@ def test_clocks_that_are_apart_are_told_by_how_far(
     assert verdict is worst(clock_skew(book, host_clock=looks(host, host)))
 
 
-def test_it_says_which_of_the_two_is_ahead(book: TaskLog, clock: FrozenClock) -> None:
+def test_the_text_says_which_clock_is_ahead(book: TaskLog, clock: FrozenClock) -> None:
     said = [clock_skew(book, host_clock=looks(host, host))[0].text for host in (clock.now - 5, clock.now + 5)]
 
     assert [True, True] == ["5.0 s ahead of" in said[0], "5.0 s behind" in said[1]]
 
 
-def test_a_store_that_takes_long_to_answer_is_not_ahead(book: TaskLog, clock: FrozenClock) -> None:
+def test_a_slow_store_has_no_clock_skew(book: TaskLog, clock: FrozenClock) -> None:
     """Its clock was read at some moment of this call, and which one nobody knows."""
     assert Verdict.FINE is worst(clock_skew(book, host_clock=looks(clock.now - 50, clock.now + 50)))
 
@@ -243,7 +243,7 @@ def test_a_store_that_takes_long_to_answer_is_not_ahead(book: TaskLog, clock: Fr
         pytest.param("{", Verdict.FINE, id="nothing that can be read"),
     ),
 )
-def test_a_clock_that_was_set_is_told(report: str | None, verdict: Verdict, book: TaskLog) -> None:
+def test_a_clock_step_is_reported(report: str | None, verdict: Verdict, book: TaskLog) -> None:
     if report is not None:
         book.report("heartbeat", report)
 
@@ -272,9 +272,7 @@ MISSING = standing(missing=PARTS, store_id=None)
         pytest.param(standing(blind=True, missing=1), "refuse", Verdict.FAULT, id="which hides no other"),
     ),
 )
-def test_a_store_that_has_forgotten_is_judged_by_whether_new_keys_run(
-    how: DataLossStatus, rule: str, verdict: Verdict
-) -> None:
+def test_a_data_loss_is_a_fault_while_new_keys_are_refused(how: DataLossStatus, rule: str, verdict: Verdict) -> None:
     assert verdict is worst(canary(Kept(how, Told(after_loss=rule))))
 
 
@@ -290,13 +288,13 @@ def test_a_store_that_has_forgotten_is_judged_by_whether_new_keys_run(
         pytest.param({"grace": 29.0, "after_loss": "hold"}, False, Verdict.FAULT, id="by itself too early"),
     ),
 )
-def test_settings_are_judged_by_what_a_loss_would_do(rules: dict[str, Any], lenient: bool, verdict: Verdict) -> None:
+def test_data_loss_settings_are_judged_by_their_effect(rules: dict[str, Any], lenient: bool, verdict: Verdict) -> None:
     endpoints = [Endpoint("pay", Policy(lease=30.0)), Endpoint("refund", Policy(lease=10.0))]
 
     assert verdict is worst(after_loss(Kept(standing(), Told(**rules)), endpoints, lenient=lenient))
 
 
-def test_it_names_the_store_and_the_endpoints_that_it_is_about() -> None:
+def test_after_loss_names_the_store_and_the_endpoints() -> None:
     endpoints = [Endpoint("pay", Policy(lease=30.0)), Endpoint("refund", Policy(lease=10.0))]
 
     unnamed, hasty = after_loss(Kept(standing(), Told(store_id=None, grace=20.0)), endpoints, lenient=False)
@@ -306,7 +304,7 @@ def test_it_names_the_store_and_the_endpoints_that_it_is_about() -> None:
     assert "IDEMPOTENCY_DATA_LOSS_GRACE to 30" in hasty.remedy
 
 
-def test_a_store_that_has_no_name_yet_is_asked_for_it() -> None:
+def test_without_a_store_id_the_remedy_names_redis_status() -> None:
     assert "redis status" in after_loss(Kept(MISSING, Told(store_id=None)), [], lenient=False)[0].remedy
 
 
@@ -328,7 +326,7 @@ def stored(*keys: KeyStatus, plain: int = 0) -> tuple[Any, Any]:
     )
 
 
-def test_a_ring_that_works_is_fine() -> None:
+def test_a_working_key_ring_is_fine() -> None:
     assert Verdict.FINE is worst(newest_key(load_ring({"a": b64encode(b"k" * 32).decode()}), *stored()))
 
 
@@ -353,7 +351,7 @@ class Broken(KeyRing):
         pytest.param(None, id="another key"),
     ),
 )
-def test_a_newest_key_that_cannot_be_used_is_a_fault(error: Exception | None) -> None:
+def test_an_unusable_newest_key_is_a_fault(error: Exception | None) -> None:
     """Whoever's service it is: what it raises is told by its class."""
     found = newest_key(Broken(error), *stored())
 
@@ -375,14 +373,16 @@ def test_a_newest_key_that_cannot_be_used_is_a_fault(error: Exception | None) ->
         pytest.param((), 3, True, Verdict.FAULT, id="plain ones, which are refused"),
     ),
 )
-def test_what_is_sealed_must_open(others: tuple[KeyStatus, ...], plain: int, required: bool, verdict: Verdict) -> None:
+def test_the_key_status_decides_the_verdict(
+    others: tuple[KeyStatus, ...], plain: int, required: bool, verdict: Verdict
+) -> None:
     assert verdict is worst(
         keys(ring(NEW, *others), *stored(NEW, *others, plain=plain), encryption="required" if required else "on")
     )
 
 
 @pytest.mark.parametrize(("required", "first"), ((True, "Find out who stored them"), (False, "Wait until they expire")))
-def test_nobody_is_advised_to_seal_plain_answers_by_a_rotation(required: bool, first: str) -> None:
+def test_the_remedy_for_plain_responses_is_never_a_rotation(required: bool, first: str) -> None:
     """A rotation goes on by itself. To seal a planted answer makes it genuine, so a person has to decide that."""
     (found,) = keys(ring(NEW), *stored(NEW, plain=3), encryption="required" if required else "on")
 
@@ -416,7 +416,7 @@ def test_a_janitor_is_missed_after_two_intervals(last: dict[str, TaskReport], ve
     assert verdict is worst(janitor(log(last), heartbeat_interval=30.0))
 
 
-def test_where_none_is_expected_none_is_missed() -> None:
+def test_no_janitor_is_missed_if_none_is_expected() -> None:
     assert Verdict.FINE is worst(janitor(log({}), heartbeat_interval=None))
 
 
@@ -430,18 +430,18 @@ def test_where_none_is_expected_none_is_missed() -> None:
         pytest.param({}, Verdict.FINE, id="no janitor at all is another check's"),
     ),
 )
-def test_each_chore_has_to_have_its_turns(last: dict[str, TaskReport], verdict: Verdict) -> None:
+def test_a_late_task_is_reported(last: dict[str, TaskReport], verdict: Verdict) -> None:
     """One may be late; three intervals without it are told."""
     assert verdict is worst(chores(log(last), {"expire": 60.0, "rotate": 86400.0}, heartbeat_interval=30.0))
 
 
 @pytest.mark.parametrize(("ago", "verdict"), ((119.0, Verdict.FINE), (121.0, Verdict.FAULT)))
-def test_a_chore_is_not_late_before_the_janitor_is(ago: float, verdict: Verdict) -> None:
+def test_a_task_is_not_late_before_the_janitor_is(ago: float, verdict: Verdict) -> None:
     """Who reaps by cron, once a minute, need not be told that ten seconds were the default."""
     assert verdict is worst(chores(log({"reap": TaskReport(ago, DONE)}), {"reap": 10.0}, heartbeat_interval=60.0))
 
 
-def test_a_chore_that_nobody_does_by_itself_is_not_missed() -> None:
+def test_a_task_without_a_schedule_is_not_missed() -> None:
     assert Verdict.FINE is worst(chores(log({"expire": TaskReport(9e9, DONE)}), {}, heartbeat_interval=30.0))
 
 
@@ -455,7 +455,7 @@ def test_a_chore_that_nobody_does_by_itself_is_not_missed() -> None:
         pytest.param({"expire": TaskReport(1.0, "?")}, Verdict.FINE, id="of another release"),
     ),
 )
-def test_a_run_that_its_budget_has_ended_is_a_backlog(last: dict[str, TaskReport], verdict: Verdict) -> None:
+def test_a_run_that_its_budget_ended_is_a_backlog(last: dict[str, TaskReport], verdict: Verdict) -> None:
     assert verdict is worst(backlog(log(last), heartbeat_interval=30.0))
 
 
@@ -494,13 +494,13 @@ def endpoint(name: str = "pay", **policy: Any) -> Endpoint:
         ("--timeout '45", None),
     ),
 )
-def test_what_gunicorns_arguments_say(command_line: str, seconds: float | None) -> None:
+def test_the_worker_timeout_is_read_from_gunicorns_arguments(command_line: str, seconds: float | None) -> None:
     """Only a worker that does one thing at a time is taken for dead while it does it; 0 is never."""
     assert seconds == gunicorn_timeout(command_line)
 
 
 @pytest.mark.parametrize("effects", ("plain", "marked"))
-def test_workers_that_are_killed_before_a_view_must_end_leave_unknown_outcomes(effects: str) -> None:
+def test_a_worker_timeout_below_max_runtime_is_a_fault_if_outcomes_become_unknown(effects: str) -> None:
     found = worker_timeout([endpoint(effects=effects, max_runtime=60.0)], worker_timeout=30.0)
 
     assert Verdict.FAULT is worst(found)
@@ -508,21 +508,21 @@ def test_workers_that_are_killed_before_a_view_must_end_leave_unknown_outcomes(e
 
 
 @pytest.mark.parametrize("effects", ("deduplicated", "transactional"))
-def test_where_a_retry_may_begin_anew_it_is_advice(effects: str) -> None:
+def test_a_worker_timeout_below_max_runtime_is_advice_if_retries_take_over(effects: str) -> None:
     assert Verdict.ADVICE is worst(worker_timeout([endpoint(effects=effects)], worker_timeout=30.0))
 
 
 @pytest.mark.parametrize("seconds", (60.0, 61.0, inf))
-def test_workers_that_outlive_their_views_are_fine(seconds: float) -> None:
+def test_a_worker_timeout_above_max_runtime_is_fine(seconds: float) -> None:
     assert Verdict.FINE is worst(worker_timeout([endpoint(max_runtime=60.0)], worker_timeout=seconds))
 
 
-def test_a_timeout_that_nobody_has_said_is_unknown_and_says_how_to_say_it() -> None:
+def test_a_timeout_that_is_not_configured_is_unknown() -> None:
     assert Verdict.UNKNOWN is worst(worker_timeout([endpoint()], worker_timeout=None))
     assert Verdict.UNKNOWN is worst(proxy_timeout([endpoint(in_flight="wait")], proxy_timeout=None))
 
 
-def test_of_many_endpoints_some_are_named() -> None:
+def test_a_finding_names_only_the_first_endpoints() -> None:
     every = [endpoint(f"pay{number}") for number in range(8)]
 
     assert "pay0, pay1, pay2, pay3, pay4 and 3 more." in worker_timeout(every, worker_timeout=1.0)[0].text
@@ -531,19 +531,19 @@ def test_of_many_endpoints_some_are_named() -> None:
 @pytest.mark.parametrize(
     ("seconds", "verdict"), ((9.0, Verdict.ADVICE), (10.0, Verdict.ADVICE), (10.1, Verdict.FINE), (inf, Verdict.FINE))
 )
-def test_a_proxy_must_outwait_a_duplicate(seconds: float, verdict: Verdict) -> None:
+def test_a_proxy_timeout_must_exceed_the_wait_of_a_duplicate(seconds: float, verdict: Verdict) -> None:
     """Else its caller gets a 504 of the proxy's, and not our answer."""
     assert verdict is worst(proxy_timeout([endpoint(in_flight="wait", wait=10.0)], proxy_timeout=seconds))
 
 
 @pytest.mark.parametrize("seconds", (1.0, None))
-def test_where_nobody_waits_a_proxy_may_be_as_it_likes(seconds: float | None) -> None:
+def test_any_proxy_timeout_is_fine_if_no_duplicate_waits(seconds: float | None) -> None:
     """Known or not."""
     assert Verdict.FINE is worst(proxy_timeout([endpoint(wait=10.0)], proxy_timeout=seconds))
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), ((5.9, Verdict.ADVICE), (6.0, Verdict.FINE), (30.0, Verdict.FINE)))
-def test_a_lease_that_one_pause_ends_is_too_short(seconds: float, verdict: Verdict) -> None:
+def test_a_lease_below_six_seconds_is_advised_against(seconds: float, verdict: Verdict) -> None:
     assert verdict is worst(lease([endpoint(lease=seconds)]))
 
 
@@ -554,7 +554,7 @@ def claim(store: MemoryStore, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> None:
     store.claim(a_request(a_key(), on_lapse=on_lapse), token=a_token(), lease=LEASE)
 
 
-def test_a_quarantined_key_waits_for_a_person(store: MemoryStore, clock: FrozenClock) -> None:
+def test_quarantined_keys_are_counted_with_their_age(store: MemoryStore, clock: FrozenClock) -> None:
     """How many, and since when."""
     key, token = a_key(), a_token()
     store.claim(a_request(key), token=token, lease=LEASE)
@@ -567,7 +567,7 @@ def test_a_quarantined_key_waits_for_a_person(store: MemoryStore, clock: FrozenC
     assert "1 key is quarantined, the first for 2 h" in found[0].text
 
 
-def test_where_nothing_is_quarantined_nobody_waits(store: MemoryStore, clock: FrozenClock) -> None:
+def test_no_quarantined_key_is_fine(store: MemoryStore, clock: FrozenClock) -> None:
     """Not for one that is at work, nor for one that has lapsed."""
     claim(store)
     before = quarantined(store.recovery)
@@ -590,7 +590,7 @@ def looked(store: MemoryStore) -> list[Finding]:
         pytest.param(OnExpiry.TAKEOVER, RETRIED_SECONDS + 1, Verdict.ADVICE, id="no retry came"),
     ),
 )
-def test_a_vanished_owner_is_somebodys_to_notice(
+def test_an_expired_lease_is_reported_once_it_is_overdue(
     on_lapse: OnExpiry, since: float, verdict: Verdict, store: MemoryStore, clock: FrozenClock
 ) -> None:
     """A janitor's, by its rule, or the next retry's."""
@@ -600,7 +600,7 @@ def test_a_vanished_owner_is_somebodys_to_notice(
     assert verdict is worst(looked(store))
 
 
-def test_both_kinds_are_told(store: MemoryStore, clock: FrozenClock) -> None:
+def test_overdue_and_forgotten_leases_are_two_findings(store: MemoryStore, clock: FrozenClock) -> None:
     claim(store, OnExpiry.QUARANTINE)
     claim(store, OnExpiry.TAKEOVER)
     claim(store, OnExpiry.TAKEOVER)
@@ -613,7 +613,7 @@ def test_both_kinds_are_told(store: MemoryStore, clock: FrozenClock) -> None:
     ]
 
 
-def test_a_store_of_many_sheets_is_looked_through_for_a_moment_only(
+def test_the_search_for_expired_leases_is_bounded(
     store: MemoryStore, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Empty sheets are not the last ones, and a million records are no reason to wait for a minute."""

@@ -49,7 +49,7 @@ def set_up(app: Flask, *, setup: Callable[[Idempotency], object] = lambda extens
     return app
 
 
-def test_a_secret_that_is_secret_key_is_said_to_be_so() -> None:
+def test_a_secret_equal_to_secret_key_is_reported() -> None:
     """However both are written; and one that is only listed to be rotated out is no longer in use for new keys."""
     for secret in (FLASKS, FLASKS.encode()):
         (told,) = found(shop(secret=secret), "secret")
@@ -125,11 +125,11 @@ def test_every_parameter_of_a_check_is_an_attribute_of_the_application() -> None
 
 
 @pytest.mark.parametrize(("check", "verdict", "settings"), CASES)
-def test_a_setting_is_judged(check: str, verdict: Verdict, settings: dict[str, Any]) -> None:
+def test_each_setting_gets_its_verdict(check: str, verdict: Verdict, settings: dict[str, Any]) -> None:
     assert verdict is worst(found(shop(**settings), check))
 
 
-def test_a_policy_that_cannot_be_kept_is_a_fault() -> None:
+def test_a_policy_that_cannot_hold_is_a_fault() -> None:
     """Also that of a view, which init_app has not seen."""
     app = shop()
     app.post("/refund", endpoint="refund")(idempotent(effects="transactional")(lambda: "back"))
@@ -151,7 +151,7 @@ def test_a_policy_that_cannot_be_kept_is_a_fault() -> None:
         ("tests.web.test_doctor:Store", UNKNOWN),
     ),
 )
-def test_a_line_that_others_can_read_is_told(url: str, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plaintext_connection_is_reported(url: str, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the setting that names it; never the URL, which may hold a password."""
     monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda *arguments: Store())
     monkeypatch.setattr("flask_idempotency.assembly._sql_store", lambda strategy, bind: Store())
@@ -163,7 +163,7 @@ def test_a_line_that_others_can_read_is_told(url: str, verdict: Verdict, monkeyp
     assert not [each for each in said if "password" in each.text + each.remedy]
 
 
-def test_a_line_that_something_else_protects_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allowed_plaintext_connection_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flask_idempotency.assembly._redis_store", lambda *arguments: Store())
     app = shop(store="redis://elsewhere.example", allow_plaintext_transport=True)
 
@@ -180,7 +180,7 @@ def test_a_line_that_something_else_protects_is_fine(monkeypatch: pytest.MonkeyP
         pytest.param({"worker_timeout": 0.0}, 30, "-t 30", FINE, id="never"),
     ),
 )
-def test_who_says_the_timeout_of_workers(
+def test_the_worker_timeout_comes_from_option_then_setting_then_gunicorn(
     option: dict[str, float], setting: float | None, arguments: str, verdict: Verdict
 ) -> None:
     app = shop(worker_timeout=setting)
@@ -200,14 +200,14 @@ def of_function(**settings: Any) -> Flask:
     return shop(store="tests.web.test_doctor:Store", **settings)
 
 
-def test_a_janitor_that_never_came_is_missed(shared: Store) -> None:
+def test_a_janitor_that_never_reported_is_a_fault(shared: Store) -> None:
     before = found(of_function(), "janitor")
     book_in(shared, "shop").report("heartbeat", "{}")
 
     assert [FAULT, FINE] == [worst(before), worst(found(of_function(), "janitor"))]
 
 
-def test_a_chore_is_missed_where_there_is_work_for_it(shared: Store) -> None:
+def test_only_tasks_with_work_are_missed(shared: Store) -> None:
     """Nobody rotates where nothing is encrypted, and nobody recounts where there are no quotas."""
     book_in(shared, "shop").report("heartbeat", "{}")
 
@@ -220,14 +220,14 @@ def test_a_chore_is_missed_where_there_is_work_for_it(shared: Store) -> None:
     assert "task reconcile is" in str(counted)
 
 
-def test_a_janitor_that_cannot_start_is_the_resolvers_fault_alone(shared: Store) -> None:
+def test_a_misnamed_resolver_is_a_fault_of_the_resolvers_check_alone(shared: Store) -> None:
     book_in(shared, "shop").report("heartbeat", "{}")
     app = of_function(setup=misnamed)
 
     assert [FINE, FAULT] == [worst(found(app, check)) for check in ("chores", "resolvers")]
 
 
-def test_a_backlog_and_a_clock_that_was_set_are_told(shared: Store) -> None:
+def test_a_backlog_and_a_clock_step_are_reported(shared: Store) -> None:
     book_in(shared, "shop").report("expire", json.dumps({"removed": 1, "finished": False}))
     book_in(shared, "shop").report("heartbeat", json.dumps({"skew_ms": 0, "stepped_ms": 60_000, "finished": True}))
     app = of_function()
@@ -235,7 +235,7 @@ def test_a_backlog_and_a_clock_that_was_set_are_told(shared: Store) -> None:
     assert [ADVICE, FAULT] == [worst(found(app, check)) for check in ("backlog", "clock-step")]
 
 
-def test_a_key_that_is_not_in_the_ring_is_told(shared: Store) -> None:
+def test_a_key_missing_in_the_ring_is_reported(shared: Store) -> None:
     old = {"old": b64encode(b"o" * 32).decode()}
     of_function(encryption="on", key_ring=old).test_client().post("/pay", headers={"Idempotency-Key": "k"})
 
@@ -244,7 +244,7 @@ def test_a_key_that_is_not_in_the_ring_is_told(shared: Store) -> None:
     assert [FINE, ADVICE, FAULT] == said
 
 
-def test_a_store_that_can_do_nothing_besides_is_unknown_and_not_broken() -> None:
+def test_a_store_without_optional_parts_is_unknown_and_in_order() -> None:
     """One of somebody's own that offers the port alone: it works, and cannot be looked into."""
     whole = MemoryStore()
 
@@ -264,7 +264,7 @@ def test_a_store_that_can_do_nothing_besides_is_unknown_and_not_broken() -> None
     assert (True, True) == (said.complete, said.in_order)
 
 
-def test_a_store_that_is_away_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_is_one_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what needs no store is looked at all the same."""
     store = MemoryStore()
     app = shop(store=store)
@@ -282,7 +282,7 @@ def test_a_store_that_is_away_is_told_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert (False, UNKNOWN) == (said.complete, worst(each for each in said.findings if each.check == "quarantined"))
 
 
-def test_a_database_is_examined_too(tmp_path: Path) -> None:
+def test_a_database_is_checked_with_and_without_tables(tmp_path: Path) -> None:
     """With its tables, and without: then that is a fault, and the rest of it is looked at all the same."""
     app = shop(store=f"sqlite:///{tmp_path / 'shop.db'}")
 
@@ -298,7 +298,7 @@ def test_a_database_is_examined_too(tmp_path: Path) -> None:
     assert ["janitor"] == [each.check for each in after.findings if each.verdict is FAULT]
 
 
-def test_a_redis_is_examined_too(redis_server: RedisServer) -> None:
+def test_a_redis_is_checked(redis_server: RedisServer) -> None:
     """What it says of itself, and what every store is asked."""
     app = shop(store=redis_server.url)
     app.test_client().post("/pay", headers={"Idempotency-Key": "k"})
@@ -310,7 +310,7 @@ def test_a_redis_is_examined_too(redis_server: RedisServer) -> None:
     assert (True, FINE) == (said.complete, worst(each for each in said.findings if each.check == "store"))
 
 
-def test_a_store_of_somebodys_own_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_store_that_is_away_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not tell the time is asked for a key that nobody has used."""
     store = FaultyStore(MemoryStore())
     app = shop(store=store)

@@ -72,14 +72,14 @@ def watched() -> Watched:
     return Watched(clock, book, JanitorMonitor(book, told.append, every=EVERY, monotonic=clock), told)
 
 
-def test_nothing_is_asked_before_two_intervals_are_over(watched: Watched) -> None:
+def test_the_store_is_not_asked_before_two_intervals(watched: Watched) -> None:
     """Counted from the process's first keyed request: the janitor may be starting as we are."""
     told = [watched.look_after(seconds) for seconds in (1000, 0, 30, 29.9)]
 
     assert ([0, 0, 0, 0], 0) == (told, watched.book.looks)
 
 
-def test_that_nobody_ever_came_is_told_once(watched: Watched) -> None:
+def test_a_missing_janitor_is_published_once(watched: Watched) -> None:
     """With how long it has been watched for; and the question is asked once in two intervals, not at each request."""
     told = [watched.look_after(seconds) for seconds in (0, 61, 1, 1, 61, 61)]
 
@@ -88,7 +88,7 @@ def test_that_nobody_ever_came_is_told_once(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("chore", ("heartbeat", "reap", "expire"))
-def test_any_chore_says_that_somebody_comes(watched: Watched, chore: str) -> None:
+def test_any_task_is_a_sign_of_a_janitor(watched: Watched, chore: str) -> None:
     """Who sweeps by cron has no heartbeat."""
     watched.look_after(0)
     watched.clock.advance(1)
@@ -97,7 +97,7 @@ def test_any_chore_says_that_somebody_comes(watched: Watched, chore: str) -> Non
     assert 0 == watched.look_after(60)
 
 
-def test_a_silence_after_a_report_is_told_anew(watched: Watched) -> None:
+def test_a_silence_after_a_report_is_published_again(watched: Watched) -> None:
     """With how long it has lasted. In between there is nothing to tell."""
     watched.look_after(0)
     first = watched.look_after(61)
@@ -110,7 +110,7 @@ def test_a_silence_after_a_report_is_told_anew(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("error", (StoreUnavailable("away"), RuntimeError("a bug in a store")))
-def test_a_question_that_fails_disturbs_nobody(
+def test_a_failed_look_at_the_task_log_is_ignored(
     watched: Watched, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is asked again after as long, and nothing is concluded from it."""
@@ -137,7 +137,7 @@ def post(app: Flask, key: str | None) -> None:
     app.test_client().post("/", headers={} if key is None else {"Idempotency-Key": key})
 
 
-def test_a_keyed_request_looks_when_it_ends_and_no_other(
+def test_only_keyed_requests_look_for_a_janitor(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """New, replayed or refused; the warning says what to do."""
@@ -166,7 +166,7 @@ def test_a_keyed_request_looks_when_it_ends_and_no_other(
     ),
     ids=("memory", "memory-url", "no-chore-book", "no-janitor-expected"),
 )
-def test_where_no_janitor_can_come_or_is_expected_nobody_watches(
+def test_there_is_no_monitor_if_no_janitor_is_expected(
     store: Any, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process's own memory is seen by no other, and some stores keep no book."""
@@ -179,7 +179,7 @@ def test_where_no_janitor_can_come_or_is_expected_nobody_watches(
     assert [] == made
 
 
-def test_what_is_in_one_process_is_told_by_its_store() -> None:
+def test_a_process_local_store_is_recognised() -> None:
     """The object and the URL alike."""
     states = [an_app(store).extensions["idempotency"] for store in ("memory://", MemoryStore(), Shared(MemoryStore()))]
 
