@@ -28,15 +28,15 @@ from flask_idempotency.stores.redis.connection import (
 from flask_idempotency.stores.redis.urls import Address, MultiHostUrl, is_multi_host, parse_multi_host
 
 SENTINEL_SECONDS: Final = 0.3
-"""What a Sentinel may take to connect, and to answer. It does so from memory; three silent ones cost what one Redis does."""
+"""Time-out of a Sentinel, which answers from memory. Three silent Sentinels cost as much as one silent Redis."""
 
 _OWN: Final = {"sentinel_username": "username", "sentinel_password": "password"}
 _SHARED: Final = "ssl", "protocol", "maint_notifications_config", "redis_connect_func"
-"""What begins like this is for both."""
+"""Options with these prefixes apply to Redis and to the Sentinels."""
 
 
 class FollowingPool(SentinelConnectionPool):
-    """Asks where the primary is before each new connection, and closes the idle ones when that has changed."""
+    """Ask the Sentinels for the primary before each new connection. Close idle connections when it has changed."""
 
     def disconnect(self, inuse_connections: bool = True) -> None:
         super().disconnect(inuse_connections)
@@ -46,7 +46,7 @@ class FollowingPool(SentinelConnectionPool):
 
 
 def follow(sentinels: Sequence[Address], service: str, options: Mapping[str, Any], *, tls: bool) -> redis.Redis:
-    """A client of this service's primary. Sentinels have users of their own, and the same encryption as Redis."""
+    """Return a client of this service's primary. Sentinels have separate users, and the same encryption as Redis."""
     of_redis = {**options, **({"ssl": True} if tls else {})}
     own = {_OWN[name]: of_redis.pop(name) for name in _OWN if name in of_redis}
     of_sentinels = {
@@ -59,19 +59,20 @@ def follow(sentinels: Sequence[Address], service: str, options: Mapping[str, Any
     known = Sentinel(sentinels, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
     for sentinel in known.sentinels:
         if (packer := options.get("command_packer")) is not None:
-            # `redis.Redis` has no such argument, and its connections have.
+            # The constructor of `redis.Redis` does not take this option, but its connections do.
             sentinel.connection_pool.connection_kwargs["command_packer"] = packer
     return redis.Redis.from_pool(FollowingPool(service, known, **of_redis))  # type: ignore[no-untyped-call]
 
 
 CONNECT_SECONDS = 1.0
 REPLY_SECONDS = 1.0
-"""A script takes microseconds: a server that is silent for this long is gone. With the retries of a line one that accepts
-connections and answers none holds a worker for three of these, once per request."""
+"""A script takes microseconds, so a server that is silent for this long is gone.
+
+With retries, a server that accepts connections and never answers blocks a worker three times as long, per request.
+"""
 
 CACHE_SECONDS = 0.05
-"""What a cache may take to connect, and to answer: a hundred times what one nearby takes. It saves a millisecond, so a
-worker must not lose a second by it; one that is slower than this is slower than the system of record."""
+"""Time-out of a cache: a hundred times the usual reply. A slower cache is slower than the system of record."""
 
 _FORMS: Final = (
     "Write redis://host:6379/0, rediss://host:6379/0 for TLS, unix:///path/to/redis.sock?db=0, "
@@ -83,23 +84,23 @@ Client: TypeAlias = redis.Redis | Cluster
 
 
 def make_client(url: str) -> Any:
-    """A client for a URL of one Redis, of Sentinels (a `redis.Redis`) or of a `Cluster`. What its query names goes before
-    what is set here.
+    """Make a client from a URL: a `redis.Redis` for one server or Sentinels, else a `Cluster`.
 
-    Raises `ConfigurationError` for a URL that names no server, or an option that there is not.
+    Options in the query of the URL replace the defaults here. Raises `ConfigurationError` if the URL is malformed or has
+    an unknown option.
     """
     times = {"socket_connect_timeout": CONNECT_SECONDS, "socket_timeout": REPLY_SECONDS}
     return _from_url(url, setting="IDEMPOTENCY_STORE", times=times)
 
 
 def make_cache_client(url: str) -> Any:
-    """As `make_client`, for a Redis that one can do without: it is waited for briefly."""
+    """Make a client like `make_client`, with the short time-outs of a cache."""
     times = {"socket_connect_timeout": CACHE_SECONDS, "socket_timeout": CACHE_SECONDS}
     return _from_url(url, setting="IDEMPOTENCY_REDIS_URL", times=times)
 
 
-def line_of(client: Any, *, owned: bool, retries: int = RETRIES) -> RedisConnection:
-    """How to send commands to what this client knows. `retries` are for one that was made here."""
+def connection_for(client: Any, *, owned: bool, retries: int = RETRIES) -> RedisConnection:
+    """Return the way to send commands through this client. `retries` counts only if this module made the client."""
     if isinstance(client, Cluster):
         return ClusterConnection(client, retries=retries)
     if owned:
@@ -114,9 +115,9 @@ def line_of(client: Any, *, owned: bool, retries: int = RETRIES) -> RedisConnect
 def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
     options: dict[str, Any] = {
         **times,
-        # The line repeats, and knows what may be: a connection that did so too would multiply that.
+        # `RetryBudget` repeats commands. Retries of redis-py would multiply its tries.
         "retry": Retry(NoBackoff(), 0),
-        # The server says how many are too many. redis-py stops at 100, which a gevent worker passes on a busy day.
+        # The server limits its connections. redis-py's limit of 100 is too low for a busy gevent worker.
         "max_connections": 65536,
         **_no_push_messages(),
         "redis_connect_func": _greet,
@@ -130,9 +131,9 @@ def _from_url(url: str, *, setting: str, times: dict[str, float]) -> Client:
         )
         _try_options(client)
     except (ValueError, TypeError, redis.exceptions.RedisError):
-        # Not a word of that error, nor the error itself: what it cannot read may be part of the password.
+        # Do not quote or chain the error: it may contain a part of the password.
         raise ConfigurationError(
-            f"{setting}: {without_password(url)} names no Redis, or has an option that there is not. {_FORMS}"
+            f"{setting}: {without_password(url)} is not a Redis URL, or has an unknown option. {_FORMS}"
         ) from None
     return client
 
@@ -148,7 +149,7 @@ def _make_multi_host(named: MultiHostUrl, options: dict[str, Any]) -> Client:
             named.addresses, service, options | {"db": int(databases[0]) if databases else database}, tls=named.tls
         )
     if database:
-        raise ValueError("a Cluster has one database")
+        raise ValueError("a Cluster has only database 0")
     return Cluster(named.addresses, lambda address: _node(address, named.tls, options))
 
 
@@ -158,8 +159,7 @@ def _node(address: Address, tls: bool, options: dict[str, Any]) -> redis.Redis:
 
 
 def _try_options(client: Client) -> None:
-    """Makes a connection and leaves it unconnected. An option that it does not take is found out now, and not by a
-    customer."""
+    """Make a connection without connecting, so that an unknown option fails at start and not in a request."""
     pool: Any = client.any_pool if isinstance(client, Cluster) else client.connection_pool
     pool.connection_class(**pool.connection_kwargs)
 
@@ -168,7 +168,7 @@ _NUMBERS: Final = frozenset({int, bool})
 
 
 class _WordPacker(HiredisRespSerializer):
-    """Packs text and bytes only. redis-py's own greeting has numbers in it: `HELLO 3`, and `SELECT 1` for a database."""
+    """Convert numbers to text before packing, because redis-py's greeting has some: `HELLO 3` and `SELECT 1`."""
 
     def pack(self, *args: Any) -> list[bytes]:
         # What the store sends was written as text before.
@@ -180,7 +180,7 @@ class _WordPacker(HiredisRespSerializer):
 def _greet(connection: Any) -> None:
     """Log in and select the database, or close the connection.
 
-    redis-py keeps one whose greeting a signal handler has interrupted, and later commands would go to database 0.
+    If a signal handler interrupts the greeting, redis-py keeps the connection, and later commands go to database 0.
     """
     try:
         connection.on_connect()
@@ -190,7 +190,7 @@ def _greet(connection: Any) -> None:
 
 
 def _no_push_messages() -> dict[str, Any]:
-    """redis-py 7 and later listen for maintenance messages, and then take an unread answer in the pool for one."""
+    """Switch maintenance messages off: redis-py 7 and later take an unread reply in the pool for such a message."""
     try:
         from redis.maint_notifications import MaintNotificationsConfig
     except ImportError:
@@ -199,11 +199,11 @@ def _no_push_messages() -> dict[str, Any]:
 
 
 class Errors:
-    """The exceptions of whichever library a client belongs to: redis-py, or valkey-py, its fork."""
+    """The exceptions of the library of a client: redis-py or valkey-py."""
 
     def __init__(self, client: Any) -> None:
         names = _library_of(client)
-        # All of the library's own, whether or not they have a common root: some of either library's have not.
+        # List all: in both libraries some exceptions do not derive from a common class.
         own = [kind for kind in vars(names).values() if isinstance(kind, type) and kind.__module__ == names.__name__]
         self.unavailable: tuple[type[Exception], ...] = (
             *(kind for kind in own if issubclass(kind, Exception)),
@@ -213,8 +213,8 @@ class Errors:
         self.refused: type[Exception] = names.ResponseError
         self.down: type[Exception] = names.ClusterDownError
 
-    def will_not_tell(self, error: Exception) -> bool:
-        """Whether the server understood the question and refuses to answer it, now and later."""
+    def is_refusal(self, error: Exception) -> bool:
+        """Return whether the server refuses this command, now and later, for example by its ACL."""
         down = isinstance(error, self.down) or str(error).startswith("BUSY ")
         return isinstance(error, self.refused) and not down
 
@@ -226,7 +226,7 @@ def _library_of(client: Any) -> Any:
     library = next((package for package in ("redis", "valkey") if package in packages), None)
     if library is None or inspect.iscoroutinefunction(getattr(client, "execute_command", None)):
         raise ConfigurationError(
-            f"IDEMPOTENCY_STORE: {type(client).__module__}.{type(client).__name__} is not a client that Flask can use. "
-            "Pass a redis.Redis, redis.RedisCluster or valkey.Valkey (not one of their asyncio kin), or a URL."
+            f"IDEMPOTENCY_STORE: {type(client).__module__}.{type(client).__name__} is not a synchronous Redis client. "
+            "Pass a redis.Redis, redis.RedisCluster or valkey.Valkey, or a URL; asyncio clients do not work."
         )
     return import_module(f"{library}.exceptions")

@@ -1,21 +1,21 @@
-"""Whether a Redis still knows what it has promised.
+"""Detect that a Redis has lost records, and decide what happens to keys that it does not know.
 
-In every partition stands who it is, how it is laid out, and which process keeps it. A partition that lacks this was
-emptied; another process means a restart, a fail-over or an older copy, and with each of them what was written last may be
-gone. Measured in research/correctness.md, section 3.
+Each partition holds the store's id, its layout and the Redis process. Without them, the partition was emptied. Another
+process means a restart, a fail-over or an older copy, and each may lose the last writes. research/correctness.md,
+section 3, has the measurements.
 
-A restart loses nothing if every write was on the disk before Redis answered it, and if the files that Redis loaded are the
-ones that the process before it wrote. No single fact proves this, so four are needed:
+A restart loses no record if Redis flushed each write before its reply, and loaded the files of the process before it.
+No single fact proves this, so four are needed:
 
-1. A client saw that the process before wrote and flushed its append-only file before each answer, and had no replica. Each
-   process that claims looks at this twice a minute, and so do `check`, `redis status`, `doctor` and the janitor's `reap`.
-   Partition 0 keeps the last look.
-2. The new process does the same since it started: one that was started without the file, and then told to write it, has
-   loaded a snapshot.
-3. The new process started soon after the last look. Files that are put back are older than that.
-4. No fence is missing that this process was granted.
+1. A client saw that the earlier process flushed its append-only file before each reply, and had no replica. Each process
+   that claims looks twice a minute, and so do `check`, `redis status`, `doctor` and the janitor's `reap`. Partition 0
+   keeps the last look.
+2. The new process has done the same since its start. If the file was switched on later, Redis has loaded a snapshot.
+3. The new process started soon after the last look. Files from a backup are older than that.
+4. Redis has every fence that it granted to this process.
 
-With one fact less, the restart is a loss that an operator acknowledges. docs/redis-memory.md names what remains.
+If one fact is missing, the restart counts as a data loss, which an operator acknowledges. docs/redis-memory.md names what
+this cannot detect.
 """
 
 from __future__ import annotations
@@ -41,39 +41,40 @@ from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrup
 from flask_idempotency.stores.redis.scripts import Script
 
 LOOK_SECONDS: Final = 30.0
-"""Between two looks of one process. What an operator sets on the running server is seen after this time."""
+"""The time between two looks of one process. So it takes this long to see a change by CONFIG SET."""
 
 DOWN_SECONDS: Final = 300.0
-"""From the last look to the start of the new process: a reboot of the machine takes less, and a backup is older."""
+"""The longest time from the last look to a start: a reboot takes less, and a backup is older."""
 
 _CLOCK_SECONDS: Final = 2.0
-"""Redis tells how long it is up in whole seconds."""
+"""Redis reports its uptime in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartProof:
-    """What a Redis tells of its process."""
+    """What INFO and CONFIG GET show of the Redis process."""
 
     process: str = ""
-    """The process that loses nothing it has answered. Empty: it may lose something, or does not tell."""
-    tells: bool = True
+    """The id of a process that flushes each write before its reply. Empty: it may lose writes, or the ACL hides this."""
+    visible: bool = True
+    """False if the ACL hides INFO or CONFIG GET."""
     since_start: bool = False
-    """Whether it is so since this process started."""
+    """Whether the process has flushed each write since its start."""
     uptime: float = 0.0
     """In seconds."""
     later: bool = False
-    """Whether a later look may prove more: its settings lose nothing, and something else stands in the way."""
+    """Whether a later look may prove more: the settings are right, but a rewrite or a replica is in the way."""
 
     @property
     def stamp(self) -> bytes:
         """Argument 2 of `store_look.lua`."""
-        return self.process.encode() if self.tells else b"?"
+        return self.process.encode() if self.visible else b"?"
 
 
 def restart_proof(server: ScriptExecutor) -> RestartProof:
-    """Ask a single Redis how it writes to its disk. Raises `StoreUnavailable` if it cannot be asked.
+    """Find out whether a single Redis flushes each write. Raises `StoreUnavailable` if it does not answer.
 
-    A node of a Cluster is not asked: its partitions may be moved to another one.
+    The result is empty for a Cluster, because a partition may move to another node.
     """
     nodes = server.primaries()
     if len(nodes) != 1 or nodes[0][1] is not None:
@@ -82,25 +83,25 @@ def restart_proof(server: ScriptExecutor) -> RestartProof:
     try:
         before = server.directly(client.info, "server")
         config = server.directly(client.config_get, "*append*")
-        told = server.directly(client.info)
+        info = server.directly(client.info)
     except server.errors.unavailable as error:
-        if server.errors.will_not_tell(error):
-            return RestartProof(tells=False)
+        if server.errors.is_refusal(error):
+            return RestartProof(visible=False)
         raise StoreUnavailable(f"Redis cannot decide ({type(error).__name__})") from error
-    process = str(told.get("run_id") or "")
-    # One process answered all three: an id never comes back.
-    if not process or before.get("run_id") != process or not (_flushes(config, told) and _is_alone(told)):
+    process = str(info.get("run_id") or "")
+    # One process sent all three replies, because Redis never uses an id again.
+    if not process or before.get("run_id") != process or not (_flushes(config, info) and _is_alone(info)):
         return RestartProof(later=_is_set_up(config))
     return RestartProof(
-        process, since_start=told.get("aof_last_rewrite_time_sec") == -1, uptime=float(told["uptime_in_seconds"])
+        process, since_start=info.get("aof_last_rewrite_time_sec") == -1, uptime=float(info["uptime_in_seconds"])
     )
 
 
-def _flushes(config: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
-    """Whether each write is on the disk before it is answered. A rewrite hides whether the file was off before it."""
-    told_now = told.get("aof_enabled"), told.get("aof_rewrite_in_progress"), told.get("aof_rewrite_scheduled")
-    writes = told.get("aof_last_write_status") == "ok" and told.get("loading") == 0
-    return _is_set_up(config) and told_now == (1, 0, 0) and writes
+def _flushes(config: Mapping[str, Any], info: Mapping[str, Any]) -> bool:
+    """Return whether Redis flushes each write before its reply. A rewrite hides whether the file was off before it."""
+    file = info.get("aof_enabled"), info.get("aof_rewrite_in_progress"), info.get("aof_rewrite_scheduled")
+    writes = info.get("aof_last_write_status") == "ok" and info.get("loading") == 0
+    return _is_set_up(config) and file == (1, 0, 0) and writes
 
 
 def _is_set_up(config: Mapping[str, Any]) -> bool:
@@ -108,14 +109,14 @@ def _is_set_up(config: Mapping[str, Any]) -> bool:
     return rule == ("yes", "always", "no")
 
 
-def _is_alone(told: Mapping[str, Any]) -> bool:
-    """Whether it has no replica, had none in the last hour, and was none itself: a copy could start in its place."""
-    copies = told.get("connected_slaves"), told.get("repl_backlog_active")
-    return told.get("role") == "master" and copies == (0, 0) and not str(told.get("master_replid2")).strip("0")
+def _is_alone(info: Mapping[str, Any]) -> bool:
+    """Return whether it has no replica, had none in the last hour, and was none. A copy could start in its place."""
+    copies = info.get("connected_slaves"), info.get("repl_backlog_active")
+    return info.get("role") == "master" and copies == (0, 0) and not str(info.get("master_replid2")).strip("0")
 
 
 class LastGrant:
-    """The last fence that this process was granted in each partition, and how often memory had been lost before."""
+    """The last fence that Redis granted to this process, for each partition, and the era of its last data loss."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -127,7 +128,7 @@ class LastGrant:
                 self._last[partition] = era, fence
 
     def is_missing(self, partition: int, *, era: int, fence: int) -> bool:
-        """Whether a partition that stands so has forgotten a grant. A loss that was noted after it explains that."""
+        """Return whether a partition with this era and fence lacks a grant. A later data loss explains a missing one."""
         with self._lock:
             granted = self._last.get(partition)
         return granted is not None and (era < granted[0] or (era == granted[0] and fence < granted[1]))
@@ -138,21 +139,21 @@ _lock = Lock()
 
 
 def granted_in(server: str) -> LastGrant:
-    """What this process was granted there, by all of its stores: an application that is made again has not forgotten."""
+    """Return the grants of this process on that server. All stores share them, also those of a second application."""
     with _lock:
         return _granted.setdefault(server, LastGrant())
 
 
 def place(client: Any) -> str:
-    """Where this client's server is, without its password."""
+    """Return the address of this client's server, without its password."""
     pool = getattr(client, "connection_pool", None)
-    told = getattr(pool, "connection_kwargs", {})
-    names = getattr(pool, "service_name", None), *(told.get(name) for name in ("host", "port", "path", "db"))
+    options = getattr(pool, "connection_kwargs", {})
+    names = getattr(pool, "service_name", None), *(options.get(name) for name in ("host", "port", "path", "db"))
     return "/".join(map(str, names)) if any(names) else f"{type(client).__name__} {id(client)}"
 
 
 def started_soon_after(look: float, *, now: float, uptime: float) -> bool:
-    """Whether the process that is up for so long started soon after this look. Not before: then a clock was set."""
+    """Return whether a process with this uptime started soon after the look. A start before it means a clock was set."""
     return -_CLOCK_SECONDS <= now - uptime - look <= DOWN_SECONDS
 
 
@@ -165,47 +166,47 @@ ACKNOWLEDGED: Final = "acknowledged"
 _log = logging.getLogger("flask_idempotency")
 
 _TEXTS: Final = {
-    DataLoss.MISSING: "this Redis was emptied, or never made ready. If it is new, run `flask idempotency redis init`. If it "
-    f"held keys, {RISK}",
-    DataLoss.FOREIGN: "this Redis is another store than IDEMPOTENCY_STORE_ID names, or is laid out for another one",
-    DataLoss.CHANGED: f"this Redis was restarted, failed over or restored, and may have forgotten this key; {RISK}",
+    DataLoss.MISSING: "this Redis is empty. If it is new, run `flask idempotency redis init`. If it held keys before, "
+    f"{RISK}",
+    DataLoss.FOREIGN: "this Redis has another id than IDEMPOTENCY_STORE_ID, or another layout",
+    DataLoss.CHANGED: f"this Redis was restarted, failed over or restored, and may have lost this key; {RISK}",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RedisDataLossPolicy:
-    """What becomes of keys that a Redis does not know, after it has lost its memory."""
+    """What happens to keys that a Redis does not know, after a data loss."""
 
     store_id: str | None = None
-    """None: any store will do."""
+    """None: accept any store."""
     after_loss: AfterLoss = "refuse"
     grace: float = 60.0
-    """For how many seconds owners that survived may put their claims back before anybody lets unknown keys run again."""
+    """Seconds in which surviving workers put their claims back before unknown keys may run again."""
     clock_skew: float | None = 5.0
-    """How far clients' clocks may be off, in seconds: a key made later than a loss by more than this is not older. None:
-    no key is believed."""
+    """Seconds by which clients' clocks may be wrong. A key made this much later than a data loss is a new key. None: do
+    not trust the time in a key."""
     shards: int = 1
 
     @property
     def layout(self) -> str:
-        """How keys are laid out: another one would look for every record where it is not."""
+        """The numbers that decide where a record is. With others, the store would find no record."""
         return f"{layout.PARTITIONS}/{self.shards}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """How one partition stands. Times in seconds."""
+    """The facts of one partition. Times in seconds."""
 
     now: float
     process: bytes
     store_id: str
     layout: str
     lost: float | None
-    open: float | None
+    acknowledged: float | None
     noticed: bool
     fence: int
     doubted: str
-    """The process that kept it before a restart that nobody has judged. Else empty."""
+    """The process before a restart that no client has judged yet. Otherwise empty."""
 
 
 class RedisDataLoss:
@@ -215,22 +216,22 @@ class RedisDataLoss:
         self._server = server
         self.rules = rules
         after = str(round(rules.grace * 1000)) if rules.after_loss == "hold" else rules.after_loss
-        told = rules.store_id or "", rules.layout, after, str(round((rules.clock_skew or 0) * 1000))
-        self._expected = tuple(text.encode() for text in told)
+        expected = rules.store_id or "", rules.layout, after, str(round((rules.clock_skew or 0) * 1000))
+        self._expected = tuple(text.encode() for text in expected)
         self._granted = granted_in(place(server.client))
         self._next_look = float("inf")
 
     def arguments(self, request: ClaimRequest) -> tuple[bytes | int, ...]:
-        """What the claim of a key that is unknown is judged by."""
-        born = None if self.rules.clock_skew is None else request.key_timestamp
-        return *self._expected, b"" if born is None else int(born * 1000)
+        """Return the arguments by which the claim script judges an unknown key."""
+        made_at = None if self.rules.clock_skew is None else request.key_timestamp
+        return *self._expected, b"" if made_at is None else int(made_at * 1000)
 
     def granted(self, request: ClaimRequest, grant: Grant) -> None:
-        """Remember what this process was granted: a Redis that lacks it after a restart has lost something."""
+        """Remember this grant: if Redis lacks it after a restart, the restart lost data."""
         self._granted.note(layout.number(request.key.tid), era=grant.era, fence=grant.fence)
 
     def look(self) -> None:
-        """Note whether this Redis still loses nothing, if the last look was some time ago. Never fails."""
+        """Record whether Redis still flushes each write, if the last look is old enough. Never raises."""
         now = monotonic()
         if now < self._next_look:
             return
@@ -239,37 +240,36 @@ class RedisDataLoss:
             self._note(restart_proof(self._server))
 
     def look_soon(self) -> None:
-        """Have the next claim look: Redis could not be asked so far."""
+        """Let the next claim look, because Redis has not answered so far."""
         if self.rules.after_loss != "run":
             self._next_look = 0.0
 
     def judge(self) -> None:
-        """Accept a restart that lost nothing, or note a loss. Never fails: what was not judged stays in doubt."""
+        """Accept a restart that lost no data, or record a data loss. Never raises: a failed attempt changes no verdict."""
         with suppress(IdempotencyError):
             self._parts()
 
     def lost(self, loss: bytes, *, noticed: bool) -> StoreDataLoss:
-        """Why a key was refused that is not known. The first to notice has all the other partitions looked at."""
+        """Return why the store refused an unknown key. The first client that detects a loss checks all partitions."""
         if noticed:
-            # Each would count from its own first claim else, which may come days later. One that does not answer will.
+            # Otherwise the grace of each partition would begin at its first claim, which may come days later.
             with suppress(IdempotencyError):
                 self._parts()
         kind = DataLoss(loss.decode())
         return StoreDataLoss(_TEXTS[kind], loss=kind.value, noticed=noticed)
 
     def warn(self) -> None:
-        """Log what keeps new keys from running, if anything does, in one line. Never fails: nobody is to be kept from
-        starting by this."""
+        """Log one line if a data loss keeps new keys from running. Never raises, so that the application starts."""
         if self.rules.after_loss == "run":
             return
         try:
-            standing = self.status()
+            status = self.status()
         except IdempotencyError as error:
-            _log.warning("Redis does not tell what it remembers (%s)", type(error).__name__)
+            _log.warning("Cannot check Redis for data loss (%s)", type(error).__name__)
             self.look_soon()
             return
-        if standing.gravest is not None and not standing.runs_unknown(self.rules.after_loss):
-            _log.error("Requests with a new key get 503: %s.", _TEXTS[standing.gravest])
+        if status.gravest is not None and not status.runs_unknown(self.rules.after_loss):
+            _log.error("Requests with a new key get 503: %s.", _TEXTS[status.gravest])
 
     def restore_claim(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         keys = layout.keys(request.key)
@@ -291,9 +291,9 @@ class RedisDataLoss:
         return bool(answer == b"DONE")
 
     def status(self) -> DataLossStatus:
-        return self._standing(self._parts())
+        return self._status(self._parts())
 
-    def _standing(self, parts: Sequence[_Part]) -> DataLossStatus:
+    def _status(self, parts: Sequence[_Part]) -> DataLossStatus:
         kinds = Counter(self._kind(part) for part in parts)
         ids = {part.store_id for part in parts if part.store_id}
         lost = [part.lost for part in parts if part.lost is not None and self._kind(part) != FINE]
@@ -315,8 +315,8 @@ class RedisDataLoss:
         ids = {part.store_id for part in parts}
         if len(ids) > 1:
             raise ConfigurationError(
-                "A part of this Redis was made ready and another was not: it has lost its memory, unless somebody is making it "
-                "ready at this moment. flask idempotency redis status says more."
+                "Some partitions of this Redis are initialised and others are not: it has lost data, unless another "
+                "`redis init` runs now. Run flask idempotency redis status."
             )
         found = ids.pop()
         chosen = found or self.rules.store_id or secrets.token_hex(8)
@@ -324,57 +324,55 @@ class RedisDataLoss:
             self._refuse_others(parts)
         else:
             chosen = self._named(scripts.STORE_INIT, chosen)
-            told = set(self._everywhere(scripts.STORE_INIT, *self._all(chosen, self.rules.layout)))
-            if told != {b"DONE"}:
+            results = set(self._everywhere(scripts.STORE_INIT, *self._all(chosen, self.rules.layout)))
+            if results != {b"DONE"}:
                 raise ConfigurationError(
-                    "Somebody else has made this Redis ready at the same moment: look at its status."
+                    "Another client initialised this Redis at the same time. Run flask idempotency redis status."
                 )
-            # A restart that loses nothing may come before the next look.
+            # Look now: Redis may restart, without a loss, before the next look.
             self.judge()
         return chosen
 
     def acknowledge(self, *, forced: bool = False, seen: DataLossStatus | None = None) -> DataLossStatus:
         parts = self._parts()
-        standing = self._standing(parts)
+        status = self._status(parts)
         self._refuse_others(parts)
-        if seen is not None and seen.losses_so_far != standing.losses_so_far:
-            raise ConfigurationError("This Redis has lost its memory once more since you looked: look at its status.")
-        due = standing.may_be_acknowledged_at
-        if due is not None and standing.now < due and not forced:
+        if seen is not None and seen.losses_so_far != status.losses_so_far:
             raise ConfigurationError(
-                f"Owners that survived have {due - standing.now:.0f} more seconds to put their claims back: wait for them, or "
-                "--force and run twice what they are at."
+                "This Redis has lost data again since you looked. Run flask idempotency redis status."
+            )
+        due = status.may_be_acknowledged_at
+        if due is not None and status.now < due and not forced:
+            raise ConfigurationError(
+                f"Surviving workers have {due - status.now:.0f} more seconds to put their claims back. Wait, or use --force: "
+                "then their requests may run twice."
             )
         if len({part.store_id for part in parts if part.store_id}) > 1:
-            raise ConfigurationError(
-                "Parts of this Redis are of different stores: nobody can tell which of them it is."
-            )
-        chosen = standing.store_id or self.rules.store_id or secrets.token_hex(8)
+            raise ConfigurationError("Partitions of this Redis have the ids of different stores.")
+        chosen = status.store_id or self.rules.store_id or secrets.token_hex(8)
         lost = ["" if part.lost is None else str(round(part.lost * 1000)) for part in parts]
-        if standing.store_id is None:
+        if status.store_id is None:
             chosen = self._named(scripts.STORE_ACKNOWLEDGE, chosen, lost)
-        told = set(self._everywhere(scripts.STORE_ACKNOWLEDGE, *self._all(chosen, self.rules.layout), lost))
-        if told != {b"DONE"}:
+        results = set(self._everywhere(scripts.STORE_ACKNOWLEDGE, *self._all(chosen, self.rules.layout), lost))
+        if results != {b"DONE"}:
             raise ConfigurationError(
-                "Parts of this Redis changed hands meanwhile, or are of another store: look at its status."
+                "Partitions of this Redis changed during the acknowledgement, or belong to another store. Run flask "
+                "idempotency redis status."
             )
-        return standing
+        return status
 
     def _all(self, *arguments: str) -> list[list[str]]:
         return [[text] * layout.PARTITIONS for text in arguments]
 
     def _refuse_others(self, parts: Sequence[_Part]) -> None:
         if any(self._kind(part) == DataLoss.FOREIGN.value for part in parts):
-            told = sorted({printable(part.layout) for part in parts if part.layout} - {self.rules.layout})
+            others = sorted({printable(part.layout) for part in parts if part.layout} - {self.rules.layout})
+            difference = (
+                f"its layout is {', '.join(others)} and not {self.rules.layout}" if others else "its id differs"
+            )
             raise ConfigurationError(
-                "This Redis was made ready for other settings: "
-                + (
-                    f"its layout is {', '.join(told)} and not {self.rules.layout}. "
-                    if told
-                    else "its id is another one. "
-                )
-                + "Point IDEMPOTENCY_STORE to the right Redis, or set IDEMPOTENCY_STORE_ID and IDEMPOTENCY_TENANT_SHARDS "
-                "to what it was made for."
+                f"This Redis was initialised with other settings: {difference}. Point IDEMPOTENCY_STORE to the right Redis, "
+                "or set IDEMPOTENCY_STORE_ID and IDEMPOTENCY_TENANT_SHARDS to its values."
             )
 
     def _kind(self, part: _Part) -> str:
@@ -384,7 +382,7 @@ class RedisDataLoss:
             return DataLoss.FOREIGN.value
         if part.lost is None:
             return FINE
-        if part.open is not None and part.open >= part.lost:
+        if part.acknowledged is not None and part.acknowledged >= part.lost:
             return ACKNOWLEDGED
         return DataLoss.CHANGED.value
 
@@ -394,29 +392,29 @@ class RedisDataLoss:
         if any(part.doubted for part in parts):
             parts = self._noticed(proof, *self._verdict(parts, proof))
             if any(part.doubted for part in parts):
-                raise StoreUnavailable("Redis restarted while it was asked what it remembers")
+                raise StoreUnavailable("Redis restarted during the check for data loss")
         self._note(proof)
         if self.rules.after_loss == "run" and self.rules.store_id is None:
             return parts
-        # Some process ran what it did not know, and named what it found empty as it had to.
+        # A process with `after_loss="run"` wrote the placeholder id, because it found the partition empty.
         return [replace(part, store_id="") if part.store_id == UNNAMED else part for part in parts]
 
     def _noticed(self, proof: RestartProof, verdict: str = "", before: str = "") -> list[_Part]:
         return [
-            _part(told) for told in self._everywhere(scripts.STORE_STATUS, *self._all(proof.process, verdict, before))
+            _part(reply) for reply in self._everywhere(scripts.STORE_STATUS, *self._all(proof.process, verdict, before))
         ]
 
     def _verdict(self, parts: Sequence[_Part], proof: RestartProof) -> tuple[str, str]:
-        """Whether a restart lost nothing, and which process was there before it. See lossless.py."""
+        """Return whether the restart lost no data, by the four facts above, and the process before it."""
         now, look = self._server.run(scripts.STORE_LOOK, (layout.memory_in(0),), b"?")
-        milliseconds, _, told = look.partition(b" ")
-        before = told.decode("utf-8", "replace")
+        milliseconds, _, process = look.partition(b" ")
+        before = process.decode("utf-8", "replace")
         whole = (
             proof.since_start
             and before not in ("", proof.process)
             and started_soon_after(whole_number(milliseconds) / 1000, now=now / 1_000_000, uptime=proof.uptime)
             and all(part.doubted in ("", before) for part in parts)
-            # Redis writes one file, in one order: what is lost of one part may be lost of all.
+            # Redis writes one file in one order: if one partition lost data, all may have.
             and all(self._kind(part) in (FINE, ACKNOWLEDGED) for part in parts)
             and not any(
                 self._granted.is_missing(at, era=round((part.lost or 0) * 1000), fence=part.fence)
@@ -427,13 +425,13 @@ class RedisDataLoss:
 
     def _note(self, proof: RestartProof) -> None:
         self._server.run(scripts.STORE_LOOK, (layout.memory_in(0),), proof.stamp)
-        # Redis begins a rewrite of its file by itself: a look that falls into it is not the last one.
+        # Redis starts rewrites of its file itself. Look again later if this look fell into one.
         again = proof.process or proof.later
         self._next_look = monotonic() + LOOK_SECONDS if again else float("inf")
 
     def _everywhere(self, script: Script, *arguments: Sequence[str]) -> list[Any]:
-        """What this script returns of every partition: each is given its own of these arguments, in their order."""
-        # In one round trip to each node: where one does not answer, the others have been asked.
+        """Run this script on each partition, with one value of each argument. Return the results in their order."""
+        # One round trip to each node: if one does not answer, the others have still run the script.
         return self._server.run_all(
             script,
             [
@@ -443,8 +441,7 @@ class RedisDataLoss:
         )
 
     def _named(self, script: Script, store_id: str, *arguments: Sequence[str]) -> str:
-        """Give one part this name, before all others have theirs. Of two who do this at once the second takes the first
-        one's name."""
+        """Write the id to partition 0 first, and return the id there: of two clients, the second gets the first one's."""
         rest = [values[0].encode() for values in arguments]
         self._server.run(script, (layout.memory_in(0),), store_id.encode(), self.rules.layout.encode(), *rest)
         name = _part(self._server.run(scripts.STORE_STATUS, (layout.memory_in(0),))).store_id
@@ -452,14 +449,14 @@ class RedisDataLoss:
 
 
 def _part(answer: Sequence[Any]) -> _Part:
-    now, process, store_id, laid_out, lost, opened, noticed, fence, doubted = answer
+    now, process, store_id, laid_out, lost, acknowledged, noticed, fence, doubted = answer
     return _Part(
         int(now) / 1_000_000,
         process,
         store_id.decode("utf-8", "replace"),
         laid_out.decode("utf-8", "replace"),
         whole_number(lost) / 1000 if lost else None,
-        whole_number(opened) / 1000 if opened else None,
+        whole_number(acknowledged) / 1000 if acknowledged else None,
         bool(noticed),
         whole_number(fence) if fence.isdigit() else 0,
         doubted.decode("utf-8", "replace"),

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.client import Errors, line_of
+from flask_idempotency.stores.redis.client import Errors, connection_for
 from flask_idempotency.stores.redis.cluster import primaries
 from flask_idempotency.stores.redis.connection import RETRIES, UNREACHABLE, Argument, Command, RetryBudget, Tries, words
 from flask_idempotency.stores.redis.scripts import Script
@@ -83,7 +83,7 @@ class ScriptExecutor:
         self.errors = Errors(client)
         self._clock = clock
         self._owned = owned
-        self._line = line_of(client, owned=owned)
+        self._line = connection_for(client, owned=owned)
         self.replication = Replication(replicas, reply_seconds=reply_seconds_of(client) if replicas else None)
 
     def run(self, script: Script, keys: Sequence[bytes], *arguments: Argument, tries: Tries | None = None) -> Any:

@@ -20,7 +20,7 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, InFlight, Mismatched, Record
 from flask_idempotency.stores.redis import cluster, connection, layout
-from flask_idempotency.stores.redis.client import line_of, make_client
+from flask_idempotency.stores.redis.client import connection_for, make_client
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import TcpProxy
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
@@ -91,7 +91,7 @@ def test_commands_of_one_call_take_one_round_trip_per_node(
 ) -> None:
     """Not one for each slot: a chore asks for hundreds."""
     client = make_client(by_url(cluster_rig))
-    line = line_of(client, owned=True)
+    line = connection_for(client, owned=True)
     line("GET", "a")
     trips = list[int]()
 
@@ -110,7 +110,7 @@ def test_concurrent_threads_share_one_topology_lookup(clusters: Clusters, redis_
     """A worker's first requests come together: one of them asks who keeps what, and the others wait for its answer."""
     server = clusters.get(redis_kind)
     client = make_client(f"redis+cluster://127.0.0.1:{server.port}")
-    line = line_of(client, owned=True)
+    line = connection_for(client, owned=True)
     begin, told = threading.Barrier(8), list[Any]()
 
     def ask() -> None:

@@ -301,7 +301,7 @@ def test_a_loss_after_an_acknowledgement_is_a_new_loss(store: RedisStore, clock:
 def test_a_store_without_one_partition_is_not_initialised_again(store: RedisStore, redis_client: redis.Redis) -> None:
     redis_client.delete(layout.memory_in(7))
 
-    with pytest.raises(ConfigurationError, match="lost its memory"):
+    with pytest.raises(ConfigurationError, match="has lost data"):
         store.data_loss.initialise()
     assert {"missing": 1} == store.data_loss.status().losses
 
@@ -315,7 +315,7 @@ def test_a_loss_without_a_status_check_is_not_acknowledged(
     clock.advance(HOLD)
     hand_over()
     clock.advance(HOLD)
-    with pytest.raises(ConfigurationError, match="once more"):
+    with pytest.raises(ConfigurationError, match="lost data again"):
         store.data_loss.acknowledge(seen=seen)
 
     refused(store)
@@ -332,7 +332,7 @@ def test_a_late_acknowledgement_covers_only_the_loss_it_saw(
     hand_over()
     store.data_loss.status()
     monkeypatch.setattr(store.data_loss, "_parts", lambda: seen)
-    with pytest.raises(ConfigurationError, match="changed hands meanwhile"):
+    with pytest.raises(ConfigurationError, match="changed during the acknowledgement"):
         store.data_loss.acknowledge(forced=True)
 
     refused(store)
@@ -407,7 +407,7 @@ def test_an_older_loss_of_a_partition_is_not_acknowledged_unseen(
     redis_client.hset(layout.memory_in(8), "lost_at", round((clock.now - 60) * 1000))
     store.data_loss.status()
 
-    with pytest.raises(ConfigurationError, match="once more"):
+    with pytest.raises(ConfigurationError, match="lost data again"):
         store.data_loss.acknowledge(forced=True, seen=seen)
 
 

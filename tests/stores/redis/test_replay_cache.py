@@ -438,7 +438,7 @@ def test_a_full_cache_still_replays(
     cache.close()
 
     assert [entry.levelname for entry in caplog.records] == ["WARNING"]
-    assert "takes no more of them" in caplog.text
+    assert "refuses writes" in caplog.text
 
 
 def test_the_cache_accepts_any_eviction_policy(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
@@ -593,6 +593,6 @@ def test_opening_and_closing_are_logged_once_each(
     succeed(breaker)
 
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("WARNING", "The server does not answer (TimeoutError): it is left alone, and tried again now and then"),
+        ("WARNING", "The server does not answer (TimeoutError): it is skipped, and retried from time to time"),
         ("INFO", "The server answers again"),
     ]

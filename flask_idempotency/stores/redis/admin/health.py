@@ -82,7 +82,7 @@ class Eviction:
         try:
             told = self._server.directly(self._server.client.info, node=node)
         except self._errors.refused as error:
-            if not self._errors.will_not_tell(error):
+            if not self._errors.is_refusal(error):
                 raise
             return None
         self._stray = node is None and told.get("cluster_enabled") == 1
@@ -145,7 +145,7 @@ class RedisHealth:
         try:
             told: Mapping[str, Any] = self._server.directly(ask, what, node=node)
         except errors.unavailable as error:
-            if errors.will_not_tell(error):
+            if errors.is_refusal(error):
                 return {}
             raise StoreUnavailable(f"Redis cannot be asked how it is ({type(error).__name__})") from error
         return told
