@@ -113,7 +113,7 @@ def test_names_are_in_clear_unless_they_are_hashed(mode: str) -> None:
 
 
 def test_the_view_always_sees_real_names() -> None:
-    """What is hashed is the record."""
+    """Only the record is hashed."""
     world = shop("required")
     told: list[Any] = []
 
@@ -140,7 +140,7 @@ def test_a_missing_principal_is_not_hashed() -> None:
 
 
 def test_a_store_that_keeps_no_data_keys_is_refused() -> None:
-    """Made by a function too, once it has been called."""
+    """Even if a function makes the store, as soon as it runs."""
     for store in (FaultyStore(MemoryStore()), "tests.web.test_encryption:bare"):
         with pytest.raises(ConfigurationError, match=r"the store \(FaultyStore\) cannot keep the data keys"):
             Idempotency(
@@ -149,13 +149,13 @@ def test_a_store_that_keeps_no_data_keys_is_refused() -> None:
 
 
 def bare() -> FaultyStore:
-    """What is named above."""
+    """Return a store without data keys."""
     return FaultyStore(MemoryStore())
 
 
 @pytest.mark.parametrize("how", ("argument", "decorator", "flask-login"))
 def test_required_accepts_every_source_of_principals(how: str) -> None:
-    """As long as that is known when the application is set up."""
+    """As long as the application sets it up before its first request."""
     app, settings = (
         Flask("shop"),
         {
@@ -237,7 +237,7 @@ def paid() -> tuple[World, MemoryStore]:
 
 
 def changed(memory: MemoryStore, **facts: Any) -> Record:
-    """The one record with these facts, which are the payload's or its own."""
+    """Replace facts of the one record or of its payload."""
     ((key, record),) = memory._shared.records.items()
     payload = record.payload
     assert payload is not None

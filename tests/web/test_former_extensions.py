@@ -1,5 +1,4 @@
-"""When extensions named the callers before: what `doctor` and the log prescribe makes the retry replay, and no other setting
-passes for it."""
+"""Former identities by extensions: only the setting that `doctor` and the log prescribe makes the retry replay."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def release(
 
 
 def prescribed(text: str) -> Any:
-    """The setting that a remedy names."""
+    """Return the setting that a remedy names."""
     found = re.search(r"set IDEMPOTENCY_FORMER_IDENTITY to (\{.*?\})", text)
     assert found, text
     return literal_eval(found[1])
@@ -150,7 +149,7 @@ TRANSITIONS: dict[str, Transition] = {
 
 
 @pytest.mark.parametrize(("old", "new", "settings", "sent", "setting"), TRANSITIONS.values(), ids=TRANSITIONS)
-def test_what_is_prescribed_makes_the_retry_replay(
+def test_the_prescribed_setting_makes_the_retry_replay(
     old: tuple[str, ...],
     new: tuple[str, ...],
     settings: dict[str, Any],
@@ -201,10 +200,8 @@ WRONG = "does not match what the store remembers"
     ),
     ids=str,
 )
-def test_a_setting_that_does_not_say_what_was_is_a_fault(wrong: dict[str, Any], log: Callable[[], str]) -> None:
-    """
-    And the retry runs again. What is right is prescribed all the same, and nothing says when the wrong one may go.
-    """
+def test_a_wrong_former_identity_is_a_fault(wrong: dict[str, Any], log: Callable[[], str]) -> None:
+    """The retry runs again. `doctor` still names the right setting, and no end for the wrong one."""
     first = release(None, LOGIN)
     headers = credentials(LOGIN)
     first.post(headers=headers)
@@ -219,7 +216,7 @@ def test_a_setting_that_does_not_say_what_was_is_a_fault(wrong: dict[str, Any], 
     assert [1, 1] == first.runs
 
 
-def test_a_change_that_is_bridged_by_half_is_a_fault() -> None:
+def test_a_half_configured_former_identity_is_a_fault() -> None:
     first = release(None, LOGIN)
     headers = credentials(LOGIN)
     first.post(headers=headers)
@@ -232,8 +229,8 @@ def test_a_change_that_is_bridged_by_half_is_a_fault() -> None:
 
 
 @pytest.mark.parametrize("wrong", ({"principal": False}, {"principal": LOGIN}), ids=str)
-def test_a_loader_in_the_place_of_another_was_no_extension(wrong: dict[str, Any], log: Callable[[], str]) -> None:
-    """That one function took the place of another cannot be seen. That the setting names something else can."""
+def test_a_loader_that_replaced_a_loader_was_no_extension(wrong: dict[str, Any], log: Callable[[], str]) -> None:
+    """`doctor` cannot see that one function replaced another. It does see that the setting names something else."""
     first = release(None, LOGIN, named=loader)
     first.post(headers=credentials(LOGIN))
     second = release(first, LOGIN, named=lambda: "other", former_identity=wrong)
@@ -266,9 +263,7 @@ def test_doctor_accepts_a_function_and_reports_it(log: Callable[[], str]) -> Non
 @pytest.mark.parametrize(
     ("new", "now"), (((), "now they have no name"), ((LOGIN,), "now they are named by Flask-Login")), ids=str
 )
-def test_a_loader_that_was_removed_is_to_be_given_itself(
-    new: tuple[str, ...], now: str, log: Callable[[], str]
-) -> None:
+def test_a_removed_loader_is_prescribed_itself(new: tuple[str, ...], now: str, log: Callable[[], str]) -> None:
     headers = credentials(LOGIN)
     first = release(None, LOGIN, named=loader)
     first.post(headers=headers)
@@ -287,7 +282,7 @@ def test_a_loader_that_was_removed_is_to_be_given_itself(
 
 
 def test_an_extension_that_is_gone_names_no_caller() -> None:
-    """It has to stay set up, or a function has to do what it did."""
+    """It must stay installed, or a function must replace it."""
     first = release(None, LOGIN)
     first.post(headers=credentials(LOGIN))
     second = release(first, named=loader, former_identity={"principal": LOGIN})
@@ -298,7 +293,7 @@ def test_an_extension_that_is_gone_names_no_caller() -> None:
 
 
 def test_flask_httpauth_is_noted_once_it_has_named_a_caller() -> None:
-    """An application does not show that it has it. The first request may be anonymous, and the next process too."""
+    """The application does not show that it uses it. The first requests may be anonymous."""
     first = release(None, HTTPAUTH)
     first.post(key="0")
     assert "had no name" in doctor(release(first, HTTPAUTH, named=loader))[0][1]
@@ -317,9 +312,7 @@ def test_flask_httpauth_is_noted_once_it_has_named_a_caller() -> None:
 
 
 def test_a_token_that_is_not_of_flask_jwt_extended_named_no_caller() -> None:
-    """
-    Clients of the new release may send tokens of another kind. One that has expired named its caller, and is refused.
-    """
+    """Clients of the new release may send other tokens. An expired one named its caller, and is refused."""
     former = release(None, JWT)
     second = release(former, JWT, named=loader, former_identity={"principal": JWT})
 
@@ -349,7 +342,7 @@ def test_former_names_of_extensions_are_those_of_the_caller() -> None:
 
 
 def test_a_function_stands_for_what_was_before_it_and_for_nothing_later(log: Callable[[], str]) -> None:
-    """The former release may come back at any time. A third one that names callers otherwise is a change."""
+    """The former release may return at any time. A third naming of callers is a change."""
     first = release(None, LOGIN)
     headers = credentials(LOGIN, JWT)
     first.post(headers=headers)
@@ -369,7 +362,7 @@ def test_a_function_stands_for_what_was_before_it_and_for_nothing_later(log: Cal
 
 
 @pytest.mark.parametrize("wrong", ({"tenant": False}, {"principal": False}), ids=str)
-def test_a_former_tenant_that_was_not_is_a_fault(wrong: dict[str, Any]) -> None:
+def test_a_former_tenant_that_never_was_is_a_fault(wrong: dict[str, Any]) -> None:
     first = release(None, tenant=lambda: "acme")
     first.post()
     second = release(first, former_identity=wrong)
@@ -379,8 +372,8 @@ def test_a_former_tenant_that_was_not_is_a_fault(wrong: dict[str, Any]) -> None:
     assert '{"tenant": the former loader}' in text
 
 
-def test_another_application_of_the_same_name_says_nothing_of_a_former_identity() -> None:
-    """Both are in use side by side: what was before the one is not what the other is."""
+def test_another_application_of_the_same_name_is_no_former_identity() -> None:
+    """Both run side by side: one is not the former identity of the other."""
     first = release(None)
     first.post()
     second = release(first, named=loader, former_identity={"principal": False})
@@ -411,7 +404,7 @@ def test_another_request_is_refused_under_the_former_name() -> None:
     assert (422, "key-reused", [1]) == (reused.status_code, reused.json["code"], first.runs)  # type: ignore[index]
 
 
-def test_a_former_release_that_is_still_at_work_is_waited_for() -> None:
+def test_a_request_waits_for_the_former_release() -> None:
     first, headers = release(None, LOGIN), credentials(LOGIN)
     second, statuses = changed(first), []
 
@@ -446,7 +439,7 @@ def test_an_unknown_outcome_stays_unknown_under_the_former_name() -> None:
 @pytest.mark.parametrize("former", (LOGIN, lambda: current_user.get_id()), ids=("extension", "function"))
 @pytest.mark.parametrize("name", ("u:alice", "alice"), ids=("present", "former"))
 def test_a_key_is_released_under_both_names_by_either(name: str, former: Any) -> None:
-    """No command has a request that would tell the other name. "Released: the next retry runs" has to be true."""
+    """No command has a request with the other name. "Released: the next retry runs" must be true."""
     headers = credentials(LOGIN)
     world = release(None, LOGIN, named=loader, former_identity={"principal": former})
 
@@ -489,6 +482,6 @@ def test_a_replay_by_the_former_name_needs_no_quota() -> None:
     ),
     ids=str,
 )
-def test_what_names_no_callers_is_refused(former: Any) -> None:
+def test_a_former_identity_without_callers_is_refused(former: Any) -> None:
     with pytest.raises(ConfigurationError, match="former_identity"):
         Idempotency(Flask("shop"), former_identity=former)

@@ -1,4 +1,4 @@
-"""What makes every key new is noticed, and keys can be found under their former names for one `keep`."""
+"""Changes that would make every key new are reported, and former names find old keys for one `keep`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ USER = {"X-User": "alice"}
 def test_a_change_is_an_error_at_the_first_request(
     old: dict[str, Any], new: dict[str, Any], former: dict[str, Any], says: str, told: Callable[[], list[str]]
 ) -> None:
-    """Once in each process, with what to set, and until when retries are at risk. `doctor` and `stats` say so too."""
+    """Once in each process, with the setting, and until when retries are at risk. `doctor` and `stats` report it too."""
     first = shop(**old)
     first.post(headers=USER)
     assert not told()
@@ -119,7 +119,7 @@ def test_a_change_is_an_error_at_the_first_request(
 def test_without_the_former_identity_a_retry_runs_again(
     old: dict[str, Any], new: dict[str, Any], former: dict[str, Any], says: str
 ) -> None:
-    """What the error warns of."""
+    """This is the risk that the error names."""
     first = shop(**old)
     first.post(headers=USER)
 
@@ -155,8 +155,8 @@ def test_keys_are_claimed_under_the_former_name_too(
     assert ("advice", True) == (doctor(second)[0][0], "Remove it after" in doctor(second)[0][1])
 
 
-def test_a_bridged_change_is_no_error(told: Callable[[], list[str]]) -> None:
-    """Nor is what follows it one `keep` later, in a rolling deployment at each step."""
+def test_a_change_with_the_former_identity_is_no_error(told: Callable[[], list[str]]) -> None:
+    """Neither is its removal one `keep` later, in a rolling deployment at each step."""
     first = shop()
     first.post()
     second = shop(first, tenants=True, former_identity={"tenant": False})
@@ -211,9 +211,7 @@ def test_rotating_a_secret_is_no_error_and_replacing_one_is(told: Callable[[], l
 
 
 def test_another_application_in_the_store_is_no_error(told: Callable[[], list[str]]) -> None:
-    """
-    Neither with another name, nor with the same name and another namespace once both have been in use for a while.
-    """
+    """Neither with another name, nor with the same name and another namespace after both were in use."""
     one = shop(secret=["one"])
     one.post()
     shop(one, name="billing", secret=["two"], tenants=True).post(key="2")
@@ -233,7 +231,7 @@ def test_another_application_in_the_store_is_no_error(told: Callable[[], list[st
 
 
 def test_an_application_whose_name_has_changed_is_warned(told: Callable[[], list[str]]) -> None:
-    """The name of the module is the namespace, unless that is written: a moved module makes every key new."""
+    """The module's name is the default namespace: a moved module makes every key new."""
     first = shop()
     first.post()
     first.clock.advance(60)
@@ -272,7 +270,7 @@ def test_the_history_is_read_at_the_first_request_only(monkeypatch: pytest.Monke
     assert first == len(asked) > 0
 
 
-def test_a_store_that_does_not_answer_spoils_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_store_stops_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     world = shop()
 
     def fail() -> Any:
@@ -283,7 +281,7 @@ def test_a_store_that_does_not_answer_spoils_nothing(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("report", ("", "{", "[]", '{"at":NaN,"seen":[]}', '{"at":1e400,"seen":[{}]}', "[" * 3999))
-def test_a_history_that_cannot_be_read_is_none(report: str) -> None:
+def test_an_unreadable_history_counts_as_none(report: str) -> None:
     """It comes from a store: it is replaced, and stops no request."""
     world = shop()
     world.post()
@@ -307,7 +305,7 @@ def test_the_stored_history_reveals_no_names() -> None:
 
 
 def test_many_processes_that_start_together_store_all_shapes() -> None:
-    """None overwrites what another has noted."""
+    """No process overwrites the entry of another."""
     first = shop()
     worlds = [shop(first, tenants=number % 2 == 0, users=number % 3 == 0) for number in range(6)]
     barrier = Barrier(len(worlds))
@@ -437,7 +435,7 @@ def crashing(before: World | None = None, **settings: Any) -> World:
 
 
 def test_a_downstream_key_stays_the_same_over_the_change() -> None:
-    """The retry of a request that the former release began sends what that sent."""
+    """A retry sends the same downstream key as the former release."""
     first = crashing()
     second = crashing(first, tenants=True, namespace="new", former_identity={"tenant": False, "namespace": "shop"})
 
@@ -530,6 +528,6 @@ def test_a_key_is_named_to_the_command_line_under_both_names() -> None:
     ),
     ids=str,
 )
-def test_a_former_identity_that_says_nothing_is_refused(former: Any) -> None:
+def test_an_empty_former_identity_is_refused(former: Any) -> None:
     with pytest.raises(ConfigurationError, match="former_identity"):
         Idempotency(Flask("shop"), former_identity=former)

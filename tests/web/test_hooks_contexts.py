@@ -36,7 +36,7 @@ from tests.apps import KEY, is_replay, new_world
 
 @pytest.mark.parametrize("how", ("called", "thread", "failing thread"))
 def test_p64_a_copied_context_that_is_popped_leaves_the_claim_alone(how: str) -> None:
-    """Each popped copy runs all teardown functions while the view is still at work."""
+    """Each popped copy runs all teardown functions while the view still runs."""
     world = new_world()
     failures: list[BaseException] = []
 
@@ -106,7 +106,7 @@ def test_p65_a_nested_request_that_finishes_does_not_settle_the_outer_one() -> N
 
 
 def test_p65_a_view_that_returns_another_guarded_app_as_its_response() -> None:
-    """It runs on the same environ; each application finds its own visit in it."""
+    """It runs on the same environ; each application finds its own state in it."""
     inner, outer = new_world(), new_world(Flask("outer"))
 
     @inner.view()
@@ -156,11 +156,8 @@ def test_p68_a_preserved_context_does_not_delay_completion() -> None:
 
 
 @pytest.mark.parametrize(("effects", "settled"), (("deduplicated", "release"), ("plain", "quarantine")))
-def test_p69_a_context_pushed_by_hand_settles_as_a_vanished_worker_would(effects: str, settled: str) -> None:
-    """
-    As tests do: test_request_context and preprocess_request, and no answer. Flask does not tell whether a view was
-    entered then, so the key is free only where take-over is safe.
-    """
+def test_p69_a_context_pushed_by_hand_counts_as_vanished(effects: str, settled: str) -> None:
+    """Flask does not report whether a view has run, so the key is free only if takeover is safe."""
     world = new_world(effects=effects)
     world.view()(lambda: "paid")
     with world.app.test_request_context("/", method="POST", headers={KEY: "k"}):
@@ -354,7 +351,7 @@ def test_hooks_are_lists_by_scope(app: Flask, name: str) -> None:
 
 
 def test_a_before_hook_appended_by_a_before_hook_runs_in_the_same_request(app: Flask) -> None:
-    """The list is iterated as it stands, not a copy of it."""
+    """Flask iterates the list itself, not a copy."""
     ran: list[str] = []
 
     @app.before_request
@@ -491,7 +488,7 @@ def test_the_context_variable_leads_to_the_request_and_its_application(app: Flas
         assert context.get().app is app
 
 
-def test_what_the_router_refuses_is_known_to_hooks(app: Flask) -> None:
+def test_hooks_see_routing_errors(app: Flask) -> None:
     """Neither 404 nor 405 nor a slash redirect has a rule."""
     seen: list[tuple[str, bool]] = []
     app.post("/slashed/", endpoint="slashed")(lambda: "x")
@@ -504,7 +501,7 @@ def test_what_the_router_refuses_is_known_to_hooks(app: Flask) -> None:
 
 
 def test_an_aborts_response_comes_as_a_stream_of_known_length(app: Flask) -> None:
-    """What `capture` buffers."""
+    """`capture` buffers such a response."""
     seen: list[tuple[bool, bool]] = []
 
     @app.post("/abort")

@@ -28,7 +28,7 @@ PROPAGATION: dict[str, dict[str, Any]] = {
 
 
 def post_through(world: World, **options: Any) -> int | None:
-    """The status, or None where the exception came out of the application."""
+    """Return the status, or None if the application raised."""
     try:
         return world.post(**options).status_code
     except ValueError:
@@ -111,7 +111,7 @@ def test_p36_under_keep_a_tombstone_of_a_500_remains_in_every_mode(config: str) 
 
 @pytest.mark.parametrize("config", PROPAGATION)
 def test_an_exception_past_the_point_of_no_return_quarantines(config: str) -> None:
-    """What may have been done must not be done again."""
+    """The effect may have happened, and must not happen twice."""
     world = new_world(config=PROPAGATION[config], effects="marked")
 
     @world.view()
@@ -144,9 +144,7 @@ GOING: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt, Generat
 def test_p37_an_interrupted_worker_counts_as_vanished(
     interrupt: type[BaseException], policy: dict[str, Any], settled: str
 ) -> None:
-    """
-    SystemExit and its kin propagate; the key is quarantined where effects are plain, free where take-over is safe.
-    """
+    """SystemExit and its kin propagate; the key is quarantined for plain effects, free if takeover is safe."""
     world = new_world(**policy)
 
     @world.view()
@@ -160,7 +158,7 @@ def test_p37_an_interrupted_worker_counts_as_vanished(
 
 
 def test_p37_an_interrupted_worker_past_the_point_of_no_return_quarantines() -> None:
-    """The mark counts for a worker that is being killed as for one that is gone."""
+    """The mark counts for a killed worker as for a vanished one."""
     world = new_world(effects="marked")
 
     @world.view()
@@ -176,7 +174,7 @@ def test_p37_an_interrupted_worker_past_the_point_of_no_return_quarantines() -> 
 
 
 @pytest.mark.parametrize("returned", (None, object(), 5))
-def test_p38_a_view_that_returns_nonsense_has_run(returned: Any) -> None:
+def test_p38_a_view_that_returns_an_invalid_value_has_run(returned: Any) -> None:
     """Raised in make_response, where Flask calls no error handler."""
     world = new_world()
     world.view()(lambda: returned)
@@ -203,7 +201,7 @@ def test_p38_an_error_handler_that_raises_leaves_no_response() -> None:
     ("status", "settled"),
     ((200, "complete"), (422, "complete"), (500, "quarantine"), (502, "quarantine"), (503, "release")),
 )
-def test_p39_what_an_error_handler_makes_of_an_exception_is_judged_by_its_status(status: int, settled: str) -> None:
+def test_p39_an_error_handlers_response_is_judged_by_its_status(status: int, settled: str) -> None:
     """A handler that turns an exception into a response has chosen that response."""
     world = new_world()
     world.app.register_error_handler(Exception, lambda error: ("sorry", status))
@@ -241,9 +239,7 @@ def test_p40_flask_restx_abort_is_stored_although_it_signals_an_exception() -> N
 
 @pytest.mark.parametrize("status", (200, 302, 500))
 @pytest.mark.parametrize(("past_point", "settled"), ((False, "release"), (True, "quarantine")))
-def test_p39_an_unhandled_error_is_one_whatever_page_is_shown_for_it(
-    status: int, past_point: bool, settled: str
-) -> None:
+def test_p39_an_unhandled_error_stays_an_error_with_any_error_page(status: int, past_point: bool, settled: str) -> None:
     """Some applications apologise with a 200; the effect stays unknown."""
     world = new_world(effects="marked")
     world.app.register_error_handler(500, lambda error: ("sorry", status))
@@ -259,7 +255,7 @@ def test_p39_an_unhandled_error_is_one_whatever_page_is_shown_for_it(
 
 
 def test_an_error_hidden_from_teardown_functions_is_judged_as_an_error() -> None:
-    """The policy for errors decides, not the one for workers that vanish."""
+    """`on_error` decides, not `on_abandoned`."""
     world = new_world(effects="deduplicated", on_error="quarantine", config={"PROPAGATE_EXCEPTIONS": True})
     world.app.should_ignore_error = lambda error: True  # type: ignore[method-assign]
 
@@ -323,7 +319,7 @@ def test_p42_a_redirect_is_stored_and_its_target_is_not_claimed() -> None:
 
 
 def test_p42_a_307_to_another_endpoint_with_the_same_key_works_twice() -> None:
-    """The same request goes elsewhere, so the first key is released; each endpoint being its own key space."""
+    """The client repeats the request elsewhere, so the first key is released; each endpoint has its own key space."""
     world = new_world(scope="operation")
 
     @world.view("/target", endpoint="target")

@@ -27,7 +27,7 @@ def require_credentials() -> None:
 
 
 def authenticated(view: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator as applications write them."""
+    """A typical application decorator."""
 
     @wraps(view)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -48,9 +48,7 @@ def with_view(world: World) -> World:
 
 @pytest.mark.parametrize("init_first", (True, False))
 def test_p01_a_late_app_hook_authenticates_before_the_store_is_called(init_first: bool) -> None:
-    """
-    Given auth in app.before_request registered after init_app (or before), a retry without credentials is refused.
-    """
+    """A retry without credentials is refused, whether the hook was registered before or after init_app."""
     world = new_world(init=init_first)
     with_view(world).app.before_request(require_credentials)
     if not init_first:

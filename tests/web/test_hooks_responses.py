@@ -89,9 +89,7 @@ def test_p22_headers_that_blueprint_and_app_hooks_add_are_counted_once(app_scope
 
 
 def test_p23_headers_of_after_this_request_functions_are_each_sent_once() -> None:
-    """
-    What the view, its nested after_this_request functions and a before hook's set: kept fields once, cookies never stored.
-    """
+    """Fields of the view, of nested functions and of a before hook: kept once, cookies never stored."""
     world = new_world(keep_headers=["X-Depth"])
 
     @world.app.before_request
@@ -126,7 +124,7 @@ def test_p23_headers_of_after_this_request_functions_are_each_sent_once() -> Non
 
 
 def neighbours(app: Flask, tmp_path: Any) -> None:
-    """Every extension that shares a request with us."""
+    """Every extension that shares the request."""
     CORS(app, origins="https://shop.example")
     Compress(app)
     Talisman(app, force_https=False)
@@ -136,7 +134,7 @@ def neighbours(app: Flask, tmp_path: Any) -> None:
 
 
 def test_p22_a_hook_added_at_run_time_also_runs_once_on_each_replay() -> None:
-    """The capture moved behind it, and the one that stood before it does not capture again."""
+    """The capture moved behind it, and the earlier one does not capture again."""
     world = new_world()
     world.view()(lambda: "paid")
     world.post(key="the first of all")
@@ -224,10 +222,7 @@ def test_p27_a_new_response_of_after_this_request_is_the_one_that_is_stored() ->
 @pytest.mark.parametrize("effects", ("plain", "deduplicated"))
 @pytest.mark.parametrize("scope", ("app", "blueprint"))
 def test_p28_a_failing_after_request_hook_completes_no_key(scope: str, effects: str) -> None:
-    """
-    A commit that fails in a hook: the client gets 500. What the view did is not known; where effects allow it, the next
-    attempt runs the view.
-    """
+    """The client gets 500 for a failed commit. The view's effect is unknown; if effects allow it, a retry runs."""
     world = new_world(effects=effects)
     blueprint = Blueprint("shop", __name__)
 
@@ -296,7 +291,7 @@ def test_p28_a_hook_that_rewords_a_refusal_of_the_view_leaves_it_a_refusal(answe
 @pytest.mark.parametrize("late", ("after_request", "after_this_request"))
 @pytest.mark.parametrize("page", (200, 500, 503))
 def test_p28_a_hook_that_aborts_after_the_view_has_failed(late: str, page: int) -> None:
-    """Flask makes an unhandled error of it, and the page for that may have any status."""
+    """Flask treats it as an unhandled error, and its page may have any status."""
     world = new_world()
     world.app.register_error_handler(500, lambda error: ("sorry", page))
 
@@ -318,8 +313,8 @@ def test_p28_a_hook_that_aborts_after_the_view_has_failed(late: str, page: int) 
     assert (409, [1]) == (world.post().status_code, world.runs)
 
 
-def test_p28_under_keep_the_500_of_a_failed_hook_is_what_is_kept() -> None:
-    """Never the success that the client was not given."""
+def test_p28_under_keep_the_500_of_a_failed_hook_is_stored() -> None:
+    """Never the success that the client did not receive."""
     world = new_world(on_error="keep")
     world.view()(lambda: "paid")
     world.app.after_request(lambda response: make_response("no commit", 500))
@@ -331,7 +326,7 @@ def test_p28_under_keep_the_500_of_a_failed_hook_is_what_is_kept() -> None:
     assert (500, False) == (record.payload.status, record.payload.success)
 
 
-def test_p29_a_session_that_cannot_be_saved_leaves_nothing_completed() -> None:
+def test_p29_a_session_that_cannot_be_saved_completes_no_key() -> None:
     """save_session comes after all hooks, and may fail as well."""
     world = new_world(effects="deduplicated")
 
@@ -431,7 +426,7 @@ def test_p33_a_principal_loader_that_leaves_the_session_alone_adds_no_vary_cooki
     assert [None, None] == [world.post().headers.get("Vary") for _ in range(2)]
 
 
-def test_p33_no_principal_loader_either() -> None:
+def test_p33_a_missing_principal_loader_adds_no_vary_cookie() -> None:
     """Looking for credentials looks at the cookie, not at the session."""
     world = new_world(principal=None)
     world.view()(lambda: "paid")

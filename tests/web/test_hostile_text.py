@@ -1,4 +1,4 @@
-"""Names, reasons and messages that would give a terminal orders, forge lines of a log, or read backwards."""
+"""Names, reasons and messages that would control a terminal, forge log lines, or reverse the text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, connect
 
 ORDERS = "\x1b[2J\x1b]0;owned\x07\r\n\x7f\x85\x9b31m\u202eevil\u2066\u2028\u2029\x00"
-"""Clears the screen, sets the title, begins a line, and turns the direction."""
+"""Clears the screen, sets the title, begins a line, and reverses the text."""
 SURROGATE = "\ud800"
 ALLOWED = frozenset("\n")
 
@@ -96,7 +96,7 @@ COMMANDS = (
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 @pytest.mark.parametrize("as_json", (False, True), ids=("table", "json"))
-def test_no_command_gives_a_terminal_orders(world: World, command: tuple[str, ...], as_json: bool) -> None:
+def test_no_command_controls_a_terminal(world: World, command: tuple[str, ...], as_json: bool) -> None:
     result = run(world, *command, *(["--json"] if as_json else []))
 
     assert result.exception is None or isinstance(result.exception, SystemExit)
@@ -105,7 +105,7 @@ def test_no_command_gives_a_terminal_orders(world: World, command: tuple[str, ..
 
 
 @pytest.mark.parametrize("of", ("processing", "quarantined"))
-def test_no_record_gives_a_terminal_orders(world: World, of: str) -> None:
+def test_no_record_controls_a_terminal(world: World, of: str) -> None:
     """Shown, confirmed, and resolved. JSON output has the names unchanged."""
     (line,) = json.loads(run(world, "list", "--state", of, "--json").stdout)["records"]
     assert (ORDERS, ORDERS, ORDERS) == (line["tenant"], line["principal"], line["endpoint"])
@@ -122,7 +122,7 @@ def test_no_record_gives_a_terminal_orders(world: World, of: str) -> None:
     assert 1 == len(world.told(Resolved))
 
 
-def test_what_a_redis_calls_itself_gives_no_orders(redis_servers: RedisServers) -> None:
+def test_the_name_of_a_redis_controls_no_terminal(redis_servers: RedisServers) -> None:
     """Its id, its layout and its task reports, in each command that prints them and in each error."""
     server = redis_servers.get(REDIS_KINDS[0])
     store: Any = server.url
@@ -176,7 +176,7 @@ def test_no_event_forges_a_line_of_a_log(lines: list[str], caplog: pytest.LogCap
 
 
 def test_no_message_forges_a_line_of_a_log(lines: list[str]) -> None:
-    """Whatever it quotes: a name, an exception, and the traceback of one."""
+    """Whether it quotes a name, an exception or a traceback."""
     log = logging.getLogger("flask_idempotency")
     log.error("%s was refused (%s): %d, %s", ORDERS, ValueError(ORDERS), 3, {"kept": 1})
     try:
@@ -196,14 +196,14 @@ def test_no_message_forges_a_line_of_a_log(lines: list[str]) -> None:
     assert ("WARNING a fault, all of it", True) == (plain, bare.isprintable())
 
 
-def test_no_error_text_gives_a_terminal_orders() -> None:
+def test_no_error_text_controls_a_terminal() -> None:
     """A traceback ends with the text of the error. Several faults stay several lines."""
     assert is_clean(str(ConfigurationError(f"the store {ORDERS} is another one", "and more")))
     assert 3 <= str(ConfigurationError("one", "two")).count("\n") + 1
     assert is_clean(str(CorruptRecord(ORDERS)))
 
 
-def test_no_problem_carries_orders(world: World) -> None:
+def test_no_problem_has_control_characters(world: World) -> None:
     with world.app.test_request_context():
         answer = render(
             Problem("invalid-key", ORDERS + SURROGATE),
@@ -215,8 +215,8 @@ def test_no_problem_carries_orders(world: World) -> None:
     assert is_clean(json.loads(answer.data)["detail"])
 
 
-def test_no_label_breaks_what_is_scraped() -> None:
-    """A lone surrogate cannot be encoded, and everything else would be missing with it."""
+def test_no_label_breaks_the_metrics_page() -> None:
+    """A lone surrogate cannot be encoded, and the whole page would fail."""
     registry = CollectorRegistry()
     meter = Meter(Flask("tests.web.app"), name="shop\ud800\x1b", registry=registry)
     meter.event(Released("abcd1234", ORDERS + SURROGATE, reason="status-503"))
@@ -225,7 +225,7 @@ def test_no_label_breaks_what_is_scraped() -> None:
 
 
 def test_no_output_is_raw(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where a command forgets to escape what it quotes."""
+    """Even if a command does not escape what it quotes."""
     say(f"a line\nand {ORDERS}")
 
     assert f"a line\nand {printable_lines(ORDERS)}\n" == capsys.readouterr().out

@@ -114,7 +114,7 @@ def test_an_inner_request_that_is_sent_twice_runs_once(dispatch: Callable[[Envir
 
 
 def test_an_inner_request_with_another_body_is_a_mismatch(dispatch: Callable[[Environ], Response]) -> None:
-    """The outer body, which both share, must not be what they are compared by."""
+    """The outer body, which both share, must not be the one that is compared."""
     world = inner_shop(dispatch, with_body(b"pay 1", key="inner"), with_body(b"pay 2", key="inner"))
 
     said = world.post("/outer", key="outer", data=b"outside").json
@@ -191,7 +191,7 @@ def test_an_inner_request_under_a_downstream_key_has_its_own_claim() -> None:
 
 
 def test_the_outer_request_keeps_its_claim_after_an_inner_one_on_the_same_environ() -> None:
-    """What the inner request leaves in the environ must not stand for the outer one: it would never be settled."""
+    """The inner request's state in the environ must not replace the outer one, which would never be settled."""
     world = inner_shop(by_same_object, with_body(b"inside", key="inner"))
     world.post("/outer", key="outer")
 
@@ -292,7 +292,7 @@ def test_the_outer_body_is_still_there_after_an_inner_request(dispatch: Callable
 
 
 def test_an_inner_request_that_shares_the_stream_is_compared_by_what_it_carries() -> None:
-    """A copied environ keeps the outer stream. Its bytes are part of what the inner request is."""
+    """A copied environ keeps the outer stream. Its bytes belong to the inner request's fingerprint."""
     world = new_world()
 
     @world.view("/inner")
@@ -331,7 +331,7 @@ def test_two_applications_behind_a_dispatcher_that_call_each_other() -> None:
 
 
 def retried(view: Callable[..., Any]) -> Callable[..., Any]:
-    """The usual decorator: whatever was raised, try three times."""
+    """A typical retry decorator: on any exception, try three times."""
 
     @wraps(view)
     def retrying(*args: Any, **kwargs: Any) -> Any:
@@ -410,7 +410,7 @@ def test_a_replay_is_repeated_however_often_the_view_is_called(decorator: Any, t
 def test_a_refusal_is_repeated_however_often_the_view_is_called(
     decorator: Any, trap: bool, policy: dict[str, Any], key: str | None, down: bool, status: int
 ) -> None:
-    """No key where one is required, a key that is none, no store: the view does not run at the second call either."""
+    """A missing key, an invalid key, no store: the view does not run at the second call either."""
     world = charging(new_world(config={"TRAP_HTTP_EXCEPTIONS": trap}, **policy), decorator)
     world.store.down = down
 

@@ -254,7 +254,7 @@ def test_the_stripe_client_reads_a_tombstone_of_a_failure(
 
 
 def test_the_stripe_client_takes_a_tombstone_of_a_success_for_one(service: StripeLike) -> None:
-    """The charge was made; raising would tempt its caller to make another."""
+    """The charge was made; an exception would invite its caller to charge again."""
     service.answer = Problem("response-not-kept", status=200)
 
     assert "response_not_kept" == service.charge().error.code
@@ -271,7 +271,7 @@ def test_the_stripe_client_repeats_what_may_end_better_and_nothing_else(service:
     assert 1 == len(set(service.keys))
 
 
-def test_what_a_machine_may_repeat() -> None:
+def test_a_client_may_repeat_these_problems_only() -> None:
     repeatable = {
         "in-flight",
         "memory-lost",
@@ -286,10 +286,7 @@ def test_what_a_machine_may_repeat() -> None:
 
 
 def test_no_guide_names_a_command() -> None:
-    """
-    Guides are read by API clients, who have no shell on the service. The one problem that only an operator ends names its
-    command, and the risk.
-    """
+    """API clients read guides, and have no shell. The one problem that only an operator ends has its command and risk."""
     assert ["memory-lost"] == [row.code for row in PROBLEMS.values() if "`flask " in row.guide + row.detail]
     assert "`flask idempotency redis ack`" in PROBLEMS["memory-lost"].detail
     assert "run a second time" in PROBLEMS["memory-lost"].detail

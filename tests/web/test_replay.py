@@ -154,7 +154,7 @@ def saved(response: Response) -> Response:
 
 
 class Closing:
-    """A stream that knows whether it was closed."""
+    """A stream that records its close."""
 
     closed = False
 
@@ -236,7 +236,7 @@ def test_a_stream_that_is_replaced_is_closed_and_reports_no_end(passed_through: 
 
 
 def test_a_stream_that_a_hook_has_wrapped_is_closed_and_reports_no_end() -> None:
-    """Some hooks wrap a stream and never close it, Flask-Compress for one."""
+    """Some hooks wrap a stream and never close it, such as Flask-Compress."""
     stream = Closing()
 
     def wrapped(response: Response) -> Response:
@@ -257,7 +257,7 @@ def test_a_stream_that_was_never_captured_is_closed_as_well() -> None:
 
 
 def test_callbacks_at_the_end_of_the_response_still_run() -> None:
-    """Werkzeug does not call it for a body that is passed through, and ours is not."""
+    """Werkzeug skips these callbacks for a body that is passed through, and the replay's is not."""
     called: list[bool] = []
 
     def view() -> Response:
@@ -397,9 +397,7 @@ def test_a_tombstone_has_the_first_status_and_a_problem_for_a_body(
 
 @pytest.mark.parametrize("status", (200, 201, 202, 226, 303, 400, 409, 412, 500))
 def test_a_tombstone_keeps_validators_of_a_success_only(status: int) -> None:
-    """
-    RFC 9110 section 8.8 says what they describe after a success. Of another status they may describe the lost body.
-    """
+    """RFC 9110 section 8.8 defines them after a success. After another status they may describe the lost body."""
     again = replay(replace(TOMBSTONE, status=status), policy=Policy(), response_class=Response)
     success = status < 300
 
@@ -442,7 +440,7 @@ def test_a_tombstone_has_no_field_twice_that_a_renderer_sets() -> None:
 
 
 def test_a_retry_finds_the_etag_of_a_resource_whose_response_was_too_large() -> None:
-    """So that it can change the resource, and notices if another client did."""
+    """The client can change the resource, and notices a change by another client."""
     world = new_world(max_body=3)
 
     @world.view()
@@ -500,9 +498,7 @@ def test_a_poisoned_store_cannot_split_a_response(result: StoredResponse) -> Non
     ),
 )
 def test_a_field_that_no_response_keeps_is_not_sent_from_the_store(name: str, kept: bool) -> None:
-    """
-    Somebody else wrote to the store. A server in front takes some of these for an order: to send a file of its own, say.
-    """
+    """An attacker wrote to the store. A proxy obeys some of these fields: X-Accel-Redirect sends one of its files."""
     planted = StoredResponse(201, metadata=((name, "/etc/passwd"), ("Location", "/things/7")), kept=kept)
     again = replay(planted, policy=Policy(), response_class=Response)
 
@@ -511,7 +507,7 @@ def test_a_field_that_no_response_keeps_is_not_sent_from_the_store(name: str, ke
 
 
 def test_the_present_policy_decides_which_fields_a_replay_carries() -> None:
-    """A field that the policy names no longer is stored still, and not sent; one that it names again is sent again."""
+    """A field that leaves the policy stays stored and is not sent; it is sent if the policy names it again."""
     stored = StoredResponse(200, metadata=(("X-Total", "7"), ("X-Page", "1"), ("x-total", "8")))
     policies = (Policy(keep_headers=frozenset({"X-total"})), Policy())
 
@@ -535,9 +531,7 @@ def test_the_present_policy_decides_which_fields_a_replay_carries() -> None:
     ids=lambda result: f"{result.status} {len(result.body)}",
 )
 def test_what_no_server_may_send_is_not_sent_from_the_store(result: StoredResponse) -> None:
-    """
-    An interim status keeps the client waiting, or switches protocols; a body where none may be is read as the next answer.
-    """
+    """An interim status keeps the client waiting; the client takes a forbidden body for the next response."""
     with pytest.raises(CorruptRecord):
         replay(result, policy=Policy(), response_class=Response)
 

@@ -119,7 +119,7 @@ def ours() -> None:
 def taken(
     data: bytes = b"", *, media_type: str = "application/json", before: Callable[[Request], Any], **more: Any
 ) -> bytes:
-    """What we read after an earlier hook did this."""
+    """Return what read_body() reads after an earlier hook."""
     asked = request_of(data, media_type, **more)
     before(asked)
     body = read_body(asked)
@@ -156,7 +156,7 @@ def test_view_sees_the_same_at_exactly_the_limit(reader: str, delivery: Delivery
 @pytest.mark.parametrize("hook", ("get_data", "json", "form", "values"))
 @pytest.mark.parametrize("kind", ("json", "urlencoded", "multipart", "octets"))
 def test_view_sees_the_same_after_another_hook(kind: str, hook: str, reader: str) -> None:
-    """CSRF protection and request logging read bodies too; what they leave to the view, we leave to it."""
+    """CSRF protection and request logging read bodies too; the view gets what they leave."""
     data, media_type = BODIES[kind]
     for delivery in DELIVERIES:
         plain = reading(READERS[reader], READERS[hook])
@@ -195,9 +195,7 @@ def test_body_is_read_once() -> None:
 
 
 def test_stream_that_never_ends_is_left_alone() -> None:
-    """
-    Without a length on a server that does not end its stream, Werkzeug shows the view nothing, and reading would hang.
-    """
+    """Without a length or an end, Werkzeug shows the view an empty body, and a read would hang."""
     environ = environ_of(b"abc")
     del environ["CONTENT_LENGTH"]
     asked = Request(environ)
@@ -229,7 +227,7 @@ def test_truncated_body_is_refused_if_werkzeug_reports_it() -> None:
 
 @pytest.mark.parametrize("limit", (None, 5000))
 def test_truncated_body_that_a_hook_has_cached_is_refused(limit: int | None) -> None:
-    """A copy of half a body is half a body."""
+    """The cached copy is truncated too."""
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = limit
     environ = environ_of(b"abc", delivery=terminated) | {"CONTENT_LENGTH": "1000"}
@@ -242,7 +240,7 @@ def test_truncated_body_that_a_hook_has_cached_is_refused(limit: int | None) -> 
 
 
 def test_connection_lost_in_a_chunked_body_is_a_truncated_body() -> None:
-    """Servers raise OSError there, each its own kind."""
+    """Each server raises its own kind of OSError."""
 
     class Broken(Pipe):
         def read(self, size: int = -1) -> bytes:
@@ -286,7 +284,7 @@ def test_limit_that_the_view_lowers_still_holds() -> None:
 
 @pytest.mark.parametrize("size", (10, 100_000))
 def test_chunked_body_over_the_limit_is_refused(size: int) -> None:
-    """Property 61: 413, where Werkzeug would hand the view the first part of it without a word."""
+    """Property 61: 413, although Werkzeug would give the view the first part without an error."""
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = size
 
@@ -311,7 +309,7 @@ def test_an_empty_body_is_never_consumed(delivery: Delivery, consumer: str) -> N
 
 
 def cache_the_rest(asked: Request) -> None:
-    """What a hook that looks at the first bytes and then logs the body does."""
+    """Read the first bytes, then cache the rest, as a hook that logs bodies may do."""
     asked.stream.read(3)
     asked.get_data()
 
@@ -319,7 +317,7 @@ def cache_the_rest(asked: Request) -> None:
 @pytest.mark.parametrize("consumer", CONSUMERS)
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_consumed_body_raises(delivery: Delivery, consumer: str) -> None:
-    """Property 62: never the fingerprint of what is left, on any server."""
+    """Property 62: never a fingerprint of the rest, on any server."""
     with pytest.raises(BodyConsumed, match="get_data"):
         taken(b'{"amount": 1}', delivery=delivery, before=CONSUMERS[consumer])
 
@@ -329,7 +327,7 @@ def test_consumed_body_raises(delivery: Delivery, consumer: str) -> None:
     ((by_length, BodyConsumed), (endless, BodyConsumed), (seekable, BodyConsumed), (terminated, TruncatedBody)),
 )
 def test_body_cached_in_part_is_refused(delivery: Delivery, error: type[Exception]) -> None:
-    """Where the server's stream does not tell that something was read before, the missing bytes do."""
+    """If the server's stream has no position, the missing bytes show the earlier read."""
     with pytest.raises(error):
         taken(b'{"amount": 1}', delivery=delivery, before=cache_the_rest)
 
@@ -370,7 +368,7 @@ def test_form_parsed_by_a_hook_is_found_as_a_form(delivery: Delivery) -> None:
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_stream_that_a_hook_put_in_place_is_what_counts(delivery: Delivery) -> None:
+def test_stream_that_a_hook_replaced_is_the_body(delivery: Delivery) -> None:
     """A hook that unzips decides what the view sees, and two gzips of one text differ."""
     data = gzip.compress(b'{"amount": 1}' * 99)
 
@@ -384,9 +382,7 @@ def test_stream_that_a_hook_put_in_place_is_what_counts(delivery: Delivery) -> N
 
 
 def test_large_body_leaves_no_file_and_no_warning() -> None:
-    """
-    Property 63: the temporary file goes with its last reference; a streaming view may hold that past the teardown.
-    """
+    """Property 63: the temporary file lives as long as a streaming view holds it."""
     app = Flask(__name__)
     seen: list[IO[bytes]] = []
 
@@ -407,9 +403,7 @@ def test_large_body_leaves_no_file_and_no_warning() -> None:
 
 
 def test_file_in_a_cycle_is_closed_without_a_warning() -> None:
-    """
-    Tracebacks and environs make cycles; in a test-suite where warnings are errors, that must not be our user's error.
-    """
+    """Tracebacks make cycles, and a user's test suite may turn warnings into errors."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(20):
@@ -486,8 +480,8 @@ def test_hundred_megabytes_take_less_than_five_of_memory(kind: str) -> None:
     assert int(ran.stdout) < 5 * 1024
 
 
-def test_pieces_come_from_the_start_and_leave_no_trace() -> None:
-    """A reader in between is not disturbed."""
+def test_chunks_come_from_the_start_and_keep_the_position() -> None:
+    """The position of the stream stays the same."""
     stream = io.BytesIO(b"abcdef")
     stream.seek(2)
 
@@ -496,7 +490,7 @@ def test_pieces_come_from_the_start_and_leave_no_trace() -> None:
 
 
 class Plain:
-    """A server's stream as gunicorn has it: it cannot tell where it stands."""
+    """A server's stream like gunicorn's, without a position."""
 
     read_timeout = 30
 
@@ -524,12 +518,12 @@ def test_every_way_of_reading_is_counted() -> None:
 
 
 def test_attributes_of_the_counted_stream_stay() -> None:
-    """Whatever it is called."""
+    """Even if the name resembles a read method."""
     assert 30 == CountingStream(Plain()).read_timeout
 
 
 def test_a_counted_stream_reads_as_before() -> None:
-    """Whatever the server's stream can do, it still can."""
+    """The wrapper has the same methods as the server's stream."""
     source = io.BufferedReader(io.BytesIO(b"one\ntwo\nthree\nfour"))
     counted, buffer = CountingStream(source), bytearray(2)
 

@@ -90,7 +90,7 @@ def test_p58_a_form_that_csrf_protection_parsed_first_is_still_compared() -> Non
 
 
 def test_p59_a_truncated_body_is_refused_before_any_claim() -> None:
-    """Some servers hand over what they have without a word."""
+    """Some servers pass on a truncated body without an error."""
     world = new_world()
     world.view()(lambda: "paid")
     response = world.post(data=b"abc", environ_overrides={"CONTENT_LENGTH": "1000", "wsgi.input_terminated": True})
@@ -103,7 +103,7 @@ def test_p59_a_truncated_body_is_refused_before_any_claim() -> None:
     getattr(Request.max_content_length, "fset", None) is None, reason="before Flask 3.1 a view could not raise it"
 )
 def test_p60_a_view_may_raise_its_own_limit() -> None:
-    """An announced body over MAX_CONTENT_LENGTH is not read before the view has had its say."""
+    """An announced body over MAX_CONTENT_LENGTH is not read before the view runs."""
     world = new_world(config={"MAX_CONTENT_LENGTH": 10})
 
     @world.view()
@@ -146,7 +146,7 @@ def test_p61_a_413_that_a_hook_puts_over_a_success_releases_no_key() -> None:
 
 
 def test_p61_a_chunked_body_over_the_limit_is_413_and_leaves_no_claim() -> None:
-    """It has to be read to be known."""
+    """Only a read finds its size."""
     world = new_world(config={"MAX_CONTENT_LENGTH": 10})
     world.view()(lambda: "paid")
     response = world.post(
@@ -158,7 +158,7 @@ def test_p61_a_chunked_body_over_the_limit_is_413_and_leaves_no_claim() -> None:
 
 
 def test_p62_a_body_that_an_earlier_hook_consumed_raises() -> None:
-    """Never the digest of what is left."""
+    """Never a digest of the rest."""
     world = new_world(config={"PROPAGATE_EXCEPTIONS": True})
     world.view()(lambda: "paid")
 
@@ -271,7 +271,7 @@ def test_an_unread_body_reaches_the_view(delivery: Delivery, data: bytes) -> Non
 
 
 def test_a_truncated_body_differs_from_a_consumed_one() -> None:
-    """The client is to send it again; the application has done nothing wrong."""
+    """The client must send it again; the application is correct."""
     world = echoing()
 
     def cut(environ: dict[str, Any], data: bytes) -> None:
@@ -344,7 +344,7 @@ def test_an_announced_body_over_the_limit_is_not_read() -> None:
 
 
 def test_a_chunked_body_is_cut_off_while_it_is_read() -> None:
-    """One that never ends is not waited for."""
+    """The request does not wait for a body without an end."""
 
     class Endless:
         read_bytes = 0
@@ -370,7 +370,7 @@ def test_a_refused_body_does_not_use_up_the_key() -> None:
 
 
 def test_a_form_that_may_carry_the_key_is_not_parsed_over_the_limit() -> None:
-    """The key would be found by reading it."""
+    """A search for the key would read the body."""
     world = shop(max_request_body=10, form_field="idempotency_key")
 
     assert 413 == world.post(key=None, data={"idempotency_key": "k", "amount": "5"}).status_code
@@ -394,7 +394,7 @@ def test_a_body_that_a_hook_has_read_counts_as_well(hook: str) -> None:
 
 
 def test_a_hook_that_unzips_does_not_get_around_the_limit() -> None:
-    """What counts is what the view would be given."""
+    """The size of the unzipped body counts."""
     world = shop(max_request_body=10)
 
     @world.app.before_request
@@ -406,7 +406,7 @@ def test_a_hook_that_unzips_does_not_get_around_the_limit() -> None:
 
 
 def test_a_request_without_a_key_is_left_alone() -> None:
-    """It is not ours to limit."""
+    """The extension limits keyed requests only."""
     world = shop(max_request_body=10)
 
     assert 200 == world.post(key=None, data=b"x" * 11).status_code
@@ -447,7 +447,7 @@ PATHS = ("/", "/shop/", "/shop/view")
 def test_the_form_of_a_key_is_up_to_application_blueprint_and_view(
     keyword: str, limits: tuple[Any, Any, Any], keys: tuple[str, str, str]
 ) -> None:
-    """The innermost decides; what it refuses is 400, before any claim."""
+    """The innermost policy decides; a refused key is 400, before any claim."""
     world = layered(keyword, app=limits[0], blueprint=limits[1], view=limits[2])
     expected = [[200, 400, 400], [400, 200, 400], [400, 400, 200]]
     if keyword == "max_key_length":
@@ -463,7 +463,7 @@ def test_the_form_of_a_key_is_up_to_application_blueprint_and_view(
 
 
 def test_the_length_of_a_body_is_up_to_application_blueprint_and_view() -> None:
-    """None gives a limit back that an outer layer has set."""
+    """None removes the limit of an outer layer."""
     world = layered("max_request_body", app=3, blueprint=5, view=None)
 
     got = [

@@ -83,7 +83,7 @@ def test_the_warning_names_the_effects_that_would_let_the_retry_run(caplog: pyte
     assert 'on_error="release"' in line
 
 
-def test_past_the_point_only_effects_that_repeat_safely_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_past_the_point_of_no_return_only_repeatable_effects_are_named(caplog: pytest.LogCaptureFixture) -> None:
     world = failing(effects="marked")
     world.post()
 
@@ -124,7 +124,7 @@ def test_a_decision_that_is_left_to_the_rules_is_the_rules(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("secrets", (["one"], ["new", "old"]))
 def test_in_debug_mode_the_problem_names_the_command_that_frees_the_key(secrets: list[str]) -> None:
-    """As it stands there, it frees it; and the retry runs."""
+    """The command frees the key as printed; then the retry runs."""
     world = shop(secret=secrets, config={"DEBUG": True})
     assert 500 == paid(world, Fail="yes").status_code
 
@@ -151,7 +151,7 @@ def test_outside_debug_mode_no_problem_names_a_record() -> None:
 
 
 def test_in_debug_mode_a_record_in_this_process_is_freed_by_a_restart() -> None:
-    """A command is another process, and would not find it."""
+    """A command runs in another process, and would not find it."""
     from flask_idempotency import Idempotency
 
     app = Flask(NAME)
@@ -171,7 +171,7 @@ CANARY = "canary"
 
 @pytest.mark.parametrize("shared", (True, False))
 def test_a_response_that_requests_share_collects_nothing(shared: bool) -> None:
-    """Some applications return one `ACCEPTED = Response(...)` from a module: it must not grow, nor keep bodies."""
+    """Some applications share one `ACCEPTED = Response(...)`: it must not grow, nor keep bodies."""
     world = new_world()
     one = Response("accepted", 202)
     spools: list[Any] = []
@@ -216,7 +216,7 @@ def test_a_mark_whose_wrapper_is_never_called_is_reported_once(caplog: pytest.Lo
 
 @pytest.mark.parametrize("status", (401, 302, 500))
 def test_a_decorator_that_refuses_is_not_reported(status: int, caplog: pytest.LogCaptureFixture) -> None:
-    """That is what it stands above @claim_here for."""
+    """A decorator above @claim_here may refuse."""
     world = new_world()
 
     def refusing(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -281,13 +281,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def logged(world: World) -> str:
-    """What the log line of the last event has as its record."""
+    """Return the record id of the last event's log line."""
     return next(event.record for event in reversed(world.events) if event.record)
 
 
 @pytest.mark.parametrize("secret", (("s",), SECRETS), ids=("one secret", "while secrets are rotated"))
 def test_an_id_from_a_log_is_shown_and_released(store: Any, secret: Any) -> None:
-    """Of a key that is quarantined, among others; in capitals too. Then it is found no more."""
+    """For a quarantined key among others, even in capitals. After the release, the id finds no record."""
     world = world_on(store, secret=secret)
     assert 201 == paid(world, "done").status_code
     assert 500 == paid(world, Fail="yes").status_code
@@ -330,7 +330,7 @@ def test_the_beginning_of_a_handle_is_enough(store: Any) -> None:
 
 
 def test_an_id_of_several_records_is_refused_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is settled by luck. Also where one of them is completed."""
+    """No record is chosen by chance, even if one of them is completed."""
     clock = FrozenClock()
     store = MemoryStore(clock=clock)
     keys = a_key(), a_key()
@@ -343,8 +343,8 @@ def test_an_id_of_several_records_is_refused_with_all_of_them(monkeypatch: pytes
     assert all(handle_of(key) in str(raised.value) for key in keys)
 
 
-def test_what_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is found may not be the only one."""
+def test_a_search_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A found record may not be the only one."""
     clock = FrozenClock()
     store = MemoryStore(clock=clock)
     key = a_key()
@@ -360,7 +360,7 @@ def test_what_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         by_short(store.recovery, [Identity(b"s")], label, tids=[None])
 
 
-def test_what_was_typed_is_never_repeated() -> None:
+def test_typed_text_is_never_repeated() -> None:
     """It may be a client's key."""
     world = world_on(None)
 

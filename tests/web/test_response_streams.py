@@ -29,7 +29,7 @@ class Listener:
 
 
 class Source:
-    """An iterator that notes what is done to it."""
+    """An iterator that records its calls."""
 
     def __init__(self, *chunks: bytes, fails: BaseException | None = None) -> None:
         self.chunks = iter(chunks)
@@ -74,7 +74,7 @@ def test_a_chunk_leaves_before_the_next_is_made(listener: Listener) -> None:
 
 
 def test_the_end_is_reported_before_the_end_marker(listener: Listener) -> None:
-    """What is stored on hearing it is stored by the time that the client can send its next request."""
+    """So the response is stored before the client can send its next request."""
     tee = listener.tee([b"a"])
     next(tee)
     assert [] == listener.ends
@@ -95,7 +95,7 @@ def test_a_body_of_announced_length_is_reported_before_its_last_byte(listener: L
     assert [] == list(tee)
 
 
-def test_more_than_was_announced_is_still_handed_on(listener: Listener) -> None:
+def test_chunks_beyond_the_announced_length_are_still_sent(listener: Listener) -> None:
     assert [b"abc", b"d", b"e"] == list(listener.tee(iter([b"abc", b"d", b"e"]), announced=3))
     assert [StreamEnd.EXHAUSTED] == listener.ends
 
@@ -193,7 +193,7 @@ def test_an_end_is_reported_once(listener: Listener) -> None:
 
 
 @pytest.mark.parametrize(("limit", "over", "copy"), ((2, True, b""), (3, False, b"abc"), (4, False, b"abc")))
-def test_over_the_limit_everything_is_handed_on_and_nothing_kept(
+def test_over_the_limit_every_chunk_is_sent_and_none_is_kept(
     listener: Listener, limit: int, over: bool, copy: bytes
 ) -> None:
     tee = listener.tee([b"a", b"b", b"c"], limit=limit)
@@ -235,7 +235,7 @@ def test_a_dropped_stream_only_leaves_a_note(listener: Listener) -> None:
     assert [StreamEnd.CLOSED] == listener.ends
 
 
-def test_what_cannot_be_iterated_is_refused_without_a_note(listener: Listener) -> None:
+def test_a_body_that_is_not_iterable_is_refused_without_a_note(listener: Listener) -> None:
     with pytest.raises(TypeError):
         listener.tee(3)  # type: ignore[arg-type]
 
@@ -272,7 +272,7 @@ class Streaming:
 
     @property
     def stored(self) -> bytes | None:
-        """What there is to store, now."""
+        """Return the body that can be stored now."""
         result = self.captures[-1].result
         return result.body if result is not None and result.kept else None
 
@@ -290,7 +290,7 @@ def test_a_stream_can_be_stored_once_it_is_exhausted_and_not_before() -> None:
     assert ([b"two"], b"onetwo", [StreamEnd.EXHAUSTED]) == (list(body), service.stored, service.ends)
 
 
-def test_nothing_is_stored_of_a_stream_that_was_closed() -> None:
+def test_a_closed_stream_is_not_stored() -> None:
     service = Streaming(chunks)
     body = service.post()
     next(body)
@@ -299,7 +299,7 @@ def test_nothing_is_stored_of_a_stream_that_was_closed() -> None:
     assert (None, [StreamEnd.CLOSED]) == (service.captures[0].result, service.ends)
 
 
-def test_nothing_is_stored_of_a_stream_that_failed() -> None:
+def test_a_failed_stream_is_not_stored() -> None:
     def failing() -> Iterator[bytes]:
         yield b"one"
         raise ValueError("midway")
@@ -319,7 +319,7 @@ def test_a_stream_over_the_limit_is_whole_for_its_caller_and_a_tombstone_for_oth
 
 
 def test_a_stream_shorter_than_announced_leaves_a_tombstone() -> None:
-    """Its first caller saw a broken connection; a replay would look whole."""
+    """The first client saw a broken connection; a replay would look complete."""
     service = Streaming(lambda: Response(chunks(), headers={"Content-Length": "9"}))
     list(service.post())
 

@@ -84,7 +84,7 @@ def test_an_outage_is_one_line_every_ten_seconds(caplog: pytest.LogCaptureFixtur
 def test_the_log_has_the_class_of_an_error_and_the_code_of_a_servers(
     cause: Exception | None, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Never what follows: it may quote arguments."""
+    """Never the rest of the text: it may quote arguments."""
     with caplog.at_level(logging.WARNING):
         OutageLog(Ticks()).refused("pay", unavailable(cause))
 
@@ -96,7 +96,7 @@ UNAVAILABLE = (503, "store-unavailable", "2", None)
 
 
 class Service:
-    """A key service that may be away, or not even say what its newest key is."""
+    """A key service that may fail, even when it names its newest key."""
 
     def __init__(self) -> None:
         self._ring = KeyRing({"a": b"a" * 32})
@@ -131,7 +131,7 @@ class _Cut:
     def __init__(self, store: FaultyMemory) -> None:
         self._store, self._keys = store, store.data_keys
         self.locked = False
-        """Whether they alone are not to be had."""
+        """Whether only the data keys fail."""
 
     def __getattr__(self, name: str) -> Any:
         if self._store.down or self.locked:
@@ -140,7 +140,7 @@ class _Cut:
 
 
 class CutOff(FaultyMemory):
-    """Also its data keys are not to be had while it is down."""
+    """Its data keys fail too while it is down."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore(clock=FrozenClock()))
@@ -174,7 +174,7 @@ def told(world: World, key: str) -> tuple[int, str, str | None, str | None]:
 
 
 def test_cached_data_keys_serve_while_the_others_cannot_be_read() -> None:
-    """A node that is down, a table that is locked, a store that is full: the records are there, and say who has run."""
+    """A node is down, a table is locked or a store is full: the records are there, and show which requests have run."""
     service = Service()
     plain = new_world(Flask("tests.web.app"), store=CutOff())
     plain.view()(lambda: ("paid", 201))
@@ -192,7 +192,7 @@ def test_cached_data_keys_serve_while_the_others_cannot_be_read() -> None:
 @pytest.mark.parametrize("encryption", ("on", "required"))
 @pytest.mark.parametrize("error", (TimeoutError(), StoreUnavailable("its own word for it")), ids=("raises", "says so"))
 def test_nothing_runs_while_only_the_keys_are_away(error: Exception, encryption: str) -> None:
-    """The store is up, so it knows who has run: a request that goes past it would be run again by the next."""
+    """The store is up and knows which requests have run: a request that bypasses it would run again."""
     service = Service()
     before = process(service, encryption=encryption)
     before.post(key="known")
@@ -274,7 +274,7 @@ def a_world(**policy: Any) -> World:
 
 @pytest.mark.parametrize("on_store_down", ("refuse", "allow"))
 def test_a_request_is_refused_and_never_run(on_store_down: str) -> None:
-    """Also where requests run while the store is away: it is there, and what ran past it would be run again."""
+    """Even with `on_store_down="allow"`: the store is up, and a request that bypasses it would run again."""
     world = a_world(on_store_down=on_store_down)
     answer = world.post()
 
@@ -348,7 +348,7 @@ def spoil(world: World, data: bytes) -> None:
 
 @pytest.fixture
 def splitting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What opens from now on must not be sent: a header field would end early."""
+    """Make every opened response unsafe to send: it has a header field with a line end."""
 
     def opened(self: EnvelopeCodec, *sealed: Any) -> StoredResponse:
         return StoredResponse(201, metadata=(("Location", "/1\r\nSet-Cookie: admin=1"),))
@@ -369,7 +369,7 @@ def test_an_erased_response_is_410_and_never_run() -> None:
 
 
 def test_a_damaged_response_is_500_each_time_and_quarantined() -> None:
-    """Time does not end it: the key of a payment that was made never becomes new."""
+    """It never expires: the key of a completed payment never becomes new."""
     world = paid()
     spoil(world, b"rubbish")
 
@@ -394,7 +394,7 @@ def test_a_response_that_must_not_be_sent_is_quarantined_too(splitting: None) ->
 
 
 def test_during_a_rotation_it_is_quarantined_under_the_secret_it_was_kept_with(splitting: None) -> None:
-    """The newest secret's key has no record to condemn."""
+    """The newest secret's key has no record to mark corrupt."""
     world = paid()
     key = world.store.calls[-1].key
     rotated = new_world(Flask("tests.web.app"), secret=["new", "s"], store=world.store)

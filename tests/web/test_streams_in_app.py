@@ -68,7 +68,7 @@ def test_p48_the_first_chunk_leaves_before_the_second_is_made_and_the_end_is_sto
 
 
 def test_p49_a_client_that_closes_in_the_middle_leaves_a_tombstone() -> None:
-    """The view's generator sees GeneratorExit; nothing is replayed as the whole, and nothing runs again."""
+    """The view's generator sees GeneratorExit; the part is never replayed as the whole, and the view never runs again."""
     world, log = new_world(), list[str]()
     streaming(world, "a", "b", log=log)
     answer = begin(world)
@@ -164,7 +164,7 @@ def replace_body(response: Response) -> Response:
 def test_p51_a_hook_that_drains_wraps_or_replaces_a_stream_never_leaves_it_running(
     hook: Callable[[Response], Response], read: bool, state: str
 ) -> None:
-    """Completed if it was produced to the end, a tombstone otherwise, and settled by the next attempt at the latest."""
+    """Completed if it was exhausted, otherwise a tombstone; the next attempt settles it at the latest."""
     world = new_world()
     streaming(world, "a", "b")
     world.app.after_request(hook)
@@ -328,7 +328,7 @@ def test_a_lost_stream_has_no_end() -> None:
 
 
 def test_a_lost_stream_of_announced_length_keeps_its_last_chunk() -> None:
-    """With it, the client would have all that was announced."""
+    """With the last chunk, the client would have all announced bytes."""
     stream = tee(b"a", b"b", announced=2)
 
     assert b"a" == next(stream)
@@ -377,7 +377,7 @@ def test_a_superseded_worker_breaks_its_stream_off(length: int | None, sent: lis
 
 
 def test_a_superseded_stream_that_is_closed_early_ends_without_an_error() -> None:
-    """Its client is gone already."""
+    """The client is gone already."""
     world = superseded(None)
     answer = begin(world)
     next(iter(answer))

@@ -59,7 +59,7 @@ def fields(response: TestResponse) -> tuple[str, str, str]:
 
 
 def test_a_new_key_over_the_quota_is_429_with_retry_after() -> None:
-    """In the fields of the IETF draft, to the second, and in the problem document."""
+    """The time is in the fields of the IETF draft, in seconds, and in the problem document."""
     world = shop(quota_new_keys=(1, 3600))
     world.clock.now = 3600.0 * 1000 + 3588.5
     world.post(key="first")
@@ -83,7 +83,7 @@ def test_a_new_key_over_the_quota_is_429_with_retry_after() -> None:
     ),
 )
 def test_the_space_of_responses_is_free_after_they_expire(setting: str, policy: str) -> None:
-    """That may be a day off: five seconds would be a lie."""
+    """The space may be full for a day: five seconds would mislead the client."""
     world = shop(**{setting: 1})
     world.post(key="first")
 
@@ -117,7 +117,7 @@ def test_a_request_over_the_in_flight_quota_may_retry_soon() -> None:
 @pytest.mark.parametrize("limit", ("records", "bytes", "in-flight", "new-keys"))
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_profile_has_the_time_to_retry(profile: str, limit: str, seconds: float) -> None:
-    """Whole seconds, from one up, and the same twice. A store that cannot tell leaves a minute."""
+    """Whole seconds, at least one, the same in both places. Without a time from the store, one minute."""
     outcome = OverQuota(limit, 7, retry_after=seconds, window=60.0 if limit == "new-keys" else None)
     response = render(refusal(outcome), profile=PROFILES[profile], docs_url="d/", response_class=Response)
 
@@ -129,7 +129,7 @@ def test_every_profile_has_the_time_to_retry(profile: str, limit: str, seconds: 
 
 
 def test_a_stripe_client_gets_its_own_rate_limit_error() -> None:
-    """And the playbook's its code, with the same fields."""
+    """A playbook client gets its code, with the same fields."""
     said = {}
     for profile in ("stripe", "playbook"):
         world = shop(quota_records=0, profile=profile)
@@ -163,8 +163,8 @@ def test_a_tenant_at_its_limit_can_still_retry() -> None:
     assert 429 == world.post(key="new").status_code
 
 
-def test_a_released_key_gives_its_place_back() -> None:
-    """A 503 that runs again takes up nothing in between."""
+def test_a_released_key_frees_its_quota() -> None:
+    """A 503 frees its place until the request runs again."""
     world = new_world(config={"IDEMPOTENCY_QUOTA_RECORDS": 1})
 
     @world.view()
@@ -200,8 +200,8 @@ def test_each_tenant_has_its_own() -> None:
     assert ([201] * 3, [429] * 3) == (statuses("first"), statuses("second"))
 
 
-def test_a_loader_has_the_last_word_on_a_tenant_limit_by_limit() -> None:
-    """What it leaves out is as configured; None is all of it."""
+def test_a_loader_overrides_each_limit_of_a_tenant() -> None:
+    """Limits that the loader omits stay as configured; None keeps them all."""
     world = shop(quota_records=1)
     asked: list[str | None] = []
 
@@ -219,7 +219,7 @@ def test_a_loader_has_the_last_word_on_a_tenant_limit_by_limit() -> None:
     assert {"large", "slow", "other"} == set(asked)
 
 
-def test_an_operator_has_the_last_word_over_the_loader() -> None:
+def test_an_operators_quota_overrides_the_loader() -> None:
     """A quota stored in the ledger overrides the deployed code."""
     world = shop(quota_records=1)
     world.store.ledger.limit(Identity(b"s").tenant_id("tests.web.app", "acme"), Quota(records=2))
@@ -251,7 +251,7 @@ def test_a_loader_alone_makes_everything_count() -> None:
 
 
 def test_a_loader_may_be_async() -> None:
-    """As Flask's own callbacks may."""
+    """Flask's own callbacks may be async too."""
     world = shop()
 
     async def load(name: str | None) -> Quota:
@@ -274,7 +274,7 @@ def test_a_loader_must_return_a_quota() -> None:
 
 
 def test_quotas_over_a_store_that_counts_nothing_are_refused_at_start() -> None:
-    """By configuration, or by a loader that is there already."""
+    """Whether the quota comes from configuration or from a loader."""
     bare = FaultyStore(MemoryStore())
     with pytest.raises(ConfigurationError, match=r"IDEMPOTENCY_QUOTA_\* is set, and the store cannot count"):
         Idempotency(Flask("shop"), store=bare, secret="s-9f2c47d1e8b35a60", quota_records=1)
@@ -286,7 +286,7 @@ def test_quotas_over_a_store_that_counts_nothing_are_refused_at_start() -> None:
 
 
 def test_a_released_key_is_a_new_one() -> None:
-    """Its work has failed, so nothing is to be replayed; and each claim of it was a new key of its window."""
+    """Its view failed, so there is no replay; each of its claims counts as a new key of its window."""
     world = shop(quota_new_keys=(2, 3600))
     failing = [True, True, False]
 
@@ -301,7 +301,7 @@ def test_a_released_key_is_a_new_one() -> None:
 PARTS = 4
 RING = {"a": b64encode(b"a" * 32).decode()}
 TWENTY = [f"key-{number}" for number in range(20)]
-"""None of four parts has none of these."""
+"""Each of four parts has some of these."""
 
 
 class Shop:
@@ -331,7 +331,7 @@ class Shop:
 
 @pytest.fixture
 def partitioned_shop(redis_servers: RedisServers) -> Shop:
-    """On one kind of server: to scripts a part is a tenant like any other."""
+    """One kind of server is enough: to the scripts a part is an ordinary tenant."""
     return Shop(redis_servers.get(REDIS_KINDS[0]).url)
 
 
@@ -365,9 +365,7 @@ def test_a_list_shows_records_of_all_parts_and_of_no_other_tenant(partitioned_sh
 
 
 def test_keys_are_found_and_resolved_in_every_part(partitioned_shop: Shop) -> None:
-    """
-    By the key as the client knows it, and by a handle beside the tenant. A retry runs once more, and then no more.
-    """
+    """By the client's key, and by a handle with the tenant. A released key runs exactly one more time."""
     world = partitioned_shop.world()
     keys = TWENTY[:6]
     assert [500] * 6 == paid(world, keys, Fail="yes")
@@ -403,9 +401,7 @@ def test_a_purge_reaches_every_part(partitioned_shop: Shop, shred: bool) -> None
 
 
 def test_while_secrets_rotate_every_key_is_known_in_the_parts_of_both(partitioned_shop: Shop) -> None:
-    """
-    A key is in one part under the old secret and in another under the new one. It replays, and is purged under both.
-    """
+    """A key has one part per secret. It replays, and is purged, under both."""
     before = partitioned_shop.world(encryption="on", key_ring=RING)
     assert [201] * 20 == paid(before)
     both = partitioned_shop.world(secret=["new", "s"], encryption="on", key_ring=RING)
@@ -420,7 +416,7 @@ def test_while_secrets_rotate_every_key_is_known_in_the_parts_of_both(partitione
 
 
 def test_while_secrets_rotate_both_records_of_a_use_are_settled(partitioned_shop: Shop) -> None:
-    """By the handle of either. They are in different parts, and under different secrets."""
+    """The handle of either works. They are in different parts, under different secrets."""
     world = partitioned_shop.world(secret=["new", "s"])
     assert [500] * 4 == paid(world, TWENTY[:4], Fail="yes")
     handles = listed(world, "quarantined")
@@ -433,9 +429,7 @@ def test_while_secrets_rotate_both_records_of_a_use_are_settled(partitioned_shop
 
 
 def test_usage_is_the_sum_over_parts_and_a_quota_is_divided(partitioned_shop: Shop) -> None:
-    """
-    Ten over four parts are three each: twelve at most. A client hears of the whole, and what is known always passes.
-    """
+    """Ten over four parts are three each: at most twelve. The client sees the total, and known keys always pass."""
     world = partitioned_shop.world(quota_records=10)
     keys = [f"key-{number}" for number in range(40)]
 
@@ -451,9 +445,7 @@ def test_usage_is_the_sum_over_parts_and_a_quota_is_divided(partitioned_shop: Sh
 
 
 def test_a_limit_that_is_set_by_hand_is_divided_over_all_parts(partitioned_shop: Shop) -> None:
-    """
-    It is told as it holds, and setting another leaves it as it is. What cannot be divided is refused, and changes nothing.
-    """
+    """It is shown as it applies, and another limit leaves it unchanged. An indivisible limit is refused."""
     world = partitioned_shop.world(quota_records=4, secret=["new", "s"])
 
     def limits() -> list[Quota]:
@@ -478,10 +470,8 @@ def test_a_limit_that_is_set_by_hand_is_divided_over_all_parts(partitioned_shop:
     assert [Quota()] * 8 == limits()
 
 
-def test_another_number_of_parts_runs_nothing_again(partitioned_shop: Shop) -> None:
-    """
-    Keys would be looked for where they are not. So what is not found by chance is refused, and no purge passes for whole.
-    """
+def test_another_number_of_parts_repeats_no_request(partitioned_shop: Shop) -> None:
+    """Lookups would search the wrong parts. So unknown keys are refused, and no purge counts as complete."""
     world, *others = (partitioned_shop.world(shards=shards, after_loss="refuse") for shards in (PARTS, 1, 2 * PARTS))
     memory = built(world).data_loss
     assert memory is not None
@@ -496,7 +486,5 @@ def test_another_number_of_parts_runs_nothing_again(partitioned_shop: Shop) -> N
 
 
 def test_a_loader_that_allows_less_than_there_are_parts_allows_one_in_each(partitioned_shop: Shop) -> None:
-    """
-    Nobody can refuse to start for it; and with none in some parts, a key would be refused for ever that never ran.
-    """
+    """A loader's limit is unknown at start; a part without any would refuse some new keys for ever."""
     assert 4 == paid(partitioned_shop.world(quota=Quota(records=1))).count(201)
