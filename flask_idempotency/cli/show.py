@@ -350,7 +350,7 @@ def _line(told: RecordView) -> tuple[str, ...]:
 @click.option("--quick", is_flag=True, help="Leave out the completed records: counting those may take long.")
 @as_json_option
 def stats_command(quick: bool, as_json: bool) -> None:
-    """How many records there are, in which state, and when each chore was last done. Changes nothing."""
+    """Show how many records there are in each state, and when each janitor task last ran. Changes nothing."""
     with giving_up(as_json=as_json):
         found, parts = unsettled(), built()
         if not quick and sys.stderr.isatty():
@@ -371,9 +371,9 @@ def _stats_text(told: Stats, *, quick: bool) -> list[str]:
     lines += [_count("data keys", told.data_keys), _count("tenants with a ledger", told.tenants)]
     lines += [clean(f"identity: {each.text} {each.remedy}") for each in told.identity or ()]
     if told.chores is None:
-        return [*lines, "This store remembers no chores, so nobody can tell whether a janitor comes."]
+        return [*lines, "This store keeps no task log, so it is unknown whether a janitor runs."]
     if not told.chores:
-        return [*lines, "No chore was ever reported: is there a janitor, or a cron job?"]
+        return [*lines, "No janitor task has ever reported: is there a janitor, or a cron job?"]
     return [
         *lines,
         *(

@@ -30,7 +30,7 @@ def test_it_counts_what_there_is_in_each_state() -> None:
         "completed: 2",
         "data keys: 0",
         "tenants with a ledger: 1",
-        "No chore was ever reported: is there a janitor, or a cron job?",
+        "No janitor task has ever reported: is there a janitor, or a cron job?",
     ] == run(world, "stats").output.splitlines()
 
 
@@ -107,7 +107,7 @@ def test_what_a_store_cannot_tell_is_not_known() -> None:
     told = run(world, "stats").output
 
     assert all(f"{what}: not known" in told for what in ("completed", "data keys", "tenants with a ledger"))
-    assert "nobody can tell whether a janitor comes" in told
+    assert "it is unknown whether a janitor runs" in told
 
 
 def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
