@@ -1,1 +1,1 @@
-"""Result ⇄ bytes. Nothing here stores, waits, or knows whose answer it is; nothing here unpickles."""
+"""Convert responses to bytes and back. This package does not store, wait or unpickle."""

@@ -116,7 +116,7 @@ Verb: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call that a store was asked to make. `token` is None for `read` and `condemn`."""
+    """One call to the store. `token` is None for `read` and `mark_corrupt`."""
 
     verb: Verb
     key: StorageKey

@@ -70,7 +70,7 @@ class Claiming:
         ids=("empty", "partly", "hostile", "long"),
     )
     def test_names_in_a_record_survive(self, store: Store, about: RequestInfo) -> None:
-        """Tenants and principals are the application's own text, whatever it contains, before and after completion."""
+        """Tenants and principals may be any text of the application, before and after completion."""
         key, token = a_key(), a_token()
         store.claim(a_request(key, about=about), token=token, lease=LEASE)
         before = found(store, key).info
@@ -227,7 +227,7 @@ class Fencing:
 
     @pytest.mark.parametrize("ended", ("released", "released, clock set back", "expired", "taken over"))
     def test_the_next_fence_is_higher(self, store: Store, clock: FrozenClock, ended: str) -> None:
-        """However the last claim ended, and whatever was done to the clock."""
+        """After every end of the last claim, and after every change of the clock."""
         key = a_key()
         fences = []
         for _ in range(4):

@@ -187,7 +187,7 @@ class Listing:
         assert standing.quarantined_for >= 0
 
 
-# All answers of a store, for chores that seal them anew or look for a key that is still in use.
+# Scanning the responses of a store, to seal them again or to find a key that is still in use.
 
 
 class ResponseStore(DataKeyStore, Protocol):

@@ -129,7 +129,7 @@ class ExpiryContract:
         assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence > fence
 
     def test_a_key_in_its_next_life_is_not_removed_for_its_last(self, store: ExpiringStore, clock: FrozenClock) -> None:
-        """The first life is over, and whatever entry of it is left must not end the second."""
+        """The first response has expired, and an index entry of it must not remove the second one."""
         answered, flying = a_key(), a_key()
         for key in (answered, flying):
             stand(store, clock, key, "completed")
@@ -270,7 +270,7 @@ class TaskLogContract:
         ids=("empty", "odd", "longest", "longest, not ascii"),
     )
     def test_a_report_is_returned_unchanged(self, store: TaskLogStore, report: str) -> None:
-        """However long it may be, and whatever words are in it."""
+        """Of any length, with any words."""
         chore = a_chore()
         store.task_log.report(chore, report)
 

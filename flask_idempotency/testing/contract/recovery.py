@@ -43,7 +43,7 @@ class Reaping:
 
     @pytest.mark.parametrize("standing", ("lapsed, takeover", "lapsed, quarantine"))
     def test_an_expired_lease_is_listed(self, store: RecoveryStore, clock: FrozenClock, standing: Standing) -> None:
-        """With its key and all that it says, whatever its rule."""
+        """With its key and its whole record, under each rule."""
         lapsed, _ = stood(store, clock, standing)
 
         assert lapsed.record == stale(store, horizon=clock.now)[lapsed.key]
@@ -242,7 +242,7 @@ class Reaping:
                 assert (record.state, record.attempt) == (State.QUARANTINED, 1)
 
 
-# Quarantined records come up to be asked about: at once, and then less and less often.
+# Quarantined records are due for a resolver: immediately, and then less and less often.
 
 LEAST, MOST = 10.0, 100.0
 

@@ -37,7 +37,7 @@ from flask_idempotency.testing.contract.support import (
 )
 from flask_idempotency.testing.doubles import FrozenClock
 
-# A key may run again because somebody has said so.
+# An operator or a resolver lets a key run again.
 
 
 class ForceReleasing:

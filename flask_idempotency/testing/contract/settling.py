@@ -38,7 +38,7 @@ from flask_idempotency.testing.contract.support import (
 )
 from flask_idempotency.testing.doubles import FrozenClock
 
-# A record that nobody can open is quarantined, and is never an absent one.
+# A record that cannot be opened is quarantined. It never counts as absent.
 
 LONG = 400 * 86400.0
 
