@@ -28,10 +28,10 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.quota import Quota, window_of
 from flask_idempotency.engine.store import StoreOutcome
-from flask_idempotency.stores.sql import completion, quota, statements
+from flask_idempotency.stores.sql import completion, dialects, quota, statements
 from flask_idempotency.stores.sql.completion import entry
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
-from flask_idempotency.stores.sql.dialects import LOCK_TIMEOUT_MS, POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.errors import is_lock_timeout, is_serialization_failure
 from flask_idempotency.stores.sql.quota import checked, is_narrow, rate, within
 from flask_idempotency.stores.sql.rows import Row, escape, is_gone, row_of, unescape
@@ -203,7 +203,7 @@ class QuotaGate:
     def __init__(self, dialect: Dialect, writer: ClaimWriter) -> None:
         self._lock = quota.tenant_lock(dialect)
         self._read = statements.read(dialect)
-        self._standing = quota.standing(dialect)
+        self._standing = quota.tenant_counts(dialect)
         self._wait_to_reclaim = statements.wait_to_reclaim(dialect)
         self._writer = writer
 
@@ -294,7 +294,7 @@ def wait_for_tenant(database: Database, near: NearLimit) -> StoreOutcome | None:
 
     In this process one claim of the tenant at a time has a connection for it, and gives that back between its tries.
     """
-    timeout = LOCK_TIMEOUT_MS / 1000
+    timeout = dialects.LOCK_TIMEOUT_MS / 1000
     until = time.monotonic() + timeout
     with database.tenant_lock.turn(near.query.request.key.tid, timeout=timeout) as mine:
         while mine and time.monotonic() < until:
@@ -360,7 +360,7 @@ class InsertIntoFile:
     def __init__(self, dialect: Dialect) -> None:
         self._read = statements.read(dialect)
         self._next_fence = statements.next_fence(dialect)
-        self._standing = quota.standing(dialect)
+        self._standing = quota.tenant_counts(dialect)
         self._book = completion.book(dialect)
         self._writer = ClaimWriter(dialect)
 

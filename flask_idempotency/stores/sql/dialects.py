@@ -1,4 +1,4 @@
-"""What differs from one database to the next: how to ask it for the time, and how to wait no longer than is good."""
+"""Describe PostgreSQL and SQLite where their SQL differs: the clock, and how long a write waits for a lock."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ POSTGRESQL: Final = "postgresql"
 SQLITE: Final = "sqlite"
 
 LOCK_TIMEOUT_MS: Final = 2000
-"""How long a write waits for somebody else's lock on its row. Ours are held for a millisecond: after two seconds their
-holder is frozen, and a worker that waits for it is lost as well."""
+"""How long a write waits for another transaction's lock on its row. Ours last a millisecond. After two seconds the holder is
+frozen, and a worker that goes on waiting hangs with it."""
 
 SHORT_LOCK_TIMEOUT_MS: Final = 100
-"""How long a connection is kept for a tenant's lock, or for a row that is being removed. Long enough to queue there behind
-the other processes: who only tried it would find it taken each time; and short enough not to be missed."""
+"""How long a connection waits for a tenant's lock, or for a row that another worker deletes. It must queue behind the other
+processes, because a bare try would find the lock taken each time. It is short, because the pool lacks the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +28,35 @@ class Dialect:
     name: str
     clock: str
     greatest: str
-    """The function that tells the larger of two numbers."""
+    """The SQL function that returns the larger of two numbers."""
     least: str
-    """The one that tells the smaller."""
+    """The SQL function that returns the smaller of two numbers."""
 
     @property
     def now(self) -> ColumnElement[int]:
-        """The server's time, unless whoever executes the statement says otherwise: tests do, production never."""
-        told = bindparam("now", type_=BigInteger)
-        return func.coalesce(told, literal_column(self.clock, BigInteger))
+        """Return the server's time, or the parameter `now` if it is set. Only tests set it."""
+        given = bindparam("now", type_=BigInteger)
+        return func.coalesce(given, literal_column(self.clock, BigInteger))
 
-    def moment(self, *, bounded: bool, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> Select[Any]:
-        """One row: `now`, read once. Patient on PostgreSQL: this transaction waits for no lock longer than that.
+    def moment(self, *, bounded: bool, lock_timeout_ms: int | None = None) -> Select[Any]:
+        """Select one row with `now`, read once. `bounded`: on PostgreSQL also limit how long this transaction waits for a lock.
 
-        Transaction-local, so that a pooler's next client does not inherit it. The function is volatile, so the planner
-        evaluates it although nobody looks at what it returns.
+        The setting is local to the transaction, so a pooler's next client does not inherit it. `set_config` is volatile, so
+        the planner runs it although no statement uses its result.
         """
         moment = select(self.now.label("now"))
         if not bounded or self.name != POSTGRESQL:
             return moment
-        waits = ("'lock_timeout'", f"'{lock_timeout_ms}'", "true")
-        patience = func.set_config(*map(literal_column, waits))
-        return moment.add_columns(patience.label("lock_timeout"))
+        timeout = LOCK_TIMEOUT_MS if lock_timeout_ms is None else lock_timeout_ms
+        waits = ("'lock_timeout'", f"'{timeout}'", "true")
+        lock_timeout = func.set_config(*map(literal_column, waits))
+        return moment.add_columns(lock_timeout.label("lock_timeout"))
 
 
 DIALECTS: Final = {
     POSTGRESQL: Dialect(
         POSTGRESQL,
-        # Never now(): that is when the transaction began, and it may have waited for a lock since.
+        # Not now(): that is when the transaction began, and it may have waited for a lock since.
         clock="(extract(epoch from clock_timestamp()) * 1000000)::bigint",
         greatest="greatest",
         least="least",
@@ -71,15 +72,15 @@ DIALECTS: Final = {
 
 
 def dialect_of(name: str) -> Dialect:
-    """What we know of this kind of database. Raises `ConfigurationError` for one that records cannot be kept in."""
+    """Return the dialect of this name. Raise `ConfigurationError` if the store does not support it."""
     if name not in DIALECTS:
         raise ConfigurationError(
-            f"IDEMPOTENCY_STORE: records cannot be kept in {name}. Use PostgreSQL (postgresql+psycopg://…), SQLite "
+            f"IDEMPOTENCY_STORE: {name} is not supported. Use PostgreSQL (postgresql+psycopg://…), SQLite "
             "(sqlite:////path/to/file.db), or Redis."
         )
     return DIALECTS[name]
 
 
 def in_microseconds(seconds: float) -> int:
-    """Return the microseconds of a row that a record tells as these seconds. Exact up to the year 2106 at least."""
+    """Return these seconds as whole microseconds. It restores a stored number exactly, up to the year 2106 at least."""
     return round(seconds * 1_000_000)

@@ -28,15 +28,15 @@ _NAME: Final = re.compile(r"[\w.-]+")
 
 
 def error_text(error: SQLAlchemyError, url: URL) -> str:
-    """Where the database is and what it says, without its password: not whole, and not in pieces."""
+    """Return where the database is and its message, without any part of its password."""
     if _is_torn(url):
-        # What drivers say quotes host and database, which are pieces of the password here.
+        # Drivers quote host and database in their messages. Here these are parts of the password.
         return (
             "The database (not named here, because its URL may be torn in the middle of a password: write @ in it as "
             f"%40, / as %2F, ? as %3F and % as %25): {type(getattr(error, 'orig', None) or error).__name__}."
         )
     place = f"The database {url.database!r}" if url.host is None else f"The database {url.database!r} on {url.host}"
-    # The first line, without its full stop: what follows quotes the statement.
+    # Only the first line: the others quote the statement.
     words = str(getattr(error, "orig", None) or error).partition("\n")[0].rstrip(".")
     for secret in (url.password, *(value for name, value in url.query.items() if "pass" in name)):
         if secret:
@@ -46,9 +46,9 @@ def error_text(error: SQLAlchemyError, url: URL) -> str:
 
 
 def _is_torn(url: URL) -> bool:
-    """Whether host and database may be the rest of a password: a URL is split at its first @, be it the password's.
+    """Return True if host and database may be parts of a password that contains an @ or a /.
 
-    The @ that was meant is then in what follows, or went with a query of no parameters, and the database with it.
+    A URL is split at its first @. The real one is then in the host, the database or the query.
     """
     if url.get_backend_name() == SQLITE and url.password is None:
         return False
@@ -62,7 +62,7 @@ REMEDY: Final = (
     "idempotency_tasks, and USAGE on the sequence idempotency_fence_numbers_number_seq"
 )
 
-# Of what is not there nothing is lacking: to_regclass gives NULL. A sequence counts for whoever has either right.
+# A missing table lacks no privilege, because to_regclass returns NULL. For the sequence either privilege is enough.
 _LACKING: Final = text(
     "SELECT tables.name, rights.name"
     " FROM (VALUES ('idempotency_records'), ('idempotency_meta'), ('idempotency_tenants'), ('idempotency_data_keys'),"
@@ -80,12 +80,12 @@ _LIFTS: Final = text(
 
 
 def may_set_sequence(connection: Connection) -> bool:
-    """Whether this role may set the sequence of fences, as the first claim does where a migration has not."""
+    """Return True if this role may set the sequence of fences, as the first claim does if no migration did."""
     return bool(connection.scalar(_LIFTS))
 
 
 def missing_privileges(connection: Connection) -> dict[str, list[str]]:
-    """The rights that this role does not have, by what they are on. SQLite knows no roles."""
+    """Return the privileges that this role lacks, by table or sequence. SQLite has no roles."""
     found: dict[str, list[str]] = {}
     if connection.dialect.name == "postgresql":
         for name, right in connection.execute(_LACKING):
@@ -94,7 +94,7 @@ def missing_privileges(connection: Connection) -> dict[str, list[str]]:
 
 
 CONTENDED: Final = frozenset({"40001", "40P01"})
-"""Serialization failure and deadlock: nothing was done, and once more may well succeed."""
+"""Serialization failure and deadlock: the server rolled the transaction back, and a retry may succeed."""
 
 _LOCK_TIMEOUT: Final = "55P03"
 _AGAIN: Final = CONTENDED | {_LOCK_TIMEOUT}
@@ -102,15 +102,15 @@ _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _NO_TABLE_OR_COLUMN: Final = frozenset({"42P01", "42703"})
 _NOT_PERMITTED: Final = "42501"
 _DAMAGE: Final = frozenset({"22003"})
-"""A number out of range: no sum of ours is."""
+"""A number is out of range. No undamaged sum is."""
 _SQLITE_DAMAGE: Final = frozenset({sqlite3.SQLITE_CONSTRAINT_NOTNULL, sqlite3.SQLITE_CONSTRAINT_CHECK})
-"""Rules of our tables that a statement of ours would break. SQLite lets others write what breaks them: PostgreSQL does not."""
+"""Constraints that a statement of ours breaks only on a damaged row. On SQLite another client can turn constraints off."""
 _SQLITE_UNREADABLE: Final = ("Could not decode to UTF-8", "integer overflow")
 _SQLITE_NO_TABLE: Final = ("no such table: idempotency_", "no such column: ", "has no column named ")
 
 
 def sqlstate(error: DBAPIError) -> str:
-    """The five characters by which PostgreSQL says what went wrong; empty elsewhere."""
+    """Return PostgreSQL's five-character error code. It is empty on SQLite and for errors without a code."""
     for name in ("sqlstate", "pgcode"):  # psycopg 3, psycopg2
         if found := getattr(error.orig, name, None):
             return str(found)
@@ -122,14 +122,14 @@ def is_serialization_failure(error: DBAPIError) -> bool:
 
 
 def is_lock_timeout(error: DBAPIError) -> bool:
-    """Whether somebody else held a lock for longer than our patience."""
+    """Return True if another transaction held a lock for longer than the lock timeout."""
     return sqlstate(error) == _LOCK_TIMEOUT or _is_busy(error)
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether this is the database's way of saying that the same work may succeed if it is only repeated.
+    """Return True if the same transaction may succeed when it is repeated.
 
-    It chose between transactions, and not this one; or the connection broke, and nothing of the transaction is left.
+    The database preferred another transaction, or the connection broke and the server rolled this one back.
     """
     found = _of_driver(error)
     if found is None:
@@ -138,8 +138,10 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a commit that raised this was certainly not done. Not so when the connection broke, or was ended; nor when
-    it was no database that said it, but somebody who was told of the commit."""
+    """Return True if a commit that raised this was certainly refused.
+
+    After a lost connection the commit may be done. The same holds for an error that a commit listener raised.
+    """
     found = _of_driver(error)
     if found is None or found.connection_invalidated:
         return False
@@ -153,7 +155,7 @@ def _of_driver(error: BaseException | None) -> DBAPIError | None:
 
 
 def _is_absence(error: DBAPIError) -> bool:
-    """Whether there was no server to talk to, or it was just going: what fails to connect has no state at all."""
+    """Return True if there was no server, or it was shutting down. A failed connection attempt has no error code."""
     if not isinstance(error, OperationalError) or isinstance(error.orig, sqlite3.Error):
         return False
     state = sqlstate(error)
@@ -161,22 +163,22 @@ def _is_absence(error: DBAPIError) -> bool:
 
 
 def _is_busy(error: DBAPIError) -> bool:
-    # The low byte: SQLITE_BUSY_SNAPSHOT and its like are kinds of it.
+    # Compare the low byte: SQLITE_BUSY_SNAPSHOT and others extend it.
     return isinstance(error.orig, sqlite3.Error) and getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
 def explained(error: SQLAlchemyError) -> IdempotencyError | None:
-    """What the store says instead. None for what is a mistake of ours, and must look like one.
+    """Return the store's error for this one. None for a bug in a statement of ours, which must stay visible.
 
-    Not a word of the database's own text, which may quote what a row holds.
+    The text of the database is left out, because it may quote a row.
     """
     if isinstance(error, PoolTimeout):
-        return StoreUnavailable("no connection to the database became free in time")
+        return StoreUnavailable("no database connection became free in time: raise the pool's size, or lower the load")
     if not isinstance(error, DBAPIError):
         return None
     state = sqlstate(error)
-    if state in _DAMAGE or _sqlite_tells_damage(error):
-        return CorruptRecord("the database holds something in our tables that we did not write")
+    if state in _DAMAGE or _is_sqlite_damage(error):
+        return CorruptRecord("a row of the idempotency tables is damaged, or another program wrote it")
     if state in _NO_TABLE_OR_COLUMN or (
         isinstance(error, OperationalError) and any(text in str(error.orig) for text in _SQLITE_NO_TABLE)
     ):
@@ -185,7 +187,7 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
         )
     if state == _NOT_PERMITTED:
         return ConfigurationError(REMEDY)
-    # SQLITE_ERROR is what SQLite says to what it cannot parse.
+    # SQLite raises SQLITE_ERROR for a statement that it cannot parse.
     if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return None
     if isinstance(error, ProgrammingError | IntegrityError | DataError | NotSupportedError):
@@ -194,7 +196,7 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
     return StoreUnavailable(f"the database cannot decide ({what})")
 
 
-def _sqlite_tells_damage(error: DBAPIError) -> bool:
+def _is_sqlite_damage(error: DBAPIError) -> bool:
     if not isinstance(error.orig, sqlite3.Error):
         return False
     if getattr(error.orig, "sqlite_errorcode", None) in _SQLITE_DAMAGE:

@@ -1,8 +1,7 @@
-"""Every statement about what tenants have and may have.
+"""Count what each tenant uses, keep its limits, and write claims that respect them.
 
-What is unsettled is counted where it is, by an index that holds nothing else; what is completed was added up in the ledger
-by whoever completed it, under the edge at which it ends. So a claim writes nothing to be counted, but under a limit on new
-keys.
+An index of unfinished records counts them. A completion adds its record and bytes to a bucket of `idempotency_quota`, by the
+time at which they expire. So a claim writes no counter, except under a limit on new keys.
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ _l, _r, _t = quota_buckets.c, records.c, tenants.c
 
 
 def insert_within(dialect: Dialect) -> Select[Any]:
-    """PostgreSQL: as `insert`, but only while the tenant is below all its limits by `my_margin`.
+    """PostgreSQL: do the same as `insert`, if the tenant is below all its limits by `my_margin`.
 
-    Nothing may also mean that it is not: look again, under the tenant's lock. That is shared with all who are at this same
-    statement, so whoever holds it alone sees what they have written.
+    No row may also mean that it is not: then claim under the tenant's lock. This statement holds that lock in shared mode,
+    so a worker that holds it alone sees the rows of all such statements.
     """
     limits = _limits(dialect).cte("limits")
     room = select(ONE).select_from(limits).where(_has_room(limits))
@@ -75,7 +74,7 @@ def insert_within(dialect: Dialect) -> Select[Any]:
 
 
 def reclaim_within(dialect: Dialect) -> Select[Any]:
-    """PostgreSQL: as `reclaim`, under the same conditions."""
+    """PostgreSQL: do the same as `reclaim`, under the conditions of `insert_within`."""
     limits = _limits(dialect).cte("limits")
     room = select(ONE).select_from(limits).where(_has_room(limits))
     update = if_as_seen(dialect, is_absent(dialect)).where(room.exists())
@@ -85,19 +84,19 @@ def reclaim_within(dialect: Dialect) -> Select[Any]:
 
 
 def tenant_lock(dialect: Dialect) -> Select[Any]:
-    """PostgreSQL: nobody else takes a new key for this tenant, until the transaction ends. Look in the NEXT statement."""
+    """PostgreSQL: lock out other new keys of this tenant until the transaction ends. Read in the next statement."""
     moment = dialect.moment(bounded=True, lock_timeout_ms=SHORT_LOCK_TIMEOUT_MS).subquery("moment")
-    lock = func.pg_advisory_xact_lock(_tenants_number())
+    lock = func.pg_advisory_xact_lock(_tenant_number())
     return select(lock.label("locked")).select_from(moment)
 
 
-def standing(dialect: Dialect) -> Select[Any]:
-    """What this tenant has and may have, its own limits before those that were brought; and whether the key has a row."""
+def tenant_counts(dialect: Dialect) -> Select[Any]:
+    """Select what this tenant uses, its limits in force, and whether the key has a row."""
     limits = _limits(dialect).subquery("limits")
     now, window = limits.c.now, _window_end(limits.c.now, limits.c.window_length)
-    told = [*(limits.c[name].label(f"max_{name}") for name in (*_LIMITS, "window_length"))]
+    in_force = [limits.c[name].label(f"max_{name}") for name in (*_LIMITS, "window_length")]
     counts = [
-        _unsettled().label("unsettled"),
+        _unfinished().label("unsettled"),
         _running(now).label("in_flight"),
         _kept(_l.records, now).label("records"),
         _kept(_l.bytes, now).label("bytes"),
@@ -106,11 +105,11 @@ def standing(dialect: Dialect) -> Select[Any]:
         _entries(func.min(_l.bucket_end), _l.kind == word(RESPONSES), _l.bucket_end > now).label("first_bucket_end"),
         select(ONE).select_from(records).where(is_mine()).exists().label("known"),
     ]
-    return select(now, *told, *counts).select_from(limits)
+    return select(now, *in_force, *counts).select_from(limits)
 
 
 def usage(dialect: Dialect) -> Select[Any]:
-    """The same without limits: of windows of several lengths that are open, the one with the most new keys."""
+    """Select what this tenant uses. If windows of several lengths are open, count the one with the most new keys."""
     moment = select(dialect.now.label("now")).subquery("moment")
     now = moment.c.now
     windows = select(func.sum(_l.records).label("keys")).where(_l.tenant_id == _tid(), _l.kind == word(NEW_KEYS))
@@ -121,7 +120,7 @@ def usage(dialect: Dialect) -> Select[Any]:
         .subquery("windows")
     )
     counts = [
-        (_unsettled() + _kept(_l.records, now)).label("records"),
+        (_unfinished() + _kept(_l.records, now)).label("records"),
         _kept(_l.bytes, now).label("bytes"),
         _running(now).label("in_flight"),
         select(_whole(func.max(open_now.c["keys"]))).scalar_subquery().label("new_keys"),
@@ -130,16 +129,16 @@ def usage(dialect: Dialect) -> Select[Any]:
 
 
 def limits(dialect: Dialect) -> Select[Any]:
-    """The tenant's own."""
+    """Select the tenant's own limits."""
     own = (_t[f"limit_{name}"].label(name) for name in (*_LIMITS, "window"))
     return select(*own).where(_t.tenant_id == _tid())
 
 
 def set_limits(dialect: Dialect) -> ReturningInsert[Any]:
-    """All of them, whether or not there were any."""
+    """Set all of the tenant's own limits."""
     names = [f"limit_{name}" for name in (*_LIMITS, "window")]
-    brought = [*(f"my_max_{name}" for name in _LIMITS), "my_window_length"]
-    source = select(_tid(), ZERO, ZERO, *(bindparam(name, type_=BigInteger) for name in brought))
+    given = [*(f"my_max_{name}" for name in _LIMITS), "my_window_length"]
+    source = select(_tid(), ZERO, ZERO, *(bindparam(name, type_=BigInteger) for name in given))
     taken = ", ".join(f"{name} = excluded.{name}" for name in names)
     suffixed = source.where(ONE == ONE).suffix_with(f"ON CONFLICT (tenant_id) DO UPDATE SET {taken}")
     into = sqlalchemy.insert(tenants).from_select(
@@ -148,31 +147,31 @@ def set_limits(dialect: Dialect) -> ReturningInsert[Any]:
     return into.returning(_t.tenant_id)
 
 
-def tenants_with_ledger(dialect: Dialect) -> Select[Any]:
-    """Whoever has an entry, something unsettled, or limits of its own."""
+def tenants_with_quota(dialect: Dialect) -> Select[Any]:
+    """Select the tenants that have a bucket, an unfinished record that counts, or their own limits."""
     limited = or_(*(_t[f"limit_{name}"].is_not(None) for name in _LIMITS))
-    unsettled = select(others.c.tenant_id).where(others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
-    everybody = union(select(_l.tenant_id), unsettled, select(_t.tenant_id).where(limited)).subquery("everybody")
-    return select(everybody.c.tenant_id)
+    unfinished = select(others.c.tenant_id).where(others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
+    every_tenant = union(select(_l.tenant_id), unfinished, select(_t.tenant_id).where(limited)).subquery("everybody")
+    return select(every_tenant.c.tenant_id)
 
 
 def drift(dialect: Dialect) -> Select[Any]:
-    """Where the ledger says other than the records do. One snapshot sees both as the same completions left them."""
-    # One moment for all: an edge that passed between two of them would look like a drift.
+    """Select the buckets that differ from the records. One snapshot shows both after the same completions."""
+    # Read the clock once: a bucket that ends between two readings would look like a drift.
     moment = select(dialect.now.label("now")).cte("moment")
     now = select(moment.c.now).scalar_subquery()
-    said = select(_l.bucket_end, _l.records, _l.bytes)
-    said = said.where(_l.tenant_id == _tid(), _l.kind == word(RESPONSES), _l.bucket_end > now)
+    booked_ = select(_l.bucket_end, _l.records, _l.bytes)
+    booked_ = booked_.where(_l.tenant_id == _tid(), _l.kind == word(RESPONSES), _l.bucket_end > now)
     counted = select(_r.expires_at, -ONE, -_r.response_size)
     counted = counted.where(_r.tenant_id == _tid(), _r.in_quota == ONE, is_answer(dialect, now))
-    both = union_all(said, counted).subquery("both_")
+    both = union_all(booked_, counted).subquery("both_")
     records_, bytes_ = (cast(func.sum(both.c[name]), BigInteger) for name in ("records", "bytes"))
     found = select(both.c.bucket_end, records_.label("records"), bytes_.label("bytes")).group_by(both.c.bucket_end)
     return found.having(or_(records_ != ZERO, bytes_ != ZERO))
 
 
-def sweep(dialect: Dialect) -> Delete:
-    """Entries that are over, some of them: nobody counts them any more."""
+def delete_expired(dialect: Dialect) -> Delete:
+    """Delete a batch of expired buckets, which no longer count."""
     key = (_l.tenant_id, _l.kind, _l.bucket_end, _l.window_length, _l.shard)
     horizon = func.coalesce(bindparam("my_horizon", type_=BigInteger), _l.bucket_end)
     over = select(*key).where(_l.bucket_end <= dialect.now, _l.bucket_end <= horizon)
@@ -181,34 +180,34 @@ def sweep(dialect: Dialect) -> Delete:
 
 
 others = records.alias("others")
-"""The tenant's records, where `records` is the one that is asked for."""
+"""The tenant's records, in a statement where `records` is the row of the claimed key."""
 
 
 def _limits(dialect: Dialect) -> Select[Any]:
-    """One row: the time, told once, and what is in force. The tenant's own limits come first, one by one; a rate's length
-    comes with its number."""
+    """Select one row: the time, read once, and the limits in force. Each of the tenant's own limits replaces the given one.
+    A window's length comes with its limit of new keys."""
     moment = select(dialect.now.label("now")).subquery("moment")
-    force = [
+    in_force = [
         func.coalesce(_t[f"limit_{name}"], bindparam(f"my_max_{name}", type_=BigInteger)).label(name)
         for name in _LIMITS
     ]
-    brought = bindparam("my_window_length", type_=BigInteger)
-    span = case((_t.limit_new_keys.is_not(None), _t.limit_window), else_=brought).label("window_length")
-    return select(moment.c.now, *force, span).select_from(moment.outerjoin(tenants, _t.tenant_id == _tid()))
+    given = bindparam("my_window_length", type_=BigInteger)
+    span = case((_t.limit_new_keys.is_not(None), _t.limit_window), else_=given).label("window_length")
+    return select(moment.c.now, *in_force, span).select_from(moment.outerjoin(tenants, _t.tenant_id == _tid()))
 
 
 def _has_room(limits: CTE) -> ColumnElement[bool]:
-    """Whether all is below its limit by more than `my_margin`, and, looked at last, nobody has the tenant for itself."""
+    """All counts are below their limits by `my_margin`, and no other worker holds the tenant's lock alone."""
     now, span, margin = limits.c.now, limits.c.window_length, bindparam("my_margin", type_=BigInteger)
-    # An answer in flight may yet have any size: what bytes there are is a limit on keys that come later.
+    # A response in flight may have any size. So the bytes so far only limit later keys.
     below = [
-        _is_below(_unsettled() + _kept(_l.records, now), limits.c.records - margin),
+        _is_below(_unfinished() + _kept(_l.records, now), limits.c.records - margin),
         _is_below(_kept(_l.bytes, now), limits.c.bytes),
         _is_below(_running(now), limits.c.in_flight - margin),
         _is_below(_new_keys(_window_end(now, span), span), limits.c.new_keys - margin),
     ]
-    # In a CASE, so that the lock is not taken by whoever finds no room and then asks for it alone.
-    return case((and_(*below), func.pg_try_advisory_xact_lock_shared(_tenants_number())), else_=false())
+    # In a CASE: a worker above a limit takes the lock alone next, and must not hold the shared one.
+    return case((and_(*below), func.pg_try_advisory_xact_lock_shared(_tenant_number())), else_=false())
 
 
 def _is_below(used: ColumnElement[int], limit: ColumnElement[int]) -> ColumnElement[bool]:
@@ -216,7 +215,7 @@ def _is_below(used: ColumnElement[int], limit: ColumnElement[int]) -> ColumnElem
 
 
 def _into_window(granted: CTE, limits: CTE) -> CTE:
-    """Every new key is one in its window, if there is a limit on those."""
+    """Count this new key in its window, if there is a limit on new keys."""
     end = _window_end(limits.c.now, limits.c.window_length)
     shard = bindparam("my_shard", type_=_l.shard.type)
     entry = select(_tid(), word(NEW_KEYS), end, limits.c.window_length, shard, ONE, ZERO)
@@ -228,7 +227,7 @@ def _window_end(now: ColumnElement[int], span: ColumnElement[int]) -> ColumnElem
     return (now // span + ONE) * span
 
 
-def _unsettled() -> ColumnElement[int]:
+def _unfinished() -> ColumnElement[int]:
     return _mine(func.count())
 
 
@@ -241,9 +240,9 @@ def _is_running(now: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
 
 
 def _mine(what: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[int]:
-    """Of the tenant's unsettled records that are counted: in the words of the index that holds them."""
-    unsettled = (others.c.tenant_id == _tid(), others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
-    return select(what).select_from(others).where(*unsettled, *conditions).correlate_except(others).scalar_subquery()
+    """Aggregate the tenant's unfinished records that count. The conditions are those of the index that holds them."""
+    unfinished = (others.c.tenant_id == _tid(), others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
+    return select(what).select_from(others).where(*unfinished, *conditions).correlate_except(others).scalar_subquery()
 
 
 def _kept(what: ColumnElement[int], now: ColumnElement[int]) -> ColumnElement[int]:
@@ -262,7 +261,7 @@ def _entries(what: ColumnElement[Any], *conditions: ColumnElement[bool]) -> Colu
 
 
 def _whole(total: ColumnElement[Any]) -> ColumnElement[int]:
-    """PostgreSQL's sums of whole numbers are decimal fractions."""
+    """Cast a sum back to a whole number: PostgreSQL sums BIGINT as NUMERIC."""
     return cast(func.coalesce(total, ZERO), BigInteger)
 
 
@@ -270,13 +269,13 @@ def _tid() -> ColumnElement[bytes]:
     return bindparam("my_tenant_id", type_=LargeBinary)
 
 
-def _tenants_number() -> ColumnElement[int]:
+def _tenant_number() -> ColumnElement[int]:
     return bindparam("my_tenants_number", type_=BigInteger)
 
 
 MARGIN: Final = 128
-"""How far below each limit nobody waits for anybody: limits are exact as long as no more new keys of one tenant are
-between look and commit at once. More than the connections that one application has, and than most servers give out."""
+"""How far below each limit claims run without the tenant's lock. Limits are exact while fewer claims of one tenant than this
+are between their read and their commit. That is more than most servers have connections."""
 
 
 def limits_of(quota: Quota) -> dict[str, int | None]:
@@ -291,24 +290,22 @@ def limits_of(quota: Quota) -> dict[str, int | None]:
 
 
 def within(key: StorageKey, quota: Quota) -> dict[str, int | None]:
-    """What a claim with a quota brings besides."""
+    """Return the parameters that a claim with a quota adds."""
     number = int.from_bytes(key.tid[:8], "big", signed=True)
     return {**limits_of(quota), "my_margin": MARGIN, "my_shard": shard_of(key), "my_tenants_number": number}
 
 
-def checked(standing: Any) -> Any:
-    """Return what a statement tells of a tenant. Raise `CorruptRecord` unless all of it is numbers, or not there."""
-    if not all(each is None or isinstance(each, int) for each in standing):
-        raise CorruptRecord(
-            "what the database holds of a tenant's limits or counts cannot be read: set its limits again"
-        )
-    if (standing.max_new_keys is None) != (standing.max_window_length is None) or (standing.max_window_length or 1) < 1:
-        raise CorruptRecord("the limit of new keys that the database holds for a tenant cannot be read: set it again")
-    return standing
+def checked(counts: Any) -> Any:
+    """Return this row of `tenant_counts`. Raise `CorruptRecord` unless all of it is numbers or NULL."""
+    if not all(each is None or isinstance(each, int) for each in counts):
+        raise CorruptRecord("a tenant's limits or counts in the database cannot be read: set its limits again")
+    if (counts.max_new_keys is None) != (counts.max_window_length is None) or (counts.max_window_length or 1) < 1:
+        raise CorruptRecord("a tenant's limit of new keys in the database cannot be read: set it again")
+    return counts
 
 
 def is_narrow(quota: Quota) -> bool:
-    """Whether some limit is no higher than the margin, so that nobody is ever far from it."""
+    """Return True if a limit is no higher than the margin, so every claim needs the tenant's lock."""
     new_keys = None if quota.new_keys is None else quota.new_keys.count
     limits = (quota.records, quota.in_flight, new_keys)
     return any(limit is not None and limit <= MARGIN for limit in limits)
@@ -318,8 +315,8 @@ def rate(count: int | None, span: int | None) -> NewKeys | None:
     return None if count is None or span is None else NewKeys(count, span / 1_000_000)
 
 
-SWEPT: Final = 1000
-"""Entries in one statement of `sweep`."""
+SWEEP_BATCH: Final = 1000
+"""Buckets that one `sweep` deletes."""
 
 
 class SqlLedger:
@@ -343,11 +340,9 @@ class SqlLedger:
         if found is None:
             return Quota()
         if not all(each is None or (isinstance(each, int) and each >= 0) for each in found):
-            raise CorruptRecord("the limits that the database holds for a tenant cannot be read: set them again")
+            raise CorruptRecord("a tenant's limits in the database cannot be read: set them again")
         if found.window == 0:
-            raise CorruptRecord(
-                "the limit of new keys that the database holds for a tenant cannot be read: set it again"
-            )
+            raise CorruptRecord("a tenant's limit of new keys in the database cannot be read: set it again")
         return Quota(found.records, found.bytes, found.in_flight, rate(found.new_keys, found.window))
 
     def limit(self, tid: bytes, quota: Quota) -> None:
@@ -358,18 +353,18 @@ class SqlLedger:
     def tenants(self) -> Sequence[bytes]:
         dialect = self._database.dialect
         found = self._database.run(
-            lambda connection: connection.execute(tenants_with_ledger(dialect)).scalars().all(), long=True
+            lambda connection: connection.execute(tenants_with_quota(dialect)).scalars().all(), long=True
         )
         return tuple(found)
 
     def reconcile(self, tid: bytes) -> Drift:
-        """Reads the whole table of records: there is no index of them by tenant, for each completion would pay for it.
+        """Correct the tenant's buckets and return the difference. Read all records: each completion would pay for an index.
 
-        Nobody waits for it but who does the same. It sees records and ledger in one snapshot, in which every completion
-        is in both or in neither, and adds the difference, which stays right whatever was added since.
+        Only another `reconcile` waits for it. It sees records and buckets in one snapshot, in which each completion is in
+        both or in neither. It adds the difference, which stays right whatever a completion adds.
         """
         dialect = self._database.dialect
-        parameters = {"my_tenant_id": tid, "my_number": _chores_number(tid), "now": self._now()}
+        parameters = {"my_tenant_id": tid, "my_number": _reconcile_number(tid), "now": self._now()}
 
         def reconcile(connection: Connection) -> Drift:
             with transaction(connection):
@@ -377,27 +372,28 @@ class SqlLedger:
                     connection.execute(advisory_lock(dialect), parameters)
                 found = connection.execute(drift(dialect), parameters).all()
                 for row in found:
-                    mended = entry(
+                    correction = entry(
                         kind=RESPONSES,
                         bucket_end=row.bucket_end,
                         window_length=0,
                         records=-row.records,
                         stored=-row.bytes,
                     )
-                    connection.execute(completion.book(dialect), {**parameters, "my_shard": 0, **mended})
+                    connection.execute(completion.book(dialect), {**parameters, "my_shard": 0, **correction})
             return Drift(sum(row.records for row in found), sum(row.bytes for row in found))
 
         return self._database.run(reconcile, long=True)
 
-    def sweep(self, *, limit: int = SWEPT, horizon: float | None = None) -> int:
-        """Forget up to so many entries that are over, and were by this horizon, and say how many it were. Nobody counts
-        them any more."""
+    def sweep(self, *, limit: int = SWEEP_BATCH, horizon: float | None = None) -> int:
+        """Delete up to `limit` buckets that expired before this horizon. Return how many."""
         dialect = self._database.dialect
         by = None if horizon is None else in_microseconds(horizon)
         parameters = {"my_limit": limit, "my_horizon": by, "now": self._now()}
-        return self._database.run(lambda connection: connection.execute(sweep(dialect), parameters).rowcount, long=True)
+        return self._database.run(
+            lambda connection: connection.execute(delete_expired(dialect), parameters).rowcount, long=True
+        )
 
 
-def _chores_number(tid: bytes) -> int:
-    """Other bits than those that claims lock the tenant by."""
+def _reconcile_number(tid: bytes) -> int:
+    """Use other bits of the id than the lock of claims, so that claims do not wait for it."""
     return int.from_bytes(tid[-8:], "big", signed=True) ^ 1

@@ -1,7 +1,9 @@
-"""The tables, as declared. `migrations/` makes them step by step; a test holds the two together.
+"""Declare the tables and indexes, and find out which of them a database lacks.
 
-Times are microseconds since the epoch by the database server's clock, as whole numbers: their arithmetic is exact, and
-the same on every database. Answers are bytes, never JSON: what is replayed must be what was sent.
+`migrations/` creates the same tables step by step; a test compares the two.
+
+Times are whole microseconds since the epoch by the database server's clock, so arithmetic is exact on every database.
+Responses are bytes and not JSON, so that a replay is exactly what the server sent.
 """
 
 from __future__ import annotations
@@ -40,16 +42,16 @@ from flask_idempotency.stores.sql.dialects import POSTGRESQL
 # the page keeps both versions there.
 _STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN response SET STORAGE EXTERNAL"
 # Its rows are updated often: with free space on the page, an update touches no index.
-_ROOM: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 50)"
+_QUOTA_STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 50)"
 _VERSION: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('schema_version', %(version)s)"
-# Random, so that no two databases have the same: answers in a Redis that they share are told apart by it.
+# Random, so that no two databases have the same: it tells their responses apart in a Redis cache that they share.
 _STORE_POSTGRESQL: Final = (
     "INSERT INTO %(fullname)s (name, value) SELECT 'store',"
     " ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
     " FROM replace(gen_random_uuid()::text, '-', '') AS hex"
 )
 _STORE_SQLITE: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('store', random() & 9223372036854775807)"
-# From the clock and not from one, so that fences rise even over tables that were dropped and made anew.
+# From the clock and not from one, so that fences rise even over tables that were dropped and created again.
 _FENCE_FACT: Final = (
     "INSERT INTO %(fullname)s (name, value)"
     " VALUES ('fence', CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)"
@@ -61,9 +63,9 @@ _FENCE_SEQUENCE: Final = (
 
 
 def complete(records: Table, meta: Table, fence_numbers: Table, quota_buckets: Table, *, version: int) -> None:
-    """From now on `create_all` also sets how rows are stored, and writes version, store number and first fence."""
+    """Make `create_all` also set storage parameters, and write the version, the store's number and the first fence."""
     _after(records, _STORAGE, dialect="postgresql")
-    _after(quota_buckets, _ROOM, dialect="postgresql")
+    _after(quota_buckets, _QUOTA_STORAGE, dialect="postgresql")
     _after(meta, _VERSION, version=version)
     _after(meta, _STORE_POSTGRESQL, dialect="postgresql")
     _after(meta, _STORE_SQLITE, dialect="sqlite")
@@ -77,7 +79,7 @@ def _after(target: Table, statement: str, *, dialect: str | None = None, **words
 
 
 VERSION: Final = 1
-"""The migration that makes what is declared here."""
+"""The migration that creates what is declared here."""
 
 RECORDS: Final = "idempotency_records"
 META: Final = "idempotency_meta"
@@ -87,15 +89,15 @@ QUOTA: Final = "idempotency_quota"
 TASKS: Final = "idempotency_tasks"
 FENCE_NUMBERS: Final = "idempotency_fence_numbers"
 FENCES: Final = "idempotency_fence_numbers_number_seq"
-"""The sequence that PostgreSQL makes for the key of that table. Alembic writes no sequence but that of a key."""
+"""The sequence that PostgreSQL creates for that table's key. Alembic creates no other kind of sequence."""
 
 PROCESSING: Final = "processing"
 COMPLETED: Final = "completed"
 FAILED: Final = "failed"
-"""Completed with an error for an answer. It replays as any other: the two states differ for auditors only."""
+"""Completed with an error response. It replays like any other; only auditors see the difference."""
 QUARANTINED: Final = "quarantined"
 RELEASED: Final = "released"
-"""Absent, as far as a claim is concerned; kept for a while for whoever asks what became of the key."""
+"""A claim treats it as absent. The row stays for a day, so that an auditor can see what became of the key."""
 
 STATES: Final = (PROCESSING, COMPLETED, FAILED, QUARANTINED, RELEASED)
 
@@ -123,7 +125,7 @@ class Tables(NamedTuple):
 
 
 def define(metadata: MetaData) -> Tables:
-    """Declare everything in this metadata, whose schema is the application's: ours is where the connection looks."""
+    """Declare the tables in this metadata. They have no schema name, even if the metadata has one."""
     records = Table(
         RECORDS,
         metadata,
@@ -319,7 +321,7 @@ def _of_janitors(metadata: MetaData) -> Table:
 
 
 def include_in(metadata: MetaData) -> None:
-    """Declare the tables in the application's own metadata, so that Alembic and Flask-Migrate know them as its own.
+    """Declare the tables in your own metadata, so that Alembic and Flask-Migrate include them.
 
     With `IDEMPOTENCY_STORE = "flask-sqlalchemy://"` you need not call it: `Idempotency(app)` does. Call it for a
     metadata of your own, as in `include_in(Base.metadata)`. A second call changes nothing.
@@ -336,51 +338,51 @@ _defining: Final = Lock()
 metadata = MetaData()
 records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers = define(metadata)
 fences = Sequence(FENCES, data_type=BigInteger)
-"""In no metadata: it comes with its table."""
+"""In no metadata: PostgreSQL creates it with its table."""
 
 
 SEEDED: Final = 10**15
-"""The clock passed this in 2001. A sequence that started from one will never get there."""
+"""The clock passed this in 2001. A sequence that started from one never reaches it."""
 
-# As a view and not from the sequence itself: whoever may take the next number need not be allowed to read it.
+# Read the view and not the sequence: a role with USAGE may take numbers, and may not read the sequence.
 _UNSEEDED_SEQUENCE: Final = text(
     "SELECT coalesce(last_value < :seeded, has_sequence_privilege(:name, 'USAGE, SELECT')) FROM pg_sequences"
     " WHERE to_regclass(quote_ident(schemaname) || '.' || quote_ident(sequencename)) = to_regclass(:name)"
 )
-# What an operator has set differently stays.
-_UNTOLD: Final = text(
+# A fillfactor that an operator has set stays.
+_STORAGE_MISSING: Final = text(
     "SELECT EXISTS (SELECT 1 FROM pg_class WHERE oid IN (to_regclass('idempotency_records'),"
     " to_regclass('idempotency_quota')) AND NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false))"
 )
-_NAMELESS: Final = text("SELECT NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'store')")
+_STORE_NUMBER_MISSING: Final = text("SELECT NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'store')")
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaGaps:
-    """What is missing, by name. False when nothing is."""
+    """Names of missing tables, columns, indexes and sequences. False if the schema is complete."""
 
     tables: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     indexes: tuple[str, ...] = ()
     sequences: tuple[str, ...] = ()
     seed: bool = False
-    """Fences would start from one, below those that were granted before."""
+    """True if fences would start from one, below earlier fences."""
     store: bool = False
-    """There is no number to tell this database from others by."""
+    """True if the database has no number of its own."""
     storage: bool = False
-    """Nothing says how rows are to be stored. It costs speed, not correctness."""
+    """True if the tables lack their storage parameters. That costs speed, not correctness."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) for field in fields(self))
 
     @property
     def parts(self) -> bool:
-        """Whether something is missing that only a migration makes."""
+        """True if something is missing that only a migration creates."""
         return bool(self.tables or self.columns or self.indexes or self.sequences)
 
 
 def lacks(connection: Connection) -> SchemaGaps:
-    """Reads the catalogue only; what has another type or another predicate is not noticed."""
+    """Return what the database lacks. Compare names in the catalogue only, not types or predicates."""
     catalogue = inspect(connection)
     tables = tuple(name for name in metadata.tables if not catalogue.has_table(name))
     sequences = _sequences(catalogue)
@@ -390,8 +392,8 @@ def lacks(connection: Connection) -> SchemaGaps:
         indexes=tuple(_indexes(catalogue, tables)),
         sequences=sequences,
         seed=not (tables or sequences) and _unseeded(connection),
-        store=META not in tables and bool(connection.scalar(_NAMELESS)),
-        storage=not tables and connection.dialect.name == POSTGRESQL and bool(connection.scalar(_UNTOLD)),
+        store=META not in tables and bool(connection.scalar(_STORE_NUMBER_MISSING)),
+        storage=not tables and connection.dialect.name == POSTGRESQL and bool(connection.scalar(_STORAGE_MISSING)),
     )
 
 
@@ -415,7 +417,7 @@ def _sequences(catalogue: Inspector) -> tuple[str, ...]:
 
 
 def _unseeded(connection: Connection) -> bool:
-    # Without sequences each fence is taken from the clock if that is ahead, and there is nothing to seed.
+    # SQLite has no sequence: the store takes each fence from the clock if that is ahead.
     if not connection.dialect.supports_sequences:
         return False
     return bool(connection.scalar(_UNSEEDED_SEQUENCE, {"seeded": SEEDED, "name": FENCES}))

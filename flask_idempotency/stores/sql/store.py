@@ -158,7 +158,7 @@ class SqlStore:
             if outcome is None:
                 outcome = self.database.run(self._claim_without_lock, query)
         except CorruptRecord:
-            self.responses.distrust(request.key)
+            self.responses.mark_unreadable(request.key)
             raise
         if isinstance(outcome, Grant):
             low = outcome.fence < SEEDED

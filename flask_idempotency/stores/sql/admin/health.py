@@ -1,4 +1,4 @@
-"""How the database is, for whoever asks: its tables, what it does with a commit, and what stands in front of it."""
+"""Check a running database for `doctor`: tables, indexes, durability, poolers, dead rows and expired records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
 from flask_idempotency.stores.sql.schema import RECORDS, lacks, metadata
 
 MANY_DEAD: Final = 10_000
-"""Autovacuum lets a table of some thousand rows have as many that are dead, and is right to."""
+"""Fewer dead rows are normal: autovacuum lets a table of some thousand rows have as many dead ones."""
 
 _DEAD_TO_LIVE: Final = 2
 
@@ -42,35 +42,35 @@ _OFF: Final = {
 
 
 def schema(connection: Connection) -> Finding:
-    """Whether the tables are those of this release, and may be used."""
+    """Check that the tables are those of this release, and that the role may use them."""
     faults = [fault for fault in schema_check.structural(connection) if not fault.startswith(schema_check.INDEX)]
     if not faults:
         return Finding("schema", Verdict.FINE, "The tables are as this release needs them.")
-    said, remedies = zip(*(_parted(fault) for fault in faults), strict=True)
+    said, remedies = zip(*(_fault_and_remedy(fault) for fault in faults), strict=True)
     return Finding("schema", Verdict.FAULT, " ".join(said), " ".join(dict.fromkeys(remedies)))
 
 
 def indexes(connection: Connection) -> Finding:
-    """Whether each of ours is there, and can be used by a query."""
+    """Check that each index exists, and that queries can use it."""
     if not inspect(connection).has_table(RECORDS):
-        return Finding("indexes", Verdict.UNKNOWN, "There is no table that could have them.", "Do what `schema` says.")
+        return Finding("indexes", Verdict.UNKNOWN, "The table of the records is missing.", "Do what `schema` says.")
     missing = [fault for fault in schema_check.structural(connection) if fault.startswith(schema_check.INDEX)]
     if missing:
-        said, remedies = zip(*(_parted(fault) for fault in missing), strict=True)
+        said, remedies = zip(*(_fault_and_remedy(fault) for fault in missing), strict=True)
         return Finding("indexes", Verdict.FAULT, " ".join(said), remedies[0])
     invalid = _invalid(connection)
     if invalid:
         return Finding(
             "indexes",
             Verdict.FAULT,
-            f"Indexes were begun and never finished, and no query uses them: {', '.join(invalid)}.",
+            f"These indexes are unfinished, and no query uses them: {', '.join(invalid)}.",
             f"Run {' and '.join(f'REINDEX INDEX CONCURRENTLY {name}' for name in invalid)}.",
         )
-    return Finding("indexes", Verdict.FINE, "Every index is there and can be used.")
+    return Finding("indexes", Verdict.FINE, "Every index exists and can be used.")
 
 
 def durability(connection: Connection) -> Finding:
-    """Whether what is committed survives a crash."""
+    """Check that a commit survives a crash."""
     if connection.dialect.name != POSTGRESQL:
         return _durability_of_file(connection)
     settings = connection.execute(_SETTINGS).one()._mapping
@@ -79,7 +79,7 @@ def durability(connection: Connection) -> Finding:
         return Finding("durability", Verdict.FINE, "A commit is on disk when it is acknowledged.")
     remedies = {
         "synchronous_commit": "Set synchronous_commit to on for the role that the application connects as",
-        "fsync": "set fsync to on in postgresql.conf, and take what was written meanwhile for damaged until it is checked",
+        "fsync": "set fsync to on in postgresql.conf, and check everything that was written since it was off",
         "full_page_writes": "set full_page_writes to on in postgresql.conf, unless the file system writes whole pages",
     }
     remedy = "; ".join(remedies[name] for name in off)
@@ -88,43 +88,43 @@ def durability(connection: Connection) -> Finding:
 
 
 def isolation(connection: Connection) -> Finding:
-    """Whether claims that meet have to be repeated."""
+    """Check that the store need not repeat conflicting claims."""
     advice = schema_check.advice(connection)
     if not advice:
         return Finding("isolation", Verdict.FINE, "Transactions are READ COMMITTED by default.")
-    said, remedy = _parted(advice[0])
+    said, remedy = _fault_and_remedy(advice[0])
     return Finding("isolation", Verdict.ADVICE, said, remedy)
 
 
 def dead_rows(connection: Connection) -> Finding:
-    """Whether autovacuum keeps up with what is removed and written again."""
+    """Check that autovacuum keeps up with deleted and updated rows."""
     found: Any = connection.execute(_ROWS).one_or_none()
     if found is None:
         return Finding(
             "dead-rows",
             Verdict.UNKNOWN,
             "The server has no statistics of idempotency_records.",
-            "See what `schema` says; and that track_counts is on.",
+            "Do what `schema` says, and set track_counts to on.",
         )
     if found.dead > max(MANY_DEAD, _DEAD_TO_LIVE * found.live):
         return Finding(
             "dead-rows",
             Verdict.ADVICE,
-            f"idempotency_records has {found.dead} dead rows beside {found.live}: autovacuum does not keep up.",
-            "Look for transactions that have been open for long in pg_stat_activity, and let autovacuum come oftener: "
+            f"idempotency_records has {found.dead} dead rows and {found.live} live ones: autovacuum does not keep up.",
+            "Find transactions in pg_stat_activity that have been open for long, and let autovacuum run more often: "
             "ALTER TABLE idempotency_records SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0).",
         )
-    return Finding("dead-rows", Verdict.FINE, "Autovacuum keeps up with what is removed.")
+    return Finding("dead-rows", Verdict.FINE, "Autovacuum keeps up.")
 
 
 def storage(connection: Connection) -> Finding:
-    """Whether the tables say how their rows are to be stored. Alembic does not write that."""
+    """Check that the tables have their storage parameters. Alembic does not write them."""
     if not lacks(connection).storage:
-        return Finding("storage", Verdict.FINE, "The tables say how their rows are to be stored.")
+        return Finding("storage", Verdict.FINE, "The tables have their storage parameters.")
     return Finding(
         "storage",
         Verdict.ADVICE,
-        "The tables have no fillfactor, as Alembic makes them: rows that are written twice take more room and more time.",
+        "The tables have no fillfactor, as Alembic creates them: rows that are written twice take more space and time.",
         "Run `flask idempotency db upgrade` once, which sets it.",
     )
 
@@ -141,22 +141,22 @@ def _durability_of_file(connection: Connection) -> Finding:
         return Finding(
             "durability",
             Verdict.FAULT,
-            f"This SQLite database has journal_mode {journal}: readers and writers keep each other waiting, and time out.",
+            f"This SQLite database has journal_mode {journal}: readers and writers wait for each other, and time out.",
             "Run `PRAGMA journal_mode=WAL` on it once, and set no other where connections are made.",
         )
     if synchronous < schema_check.FULL:
         return Finding(
             "durability",
             Verdict.FAULT,
-            "Connections of the application have PRAGMA synchronous below FULL: a power failure could lose what a view has "
-            "committed together with its record.",
+            "Connections of the application have PRAGMA synchronous below FULL: a power failure could lose rows that a view "
+            "has committed together with its record.",
             "Set it to FULL where connections are made.",
         )
     return Finding("durability", Verdict.FINE, "A commit is on disk when it is acknowledged.")
 
 
-def _parted(fault: str) -> tuple[str, str]:
-    """What is wrong, and what to do about it: a sentence of `checks` says one after the other."""
+def _fault_and_remedy(fault: str) -> tuple[str, str]:
+    """Split a sentence of `schema_check` into the fault and its remedy."""
     said, grants, rest = fault.partition(": grant it ")
     if grants:
         what, _, lacking = rest.partition(". ")
@@ -165,22 +165,22 @@ def _parted(fault: str) -> tuple[str, str]:
     return (f"{said}.", remedy) if remedy else (fault, "Run `flask idempotency db check`.")
 
 
-LOOKS: Final = 3
-"""Beside others that use the pooler, two of ours need not be given the same server connection each time."""
+POOLING_TRIES: Final = 3
+"""With other clients at the pooler, two of our connections need not share a server connection each time."""
 
 _BACKEND: Final = text("SELECT pg_backend_pid()")
 
 
 def inspect_pooling(one: Connection, other: Connection) -> Finding:
-    """By two connections that commit each statement by itself. The first is made as the application's are."""
-    if not any(_is_shared(one, other) for _ in range(LOOKS)):
-        return Finding("pooling", Verdict.FINE, "Connections have a server of their own.")
+    """Check for a pooler in transaction mode, with two autocommit connections. The first is made as the application's are."""
+    if not any(_is_shared(one, other) for _ in range(POOLING_TRIES)):
+        return Finding("pooling", Verdict.FINE, "Each connection has its own server connection.")
     hazards = list(_hazards(one))
     if not hazards:
         return Finding(
             "pooling",
             Verdict.FINE,
-            "A pooler gives each transaction to some server connection, and nothing here needs a session.",
+            "A pooler gives each transaction to some server connection, and no setting here needs a session.",
         )
     said, remedies = zip(*hazards, strict=True)
     return Finding(
@@ -202,19 +202,19 @@ def _is_shared(one: Connection, other: Connection) -> bool:
 def _hazards(connection: Connection) -> list[tuple[str, str]]:
     driver: Any = connection.connection.dbapi_connection
     found = []
-    # psycopg alone prepares by itself; other drivers have no such attribute.
+    # Only psycopg prepares statements by itself; other drivers have no such attribute.
     if getattr(driver, "prepare_threshold", None) is not None:
         found.append(
             (
-                "psycopg prepares what the application sends often, of which the next server connection has not heard",
-                'Set connect_args={"prepare_threshold": None}, or have PgBouncer 1.21 or later keep what is prepared '
+                "psycopg prepares statements that the application repeats, and the next server connection does not know them",
+                'Set connect_args={"prepare_threshold": None}, or let PgBouncer 1.21 or later keep prepared statements '
                 "(max_prepared_statements).",
             )
         )
     if _parameters(driver).get("options"):
         found.append(
             (
-                "connections are made with options=…, which a pooler ignores or gives to strangers",
+                "connections are made with options=…, which a pooler ignores or applies to other clients",
                 "Set them for the role instead: ALTER ROLE … SET ….",
             )
         )
@@ -229,16 +229,16 @@ def _parameters(driver: Any) -> dict[str, str]:
 
 
 OVERDUE_SECONDS: Final = 3600
-"""A janitor that is behind by less is at work."""
+"""A janitor may be behind by this much."""
 
-Look: TypeAlias = Callable[[Connection], Finding]
+Check: TypeAlias = Callable[[Connection], Finding]
 
-_EVERYWHERE: Final[tuple[tuple[str, Look], ...]] = (
+_EVERYWHERE: Final[tuple[tuple[str, Check], ...]] = (
     ("schema", schema),
     ("indexes", indexes),
     ("durability", durability),
 )
-_ON_POSTGRESQL: Final[tuple[tuple[str, Look], ...]] = (
+_ON_POSTGRESQL: Final[tuple[tuple[str, Check], ...]] = (
     ("isolation", isolation),
     ("dead-rows", dead_rows),
     ("storage", storage),
@@ -246,7 +246,7 @@ _ON_POSTGRESQL: Final[tuple[tuple[str, Look], ...]] = (
 
 
 class SqlHealth:
-    """Implements `capabilities.Health`. `now` as for `SqlDataKeys`."""
+    """Implements `Health`. `now` as for `SqlDataKeys`."""
 
     def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
         self._database = database
@@ -254,43 +254,43 @@ class SqlHealth:
 
     def findings(self) -> Sequence[Finding]:
         if self._database.dialect.name == SQLITE:
-            # Whoever connects for records first has the file log ahead from then on.
+            # The first connection for records sets the file's journal mode, which the checks read.
             self._database.run(lambda connection: None)
-            return [*self._all(_EVERYWHERE), self._found("expiry", self._expiry)]
+            return [*self._run(_EVERYWHERE), self._finding("expiry", self._expiry)]
         return [
-            *self._all(_EVERYWHERE),
-            self._found("pooling", self._pooling),
-            *self._all(_ON_POSTGRESQL),
-            self._found("expiry", self._expiry),
+            *self._run(_EVERYWHERE),
+            self._finding("pooling", self._pooling),
+            *self._run(_ON_POSTGRESQL),
+            self._finding("expiry", self._expiry),
         ]
 
-    def _all(self, looks: Sequence[tuple[str, Look]]) -> list[Finding]:
-        return [self._found(check, look) for check, look in looks]
+    def _run(self, checks: Sequence[tuple[str, Check]]) -> list[Finding]:
+        return [self._finding(name, check) for name, check in checks]
 
-    def _found(self, check: str, look: Look) -> Finding:
+    def _finding(self, name: str, check: Check) -> Finding:
         try:
-            return self._database.run(look, long=True)
+            return self._database.run(check, long=True)
         except ConfigurationError:
             return Finding(
-                check,
+                name,
                 Verdict.UNKNOWN,
-                "This could not be looked at: tables are missing, or the database's role may not read them.",
-                "Do what `schema` and `durability` say, and ask again.",
+                "This could not be checked: tables are missing, or the database role may not read them.",
+                "Do what `schema` and `durability` say, and check again.",
             )
 
     def _pooling(self, connection: Connection) -> Finding:
         return self._database.run(lambda another: inspect_pooling(connection, another))
 
     def _expiry(self, connection: Connection) -> Finding:
-        dialect, told = self._database.dialect, {"now": self._now()}
-        now = connection.execute(janitor.time(dialect), told).scalar_one()
+        dialect, parameters = self._database.dialect, {"now": self._now()}
+        now = connection.execute(janitor.server_time(dialect), parameters).scalar_one()
         horizon = now - OVERDUE_SECONDS * 1_000_000
-        if connection.execute(janitor.is_overdue(dialect), {**told, "my_horizon": horizon}).scalar_one():
+        if connection.execute(janitor.has_overdue(dialect), {**parameters, "my_horizon": horizon}).scalar_one():
             return Finding(
                 "expiry",
                 Verdict.ADVICE,
-                "Records that were over an hour ago are still there: nobody removes them, or not fast enough.",
-                "Have the janitor expire, or run `flask idempotency expire` now and then; see that IDEMPOTENCY_EXPIRE_RATE is "
-                "above what comes in.",
+                "Records that expired an hour ago are still there: no janitor runs, or it is too slow.",
+                "Run the janitor, or `flask idempotency expire` regularly. Set IDEMPOTENCY_EXPIRE_RATE above the rate of new "
+                "keys.",
             )
-        return Finding("expiry", Verdict.FINE, "What is over is removed within the hour.")
+        return Finding("expiry", Verdict.FINE, "Expired records are removed within the hour.")

@@ -1,7 +1,6 @@
-"""Whether this database may be trusted with claims, and what to do when not.
+"""Check that a database can keep claims safely, and say what to do if it cannot.
 
-Reads only, in statements that need no transaction and leave nothing behind: a pooler may give each of them to another
-server connection.
+The checks only read, in statements that need no transaction. A pooler may send each of them to another server connection.
 """
 
 from __future__ import annotations
@@ -32,34 +31,34 @@ _NUMBER_IN_USE: Final = text(
 _JOURNAL: Final = text("PRAGMA journal_mode")
 _SYNCHRONOUS: Final = text("PRAGMA synchronous")
 
-# PRAGMA synchronous: what EXTRA is more than FULL matters to no log that is written ahead.
 FULL: Final = 2
+"""PRAGMA synchronous. With a write-ahead log EXTRA adds no safety to FULL."""
 
 INDEX: Final = "The index "
-"""How a sentence begins that is about one."""
+"""Faults about an index start with this."""
 
 
 def faults(connection: Connection) -> list[str]:
-    """Why nobody may claim here: a sentence for each reason, with its remedy. Empty when all is in order."""
+    """Return why the store must refuse claims here: a sentence for each fault, with its remedy. Empty if there is none."""
     return [*structural(connection), *_durability(connection)]
 
 
 def structural(connection: Connection) -> list[str]:
-    """Those of them that are about tables, what is in them, and the right to use them."""
+    """Return the faults of the tables, their rows and the role's privileges."""
     lacking = errors.missing_privileges(connection)
-    # The schema's version is a fact: whoever may not read it would be refused, and told nothing.
+    # A role that may not read this table would get a bare refusal instead of a fault.
     schema = _schema(connection) if "SELECT" not in lacking.get(META, ()) else ()
     return [*_rights(lacking), *schema]
 
 
 def advice(connection: Connection) -> list[str]:
-    """What does no harm to the promise, and is better otherwise."""
+    """Return settings that cost speed only, with their remedies."""
     if connection.dialect.name == "postgresql":
         isolation = connection.scalar(_ISOLATION)
         if isolation != "read committed":
             return [
-                f"default_transaction_isolation is {isolation!r} here: of two claims that meet, one may fail and have to "
-                "be repeated. Set it to 'read committed' for the role that the application connects as."
+                f"default_transaction_isolation is {isolation!r} here: if two claims conflict, one may fail and is "
+                "repeated. Set it to 'read committed' for the role that the application connects as."
             ]
     return []
 
@@ -75,34 +74,34 @@ def _schema(connection: Connection) -> Iterator[str]:
     if reached > LATEST:
         yield (
             f"The idempotency tables are at version {reached}, which is newer than this release knows ({LATEST}). "
-            "Install the release of flask-idempotency that made them, or a later one."
+            "Install the release of flask-idempotency that created them, or a later one."
         )
     elif missing.tables:
         yield _tables(missing.tables)
     elif 0 < reached < LATEST and missing.parts:
         yield (
             f"The idempotency tables are at version {reached} and this release needs {LATEST}. {_UPGRADE}; "
-            "where Alembic makes the tables, write a new migration and run it: `flask db migrate`, `flask db upgrade`."
+            "where Alembic creates the tables, write a new migration and run it: `flask db migrate`, `flask db upgrade`."
         )
     else:
         yield from _parts(missing)
-        # The first claim sets the sequence and adds the number, unless something forbids it.
+        # The first claim sets the sequence and adds the number, if its role may.
         if missing.seed and not errors.may_set_sequence(connection):
             yield (
-                "The fences of this database count from one: a worker of long ago could pass for a newer one. "
+                "The fences of this database count from one: an old worker could pass for a newer one. "
                 f"{_UPGRADE} as the owner of the tables, or grant UPDATE on the sequence {FENCES} to the role that the "
                 "application connects as: then its first claim sets it to the clock."
             )
         if missing.store and connection.scalar(_NUMBER_IN_USE):
             yield (
-                "This database has lost the number that its sealed or cached answers belong to. "
+                "This database has lost the number that its encrypted or cached responses belong to. "
                 "Restore the row 'store' of idempotency_meta from a backup. If there is none, "
-                f"{_UPGRADE[0].lower()}{_UPGRADE[1:]}: it chooses another number, and no sealed answer can be opened then."
+                f"{_UPGRADE[0].lower()}{_UPGRADE[1:]}: it chooses another number, and no encrypted response can be read then."
             )
 
 
 def _tables(names: tuple[str, ...]) -> str:
-    remedy = f"{_UPGRADE}, or the migrations of the application where Alembic makes the tables."
+    remedy = f"{_UPGRADE}, or the migrations of the application where Alembic creates the tables."
     if len(names) == len(metadata.tables):
         return f"The idempotency tables are not in this database. {remedy}"
     if len(names) > 1:
@@ -112,15 +111,15 @@ def _tables(names: tuple[str, ...]) -> str:
 
 def _parts(missing: SchemaGaps) -> Iterator[str]:
     for column in missing.columns:
-        # To add it would not bring back what was in it.
+        # A new column would not restore the lost values.
         yield (
-            f"The column {column} is not in this database: the table was changed, or is not ours. "
+            f"The column {column} is not in this database: the table was changed, or belongs to another program. "
             f"Restore it, or give it another name and then {_UPGRADE.lower()}."
         )
     for index in missing.indexes:
-        yield f"{INDEX}{index} is not in this database: the whole table would be read. {_UPGRADE}."
+        yield f"{INDEX}{index} is not in this database: statements would read the whole table. {_UPGRADE}."
     for sequence in missing.sequences:
-        yield f"The sequence {sequence} is not in this database: no claim can be granted. {_UPGRADE}."
+        yield f"The sequence {sequence} is not in this database: the store cannot grant a claim. {_UPGRADE}."
 
 
 def _durability(connection: Connection) -> Iterator[str]:
@@ -134,7 +133,7 @@ def _durability(connection: Connection) -> Iterator[str]:
         journal = connection.scalar(_JOURNAL)
         if journal != "wal":
             yield (
-                f"This SQLite database has journal_mode {journal}: readers and writers would keep each other waiting. "
+                f"This SQLite database has journal_mode {journal}: readers and writers would wait for each other. "
                 "Run `PRAGMA journal_mode=WAL` on it once."
             )
         if (connection.scalar(_SYNCHRONOUS) or 0) < FULL:
@@ -153,7 +152,7 @@ class HasEngines(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a database is, without the user or the password."""
+    """The address of a database, without user and password."""
 
     kind: str
     database: str
@@ -170,14 +169,14 @@ def place_of(url: URL) -> Place:
 
 
 class SqlSchema:
-    """Raises `StoreUnavailable`, with the database's own words for it, when it cannot be asked or changed."""
+    """Implements `Schema`. Raises `StoreUnavailable` with the database's message if a statement fails."""
 
     def __init__(self, database: HasEngines) -> None:
         self._database = database
 
     def upgrade(self) -> list[str]:
-        # Connections for records give up on what takes its time, such as another upgrade, or an index of a large table.
-        with self._told():
+        # Connections for records time out, and an upgrade may take long: it waits for another one, or builds an index.
+        with self._translated_errors():
             return migrations.upgrade(self._database.base)
 
     def faults(self) -> list[str]:
@@ -189,23 +188,23 @@ class SqlSchema:
             return advice(connection)
 
     def place(self) -> Place:
-        """Where the tables are."""
+        """Return where the tables are."""
         return place_of(self._database.engine.url)
 
     def knows_alembic(self) -> bool:
-        """Whether Alembic has ever run a migration in this database."""
+        """Return True if Alembic has ever run a migration in this database."""
         with self._connection() as connection:
             return inspect(connection).has_table("alembic_version")
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        with self._told(), self._database.engine.connect() as connection:
+        with self._translated_errors(), self._database.engine.connect() as connection:
             yield connection
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except SQLAlchemyError as error:
-            # The cause quotes statements and addresses, and stays out of every log.
+            # The cause quotes statements and addresses, which must stay out of logs.
             raise StoreUnavailable(error_text(error, self._database.engine.url)) from None

@@ -1,8 +1,7 @@
-"""The tables, made and changed step by step: one frozen file for each step, its SQL spelt out.
+"""Create and upgrade the tables step by step, in one frozen file for each step.
 
-A file here is never edited once it was released, and imports nothing that is: a step that followed `schema.py` would
-make other tables tomorrow than it made yesterday. Each step only adds what is not there, so that tables which
-`create_all` or Alembic made are taken over as they stand.
+Never edit a step after its release, and import no declarations into it. If a step followed `schema.py`, it would create
+other tables after each change. Each step only adds what is missing, so it also completes tables of `create_all` or Alembic.
 """
 
 from flask_idempotency.stores.sql.migrations.runner import LATEST, upgrade, version

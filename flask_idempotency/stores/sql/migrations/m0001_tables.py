@@ -1,4 +1,4 @@
-"""The tables, their indexes, a number for the store, and where fences come from."""
+"""Create the tables, their indexes, the store's number and the source of fences."""
 
 from __future__ import annotations
 
@@ -109,16 +109,16 @@ CREATE TABLE IF NOT EXISTS idempotency_fence_numbers (
     PRIMARY KEY (number)
 )"""
 
-# A record is written twice and grows in between: room on the page keeps both versions there.
-# Answers arrive compressed; the server would only try again.
+# A record is written twice and grows in between: free space on the page keeps both versions there.
+# Responses arrive compressed, so the server need not try.
 _POSTGRESQL_STORAGE: Final = Where(
-    # What an operator has set differently stays.
+    # A fillfactor that an operator has set stays.
     "SELECT NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false) FROM pg_class"
     " WHERE oid = to_regclass('idempotency_records')",
     ("ALTER TABLE idempotency_records SET (fillfactor = 80), ALTER COLUMN response SET STORAGE EXTERNAL",),
 )
 # Its rows are updated often: with free space on the page, an update touches no index.
-_POSTGRESQL_ROOM: Final = Where(
+_POSTGRESQL_QUOTA_STORAGE: Final = Where(
     "SELECT NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false) FROM pg_class"
     " WHERE oid = to_regclass('idempotency_quota')",
     ("ALTER TABLE idempotency_quota SET (fillfactor = 50)",),
@@ -137,12 +137,12 @@ def _index(name: str) -> str:
 
 
 def _postgresql_index(name: str) -> Where:
-    # Even with IF NOT EXISTS it waits for all who write to the table, and everybody for it.
-    look = (
+    # Even with IF NOT EXISTS it waits for all writers of the table, and new writers wait for it.
+    condition = (
         "SELECT NOT EXISTS (SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"  # noqa: S608 - our own words
         f" WHERE indrelid = to_regclass('idempotency_records') AND relname = '{name}')"
     )
-    return Where(look, (_index(name),))
+    return Where(condition, (_index(name),))
 
 
 _TABLE_COMMENTS: Final = {
@@ -203,8 +203,8 @@ def _column_comment(name: str) -> Where:
     )
 
 
-# Random, so that no two databases have the same, and never changed: answers in a Redis that they share are told apart by
-# it. In a version 4 UUID the first twelve digits and the last four are random, every bit of them.
+# Random, so that no two databases have the same: it tells their responses apart in a Redis cache that they share. It never
+# changes. In a version 4 UUID every bit of the first twelve digits and of the last four is random.
 _POSTGRESQL_STORE: Final = (
     "INSERT INTO idempotency_meta (name, value)"
     " SELECT 'store', ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
@@ -227,14 +227,14 @@ _POSTGRESQL_FENCES: Final = (
         ),
     ),
     Where(
-        # The clock passed this in 2001: whatever is below it counts from one.
+        # The clock passed this in 2001: a lower sequence counts from one.
         "SELECT seqcache <> 1 OR last_value < 1000000000000000 FROM pg_sequence, idempotency_fence_numbers_number_seq"
         " WHERE seqrelid = to_regclass('idempotency_fence_numbers_number_seq')",
         (
-            # A session that fetches numbers in advance hands a later claim a lower fence. Until we commit, this statement
-            # also keeps everybody from taking one: setval could otherwise fall below a fence that was granted meanwhile.
+            # A session that caches numbers would give a later claim a lower fence. Until the commit, this statement also
+            # locks the sequence: otherwise setval could go below a fence that another session takes now.
             "ALTER SEQUENCE idempotency_fence_numbers_number_seq CACHE 1",
-            # From the clock and not from one, so that fences rise even over tables that were dropped and made anew.
+            # From the clock and not from one, so that fences rise even over tables that were dropped and created again.
             "SELECT setval('idempotency_fence_numbers_number_seq', clock.us)"
             " FROM idempotency_fence_numbers_number_seq AS fences,"
             " (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) AS clock"
@@ -261,9 +261,9 @@ STEP: Final = Step(
     statements={
         "postgresql": (
             *_tables(bytes="BYTEA", serial="BIGSERIAL", storage=" WITH (fillfactor = 50)"),
-            # First, for it takes the strongest lock: who has less and asks for more may wait for others who wait for it.
+            # First, because it takes the strongest lock: to raise a weaker lock later could end in a deadlock.
             _POSTGRESQL_STORAGE,
-            _POSTGRESQL_ROOM,
+            _POSTGRESQL_QUOTA_STORAGE,
             *map(_postgresql_index, _INDEXES),
             *map(_table_comment, _TABLE_COMMENTS),
             *map(_column_comment, _COLUMN_COMMENTS),

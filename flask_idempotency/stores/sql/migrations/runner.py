@@ -1,4 +1,4 @@
-"""Which steps there are, which of them a database has behind it, and taking the rest."""
+"""Upgrade a database: find the steps that it lacks, and run them under a lock, one upgrade at a time."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from flask_idempotency.stores.sql.migrations import m0001_tables
 from flask_idempotency.stores.sql.migrations.step import Step
 
 LOCK_MS: Final = 2000
-"""Whatever claims come meanwhile queue behind a statement that waits for the whole table, and give up after five seconds:
-well before that it leaves the queue."""
+"""How long an upgrade waits for a table. Claims queue behind it and give up after five seconds, so it gives up well before."""
 
-FOR_EVER: Final = 0
+NO_LOCK_TIMEOUT: Final = 0
 
 
 @contextmanager
 def lock_timeout(connection: Connection, milliseconds: int) -> Iterator[None]:
-    """In here this transaction waits so long for each lock, and afterwards as long as before.
+    """Set how long this transaction waits for each lock, and restore the setting at the end.
 
-    Not so after an error: then the transaction ends, and the setting with it. SQLite has one lock, taken at the start.
+    An error ends the transaction, and the setting with it. SQLite has one lock, which `migration_lock` takes first.
     """
     if connection.dialect.name != "postgresql":
         yield
@@ -39,7 +38,7 @@ def lock_timeout(connection: Connection, milliseconds: int) -> Iterator[None]:
 
 @contextmanager
 def refuse_when_locked(connection: Connection) -> Iterator[None]:
-    """In here a statement that does not get its lock in time raises `StoreUnavailable`."""
+    """Raise `StoreUnavailable` if a statement inside does not get its lock in time."""
     try:
         with lock_timeout(connection, LOCK_MS):
             yield
@@ -47,9 +46,9 @@ def refuse_when_locked(connection: Connection) -> Iterator[None]:
         if connection.dialect.name != "postgresql" or not is_lock_timeout(error):
             raise
         raise StoreUnavailable(
-            f"The tables are in use: for {LOCK_MS / 1000:g} seconds a transaction of somebody else's, such as a long report, "
-            f"a VACUUM or a forgotten session, has held a lock that this needs: {_first_line(error.statement)}. Nothing "
-            "was changed. Wait until it is over, or end it (pg_locks and pg_stat_activity show it), and run the upgrade "
+            f"The tables are in use: for {LOCK_MS / 1000:g} seconds another transaction, such as a long report, a VACUUM or "
+            f"a forgotten session, has held a lock that this needs: {_first_line(error.statement)}. Nothing was changed. "
+            "Wait until that transaction ends, or end it (pg_locks and pg_stat_activity show it). Then run the upgrade "
             "again, which is safe at any time."
         ) from error
 
@@ -64,16 +63,16 @@ _MIGRATION_LOCK: Final = 0x6964656D706F7465
 
 @contextmanager
 def migration_lock(connection: Connection) -> Iterator[None]:
-    """Inside a transaction that no other upgrade of this database is in.
+    """Open a transaction and lock out every other upgrade of this database. Commit it at the end.
 
-    One that the caller has begun is left for the caller to commit or roll back, and any other is committed here.
-    Nothing outlives the transaction: behind a pooler, a lock of the session's would stay with somebody else's.
+    A transaction that the caller has begun is left for the caller to commit or roll back. The lock ends with the
+    transaction: behind a pooler, a session's lock would stay with another client.
     """
     with nullcontext() if connection.in_transaction() else connection.begin():
         ours = _begin(connection)
         try:
             if connection.dialect.name == "postgresql":
-                with lock_timeout(connection, FOR_EVER):
+                with lock_timeout(connection, NO_LOCK_TIMEOUT):
                     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
             yield
         except BaseException:
@@ -86,16 +85,16 @@ def migration_lock(connection: Connection) -> Iterator[None]:
 
 
 def _begin(connection: Connection) -> bool:
-    """Whether this began a transaction that SQLAlchemy does not know of, and so will not commit."""
+    """Begin a transaction if none is open. Return True if SQLAlchemy does not know of it, and so does not commit it."""
     driver: Any = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         if driver.in_transaction:
             return False
-        # A transaction that reads first is refused the lock at once when somebody else wrote in between.
+        # IMMEDIATE: a transaction that reads first cannot get the lock if another one wrote in between.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         return driver.isolation_level is None
     if driver.autocommit is True:
-        # Whoever waited for the lock must see what was done meanwhile, whatever the server's default is.
+        # After the wait for the lock this transaction must see what the other upgrade did.
         connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED")
         return True
     return False
@@ -112,13 +111,13 @@ _WRITE_VERSION: Final = text(
 
 
 def upgrade(bind: Engine | Connection) -> list[str]:
-    """Bring the tables to this release's schema, and return what was done, one line for each step.
+    """Upgrade the tables to this release's schema, and return one line for each step that ran.
 
-    Safe to run again and in several processes at once: one works, the others wait and find nothing left to do. On an
-    engine it happens in a transaction of its own; on a connection, such as Alembic's `op.get_bind()`, in the one that
-    is under way, for its owner to commit. A schema newer than this release is left alone.
+    You can run it again, and in several processes at once: one works and the others wait. With an engine it runs in a new
+    transaction. With a connection, such as Alembic's `op.get_bind()`, it runs in the current transaction, and you commit.
+    It leaves a schema alone that is newer than this release.
 
-    Raises `StoreUnavailable` when somebody else's transaction keeps a lock for long that this needs.
+    Raises `StoreUnavailable` if another transaction holds a lock that this needs for longer than two seconds.
     """
     if isinstance(bind, Engine):
         return _upgrade_engine(bind)
@@ -126,7 +125,7 @@ def upgrade(bind: Engine | Connection) -> list[str]:
 
 
 def version(connection: Connection) -> int:
-    """The last step this database has behind it; 0 before the first, or when other tools made the tables."""
+    """Return the last step that ran in this database. It is 0 before the first, or if other tools created the tables."""
     if not inspect(connection).has_table("idempotency_meta"):
         return 0
     reached = connection.scalar(_READ_VERSION)
@@ -134,18 +133,18 @@ def version(connection: Connection) -> int:
 
 
 def _upgrade_engine(engine: Engine) -> list[str]:
-    _refuse_others(engine.dialect.name)
+    _check_dialect(engine.dialect.name)
     with engine.connect() as connection:
-        # Where nothing is left to do, as in most deployments, it takes no lock to see that: steps only add.
+        # Most deployments change no table. Steps only add, so it takes no lock to see that.
         if not _steps_for(connection):
             return []
     with engine.connect() as connection:
-        # What the application set up as it connected may have begun a transaction, in which no mode can be changed.
+        # A connect listener of the application may have begun a transaction, and there the mode cannot change.
         connection.connection.commit()
         return _upgrade(connection.execution_options(isolation_level="AUTOCOMMIT"))
 
 
-def _refuse_others(dialect: str) -> None:
+def _check_dialect(dialect: str) -> None:
     if dialect not in STEPS[0].statements:
         raise ConfigurationError(
             f"There is no schema for {dialect} in this release: use PostgreSQL or SQLite for IDEMPOTENCY_STORE."
@@ -153,7 +152,7 @@ def _refuse_others(dialect: str) -> None:
 
 
 def _upgrade(connection: Connection) -> list[str]:
-    _refuse_others(connection.dialect.name)
+    _check_dialect(connection.dialect.name)
     with migration_lock(connection), refuse_when_locked(connection):
         done = [step.run(connection) for step in _steps_for(connection)]
         if done:
@@ -164,6 +163,6 @@ def _upgrade(connection: Connection) -> list[str]:
 def _steps_for(connection: Connection) -> list[Step]:
     reached = version(connection)
     if reached <= LATEST and schema.lacks(connection):
-        # Something was dropped since. Every step again: each adds only what is not there.
+        # Something was dropped since. Run every step again: each only adds what is missing.
         reached = 0
     return [step for step in STEPS if step.number > reached]

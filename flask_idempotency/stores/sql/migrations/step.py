@@ -1,4 +1,4 @@
-"""`Step`: one change of the schema, as each database is told it."""
+"""Describe one step of the schema: its statements for each database, and how they run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sqlalchemy import Connection
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Statements that lock what others use, although they may find nothing to change: only where a look says true."""
+    """Statements to run only if a query returns true. They take a lock even if they change no row."""
 
-    look: str
+    condition: str
     statements: tuple[str, ...]
 
     def run(self, connection: Connection) -> None:
-        if connection.exec_driver_sql(self.look).scalar():
+        if connection.exec_driver_sql(self.condition).scalar():
             for statement in self.statements:
                 connection.exec_driver_sql(statement)
 
@@ -25,9 +25,9 @@ class Where:
 class Step:
     number: int
     what: str
-    """What there is afterwards, in a few words for whoever ran it."""
+    """What this step adds, in a few words for the operator."""
     statements: Mapping[str, tuple[str | Where, ...]]
-    """By dialect, in order. Run where everything is there already, they change nothing."""
+    """By dialect, in order. A second run changes nothing."""
 
     def run(self, connection: Connection) -> str:
         for statement in self.statements[connection.dialect.name]:

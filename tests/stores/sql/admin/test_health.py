@@ -217,7 +217,7 @@ def test_a_pooler_of_sessions_is_none(
     bouncer = start_pgbouncer(postgres_server, pool_mode="session")
     store = opened(make_bind(bouncer.url(durable_url)), tables=postgres_server.url(durable_url))
 
-    assert Finding("pooling", Verdict.FINE, "Connections have a server of their own.") == found(store, "pooling")
+    assert Finding("pooling", Verdict.FINE, "Each connection has its own server connection.") == found(store, "pooling")
 
 
 def test_a_pooler_and_settings_given_at_connect(

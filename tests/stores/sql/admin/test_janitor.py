@@ -67,12 +67,12 @@ def test_times_are_exact_to_the_microsecond(us: int) -> None:
 @pytest.mark.parametrize(
     ("name", "index"),
     [
-        ("stale", "idempotency_expired_leases"),
-        ("due", "idempotency_quarantined"),
-        ("walk_processing", "idempotency_expired_leases"),
-        ("walk_quarantined", "idempotency_quarantined"),
-        ("standing", "idempotency_expired_leases"),
-        ("standing", "idempotency_quarantined"),
+        ("expired_leases", "idempotency_expired_leases"),
+        ("next_for_resolver", "idempotency_quarantined"),
+        ("scan_processing", "idempotency_expired_leases"),
+        ("scan_quarantined", "idempotency_quarantined"),
+        ("count_unfinished", "idempotency_expired_leases"),
+        ("count_unfinished", "idempotency_quarantined"),
     ],
 )
 def test_unfinished_rows_are_found_by_an_index(
@@ -155,7 +155,7 @@ def spoil(engine: MakeEngine, key: StorageKey) -> None:
         connection.execute(update(records).where(records.c.record_id == key.rid).values(token=b"short"))
 
 
-@pytest.mark.parametrize("how", ("stale", "due", "walk"))
+@pytest.mark.parametrize("how", ("expired_leases", "due", "walk"))
 def test_unreadable_rows_do_not_hide_the_others(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, how: str
 ) -> None:
@@ -437,7 +437,7 @@ def test_expired_rows_are_found_by_an_index(store: SqlStore, clock: FrozenClock,
     answers(store, 1)
     with make_engine().connect() as connection:
         fill(connection)
-        plan = plan_of(connection, janitor.sweep(store.database.dialect), my_horizon=1)
+        plan = plan_of(connection, janitor.delete_expired(store.database.dialect), my_horizon=1)
 
     assert "idempotency_expiry" in plan
     assert "Seq Scan on idempotency_records" not in plan

@@ -193,7 +193,7 @@ def test_a_lost_store_number_is_a_fault_if_responses_need_it(engine: Engine, ans
         store.identity()
     store.close()
 
-    assert fault.startswith("This database has lost the number that its sealed or cached answers belong to.")
+    assert fault.startswith("This database has lost the number that its encrypted or cached responses belong to.")
     upgrade(engine)
     assert [] == found(engine)
 
