@@ -106,7 +106,7 @@ def test_a_number_has_one_spelling(spelling: bytes) -> None:
         decode(lengthened(b"payments.pay", spelling), now=0.0)
 
 
-def test_what_is_read_is_written_as_it_was() -> None:
+def test_a_decoded_record_encodes_to_the_same_bytes() -> None:
     for each in RECORDS.values():
         data = encode(each, tid=TID)
         found = decode(data, now=each.deadline)
@@ -116,7 +116,7 @@ def test_what_is_read_is_written_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("at", (42, 48, 54), ids=("requested", "deadline", "duration"))
-def test_a_time_that_no_calendar_has_is_damage(at: int) -> None:
+def test_a_time_outside_the_calendar_is_damage(at: int) -> None:
     """A mismatch would tell it to the client, and Python knows no year 10889."""
     data = encode(replace(COMPLETED, requested_at=LATEST - 1, completed_at=LATEST, deadline=LATEST), tid=TID)
     size = 5 if at == 54 else 6
@@ -145,7 +145,7 @@ def test_scripts_and_python_know_the_same_limits() -> None:
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_a_damaged_entry_of_the_cache_is_the_same_answer_or_none(data: st.DataObject) -> None:
+def test_a_damaged_cache_entry_is_the_same_response_or_none(data: st.DataObject) -> None:
     """Its sum finds accidents; and who writes the sum as well still has to write a completed record."""
     key = a_key()
     name = data.draw(st.sampled_from(sorted(RECORDS)))
@@ -186,7 +186,7 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
 @pytest.mark.parametrize("name", TEXTS)
 @settings(deadline=None)
 @given(data=st.data())
-def test_a_damaged_text_in_redis_is_damage_and_nothing_else(name: str, data: st.DataObject) -> None:
+def test_a_damaged_text_in_redis_raises_only_corrupt(name: str, data: st.DataObject) -> None:
     """Numbers of thousands of digits, letters that are none, and one field too many."""
     sound, read = TEXTS[name]
     assert read(sound) is not None
@@ -218,7 +218,7 @@ def test_only_a_few_digits_are_a_number(text: Any) -> None:
         "x" * 5000,
     ),
 )
-def test_a_planted_report_says_nothing(report: str) -> None:
+def test_a_forged_report_is_ignored(report: str) -> None:
     """Neither a recursion without an end nor a number without one reaches a gauge or a heartbeat."""
     assert TaskReport(1.0, report).whole("skew_ms") is None
 

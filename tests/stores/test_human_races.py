@@ -92,7 +92,7 @@ def store(make_kept: MakeStore, clock: FrozenClock) -> Any:
     return make_kept(clock)
 
 
-def test_44_what_a_person_says_or_what_the_owner_says_stays(store: Any) -> None:
+def test_44_the_response_of_the_operator_or_of_the_owner_stays(store: Any) -> None:
     """
     A late owner completes while a person gives another answer: one of them wins, and is told so, and the loser can repeat
     itself as often as it likes.
@@ -199,7 +199,7 @@ def _race_of_release_without_force(race: Race, clock: FrozenClock, policy: Polic
     assert renewed == race.owner_completes()
 
 
-def test_44_two_people_who_say_different_things_are_not_both_believed(store: Any) -> None:
+def test_44_of_two_operators_with_different_responses_one_wins(store: Any) -> None:
     """Nor is a resolver beside a person."""
     race = Race(store)
     store.quarantine(race.key, race.token, "view-crashed")

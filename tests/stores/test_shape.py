@@ -46,7 +46,7 @@ def test_a_change_is_noticed_until_keep_is_over(make_kept: MakeStore, clock: Fro
     assert () == look(book, shape(name, name, tenant=True), note=True).changes
 
 
-def test_looking_without_noting_changes_nothing(make_kept: MakeStore, clock: FrozenClock) -> None:
+def test_a_look_without_a_note_changes_no_data(make_kept: MakeStore, clock: FrozenClock) -> None:
     book = make_kept(clock).task_log  # type: ignore[attr-defined]
     look(book, shape("shop 1"), note=True)
     before = {name: entry.report for name, entry in book.reports().items()}
@@ -55,7 +55,7 @@ def test_looking_without_noting_changes_nothing(make_kept: MakeStore, clock: Fro
     assert before == {name: entry.report for name, entry in book.reports().items()}
 
 
-def test_processes_that_note_at_once_lose_nothing(make_kept: MakeStore, clock: FrozenClock) -> None:
+def test_concurrent_notes_lose_no_shape(make_kept: MakeStore, clock: FrozenClock) -> None:
     """One notes at a time. One that found another at it looks again."""
     book = make_kept(clock).task_log  # type: ignore[attr-defined]
     shapes = [shape("shop 2", f"secret {number}", tenant=number % 2 == 0) for number in range(6)]

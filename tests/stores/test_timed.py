@@ -51,7 +51,7 @@ class TestTimedLedger(LedgerContract):
         return timed(MemoryStore(clock=clock))[0]
 
 
-def test_every_call_is_told_once_with_how_it_ended_and_how_long_it_took() -> None:
+def test_every_call_is_reported_once_with_outcome_and_duration() -> None:
     """A second each, by this stopwatch: two looks, and nothing else looks at it."""
     store, watch = timed(MemoryStore())
     key, token = a_key(), a_token()
@@ -93,9 +93,7 @@ def test_every_call_is_told_once_with_how_it_ended_and_how_long_it_took() -> Non
         pytest.param(KeyboardInterrupt(), "failed", id="interrupted"),
     ),
 )
-def test_a_call_that_raises_is_told_too_and_raises(
-    error: BaseException, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_raises_is_reported_too(error: BaseException, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time spent on a store that is away is the time that matters most."""
     behind = MemoryStore()
 
@@ -111,7 +109,7 @@ def test_a_call_that_raises_is_told_too_and_raises(
     assert [("read", ending, 1.0)] == watch.told
 
 
-def test_what_the_store_can_do_besides_is_still_found() -> None:
+def test_the_timed_store_offers_what_its_store_offers() -> None:
     """By whoever asks for a capability as assembly does, and is not timed."""
     behind = MemoryStore()
     store, watch = timed(behind)
@@ -125,7 +123,7 @@ def test_what_the_store_can_do_besides_is_still_found() -> None:
     assert [] == watch.told
 
 
-def test_what_the_store_cannot_do_is_not_found() -> None:
+def test_the_timed_store_lacks_what_its_store_lacks() -> None:
     store, _ = timed(FaultyStore(MemoryStore()))
 
     assert capabilities_of(store).data_keys is None

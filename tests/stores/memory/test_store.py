@@ -35,7 +35,7 @@ def test_expired_records_are_dropped(clock: FrozenClock, store: MemoryStore) -> 
     assert held(store) == 30
 
 
-def test_no_claim_pays_for_all_that_expired(clock: FrozenClock, store: MemoryStore) -> None:
+def test_one_claim_removes_only_a_few_expired_records(clock: FrozenClock, store: MemoryStore) -> None:
     """A thousand answers that end in the same second are dropped a few at a time."""
     for _ in range(1000):
         complete_one(store)
@@ -46,7 +46,7 @@ def test_no_claim_pays_for_all_that_expired(clock: FrozenClock, store: MemorySto
     assert held(store) == 1001 - DROPPED_PER_CLAIM
 
 
-def test_a_key_that_was_used_again_is_not_dropped_with_its_former_life(clock: FrozenClock, store: MemoryStore) -> None:
+def test_a_reused_key_is_not_dropped_with_its_expired_record(clock: FrozenClock, store: MemoryStore) -> None:
     """The note to drop a key may come up when the key is long somebody else's."""
     key = complete_one(store)
     clock.advance(KEEP)
@@ -109,7 +109,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     assert (done.stdout, done.stderr) == ("claimed\n", "")
 
 
-def test_without_a_clock_it_keeps_its_own_steady_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_clock_the_store_uses_monotonic_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator who sets the host's clock ahead does not end everybody's lease."""
     store = MemoryStore()
     key = a_key()
