@@ -16,7 +16,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Grant, SealedBy, State, StoredPayload
+from flask_idempotency.engine.model import Grant, SealedBy, StoredPayload
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.janitor import Index
@@ -34,7 +34,7 @@ from flask_idempotency.testing.contract.support import (
     granted,
     stand,
 )
-from tests.damage import damaged
+from tests.damage import damaged, outcome, questions
 from tests.forgiving import redis_store
 
 
@@ -316,36 +316,7 @@ QUOTA = Quota(records=100, bytes=10**6, in_flight=10, new_keys=NewKeys(100, 60))
 ODD = (b"", b"-1", b"nan", b"1e300", b"9" * 17, b"9" * 5000, b"\xff\xfe")
 
 
-def told(ask: Callable[[], object]) -> object:
-    """What this was answered. Fails for an exception that is none of the library's."""
-    try:
-        return ask()
-    except (CorruptRecord, LeaseLost, StoreUnavailable) as error:
-        return error
-
-
-def everything(store: RedisStore, clock: FrozenClock, key: StorageKey) -> dict[str, object]:
-    """What each who looks at this store is told."""
-    asks: dict[str, Callable[[], object]] = {
-        "read": lambda: store.read(key),
-        "answers": lambda: store.responses.scan(limit=100),
-        "count": lambda: store.responses.count(),
-        "walk": lambda: [store.recovery.scan(state, limit=1) for state in State],
-        "stale": lambda: store.recovery.expired_leases(horizon=clock.now + 10 * LEASE, limit=1),
-        "due": lambda: store.recovery.next_for_resolver(horizon=clock.now, least=1, most=10, limit=1),
-        "standing": lambda: store.recovery.counts(),
-        "usage": lambda: store.ledger.usage(key.tid),
-        "limits": lambda: store.ledger.limits(key.tid),
-        "tenants": lambda: store.ledger.tenants(),
-        "reconcile": lambda: store.ledger.reconcile(key.tid),
-        "shelf": lambda: store.data_keys.read_keys(key.tid),
-        "others": lambda: store.data_keys.wrapped_by_other("new"),
-        "key count": lambda: store.data_keys.count(),
-        "chores": lambda: store.task_log.reports(),
-        "take": lambda: store.task_log.lock("reap", b"t" * 16, lease=60),
-        "memory": lambda: store.data_loss.status(),
-    }
-    return {name: told(ask) for name, ask in asks.items()}
+ERRORS = (CorruptRecord, LeaseLost, StoreUnavailable)
 
 
 @pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined"))
@@ -365,7 +336,7 @@ def test_a_damaged_record_is_never_granted_and_never_called_an_outage(
     changed = data.draw(damaged(stored))
     redis_client.set(record, changed)
 
-    outcome = told(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE))
+    claimed = outcome(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE), ERRORS)
     for ask in (
         lambda: store.renew(key, token, lease=LEASE),
         lambda: store.mark_point_of_no_return(key, token),
@@ -375,12 +346,12 @@ def test_a_damaged_record_is_never_granted_and_never_called_an_outage(
         lambda: store.read(key),
         lambda: store.responses.scan(limit=10),
     ):
-        assert not isinstance(told(ask), StoreUnavailable)
+        assert not isinstance(outcome(ask, ERRORS), StoreUnavailable)
 
-    assert not isinstance(outcome, StoreUnavailable)
+    assert not isinstance(claimed, StoreUnavailable)
     shortened = int.from_bytes(changed[48:54], "big") < deadline
     released = standing == "completed" or changed[:1] != stored[:1] or shortened
-    assert not isinstance(outcome, Grant) or released
+    assert not isinstance(claimed, Grant) or released
 
 
 PLACES = ("memory", "ledger", "data keys", "notes", "lock", "in flight", "quarantined", "unsettled")
@@ -419,9 +390,12 @@ def test_damage_outside_records_raises_only_our_errors(
     for change in changes(redis_client, name, odd):
         before: Any = redis_client.dump(name)
         change()
-        found = everything(store, clock, key)
-        again = told(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE))
-        new = told(lambda: store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE, quota=QUOTA))
+        asked = questions(store, clock, key, limit=1) | {"data loss": lambda: store.data_loss.status()}
+        found = {name: outcome(ask, ERRORS) for name, ask in asked.items()}
+        again = outcome(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE), ERRORS)
+        new = outcome(
+            lambda: store.claim(a_request(a_key(tid=key.tid)), token=a_token(), lease=LEASE, quota=QUOTA), ERRORS
+        )
 
         assert not isinstance(again, Grant | StoreDataLoss), (change, found)
         assert not isinstance(again, StoreUnavailable)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine
 
 from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.sql.database import Database
@@ -91,6 +91,13 @@ def make_engine(database_url: str) -> Iterator[MakeEngine]:
 @pytest.fixture
 def engine(make_engine: MakeEngine) -> Engine:
     return make_engine()
+
+
+@pytest.fixture
+def elsewhere(make_engine: MakeEngine, records_url: str) -> Iterator[Connection]:
+    """A second connection, whose transaction stays open until the test ends it."""
+    with make_engine().connect() as connection:
+        yield connection
 
 
 class OpenStore(Protocol):

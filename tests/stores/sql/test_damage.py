@@ -13,12 +13,13 @@ from sqlalchemy import Table
 
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
-from flask_idempotency.engine.model import Grant, SealedBy, State, StoredPayload
+from flask_idempotency.engine.model import Grant, SealedBy, StoredPayload
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_request, a_token, granted
 from flask_idempotency.testing.doubles import FrozenClock
+from tests.damage import outcome, questions
 from tests.stores.sql.conftest import OpenStore, on_sqlite
 
 pytestmark = pytest.mark.slow
@@ -49,14 +50,6 @@ def set_to(url: str, table: str, column: str, odd: str) -> None:
         connection.commit()
 
 
-def told(ask: Callable[[], object]) -> object:
-    """What this was answered. Fails for an exception that is none of the library's."""
-    try:
-        return ask()
-    except EXPECTED as error:
-        return error
-
-
 @on_sqlite
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("standing", ("completed", "in flight", "quarantined"))
@@ -74,30 +67,21 @@ def test_a_damaged_row_raises_only_our_errors(
             store.quarantine(key, token, "view-crashed")
         set_to(records_url, table, column, odd)
 
-        outcome = told(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE))  # noqa: B023
-        asks: tuple[Callable[[], object], ...] = (
-            lambda: store.read(key),  # noqa: B023
-            lambda: store.responses.scan(limit=10),
-            lambda: store.responses.count(),
-            lambda: [store.recovery.scan(state, limit=10) for state in State],
-            lambda: store.recovery.expired_leases(horizon=clock.now + 10 * LEASE, limit=10),
-            lambda: store.recovery.next_for_resolver(horizon=clock.now, least=1, most=10, limit=10),
-            lambda: store.recovery.counts(),
-            lambda: store.ledger.reconcile(key.tid),  # noqa: B023
-            lambda: store.ledger.usage(key.tid),  # noqa: B023
-        )
-        for ask in asks:
-            told(ask)
+        claimed = outcome(lambda: store.claim(a_request(key), token=a_token(), lease=LEASE), EXPECTED)  # noqa: B023
+        for ask in questions(store, clock, key, limit=10).values():
+            outcome(ask, EXPECTED)
         forgotten = column in ("expires_at", "record_id")
-        assert forgotten or not isinstance(outcome, Grant), (column, outcome)
+        assert forgotten or not isinstance(claimed, Grant), (column, claimed)
         # With `on_store_down="allow"` that would let the work run again.
-        assert not isinstance(outcome, StoreUnavailable), (column, outcome)
+        assert not isinstance(claimed, StoreUnavailable), (column, claimed)
         _empty(records_url)
 
 
 @on_sqlite
 @pytest.mark.parametrize("odd", ODD)
-def test_damage_outside_records_raises_only_our_errors(open_store: OpenStore, records_url: str, odd: str) -> None:
+def test_damage_outside_records_raises_only_our_errors(
+    open_store: OpenStore, records_url: str, clock: FrozenClock, odd: str
+) -> None:
     """Data keys, limits, counts, chores and facts."""
     beside = (schema.tenants, schema.data_keys, schema.quota_buckets, schema.tasks, schema.meta)
     for table, column in places(*beside):
@@ -105,15 +89,7 @@ def test_damage_outside_records_raises_only_our_errors(open_store: OpenStore, re
         _fill(store, key)
         set_to(records_url, table, column, odd)
         asks: tuple[Callable[[], object], ...] = (
-            lambda: store.data_keys.read_keys(key.tid),  # noqa: B023
-            lambda: store.data_keys.wrapped_by_other("new"),  # noqa: B023
-            lambda: store.data_keys.count(),  # noqa: B023
-            lambda: store.ledger.limits(key.tid),  # noqa: B023
-            lambda: store.ledger.usage(key.tid),  # noqa: B023
-            lambda: store.ledger.tenants(),  # noqa: B023
-            lambda: store.ledger.reconcile(key.tid),  # noqa: B023
-            lambda: store.task_log.reports(),  # noqa: B023
-            lambda: store.task_log.lock("reap", a_token(), lease=60),  # noqa: B023
+            *questions(store, clock, key, limit=10).values(),
             lambda: store.identity(),  # noqa: B023
             lambda: store.schema.faults(),  # noqa: B023
             lambda: store.claim(  # noqa: B023
@@ -124,7 +100,7 @@ def test_damage_outside_records_raises_only_our_errors(open_store: OpenStore, re
             ),
         )
         for ask in asks:
-            told(ask)
+            outcome(ask, EXPECTED)
         _empty(records_url)
 
 

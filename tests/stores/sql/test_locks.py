@@ -53,13 +53,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def elsewhere(make_engine: MakeEngine, records_url: str) -> Iterator[Connection]:
-    """A transaction that stays open until the test says otherwise."""
-    with make_engine().connect() as connection:
-        yield connection
-
-
-@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ExitStack() as ends:
         yield ends.enter_context(ThreadPoolExecutor())

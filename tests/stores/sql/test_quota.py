@@ -357,12 +357,6 @@ def test_an_edge_that_passes_during_a_recount_is_no_drift(
 
 
 @pytest.fixture
-def elsewhere(make_engine: MakeEngine) -> Iterator[Connection]:
-    with make_engine().connect() as connection:
-        yield connection
-
-
-@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ExitStack() as ends:
         yield ends.enter_context(ThreadPoolExecutor())

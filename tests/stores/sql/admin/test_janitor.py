@@ -51,13 +51,6 @@ def store(open_store: OpenStore) -> SqlStore:
     return open_store()
 
 
-@pytest.fixture
-def elsewhere(make_engine: MakeEngine, records_url: str) -> Iterator[Connection]:
-    """A transaction that stays open until the test says otherwise."""
-    with make_engine().connect() as connection:
-        yield connection
-
-
 @given(st.integers(0, IN_2106))
 def test_times_are_exact_to_the_microsecond(us: int) -> None:
     """A record tells its deadline as a float, and is compared by it."""
