@@ -37,78 +37,84 @@ _log = logging.getLogger("flask_idempotency")
 _REMEDY: Final = "Check IDEMPOTENCY_REDIS_URL, and that its server runs and lets this host in."
 
 REMEMBERED_CLAIMS = 4096
-"""Claims whose answers may be cached as soon as they are there: more than run at once in any one process. The answer
-of one that was forgotten is cached when it is first replayed."""
+"""Claims that this object remembers, so that it can cache their responses on completion.
+
+This is more than run in one process at a time. The first replay caches the response of a forgotten claim.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The cache has no answer for this key. `at` is the time by its own clock, or None when it did not say."""
+    """The cache has no response for this key. `at` is the time by the cache's clock, or None if it did not answer."""
 
     at: int | None = None
 
 
 @runtime_checkable
 class Identified(Protocol):
-    """A system of record that can be told from others, so that they may share a cache."""
+    """A system of record with an identity, so that several systems can share a cache."""
 
     def identity(self) -> bytes:
-        """The same in every process, and nobody else's. May ask the system, and raise when it does not answer."""
+        """Return the same bytes in every process, and no other system's. May query the system and raise its errors."""
         ...
 
 
 class ReplayCache(Protocol):
-    """Keeps answers that a system of record has committed, and may forget any of them at any time."""
+    """Keep responses that a system of record has committed. A cache may lose any of them at any time."""
 
     def get(self, key: StorageKey) -> Record | Missed:
-        """The completed record of this key, if it is here and its life has not ended."""
+        """Return the completed record of this key if the cache has it and its life has not ended."""
         ...
 
     def put(self, key: StorageKey, record: Record, *, missed_at: int) -> None:
         """Keep a completed record until `record.remaining` seconds after `missed_at`.
 
-        `missed_at` is what `Missed.at` said *before* the system told what remains. So the record has gone from here
-        before it goes from the system, however late this call arrives. A record of a higher fence is not replaced.
+        `missed_at` is a `Missed.at` from *before* the system returned `remaining`. So the record expires in the cache
+        before it expires in the system, however late this call arrives. Never replace a record of a higher fence.
         """
         ...
 
     def forget(self, key: StorageKey) -> None:
-        """Drop what is kept for this key."""
+        """Drop the record of this key."""
         ...
 
     def invalidate(self, key: StorageKey, *, fence: int) -> bool:
-        """From now on nothing is replayed of what this key was answered under this fence, or a lower one.
+        """Replay no response of this key with this fence or a lower one from now on.
 
-        Nor is what a system of record has told until now, and is still on its way to be kept. False: it did not answer.
+        This also holds for a response that the system returned before, and whose `put` arrives later. Return False if the
+        cache did not answer.
         """
         ...
 
     def erase(self, tid: bytes) -> bool:
-        """From now on nothing is replayed that was kept for this tenant so far. False: it did not answer."""
+        """Replay no response of this tenant from before this call. Return False if the cache did not answer.
+
+        This also holds for a response that the system returned before, and whose `put` arrives later.
+        """
         ...
 
 
 @runtime_checkable
 class Telling(Protocol):
-    """A store that can tell, in the statement that completes a record, what the record has become."""
+    """A store that can complete a record and return it in one statement."""
 
     def complete_and_tell(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> Record:
-        """As `complete`, and returns the record as it is stored now, whether or not this call has stored it."""
+        """Complete like `complete`, and return the record as the store has it now, also if an earlier call stored it."""
         ...
 
 
 class TieredStore:
-    """A `Store` that answers hot replays without asking the system of record. It promises what the system promises.
+    """Replay frequent keys from a cache, and pass every other call to the system of record.
 
-    Nothing is cached but completed records, each as the system itself told it after it was committed: when it replays
-    one, or, if the system is `Telling`, when it has completed one. So the cache may be wiped, frozen or gone at any
-    instant, and the system is asked more often: that is all. What the cache does wrong is logged and never raised.
+    The promises are those of the system. The cache holds only completed records that the system has committed and
+    returned: in a replay, or on completion if the system can return the record. You may wipe, stop or remove the cache
+    at any time; then the system serves all replays. Errors of the cache are logged, never raised.
 
-    A cache may be shared by systems that are `Identified`, each of which finds its own answers only. Until a system has
-    said which one it is, its cache is left alone; what it said is kept as long as this object, in forked children too.
+    Systems that are `Identified` can share a cache, and each finds only its own responses. Until a system has returned its
+    identity, the store does not use the cache. It keeps the identity as long as this object, also in forked children.
 
-    Time ends a record in both, each by its own clock. A cache whose clock is set back replays for so much longer; one
-    that stands before a system restored from a backup must be emptied.
+    A record expires in both by their own clocks. If you set the cache's clock back, it replays for that much longer. If
+    you restore the system from a backup, empty the cache.
     """
 
     data_keys: DataKeys
@@ -118,12 +124,12 @@ class TieredStore:
     expiry: Expiry
     task_log: TaskLog
     notifier: Notifier
-    """As the system has them; one that it has not, this has not either."""
+    """Present only if the system has it."""
     health: Health
 
     def __init__(self, system: Store, cache: ReplayCache) -> None:
         self._system = system
-        # No cache is concerned.
+        # These calls do not affect the cache.
         self.renew = system.renew
         self.mark_point_of_no_return = system.mark_point_of_no_return
         self.quarantine = system.quarantine
@@ -136,7 +142,7 @@ class TieredStore:
         if offered.ledger is not None:
             self.ledger = offered.ledger
         if offered.recovery is not None:
-            self.recovery = CachedRecovery(offered.recovery, self._withdraw)
+            self.recovery = CachedRecovery(offered.recovery, self._invalidate)
         if offered.expiry is not None:
             self.expiry = offered.expiry
         if offered.task_log is not None:
@@ -144,25 +150,25 @@ class TieredStore:
         if offered.notifier is not None:
             self.notifier = offered.notifier
         self.health = CachedHealth(offered.health, cache)
-        self._telling = system if isinstance(system, Telling) else None
+        self._completing = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None
         self._identity: bytes | None = None
-        self._answers, self._warned = True, False
+        self._answered, self._warned = True, False
         self._cache = cache
         self._missed: OrderedDict[bytes, int] = OrderedDict()
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
-        found = self._peek(request.key)
+        found = self._get(request.key)
         if isinstance(found, Record):
             if found.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=found.requested_at)
             return found
         outcome = self._system.claim(request, token=token, lease=lease, quota=quota)
-        self._answers = True
+        self._answered = True
         if found.at is not None:
             match outcome:
                 case Record() as record if not record.erased:
-                    self._fill(request.key, record, found.at)
+                    self._cache_record(request.key, record, found.at)
                 case Grant():
                     self._remember(request.key, token, found.at)
                 case _:
@@ -170,48 +176,48 @@ class TieredStore:
         return outcome
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        if self._telling is None:
+        if self._completing is None:
             self._system.complete(key, token, payload, keep=keep)
         else:
-            self.committed(key, self._telling.complete_and_tell(key, token, payload, keep=keep))
+            self.committed(key, self._completing.complete_and_tell(key, token, payload, keep=keep))
 
     def committed(self, key: StorageKey, record: Record) -> None:
-        """Say that this completed record has been committed to the system of record, by whatever transaction.
+        """Cache this completed record, which any transaction has committed to the system of record.
 
-        Never before the commit has returned: an answer that is then rolled back would be replayed. `record` is as the
-        completing statement told it. To say nothing is no fault: the first replay will.
+        Call it only after the commit has returned: otherwise the cache could replay a response that is rolled back.
+        `record` is the result of the completing statement. The call is optional: the first replay caches the record too.
         """
         missed_at = self._missed.pop(key.rid + record.token, None)
         if missed_at is not None:
-            self._fill(key, record, missed_at)
+            self._cache_record(key, record, missed_at)
 
     def release(self, key: StorageKey, token: bytes) -> None:
         self._system.release(key, token)
         self._missed.pop(key.rid + token, None)
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
-        # The damage may be the cache's alone; the system compares, and knows.
+        # Only the cached copy may be corrupt. The system compares the payload with its own.
         self._forget(key)
         self._system.mark_corrupt(key, payload)
 
-    def _peek(self, key: StorageKey) -> Record | Missed:
+    def _get(self, key: StorageKey) -> Record | Missed:
         place = self._place(key)
         if place is None:
             return Missed()
         try:
             return self._cache.get(place)
-        except Exception:  # noqa: BLE001 - whatever it is, the system of record can do without
-            _log.exception("The cache of answers failed: the system of record is asked")
+        except Exception:  # noqa: BLE001 - after any error, the system of record still decides
+            _log.exception("The replay cache failed: this request uses the system of record")
             return Missed()
 
-    def _fill(self, key: StorageKey, record: Record, missed_at: int) -> None:
+    def _cache_record(self, key: StorageKey, record: Record, missed_at: int) -> None:
         place = self._place(key)
         if place is None:
             return
         try:
             self._cache.put(place, record, missed_at=missed_at)
-        except Exception:  # noqa: BLE001 - the record is committed, and its owner must hear so
-            _log.exception("The cache of answers failed: the system of record will be asked again")
+        except Exception:  # noqa: BLE001 - the record is committed, so the call must succeed
+            _log.exception("The replay cache failed: the next replay uses the system of record")
 
     def _forget(self, key: StorageKey) -> None:
         place = self._place(key)
@@ -219,65 +225,65 @@ class TieredStore:
             return
         try:
             self._cache.forget(place)
-        except Exception:  # noqa: BLE001 - what it still holds opens for nobody, or will be found out again
-            _log.exception("The cache of answers failed: what it holds stays until its time is over")
+        except Exception:  # noqa: BLE001 - a stale copy does not decrypt, or a later request reports it as corrupt again
+            _log.exception("The replay cache failed: its copy of this response stays until it expires")
 
-    def _withdraw(self, key: StorageKey, fence: int) -> bool:
+    def _invalidate(self, key: StorageKey, fence: int) -> bool:
         place = self._place(key)
         if place is None:
             return False
         try:
             return self._cache.invalidate(place, fence=fence)
-        except Exception:  # noqa: BLE001 - whoever asked hears that the cache did not
-            _log.exception("The cache of answers failed")
+        except Exception:  # noqa: BLE001 - the caller gets False
+            _log.exception("The replay cache failed")
             return False
 
     def _place(self, key: StorageKey) -> StorageKey | None:
-        """What this key is called in the cache. None as long as it is not known whose answers to look for."""
+        """Return the key in the cache, or None while the system's identity is unknown."""
         if self._identified is None:
             return key
         if self._identity is None:
-            self._identity = self._ask_identity(self._identified)
+            self._identity = self._read_identity(self._identified)
         if self._identity is None:
             return None
         return replace(key, rid=sha256(self._identity + key.rid).digest())
 
-    def _ask_identity(self, identified: Identified) -> bytes | None:
-        # Whoever waited for a system that is down would wait once more for the claim itself.
-        if not self._answers:
+    def _read_identity(self, identified: Identified) -> bytes | None:
+        # If the system is down, the claim itself will wait for it. Do not wait twice.
+        if not self._answered:
             return None
         try:
             identity = identified.identity()
             if isinstance(identified, KnowsCache):
-                # Before the first answer is cached: hosts that know no cache must hear of it.
+                # Do this before the first response is cached, so that hosts without a cache can detect it.
                 identified.note_cache()
             return identity
-        except Exception as error:  # noqa: BLE001 - whatever it is, the cache can do without
-            self._answers = False
+        except Exception as error:  # noqa: BLE001 - after any error, requests run without the cache
+            self._answered = False
             if not self._warned:
                 self._warned = True
-                # Others may quote what nobody should read.
+                # Other errors may quote secrets.
                 why = error if isinstance(error, IdempotencyError) else type(error).__name__
-                _log.warning("It is not known whose answers to look for in the cache: the system is asked (%s)", why)
+                _log.warning("Cannot read the store's identity (%s): requests run without the replay cache", why)
             return None
 
     def _remember(self, key: StorageKey, token: bytes, missed_at: int) -> None:
         self._missed[key.rid + token] = missed_at
         if len(self._missed) > REMEMBERED_CLAIMS:
-            with suppress(KeyError):  # another thread was first
+            with suppress(KeyError):  # Another thread emptied it first.
                 self._missed.popitem(last=False)
 
 
 class CachedRecovery:
-    """Implements `capabilities.Recovery`: the system's. The cache replays nothing that was released or resolved since.
+    """Implement `capabilities.Recovery` with the system's, and invalidate the cache before a release or a resolution.
 
-    Only a record that holds an answer, completed or condemned, can be in the cache: a janitor needs no cache for others.
+    The cache holds only records with a response, completed or corrupt. All other records need no cache here.
     """
 
-    def __init__(self, recovery: Recovery, withdraw: Callable[[StorageKey, int], bool]) -> None:
+    def __init__(self, recovery: Recovery, invalidate: Callable[[StorageKey, int], bool]) -> None:
         self._recovery = recovery
-        self._withdraw = withdraw
-        # No cache is concerned.
+        self._invalidate = invalidate
+        # These calls do not affect the cache.
         self.expired_leases = recovery.expired_leases
         self.quarantine_expired = recovery.quarantine_expired
         self.next_for_resolver = recovery.next_for_resolver
@@ -293,23 +299,23 @@ class CachedRecovery:
         return self._recovery.force_release(seen)
 
     def _forget(self, seen: SeenRecord) -> None:
-        # Before the system changes: what is withdrawn in vain is cached again when its tombstone is gone, after 90 days, and
-        # this may be repeated; what was freed and is replayed could not be freed once more.
-        if seen.record.payload is not None and not self._withdraw(seen.key, seen.record.fence):
+        # Invalidate before the system changes. If the system then fails, the operator can repeat the call. In the other
+        # order, the cache could replay a released record, and a second release would find no record.
+        if seen.record.payload is not None and not self._invalidate(seen.key, seen.record.fence):
             raise NotApplied(
-                "Nothing was changed, for the cache of answers did not hear of it and would go on replaying this one: repeat "
-                "this when the cache answers, where IDEMPOTENCY_REDIS_URL is set as on the web hosts. If it never will again, "
-                "see `A cache that is gone` in docs/operations.md."
+                "The record is unchanged, because the replay cache did not answer and would still replay it. Repeat this when "
+                "the cache answers, with the IDEMPOTENCY_REDIS_URL of the web hosts. If the cache is gone for good, see "
+                "`A cache that is gone` in docs/operations.md."
             )
 
 
 class CachedDataKeys:
-    """Implements `capabilities.DataKeys`: the system's, and the cache is told of what is erased."""
+    """Implement `capabilities.DataKeys` with the system's, and erase a tenant in the cache too."""
 
     def __init__(self, keys: DataKeys, cache: ReplayCache) -> None:
         self._keys = keys
         self._cache = cache
-        # No cache is concerned.
+        # These calls do not affect the cache.
         self.read_keys = keys.read_keys
         self.add = keys.add
         self.disable = keys.disable
@@ -319,28 +325,28 @@ class CachedDataKeys:
 
     def shred(self, tid: bytes) -> int:
         gone = self._keys.shred(tid)
-        # Afterwards, so that nothing is filled in between that was told before.
+        # Erase the cache last: otherwise a replay between the two calls could fill it again.
         try:
             erased = self._cache.erase(tid)
-        except Exception:  # noqa: BLE001 - the keys are destroyed, and the operator must hear so
-            _log.exception("The cache of answers failed")
+        except Exception:  # noqa: BLE001 - the error below says that the data keys are destroyed
+            _log.exception("The replay cache failed")
             erased = False
         if not erased:
             raise StoreUnavailable(
-                "The data keys are destroyed, and the cache of answers did not hear of it. What it holds of this tenant is "
-                "replayed for a minute at most where it is encrypted, and to its end where it is not: repeat this when the "
-                "cache answers, or empty the cache."
+                "The data keys are destroyed, but the replay cache did not answer. It replays this tenant's encrypted "
+                "responses for up to a minute, and unencrypted ones until they expire. Repeat this when the cache answers, or "
+                "empty the cache."
             )
         return gone
 
 
 class CachedResponses:
-    """Implements `capabilities.Responses`: the system's, and the cache forgets what is replaced."""
+    """Implement `capabilities.Responses` with the system's, and forget a replaced response in the cache."""
 
     def __init__(self, responses: Responses, forget: Callable[[StorageKey], None]) -> None:
         self._responses = responses
         self._forget = forget
-        # No cache is concerned.
+        # These calls do not affect the cache.
         self.scan = responses.scan
         self.count = responses.count
 
@@ -352,7 +358,7 @@ class CachedResponses:
 
 
 class CachedHealth:
-    """Implements `capabilities.Health`: the system's findings, and whether the cache answers."""
+    """Implement `capabilities.Health` with the system's findings, and check that the cache answers."""
 
     def __init__(self, health: Health | None, cache: ReplayCache) -> None:
         self._health = health
@@ -363,9 +369,9 @@ class CachedHealth:
         try:
             looked = self._cache.get(StorageKey(os.urandom(32), os.urandom(16)))
         except Exception as error:  # noqa: BLE001 - the system's findings are worth having without it
-            why = f"The cache of answers failed ({type(error).__name__})"
+            why = f"The replay cache failed ({type(error).__name__})"
         else:
             if isinstance(looked, Record) or looked.at is not None:
-                return [*found, Finding("replays", Verdict.FINE, "The cache of answers answers.")]
-            why = "The cache of answers does not answer"
-        return [*found, Finding("replays", Verdict.ADVICE, f"{why}: every replay is asked of the database.", _REMEDY)]
+                return [*found, Finding("replays", Verdict.FINE, "The replay cache answers.")]
+            why = "The replay cache does not answer"
+        return [*found, Finding("replays", Verdict.ADVICE, f"{why}: the database serves every replay.", _REMEDY)]

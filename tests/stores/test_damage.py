@@ -174,12 +174,15 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "bucket": (b"b1700000000000", lambda text: list(quota._numbered(b"b", {text: b"1 2"}))),
     "window": (b"17 4", lambda text: quota._new_keys(60_000_000, text, 1_700_000_000_000_000)),
     "window of": (b"60000000", lambda text: quota._new_keys(whole_number(text), b"17 4", 1_700_000_000_000_000)),
-    "note": (b'1700000000000000 {"finished": true}', lambda text: janitor._entry(text, 1_700_000_000_000_000).facts()),
+    "note": (
+        b'1700000000000000 {"finished": true}',
+        lambda text: janitor._decode_report(text, 1_700_000_000_000_000).facts(),
+    ),
     "chore": (b"heartbeat", janitor._name),
     "lost": (b"1700000000000", lambda text: data_loss._part((10**15, b"a", b"b", b"c", text, text, 0, text, text))),
     "data key": (b"\x0a2026-11-21wrapped", data_keys._kid_and_wrapped),
     "key's number": (b"70000", lambda text: data_keys._key(text, {text: b"\x01kw", b"x" + text: b"1700"}, 10**15)),
-    "erasure": (b"70000 1700000000000000", lambda text: data_keys.told(COMPLETED, text)),
+    "erasure": (b"70000 1700000000000000", lambda text: data_keys.with_erasure(COMPLETED, text)),
 }
 
 

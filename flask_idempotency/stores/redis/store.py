@@ -28,8 +28,8 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import (
     RedisDataKeys,
     RedisResponses,
-    refused_for_want_of_a_key,
-    told,
+    missing_data_key,
+    with_erasure,
 )
 from flask_idempotency.stores.redis.admin.health import Eviction, RedisHealth
 from flask_idempotency.stores.redis.admin.janitor import RedisExpiry, RedisRecovery, RedisTaskLog
@@ -147,7 +147,7 @@ class RedisStore:
             case [b"REPLAYED", data, now, *erasure]:
                 try:
                     record = decode(data, now=now / 1_000_000)
-                    return told(record, *erasure) if erasure else record
+                    return with_erasure(record, *erasure) if erasure else record
                 except CorruptRecord:
                     # Scripts read less of a record than this: to them it was one that time ends.
                     self._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), data)
@@ -191,7 +191,7 @@ class RedisStore:
         now, data, *erasure = self._server.run(scripts.READ, layout.keys(key))
         if data is None:
             return None
-        record = told(decode(data, now=now / 1_000_000), *erasure)
+        record = with_erasure(decode(data, now=now / 1_000_000), *erasure)
         return None if record.state is State.COMPLETED and record.remaining <= 0 else record
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
@@ -225,4 +225,4 @@ def _refusal(answer: Any) -> Exception:
         case b"LOST":
             return LeaseLost("the record belongs to another worker, or is completed")
         case _:
-            return refused_for_want_of_a_key(answer) or corrupt()
+            return missing_data_key(answer) or corrupt()

@@ -186,9 +186,9 @@ def test_no_record_is_settled_while_the_cache_would_still_replay_it(
     system.mark_corrupt(damaged, PAYLOAD)
     before = [seen(system, key) for key in (answered, damaged)]
     for each in before:
-        with pytest.raises(StoreUnavailable, match="Nothing was changed"):
+        with pytest.raises(StoreUnavailable, match="The record is unchanged"):
             store.recovery.force_release(each)
-    with pytest.raises(StoreUnavailable, match="Nothing was changed"):
+    with pytest.raises(StoreUnavailable, match="The record is unchanged"):
         store.recovery.resolve(before[1], token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
 
     assert before == [seen(system, key) for key in (answered, damaged)]
@@ -226,7 +226,7 @@ def test_an_unidentified_system_refuses_a_force_release(clock: FrozenClock, cach
     system, key = Unnamed(clock), a_key()
     stand(system, clock, key, "completed")
 
-    with pytest.raises(StoreUnavailable, match="Nothing was changed"):
+    with pytest.raises(StoreUnavailable, match="The record is unchanged"):
         TieredStore(system, cache).recovery.force_release(seen(system, key))
 
 
@@ -237,7 +237,7 @@ def test_a_full_cache_refuses_a_force_release(
     answered = cached(store, system, clock)
     redis_client.config_set("maxmemory", 1)
     try:
-        with pytest.raises(StoreUnavailable, match="Nothing was changed"):
+        with pytest.raises(StoreUnavailable, match="The record is unchanged"):
             store.recovery.force_release(answered)
     finally:
         redis_client.config_set("maxmemory", 0)
@@ -345,7 +345,7 @@ def test_a_cache_that_fails_does_not_prevent_an_erasure(
     store, key = TieredStore(system, kind(cache)), a_key()
     cached_response(store, system, key)
 
-    with pytest.raises(StoreUnavailable, match="did not hear of it"):
+    with pytest.raises(StoreUnavailable, match="cache did not answer"):
         store.data_keys.shred(key.tid)
     assert () == store.data_keys.read_keys(key.tid).keys
 

@@ -336,7 +336,7 @@ def test_no_cache_lookup_before_the_system_is_identified(
 
     assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
     assert 1 == redis_client.dbsize()
-    assert "it is not known whose answers" in caplog.text.lower()
+    assert "cannot read the store's identity" in caplog.text.lower()
     assert "s3cret" not in caplog.text
 
 

@@ -19,21 +19,21 @@ from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, decode, paylo
 from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
 
 BATCH = 500
-"""Keys that a server looks at for one answer: less than a millisecond of its time."""
+"""Keys per SCAN: less than a millisecond of the server's time."""
 
 
 class Scan:
-    """Goes through the keys of a server, or of each primary of a Cluster in turn, as SCAN does.
+    """Scan the keys of a server, or of each primary of a Cluster in turn.
 
-    A key that is there from beginning to end is met at least once, as long as the same servers are there. Where a
-    primary has been replaced meanwhile, or slots have moved, some may be passed over.
+    The scan returns each key that exists from its beginning to its end at least once. It may miss keys if a replica
+    replaces a primary or slots move during the scan.
     """
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
 
     def page(self, pattern: bytes, *, after: bytes, count: int) -> tuple[list[bytes], bytes | None]:
-        """About `count` keys are looked at. What comes with them is where the next page begins; None after the last."""
+        """Return the matching keys of about `count` keys, and the cursor of the next page, None after the last."""
         name, _, cursor = after.rpartition(b" ")
         nodes = self._server.primaries()
         names = [each for each, _ in nodes]
@@ -45,7 +45,7 @@ class Scan:
         return keys, None if at == len(nodes) else b"%b %d" % (names[at], following)
 
     def all(self, pattern: bytes) -> Iterator[list[bytes]]:
-        """All of them, in batches, some of which may be empty."""
+        """Yield all matching keys in batches. A batch may be empty."""
         after: bytes | None = b""
         while after is not None:
             keys, after = self.page(pattern, after=after, count=BATCH)
@@ -59,7 +59,7 @@ _log = logging.getLogger("flask_idempotency")
 
 
 class RedisDataKeys:
-    """Implements `capabilities.DataKeys`."""
+    """Implement `capabilities.DataKeys`."""
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
@@ -73,13 +73,13 @@ class RedisDataKeys:
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         kid = key.kid.encode()
         if len(kid) > 255:
-            raise ValueError("the id of a key has 255 bytes at most")
-        kept = bytes((len(kid),)) + kid + key.wrapped
+            raise ValueError(f"the id of a wrapping key has {len(kid)} bytes; the limit is 255")
+        value = bytes((len(kid),)) + kid + key.wrapped
         keys = layout.memory(tid), layout.data_keys(tid)
-        answer = self._server.run(scripts.DATA_KEYS_ADD, keys, store, key.number, kept, after)
-        if answer == b"CORRUPT":
+        result = self._server.run(scripts.DATA_KEYS_ADD, keys, store, key.number, value, after)
+        if result == b"CORRUPT":
             raise corrupt()
-        return bool(answer == b"DONE")
+        return bool(result == b"DONE")
 
     def disable(self, tid: bytes, number: int) -> None:
         self._server.run(scripts.DATA_KEYS_DISABLE, (layout.data_keys(tid),), number)
@@ -97,61 +97,61 @@ class RedisDataKeys:
         return Counter(key.kid for _, key in self._all())
 
     def _all(self) -> Iterator[tuple[bytes, DataKey]]:
-        """Every tenant's data keys, as far as they can be read. SCAN may meet a tenant twice, and then it is told once."""
-        unreadable, seen = 0, set[bytes]()
+        """Yield every tenant's readable data keys, each once, and log how many are not readable."""
+        unreadable, seen = 0, set[bytes]()  # SCAN may return a tenant twice.
         for names in self._scan.all(layout.EVERY_TENANT_KEYS):
             for name in names:
                 tid = layout.tid(name)
                 if tid is None or tid in seen:
                     continue
                 seen.add(tid)
-                keys, spoilt = self._readable(tid)
-                unreadable += spoilt
+                keys, corrupt_keys = self._readable(tid)
+                unreadable += corrupt_keys
                 yield from ((tid, key) for key in keys)
         if unreadable:
             _log.error(
-                "%d data keys in Redis, or whole shelves of them, cannot be read and were passed over: restore them, or "
-                "the answers that they have sealed are lost",
+                "skipped %d corrupt data keys, or tenants' sets of data keys, in Redis: restore them, or the responses that "
+                "they encrypt are lost",
                 unreadable,
             )
 
     def _readable(self, tid: bytes) -> tuple[list[DataKey], int]:
-        """Those of this tenant's data keys that can be read, and of how many that is not so."""
+        """Return this tenant's readable data keys, and the number of corrupt ones."""
         try:
             now, _, fields = self._look(tid)
         except CorruptRecord:
             return [], 1
-        keys, spoilt = list[DataKey](), 0
+        keys, corrupt_keys = list[DataKey](), 0
         for number in _numbers(fields):
             try:
                 keys.append(_key(number, fields, now))
             except CorruptRecord:
-                spoilt += 1
-        return keys, spoilt
+                corrupt_keys += 1
+        return keys, corrupt_keys
 
     def _look(self, tid: bytes) -> tuple[int, bytes, dict[bytes, bytes]]:
         keys = layout.memory(tid), layout.data_keys(tid)
-        now, store, told = self._server.run(scripts.DATA_KEYS_READ, keys, secrets.token_bytes(_ID_BYTES))
-        return now, store, dict(zip(told[::2], told[1::2], strict=True))
+        now, store, pairs = self._server.run(scripts.DATA_KEYS_READ, keys, secrets.token_bytes(_ID_BYTES))
+        return now, store, dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 class ErasureCache:
-    """What the erasures of tenants mean for records, each looked up once."""
+    """Mark records of erased tenants. Look each tenant up once."""
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
         self._known = dict[bytes, bytes | None]()
 
-    def told(self, tid: bytes, record: Record) -> Record:
+    def mark(self, tid: bytes, record: Record) -> Record:
         if record.payload is None:
             return record
         if tid not in self._known:
             self._known[tid] = self._server.ask("HGET", layout.data_keys(tid), _ERASURE)
-        return told(record, self._known[tid])
+        return with_erasure(record, self._known[tid])
 
 
-def told(record: Record, erasure: bytes | None) -> Record:
-    """This record, with what its tenant's erasure means for it."""
+def with_erasure(record: Record, erasure: bytes | None) -> Record:
+    """Return this record, marked as erased if its tenant's erasure destroyed its response."""
     if erasure is None or record.payload is None:
         return record
     destroyed, _, erased_at = erasure.partition(b" ")
@@ -163,17 +163,17 @@ def told(record: Record, erasure: bytes | None) -> Record:
     return replace(record, erased=True) if erased else record
 
 
-def refused_for_want_of_a_key(answer: Any) -> DataKeyMissing | None:
-    """What a script has said of the data key that a payload is sealed with, if that was in its way."""
-    if answer == b"ERASED":
-        return DataKeyMissing("the tenant's answers were erased since the key was first used", erased=True)
-    if answer == b"KEYLESS":
-        return DataKeyMissing("there is no open data key of this number", erased=False)
+def missing_data_key(result: Any) -> DataKeyMissing | None:
+    """Return the error for a script's result if the data key of a payload is erased, deleted or disabled."""
+    if result == b"ERASED":
+        return DataKeyMissing("the tenant's responses were erased after the first request with this key", erased=True)
+    if result == b"KEYLESS":
+        return DataKeyMissing("the data key of this response is deleted or disabled", erased=False)
     return None
 
 
 def _numbers(fields: Mapping[bytes, bytes]) -> list[bytes]:
-    """The fields that hold a key: the lowest number first."""
+    """Return the fields that hold a data key, the lowest number first."""
     return sorted((field for field in fields if field.isdigit()), key=lambda field: (len(field), field))
 
 
@@ -196,14 +196,14 @@ def _kid_and_wrapped(kept: bytes) -> tuple[str, bytes]:
 
 
 BATCH_BYTES = 1 << 20
-"""Read in one go: less than a millisecond of a server's time. A longer answer is read alone."""
+"""Bytes per MGET: less than a millisecond of the server's time. A larger record gets an MGET alone."""
 
 
 class RedisResponses:
-    """Implements `capabilities.Responses`.
+    """Implement `capabilities.Responses`.
 
-    A walk is one of SCAN: where a primary is replaced meanwhile it may miss some. Whoever must not miss one counts
-    afterwards, and walks again.
+    `scan` uses SCAN, so it may miss records if a replica replaces a primary. If you must not miss one, call `count`
+    afterwards, and scan again.
     """
 
     def __init__(self, server: ScriptExecutor) -> None:
@@ -220,7 +220,7 @@ class RedisResponses:
         return Page(tuple(self._told(filter(is_wanted, self._whole(wanted)))), after=following)
 
     def glance(self, *, after: bytes, limit: int, tid: bytes | None) -> Page:
-        """As `walk`, without the bytes of any answer: they are empty."""
+        """Scan without reading the responses: their bytes are empty."""
         names, following = self._scan.page(layout.records_of(tid), after=after, count=min(limit, BATCH))
         answers = (glanced.answer for glanced in self._glanced(names))
         return Page(tuple(self._told(answer for answer in answers if _is_live(answer, tid))), after=following)
@@ -229,12 +229,12 @@ class RedisResponses:
         keys = layout.keys(key)
         facts = (int(old.success), old.status, payload_bytes(old), int(new.success), new.status, payload_bytes(new))
         number = 0 if new.sealed_by is None else new.sealed_by.number
-        answer = self._server.run(scripts.REPLACE_RESPONSE, keys, layout.name(keys), *facts, number)
-        if gone := refused_for_want_of_a_key(answer):
-            raise gone
-        if answer == b"CORRUPT":
+        result = self._server.run(scripts.REPLACE_RESPONSE, keys, layout.name(keys), *facts, number)
+        if missing := missing_data_key(result):
+            raise missing
+        if result == b"CORRUPT":
             raise corrupt()
-        return bool(answer == b"DONE")
+        return bool(result == b"DONE")
 
     def count(self) -> Mapping[str, int]:
         seen = set[bytes]()
@@ -247,18 +247,18 @@ class RedisResponses:
         return counts
 
     def _glanced(self, names: Sequence[bytes]) -> Iterator[_Glanced]:
-        """The completed records under these names, as far as they can be read."""
+        """Yield the readable completed records under these names."""
         for _, group in groupby(sorted(names), layout.partition):
             keys = list(group)
             now, *found = self._server.run(scripts.SCAN_COMPLETED, keys)
             for key, size, data in zip(keys, found[::2], found[1::2], strict=True):
-                # One that is too long is told as corrupt by a claim. It is not read here.
+                # Skip a record that is too long: a claim reports it as corrupt.
                 answer = _answer(key, data, now) if size <= LARGEST_BYTES else None
                 if answer is not None:
                     yield _Glanced(key, size, now, answer)
 
     def _whole(self, glanced: Sequence[_Glanced]) -> Iterator[Answer]:
-        """What has become of these by now, a few at a time: a server that copies much keeps everybody else waiting."""
+        """Read these records whole, a few at a time, because a long read blocks all other clients of the server."""
         for batch in _batches(glanced):
             found = self._server.ask("MGET", *(each.name for each in batch))
             for each, data in zip(batch, found, strict=True):
@@ -269,12 +269,12 @@ class RedisResponses:
     def _told(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         erasures = ErasureCache(self._server)
         for answer in answers:
-            yield Answer(answer.key, erasures.told(answer.key.tid, answer.record))
+            yield Answer(answer.key, erasures.mark(answer.key.tid, answer.record))
 
 
 @dataclass(frozen=True, slots=True)
 class _Glanced:
-    """A completed record of which the answer's bytes were not read."""
+    """A completed record without the bytes of its response."""
 
     name: bytes
     byte_size: int
@@ -283,7 +283,7 @@ class _Glanced:
 
 
 def _batches(glanced: Sequence[_Glanced]) -> Iterator[list[_Glanced]]:
-    """Such that each is of one partition, and of about as many bytes as may be read in one go."""
+    """Yield batches of one partition and about `BATCH_BYTES` each."""
     for _, group in groupby(glanced, lambda each: layout.partition(each.name)):
         batch, size = list[_Glanced](), 0
         for each in group:

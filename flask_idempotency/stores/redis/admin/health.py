@@ -19,25 +19,24 @@ _log = logging.getLogger("flask_idempotency")
 
 
 class Eviction:
-    """Asks the server for its maxmemory-policy until it has told once that it evicts nothing, or that it will not tell;
-    of a Cluster all primaries, at once.
+    """Check maxmemory-policy until Redis has once returned noeviction or refused to show it. Check all primaries.
 
-    A policy that is changed afterwards goes unnoticed, and so does that of another server after a fail-over: to notice
-    would take a round trip per claim.
+    It does not detect a later change of the policy, nor another policy after a fail-over: that would take a round trip
+    per claim.
     """
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
         self._errors = server.errors
         self._reported = False
-        self._stray = False
+        self._is_cluster_node = False
         self.possible = True
-        """Until the server has said otherwise."""
+        """True until a check has found that Redis does not evict."""
 
     def refuse_to_start(self) -> None:
-        """Raises `ConfigurationError` when it evicts, or is a Cluster where a server was named, or the other way round.
+        """Raise `ConfigurationError` if Redis evicts, or if the URL names a Cluster for a single server or the reverse.
 
-        A server that cannot be reached is only logged.
+        If Redis does not answer, log a warning instead.
         """
         try:
             policy = self._evicting_policy()
@@ -48,8 +47,8 @@ class Eviction:
         except self._errors.unavailable as error:
             _log.warning("Redis does not answer (%s): requests with a key get 503 until it does", type(error).__name__)
             return
-        if self._stray:
-            # It would answer for its own slots, and refuse all others for ever.
+        if self._is_cluster_node:
+            # It would serve its own slots, and refuse all other keys for ever.
             raise ConfigurationError(
                 "IDEMPOTENCY_STORE: this Redis is part of a Cluster. Write redis+cluster://host:6379, or pass a "
                 "redis.RedisCluster."
@@ -58,11 +57,11 @@ class Eviction:
             raise ConfigurationError(f"IDEMPOTENCY_STORE: {evicts(policy)} {REMEDY}")
 
     def refuse_claims(self) -> None:
-        """Raises `StoreUnavailable` for as long as it evicts or cannot be asked, and logs the former once."""
+        """Raise `StoreUnavailable` while Redis evicts or does not answer. Log an evicting Redis once."""
         try:
             policy = self._evicting_policy()
         except self._errors.unavailable as error:
-            raise StoreUnavailable(f"Redis cannot be asked whether it evicts ({type(error).__name__})") from error
+            raise StoreUnavailable(f"cannot read maxmemory-policy from Redis ({type(error).__name__})") from error
         if policy is None:
             return
         if not self._reported:
@@ -73,31 +72,31 @@ class Eviction:
     def _evicting_policy(self) -> str | None:
         policies = [self._policy(node) for _, node in primaries(self._server.client)]
         if None in policies:
-            _log.warning("Redis does not tell its maxmemory-policy: make sure that it is noeviction")
+            _log.warning("Redis does not show its maxmemory-policy: make sure that it is noeviction")
         evicting = [policy for policy in policies if policy not in (None, "noeviction")]
         self.possible = bool(evicting)
         return evicting[0] if evicting else None
 
     def _policy(self, node: Any) -> str | None:
         try:
-            told = self._server.directly(self._server.client.info, node=node)
+            info = self._server.directly(self._server.client.info, node=node)
         except self._errors.refused as error:
             if not self._errors.is_refusal(error):
                 raise
             return None
-        self._stray = node is None and told.get("cluster_enabled") == 1
-        policy = told.get("maxmemory_policy")
+        self._is_cluster_node = node is None and info.get("cluster_enabled") == 1
+        policy = info.get("maxmemory_policy")
         return None if policy is None else str(policy)
 
 
 def evicts(policy: str) -> str:
-    """What is wrong with this policy."""
-    return f"Redis has maxmemory-policy {policy}: it may forget that a payment was made, which then runs again."
+    """Return the sentence that explains the fault of this policy."""
+    return f"Redis has maxmemory-policy {policy}: it may evict the record of a payment, which then runs again."
 
 
 NEARLY_FULL: Final = 0.8
 FULL: Final = 0.95
-"""Of what it may use. From here on a burst of claims, or the copy that it makes of itself for its disk, may be too much."""
+"""Shares of the memory limit. Above them, a burst of claims or a fork for a snapshot may exceed the limit."""
 
 LAG_SECONDS: Final = 10
 """A replica reports once a second."""
@@ -116,14 +115,14 @@ _GRANT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one server has told of itself. Empty where it would not."""
+    """INFO and CONFIG GET of one server. Empty if its ACL refuses them."""
 
     info: Mapping[str, Any]
     config: Mapping[str, str]
 
 
 class RedisHealth:
-    """Implements `capabilities.Health`. Of a Cluster, every primary is asked, and the worst is told of each check."""
+    """Implement `capabilities.Health`. In a Cluster, check every primary and return the worst finding of each check."""
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
@@ -137,18 +136,18 @@ class RedisHealth:
     def _look(self, node: Any) -> _Look:
         info = dict[str, Any]()
         for section in _SECTIONS:
-            info.update(self._told(self._server.client.info, section, node))
-        return _Look(info, self._told(self._server.client.config_get, "appendfsync", node))
+            info.update(self._read(self._server.client.info, section, node))
+        return _Look(info, self._read(self._server.client.config_get, "appendfsync", node))
 
-    def _told(self, ask: Callable[..., Any], what: str, node: Any) -> Mapping[str, Any]:
+    def _read(self, command: Callable[..., Any], what: str, node: Any) -> Mapping[str, Any]:
         errors = self._server.errors
         try:
-            told: Mapping[str, Any] = self._server.directly(ask, what, node=node)
+            reply: Mapping[str, Any] = self._server.directly(command, what, node=node)
         except errors.unavailable as error:
             if errors.is_refusal(error):
                 return {}
-            raise StoreUnavailable(f"Redis cannot be asked how it is ({type(error).__name__})") from error
-        return told
+            raise StoreUnavailable(f"cannot read INFO from Redis ({type(error).__name__})") from error
+        return reply
 
 
 def _worst(findings: Sequence[Finding]) -> Finding:
@@ -201,8 +200,8 @@ def _persistence(look: _Look) -> Finding:
 
 
 def _errors(look: _Look) -> Finding:
-    told = {name: look.info[name] for name in _WRITES if name in look.info}
-    failed = [_WRITES[name] for name, status in told.items() if status != "ok"]
+    statuses = {name: look.info[name] for name in _WRITES if name in look.info}
+    failed = [_WRITES[name] for name, status in statuses.items() if status != "ok"]
     if failed:
         return Finding(
             "persistence-errors",
@@ -210,7 +209,7 @@ def _errors(look: _Look) -> Finding:
             f"It could not write to its disk: {' and '.join(failed)} failed.",
             "Its log says why: give it room on its disk, and the right to write there.",
         )
-    if not told:
+    if not statuses:
         return _unknown("persistence-errors", "whether it could write to its disk")
     return Finding("persistence-errors", Verdict.FINE, "It could write to its disk when it last did.")
 
@@ -263,7 +262,7 @@ def _replication(look: _Look, *, awaited: int) -> Finding:
             "of, and that may run again."
         )
         remedy = f"Set IDEMPOTENCY_REPLICAS to {len(replicas)} where that costs more than slower requests do."
-        # Told only where both min-replicas-to-write and min-replicas-max-lag are set.
+        # INFO has this field only if both min-replicas-to-write and min-replicas-max-lag are set.
         if "min_slaves_good_slaves" not in look.info:
             text += " It also takes writes while no replica hears of them."
             remedy += " At least set min-replicas-to-write to 1 or more, and min-replicas-max-lag to a few seconds."
@@ -273,8 +272,8 @@ def _replication(look: _Look, *, awaited: int) -> Finding:
 
 def _replicas(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for number in range(int(info.get("connected_slaves", 0))):
-        if isinstance(told := info.get(f"slave{number}"), Mapping):
-            yield told
+        if isinstance(replica := info.get(f"slave{number}"), Mapping):
+            yield replica
 
 
 def _unknown(check: str, what: str) -> Finding:

@@ -20,14 +20,14 @@ from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.admin.data_keys import ErasureCache, RedisResponses, refused_for_want_of_a_key
+from flask_idempotency.stores.redis.admin.data_keys import ErasureCache, RedisResponses, missing_data_key
 from flask_idempotency.stores.redis.encoding import NUMBERS, completion, decode, tid_of
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
 from flask_idempotency.stores.redis.scripts import Script
 
 
 class RedisTaskLog:
-    """Implements `capabilities.TaskLog`. A Redis that is full still writes it: what is done must be known then too."""
+    """Implement `capabilities.TaskLog`. A full Redis still accepts these writes, so that reports stay current."""
 
     def __init__(self, server: ScriptExecutor) -> None:
         self._server = server
@@ -35,36 +35,36 @@ class RedisTaskLog:
     def now(self) -> float:
         return self._server.now()
 
-    def report(self, chore: str, report: str) -> None:
-        self._server.run(scripts.TASK_REPORT, (layout.TASKS,), chore.encode(), report.encode())
+    def report(self, task: str, report: str) -> None:
+        self._server.run(scripts.TASK_REPORT, (layout.TASKS,), task.encode(), report.encode())
 
     def reports(self) -> Mapping[str, TaskReport]:
-        now, told = self._server.run(scripts.TASK_REPORTS, (layout.TASKS,))
-        notes = dict(zip(told[::2], told[1::2], strict=True))
-        return {_name(chore): _entry(note, now) for chore, note in notes.items()}
+        now, pairs = self._server.run(scripts.TASK_REPORTS, (layout.TASKS,))
+        notes = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        return {_name(task): _decode_report(note, now) for task, note in notes.items()}
 
-    def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
+    def lock(self, task: str, token: bytes, *, lease: float) -> bool:
         longest = microseconds(LONGEST_LOCK_SECONDS)
-        answer = self._server.run(scripts.TASK_LOCK, (layout.task_lock(chore),), token, microseconds(lease), longest)
-        return bool(answer == b"TAKEN")
+        result = self._server.run(scripts.TASK_LOCK, (layout.task_lock(task),), token, microseconds(lease), longest)
+        return bool(result == b"TAKEN")
 
-    def unlock(self, chore: str, token: bytes) -> None:
-        self._server.run(scripts.TASK_UNLOCK, (layout.task_lock(chore),), token)
+    def unlock(self, task: str, token: bytes) -> None:
+        self._server.run(scripts.TASK_UNLOCK, (layout.task_lock(task),), token)
 
 
 class RedisExpiry:
-    """Implements `capabilities.Expiry`: there is never anything to remove."""
+    """Implement `capabilities.Expiry`: Redis itself removes expired records."""
 
     def sweep(self, *, horizon: float, limit: int) -> int:
-        """0. Redis drops an answer by its time to live, a minute after its end, and a released key at once.
+        """Return 0. A response has a time to live, a minute more than its life, and `release` deletes the record.
 
-        Indexes hold only what is not completed. The buckets of a tenant's ledger that have ended are dropped by its next
-        new key, and those of a tenant that has none any more by `reconcile`; until then nobody counts them.
+        Indexes hold only unfinished records. A tenant's next new key drops its ended quota buckets; `reconcile` drops
+        those of a tenant without new keys. Until then, no count includes them.
         """
         return 0
 
 
-def _entry(note: bytes, now: int) -> TaskReport:
+def _decode_report(note: bytes, now: int) -> TaskReport:
     at, _, report = note.partition(b" ")
     try:
         return TaskReport(max(now - whole_number(at), 0) / 1_000_000, report.decode())
@@ -72,24 +72,24 @@ def _entry(note: bytes, now: int) -> TaskReport:
         raise corrupt() from error
 
 
-def _name(chore: bytes) -> str:
+def _name(task: bytes) -> str:
     try:
-        return chore.decode()
+        return task.decode()
     except UnicodeDecodeError as error:
         raise corrupt() from error
 
 
 PARTITIONS_AT_ONCE: Final = 128
-"""Asked in one round trip: eight are all of them, and each is over in a fraction of a millisecond."""
+"""Partitions per round trip: eight cover all, and each takes a fraction of a millisecond."""
 
 FIRST: Final = -(2**53)
 LAST: Final = 2**53
-"""Scores are milliseconds. An entry outside of these, an infinite one say, was not written by us, and is never met."""
+"""Scores are milliseconds. The store never writes a score outside these limits, such as infinity, and never reads one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class IndexEntry:
-    """A record as an index names it."""
+    """A record in an index."""
 
     partition: int
     score: int
@@ -97,10 +97,10 @@ class IndexEntry:
 
 
 class Index:
-    """One index of every partition.
+    """One index over all partitions, read in pages.
 
-    A page ends at an entry, and the next begins behind it: behind its score and its name, which hold when others
-    leave the index or the entry itself does. What stays, or moves towards the end, is met at least once.
+    A page ends at an entry, and the next begins after its score and name. So the cursor holds if this entry or others
+    leave the index. Pages return each entry that stays, or moves towards the end, at least once.
     """
 
     def __init__(self, server: ScriptExecutor, key: Callable[[int], bytes]) -> None:
@@ -110,7 +110,7 @@ class Index:
     def page(
         self, *, after: bytes, limit: int, upto: int = LAST, only: int | None = None
     ) -> tuple[list[IndexEntry], bytes | None]:
-        """Up to `limit` entries with scores up to this one, of one partition if it is named, and where the next begins."""
+        """Return up to `limit` entries with scores up to `upto`, and the next cursor. `only` selects one partition."""
         begin, end = (0, layout.PARTITIONS) if only is None else (only, only + 1)
         place = _place(after) if after else IndexEntry(begin, 0, b"")
         entries = list[IndexEntry]()
@@ -121,23 +121,23 @@ class Index:
         return entries, _cursor(place) if place.partition < end else None
 
     def first(self, *, upto: int, limit: int) -> list[IndexEntry]:
-        """The entries with the lowest scores of all partitions, none of them above this one."""
+        """Return the `limit` entries with the lowest scores of all partitions, none above `upto`."""
         heads = list[IndexEntry]()
         for chunk in _chunks(0, layout.PARTITIONS):
             told = self._server.ask_all([self._range(partition, FIRST, upto, 1) for partition in chunk])
             heads += _entries(chunk, told)
-        # No other partition has one of them: as many entries stand before its first.
+        # No other partition holds one of them: before its first entry come `limit` others.
         chosen = [head.partition for head in sorted(heads, key=_by_score)[:limit]]
         told = self._server.ask_all([self._range(partition, FIRST, upto, limit) for partition in chosen])
         return sorted(_entries(chosen, told), key=_by_score)[:limit]
 
     def all(self, partitions: Sequence[int]) -> list[IndexEntry]:
-        """Everything that these partitions' indexes name."""
+        """Return all entries of these partitions."""
         told = self._server.ask_all([self._range(partition, FIRST, LAST, -1) for partition in partitions])
         return list(_entries(partitions, told))
 
     def _chunk(self, begin: int, end: int, limit: int, upto: int) -> tuple[list[IndexEntry], IndexEntry]:
-        """Of some partitions that nothing was read of yet. They are counted first: most have nothing to read."""
+        """Read a chunk of new partitions. Count their entries first, because most partitions have none."""
         chunk = next(_chunks(begin, end))
         counts = self._server.ask_all([("ZCOUNT", self._key(partition), FIRST, upto) for partition in chunk])
         wanted, following, cut = dict[int, int](), chunk.stop, -1
@@ -156,8 +156,8 @@ class Index:
         return entries, IndexEntry(following, 0, b"")
 
     def _rest(self, place: IndexEntry, limit: int, upto: int) -> tuple[list[IndexEntry], IndexEntry]:
-        """Of a partition that a page has ended in."""
-        # Scores of ours are whole. One that is not must not keep the page where it is for ever.
+        """Read the rest of the partition in which the last page ended."""
+        # The store's scores are whole numbers. A fractional one must not stop the pages here for ever.
         passed = self._server.ask("ZCOUNT", self._key(place.partition), place.score, f"({place.score + 1}")
         told = self._server.ask_all([self._range(place.partition, place.score, upto, limit + passed)])
         entries = list(_entries([place.partition], told))
@@ -185,7 +185,7 @@ def _chunks(begin: int, end: int) -> Iterator[range]:
 
 def _entries(partitions: Sequence[int], told: Sequence[Any]) -> Iterator[IndexEntry]:
     for partition, answer in zip(partitions, told, strict=True):
-        # With the newer protocol a name and its score come together.
+        # RESP3 returns pairs of name and score, RESP2 a flat list.
         paired = bool(answer) and not isinstance(answer[0], bytes)
         pairs = answer if paired else zip(answer[::2], answer[1::2], strict=True)
         for name, score in pairs:
@@ -206,18 +206,17 @@ def _place(cursor: bytes) -> IndexEntry:
 
 
 RECORDS_AT_ONCE: Final = 200
-"""Looked at by one run of a script: about a millisecond of a server's time, in which nobody else is answered."""
+"""Records per run of a script: about a millisecond, in which the server answers no other client."""
 
 FREED_MS: Final = 600_000
-"""For how long a call that frees may be repeated: a client gives up after seconds, and one that has been frozen since after
-minutes."""
+"""A client may repeat `force_release` for this long: it gives up after seconds, or after minutes if it was frozen."""
 
 
 class RedisRecovery:
-    """Implements `capabilities.Recovery`.
+    """Implement `capabilities.Recovery`.
 
-    What the indexes name and is not there, or has another state by now, is taken out of them on the way. Raises
-    `CorruptRecord` where an index is of another type than ours: nobody can tell what is in flight there.
+    The scripts remove an index entry if its record is gone or has another state. Every method raises `CorruptRecord` if
+    an index has the wrong type, because then no one can list the unfinished records.
     """
 
     def __init__(self, server: ScriptExecutor, answers: RedisResponses) -> None:
@@ -242,11 +241,11 @@ class RedisRecovery:
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
         latest = _ms(min(horizon, self._server.now()))
-        # Not less than the unit of a turn: the same one would come again at once.
+        # At least the unit of a turn: otherwise this loop would return the same record again.
         pauses = max(_ms(least), 1), max(_ms(most), 1)
         due, others = list[SeenRecord](), set[IndexEntry]()
         while len(due) < limit:
-            # Those of others keep their turns, and so stand in the way of ours.
+            # Records of other owners keep their turns, so they stay at the head of the index.
             wanted = limit - len(due) + len(others)
             entries = self._quarantined.first(upto=latest, limit=wanted)
             asked = [each for each in entries if each not in others]
@@ -260,20 +259,20 @@ class RedisRecovery:
 
     def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         as_seen = seen.record.token, _ms(seen.record.deadline), NUMBERS[seen.record.state]
-        answer = self._run(scripts.RESOLVE, seen.key, token, *completion(payload, keep=keep), *as_seen)
-        if answer in (b"DONE", b"OTHER"):
-            return bool(answer == b"DONE")
-        raise refused_for_want_of_a_key(answer) or corrupt()
+        result = self._run(scripts.RESOLVE, seen.key, token, *completion(payload, keep=keep), *as_seen)
+        if result in (b"DONE", b"OTHER"):
+            return bool(result == b"DONE")
+        raise missing_data_key(result) or corrupt()
 
     def force_release(self, seen: SeenRecord) -> bool:
         record = seen.record
         facts = NUMBERS[record.state], record.token, _ms(record.deadline)
         keys = layout.keys(seen.key)
-        # A token of its own, so that a reply that was lost is not taken for somebody else's work.
-        told = self._server.run(
+        # A new token identifies this call: if its reply is lost, a repetition finds that this call did it.
+        result = self._server.run(
             scripts.FORCE_RELEASE, (*keys, layout.freed(seen.key)), layout.name(keys), *facts, new_token(), FREED_MS
         )
-        return bool(told == b"DONE")
+        return bool(result == b"DONE")
 
     def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         if state is State.COMPLETED:
@@ -286,8 +285,7 @@ class RedisRecovery:
         return RecordPage(tuple(found for found in met if tid in (None, found.key.tid)), following)
 
     def counts(self) -> UnfinishedCounts:
-        """Counts what the indexes name. Of what is quarantined every record's deadline is read as well: a millisecond
-        for some hundreds."""
+        """Count the index entries, and read the deadlines of quarantined records: a millisecond for some hundreds."""
         busy = lapsed = quarantined = lapsed_for = quarantined_for = 0
         for begin in range(0, layout.PARTITIONS, PARTITIONS_AT_ONCE):
             chunk = range(begin, min(begin + PARTITIONS_AT_ONCE, layout.PARTITIONS))
@@ -307,7 +305,7 @@ class RedisRecovery:
         )
 
     def _turns(self, entries: Sequence[IndexEntry], told: Iterator[tuple[bytes, bytes, int]]) -> Iterator[SeenRecord]:
-        """Those that were given. The first turn of each is no later than the end of its lease, and all others are."""
+        """Yield the records whose turn it is. A first turn is never later than the end of the lease; all others are."""
         turns = {layout.record_in(entry.partition, entry.name): entry.score for entry in entries}
         for found in self._found(State.QUARANTINED, told):
             turn = turns[layout.keys(found.key)[0]]
@@ -324,7 +322,7 @@ class RedisRecovery:
     def _ask(
         self, script: Script, entries: Sequence[IndexEntry], *arguments: int | bytes
     ) -> Iterator[tuple[bytes, bytes, int]]:
-        """The keys of records, what the script tells of each, and when that was. In their order."""
+        """Run this script on each entry. Yield the record's key, the script's result and the time, in order."""
         batches = list(_batches(entries))
         calls = [
             Call(
@@ -341,7 +339,7 @@ class RedisRecovery:
         for key, data, now in told:
             found = _read(key, data, now) if data else None
             if found is not None and found.record.state is state:
-                yield SeenRecord(found.key, erasures.told(found.key.tid, found.record))
+                yield SeenRecord(found.key, erasures.mark(found.key.tid, found.record))
 
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
         keys = layout.keys(key)
@@ -358,7 +356,7 @@ def _read(key: bytes, data: bytes, now: int) -> SeenRecord | None:
 
 
 def _batches(entries: Sequence[IndexEntry]) -> Iterator[list[IndexEntry]]:
-    """Each of one partition."""
+    """Yield batches of entries, each of one partition."""
     for _, group in groupby(entries, lambda entry: entry.partition):
         of_one = list(group)
         for begin in range(0, len(of_one), RECORDS_AT_ONCE):

@@ -218,7 +218,7 @@ def test_one_damaged_tenant_does_not_stop_tasks_of_others(
 
     assert told == sorted([(good, 1), (good, 2), (spoilt, 1)])
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert caplog.records[0].getMessage().startswith("5 data keys in Redis")
+    assert caplog.records[0].getMessage().startswith("skipped 5 corrupt data keys")
     assert not any(layout.data_keys(tid).decode()[-22:] in caplog.text for tid in (good, lost, spoilt, listed))
     assert (store.data_keys.count(), len(caplog.records)) == ({"2026-11": 3}, 2)
     for tid in (lost, spoilt, listed):
