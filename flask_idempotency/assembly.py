@@ -1,4 +1,4 @@
-"""Settings → Engine. The only module that names concrete stores and codecs, and that asks what a store can do besides."""
+"""Build the engine from the settings. Only this module names concrete stores and codecs, and checks what a store can do."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _OF_APPLICATION = "flask-sqlalchemy"
 
 
 class ApplicationDatabase(Protocol):
-    """The application's own database, as Flask-SQLAlchemy keeps it. Asked when it is needed, not when we are set up."""
+    """The application's own database in Flask-SQLAlchemy. The store uses it at the first request, not at set-up."""
 
     def engine(self) -> Any: ...
 
@@ -60,7 +60,7 @@ class ApplicationDatabase(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """An engine with its codec, and what its store can do besides being one."""
+    """An engine with its codec, and the optional capabilities of its store."""
 
     engine: Engine
     codec: Codec
@@ -72,11 +72,11 @@ class Services:
     expiry: Expiry | None = None
     chores: TaskLog | None = None
     book: TaskLog | None = None
-    """Where `chores` are written, with those of all applications that share the store."""
+    """The log behind `chores`, with the tasks of all applications that share the store."""
     health: Health | None = None
     data_loss: DataLossDetector | None = None
     fronted: KnowsCache | None = None
-    """Of a store before which a cache may stand, whether or not these settings name one."""
+    """The store, if a cache may stand in front of it. These settings need not name that cache."""
 
 
 def build(
@@ -86,9 +86,9 @@ def build(
     database: ApplicationDatabase | None = None,
     timing: Timing | None = None,
 ) -> Services:
-    """What these settings describe. `timing` hears of every call of the store.
+    """Build the services that these settings describe. `timing` is called with the duration of every store call.
 
-    Raises `ConfigurationError` for a store that cannot be made.
+    Raises `ConfigurationError` if the store cannot be built.
     """
     system = build_store(
         settings.store,
@@ -99,18 +99,18 @@ def build(
     )
     if settings.claim_strategy is not None and system is settings.store:
         raise ConfigurationError(
-            "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and was given its way to claim when it was made. Remove this."
+            "IDEMPOTENCY_CLAIM_STRATEGY: the store is an object, and has its claim strategy already. Remove this setting."
         )
     if settings.configured_data_loss and system is settings.store and capabilities_of(system).data_loss is not None:
         named = ", ".join(f"IDEMPOTENCY_{name.upper()}" for name in settings.configured_data_loss)
         raise ConfigurationError(
-            f"{named}: the store is an object, and was given its RedisDataLossPolicy when it was made. Remove this, and give "
-            "it those."
+            f"{named}: the store is an object, and has its RedisDataLossPolicy already. Remove these settings, and pass "
+            "them to that policy."
         )
     _check_shards(settings.tenant_shards, system)
     transactions = capabilities_of(system).transactions
     store = system if settings.redis_url is None else _tiered(system, settings.redis_url, transactions)
-    # Of the tiered store, where there is one: what is erased or sealed again must leave the cache too.
+    # Use those of the tiered store: it also removes erased and re-encrypted responses from the cache.
     offered = capabilities_of(store)
     codec = _codec(settings, offered.data_keys, store=type(system).__name__)
     deps = Dependencies(
@@ -142,13 +142,16 @@ def build(
 
 
 def _check_shards(shards: int, system: Store) -> None:
-    """Keys are derived here and kept there: by the same number of parts, or they would not be found again."""
+    """Raise `ConfigurationError` unless settings and store divide tenants into the same number of shards.
+
+    Otherwise the store would not find the keys that the engine derives.
+    """
     expected = capabilities_of(system).tenant_shards
     if expected is None:
         if shards > 1:
             raise ConfigurationError(
-                f"IDEMPOTENCY_TENANT_SHARDS: the store ({type(system).__name__}) has no partitions, so that no tenant can "
-                "outgrow one. Remove this, or use a Redis store."
+                f"IDEMPOTENCY_TENANT_SHARDS: the store ({type(system).__name__}) has no partitions that a tenant could "
+                "outgrow. Remove this setting, or use a Redis store."
             )
     elif shards != expected:
         raise ConfigurationError(
@@ -175,7 +178,7 @@ def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Cod
         raise ConfigurationError(NO_DATA_KEYS.format(mode=settings.encryption, store=store))
     if data_keys is None or settings.key_ring is None:
         return envelope
-    # Needs a package that is optional; whoever has a ring has it.
+    # This needs the optional cryptography package. A key ring needs it, too, so it is installed.
     from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 
     return EncryptedCodec(
@@ -187,12 +190,12 @@ def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Cod
 
 
 def is_process_local(settings: Settings) -> bool:
-    """Whether no other process can see the records: they are in this one's memory."""
+    """Return True if the records are in this process's memory, where no other process sees them."""
     return isinstance(settings.store, MemoryStore) or urlsplit(str(settings.store)).scheme == "memory"
 
 
 def identities(settings: Settings) -> tuple[Identity, ...]:
-    """One for each secret in use, the newest first."""
+    """Return one identity for each secret in use, the newest first."""
     return tuple(Identity(secret, tenant_shards=settings.tenant_shards) for secret in settings.secrets)
 
 
@@ -204,10 +207,10 @@ def build_store(
     memory: Mapping[str, Any] = MappingProxyType({}),
     replicas: int = 0,
 ) -> Store:
-    """A store from a URL, a `"package.module:factory"`, a Redis client, or a `Store` as it is.
+    """Build a store from a URL, a `"package.module:factory"` or a Redis client. Return a `Store` unchanged.
 
-    `memory` has the keywords of `stores.redis.memory.RedisDataLossPolicy`, and so many `replicas` are waited for, where a store
-    in Redis is made here.
+    `memory` has the keywords of `RedisDataLossPolicy`, and `replicas` is how many replicas a write waits for. Both are for a
+    Redis store that this function builds.
     """
     if not isinstance(choice, str):
         return _from_object(choice, memory, replicas)
@@ -243,7 +246,7 @@ def _from_object(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store
     if all(callable(getattr(choice, name, None)) for name in _PORT):
         if replicas:
             raise ConfigurationError(
-                "IDEMPOTENCY_REPLICAS: the store is an object, and was told of its replicas when it was made. Remove this."
+                "IDEMPOTENCY_REPLICAS: the store is an object, and has its number of replicas already. Remove this setting."
             )
         return choice  # type: ignore[no-any-return]
     if callable(getattr(choice, "evalsha", None)):
@@ -282,7 +285,9 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
             "IDEMPOTENCY_STORE names a SQL database, and SQLAlchemy is not installed: pip install 'flask-idempotency[sql]'."
         ) from error
     if bind is None:
-        raise ConfigurationError("IDEMPOTENCY_STORE: flask-sqlalchemy:// is for a Flask application, and here is none.")
+        raise ConfigurationError(
+            "IDEMPOTENCY_STORE: flask-sqlalchemy:// needs a Flask application, and there is none here."
+        )
     if isinstance(bind, str):
         return SqlStore(Database(bind), strategy=strategy or "insert")
     return TransactionalSqlStore(

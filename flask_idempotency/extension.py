@@ -1,7 +1,7 @@
-"""`Idempotency`: what an application is given, and what the application tells it.
+"""The extension class `Idempotency`: set up an application, and register its loaders, policies and resolvers.
 
-The extension object holds what is registered on it (loaders, policies of blueprints) and nothing of any application:
-one object may serve several. What belongs to one application is frozen in `app.extensions["idempotency"]`.
+The extension object holds what you register on it and no state of an application, so one object can serve several. The state
+of one application is frozen in `app.extensions["idempotency"]`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from flask_idempotency.web.janitor import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
 
-# The database that Flask-SQLAlchemy keeps for an application, found when it is needed: `flask-sqlalchemy://`.
-
 
 def declare_tables(app: Flask) -> None:
     """Declare the store's tables in `db.metadata`: now, or when the first application context is pushed.
@@ -60,7 +58,7 @@ def _declared(app: Flask) -> bool:
     database = app.extensions.get("sqlalchemy")
     if database is None:
         return False
-    # Of the default bind. Other extensions that are registered by this name keep no metadata.
+    # This is the metadata of the default bind. Another extension of this name may have none.
     metadata = getattr(database, "metadata", None)
     if metadata is not None:
         include_in(metadata)
@@ -74,21 +72,21 @@ class ApplicationDatabase:
         self._app = app
 
     def engine(self) -> Any:
-        """The engine of the default bind: where the application's rows are, and our records with them."""
+        """Return the engine of the default bind, which holds the application's rows and the records."""
         with self._app.app_context():
             return self._extension().engine
 
     def engines(self) -> list[Any]:
-        """Every engine that its sessions may use by now, those of other binds and applications included.
+        """Return every engine that its sessions may use by now, also of other binds and applications.
 
-        A forked child asks before it does anything else. So no context is entered here: to leave one would run the
-        application's own teardown functions.
+        A forked child calls this first. It enters no application context, because leaving one would run the application's
+        teardown functions.
         """
         made: Any = getattr(self._app.extensions.get("sqlalchemy"), "_app_engines", {})
         return [engine for engines in made.values() for engine in engines.values()]
 
     def session(self) -> Any:
-        """The scoped session that views write with, `db.session`."""
+        """Return the scoped session that views write with, `db.session`."""
         return self._extension().session
 
     def _extension(self) -> Any:
@@ -116,19 +114,19 @@ ResolverT = TypeVar("ResolverT", bound="Callable[[UnknownOutcome], Resolution]")
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """What one application has: found in `app.extensions["idempotency"]`."""
+    """The state of one application, in `app.extensions["idempotency"]`."""
 
     settings: Settings
     loaders: Callbacks
     hooks: Hooks | None = None
     built: Services | None = None
-    """What was put together for it: of use to the command line also where the guard is switched off."""
+    """The engine and its services. The command line uses them even if the guard is switched off."""
     policies: Policies | None = None
     observers: Observers = field(default_factory=Observers)
 
     @property
     def engine(self) -> Engine | None:
-        """None where the guard is switched off."""
+        """The engine, or None if the guard is switched off."""
         return self.built.engine if self.built is not None and self.settings.enabled else None
 
     @property
@@ -138,11 +136,12 @@ class AppState:
 
 
 class Idempotency:
-    """Makes keyed requests of an application run once, and every retry get the same answer.
+    """Run each keyed request of your application once, and send every retry the same response.
 
-    `principal` and `tenant` are loaders: functions that return a stable subject id and the acting tenant of the current
-    request. Everything else is a policy keyword or a setting, as in `IDEMPOTENCY_<UPPER>` configuration, which it
-    overrides. Raises `ConfigurationError` with every fault at once.
+    Pass `principal` and `tenant` as functions that return a stable subject id and the acting tenant of the current request.
+    All other keywords are policy keywords or settings. They override `IDEMPOTENCY_<UPPER>` in the configuration.
+
+    Raises `ConfigurationError`, which lists every fault.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class Idempotency:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Guard this application. The order in which blueprints, hooks and other extensions are added does not matter."""
+        """Guard this application. You can add blueprints, hooks and other extensions before or after this call."""
         if EXTENSION in app.extensions:
             raise ConfigurationError("Idempotency is already set up on this application: call init_app once per app.")
         settings = load_settings(
@@ -176,12 +175,12 @@ class Idempotency:
         app.cli.add_command(cli)
         state = app.extensions[EXTENSION] = self._guard(app, settings)
         if settings.of_application:
-            # Also where the guard is switched off: migrations are written there as well.
+            # Also if the guard is switched off: a migration may be generated there.
             declare_tables(app)
         _log.info("%s: %s", app.name, summary(settings, quota_loader=self._loaders.quota is not None))
-        if state.schema is not None and state.hooks is not None and not _look_at(state.schema):
-            # Flask-SQLAlchemy is set up after us: whatever is wrong is said at the first request.
-            state.hooks.at_first = partial(_look_at, state.schema)
+        if state.schema is not None and state.hooks is not None and not _log_faults(state.schema):
+            # Flask-SQLAlchemy is set up later: log faults at the first request.
+            state.hooks.at_first = partial(_log_faults, state.schema)
 
     def _guard(self, app: Flask, settings: Settings) -> AppState:
         if not settings.enabled and not settings.may_be_joint:
@@ -192,7 +191,7 @@ class Idempotency:
         timing = None if meter is None else meter.call
         built = build(settings, observers=observers, database=ApplicationDatabase(app), timing=timing)
         joint = built.engine.transactions is not None
-        self._refuse_what_cannot_hold(settings, joint=joint)
+        self._check_policies(settings, joint=joint)
         check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
         policies = Policies(
             app,
@@ -225,8 +224,8 @@ class Idempotency:
             hooks.report()
         return AppState(settings, self._loaders, hooks, built, policies, observers)
 
-    def _refuse_what_cannot_hold(self, settings: Settings, *, joint: bool) -> None:
-        """What is known by now: the policies of the application and of blueprints. Those of views are at their first use."""
+    def _check_policies(self, settings: Settings, *, joint: bool) -> None:
+        """Raise `ConfigurationError` for faulty policies of the application or blueprints. Views are checked at first use."""
         faults = settings.policy.faults(joint=joint)
         for blueprint, override in self._overrides.items():
             effects = Policy(effects=override.get("effects", "plain"))
@@ -235,47 +234,47 @@ class Idempotency:
             raise ConfigurationError(*faults)
 
     def configure(self, blueprint: Blueprint, **policy: Any) -> None:
-        """The policy of every view of this blueprint, and of those nested in it unless they say otherwise.
+        """Set the policy of every view of this blueprint. Nested blueprints inherit it unless you configure them.
 
-        Repeated calls add up. Call it before the first request.
+        A second call adds to the first. Call it before the first request.
         """
         override = load_override(policy, where=f"configure({blueprint.name!r})")
         self._overrides[blueprint] = {**self._overrides.get(blueprint, {}), **override}
         mark_configured(blueprint, self._overrides[blueprint])
 
     def principal_loader(self, loader: LoaderT) -> LoaderT:
-        """The function that returns a stable subject id for the current request, or None for nobody.
+        """Register the function that returns a stable subject id for the current request, or None for an anonymous one.
 
-        Never a cookie or a token: they rotate, and rotation would run a payment twice.
+        Do not return a cookie or a token: they rotate, and after a rotation a retry would run a payment twice.
         """
         self._loaders.principal = loader
         return loader
 
     def tenant_loader(self, loader: LoaderT) -> LoaderT:
-        """The function that returns the tenant on whose behalf the current request acts, or None."""
+        """Register the function that returns the tenant of the current request, or None."""
         self._loaders.tenant = loader
         return loader
 
     def quota_loader(self, loader: QuotaLoaderT) -> QuotaLoaderT:
-        """The function that returns what a tenant may have, or None for what `IDEMPOTENCY_QUOTA_*` says.
+        """Register the function that returns a tenant's `Quota`, or None for the limits in `IDEMPOTENCY_QUOTA_*`.
 
-        It is given the tenant, or None for no tenant, on every keyed request, so let it be quick. Limits that it leaves out
-        are those of the configuration. Registering it has everything counted, even where no limit is set.
+        The engine calls it with the tenant (or None) for every keyed request, so make it fast. The configuration supplies
+        limits that it leaves out. Once you register it, the store counts every record, even without a limit.
         """
         self._loaders.quota = loader
         return loader
 
     def replay_guard(self, guard: GuardT) -> GuardT:
-        """The function that may refuse a replay by returning False (403); the record is kept."""
+        """Register a function that may refuse a replay: it returns False, and the client gets 403. The record stays."""
         self._loaders.replay_guard = guard
         return guard
 
     def resolver(self, endpoint: str) -> Callable[[ResolverT], ResolverT]:
-        """The function that finds out what became of this endpoint's unknown outcomes, by asking the outside world.
+        """Register the function that finds out whether this endpoint's quarantined requests happened, such as at the bank.
 
-        It is given an `UnknownOutcome` and returns `Happened(answer)`, `NeverHappened()` or `StillUnknown()`. The janitor
-        calls it in an application context, for one key at a time, soon after that was quarantined and then ever more
-        rarely. It is asked again when it raises. Raises `ConfigurationError` for an endpoint that has one already.
+        It takes an `UnknownOutcome` and returns `Happened(response)`, `NeverHappened()` or `StillUnknown()`. The janitor
+        calls it in an application context, for one key at a time: soon after the quarantine, then less and less often. If
+        it raises, the janitor calls it again later. Raises `ConfigurationError` if the endpoint has a resolver already.
         """
 
         def register(resolver: ResolverT) -> ResolverT:
@@ -300,7 +299,7 @@ class Idempotency:
 
 
 def _meter(app: Flask, settings: Settings) -> Meter | None:
-    """What counts for Prometheus. None: nobody asked for it, and then it costs nothing."""
+    """Return the Prometheus meter, or None if `IDEMPOTENCY_METRICS` is off."""
     if not settings.metrics:
         return None
     try:
@@ -315,10 +314,10 @@ def _meter(app: Flask, settings: Settings) -> Meter | None:
     return Meter(app, name=settings.namespace)
 
 
-def _look_at(schema: Schema) -> bool:
-    """Say what is wrong with the tables. No more than say: the very command that mends it must be able to start.
+def _log_faults(schema: Schema) -> bool:
+    """Log what is wrong with the tables. Do not raise: the command that repairs them must be able to start.
 
-    Returns False when it is not known yet which database they are in.
+    Returns False if it is not known yet which database they are in.
     """
     try:
         for fault in schema.faults():
@@ -328,5 +327,5 @@ def _look_at(schema: Schema) -> bool:
     except ConfigurationError:
         return False
     except StoreUnavailable as error:
-        _log.warning("%s Keyed requests are refused until it answers.", error)
+        _log.warning("%s Keyed requests are refused until it responds.", error)
     return True

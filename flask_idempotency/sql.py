@@ -30,11 +30,11 @@ def include_object(object_: Any, name: str | None, type_: str, reflected: bool, 
 def fenced(
     statement: UpdateT, column: ColumnElement[int | None] | InstrumentedAttribute[int | None], fence: int
 ) -> UpdateT:
-    """The same UPDATE, of rows only that no later claim has written to, leaving this claim's mark on them.
+    """Restrict your UPDATE to rows that no later claim has written to, and write this claim's fence into them.
 
-    `fence` is `current_claim.fence`, and `column` a nullable BIGINT of the table itself, for this alone. When no row
-    was matched a successor has taken over: raise, so that the transaction is rolled back. The same attempt may write
-    again. Raises `TypeError` for anything but an UPDATE and a whole number.
+    Pass `current_claim.fence` as `fence`. `column` is a nullable BIGINT of the same table, used for this only. If the
+    UPDATE matches no row, another worker has taken over: raise, so that your transaction is rolled back. The same attempt
+    may write again. Raises `TypeError` if this is not an UPDATE, or `fence` is not a whole number.
     """
     if not isinstance(statement, Update):
         raise TypeError(f"fenced() takes an UPDATE, not {type(statement).__name__}.")

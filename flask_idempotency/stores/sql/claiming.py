@@ -120,7 +120,7 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
 
 
 def refusal(standing: Any) -> OverQuota | None:
-    """Return why a new key must not be granted, by what `quota.standing` tells of the tenant."""
+    """Return why a new key must not be granted, by what `quota.tenant_counts` tells of the tenant."""
     now = standing.now
     ends = (standing.first_bucket_end or now) - now
     if standing.max_records is not None and standing.unsettled + standing.records >= standing.max_records:
@@ -147,7 +147,7 @@ class ClaimWriter:
         self._insert = statements.insert(dialect)
         self._reclaim = statements.reclaim(dialect)
         self._take_over = statements.take_over(dialect)
-        self._quarantine = statements.quarantine(dialect)
+        self._quarantine = statements.quarantine_expired(dialect)
         self._within = dialect.name == POSTGRESQL
         if self._within:
             self._insert_within = quota.insert_within(dialect)

@@ -76,7 +76,7 @@ def complete(
     return _completed(dialect, statement, now, sealed=sealed, counted=counted, tells=tells)
 
 
-def settle(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> ReturningUpdate[Any] | Select[Any]:
+def resolve(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> ReturningUpdate[Any] | Select[Any]:
     """The same in the owner's place, of a row that is quarantined as it was met. The token is another from now on."""
     statement, now = others_update(dialect, _r.state == word(QUARANTINED))
     mine = statement.values(token=bindparam("my_token", type_=LargeBinary))
@@ -98,7 +98,7 @@ def book(dialect: Dialect) -> Insert:
     return booked(select(*selected).where(ONE == ONE))
 
 
-def sealing(dialect: Dialect) -> Select[Any]:
+def why_not_sealed(dialect: Dialect) -> Select[Any]:
     """Why a sealed answer was not stored: whether its tenant was erased since, and whether its data key seals."""
     told: list[ColumnElement[Any]] = [(~_unerased()).label("erased"), _key_is_there().label("kept")]
     return select(*told).where(is_mine())
@@ -176,7 +176,7 @@ def page_end(dialect: Dialect) -> Select[Any]:
     return rest.offset(bindparam("my_limit", type_=Integer) - literal_column("1")).limit(literal_column("2"))
 
 
-def page(dialect: Dialect) -> Select[Any]:
+def scan(dialect: Dialect) -> Select[Any]:
     """The live answers up to there; of this tenant, if one is named, and not under that key of the ring, if one is."""
     tenant_id, wrapping_key_id = _bytes("my_tenant_id"), bindparam("my_wrapping_key_id", type_=Text)
     shown = select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"))
@@ -189,7 +189,7 @@ def page(dialect: Dialect) -> Select[Any]:
     ).order_by(_r.record_id)
 
 
-def count_answers(dialect: Dialect) -> Select[Any]:
+def count_responses(dialect: Dialect) -> Select[Any]:
     """How many there are under each key of the ring, those included whose life has ended, and not those that were wiped."""
     under = func.coalesce(_r.wrapping_key_id, word("")).label("wrapping_key_id")
     counted: list[ColumnElement[Any]] = [under, func.count().label("responses")]
@@ -209,13 +209,13 @@ def replace_sealed(dialect: Dialect) -> ReturningUpdate[Any]:
     return _replaced(statement)
 
 
-def holds(dialect: Dialect) -> Select[Any]:
+def read_if_as_seen(dialect: Dialect) -> Select[Any]:
     """Whether the very payload is there that was seen: with a row. On PostgreSQL it is locked then."""
     entry = (_r.in_quota, _r.expires_at, _r.response_size)
     return _locked(dialect, select(*entry).where(is_mine(), is_answer(dialect), _holds_seen()))
 
 
-def condemn(dialect: Dialect) -> ReturningUpdate[Any]:
+def mark_corrupt(dialect: Dialect) -> ReturningUpdate[Any]:
     """A completed row, whose answer nobody can open. All that it holds stays, and time does not end it any more."""
     statement = update(records).where(is_mine(), is_answer(dialect), _holds_seen())
     quarantined = statement.values(
@@ -228,13 +228,13 @@ def condemn(dialect: Dialect) -> ReturningUpdate[Any]:
     return quarantined.returning(_r.fence)
 
 
-def unreadable(dialect: Dialect) -> Select[Any]:
+def read_unreadable(dialect: Dialect) -> Select[Any]:
     """As much of a row that is none of ours as its ledger needs. On PostgreSQL it is locked then."""
     entry = (_r.state, _r.in_quota, _r.expires_at, _r.response_size, dialect.now.label("now"))
     return _locked(dialect, select(*entry).where(is_mine(), _r.state != word(QUARANTINED)))
 
 
-def distrust(dialect: Dialect) -> ReturningUpdate[Any]:
+def mark_unreadable(dialect: Dialect) -> ReturningUpdate[Any]:
     """A row that is none of ours is where time does not end it. Nobody will run what it was about again."""
     return (
         update(records)
@@ -309,7 +309,7 @@ class CompletionWriter:
         self._dialect = dialect
         self._made: dict[tuple[bool, bool, bool, bool], Any] = {}
         self._book = book(dialect)
-        self._sealing = sealing(dialect)
+        self._why_not_sealed = why_not_sealed(dialect)
         self.counts = False
         """Whether there are quotas here. False costs a counted record one statement more, and nothing else."""
 
@@ -335,7 +335,7 @@ class CompletionWriter:
         if statement is None:
             # Two threads may both do this at first: what they make is the same.
             if resolving:
-                statement = settle(self._dialect, sealed=sealed, counted=counted)
+                statement = resolve(self._dialect, sealed=sealed, counted=counted)
             else:
                 statement = complete(self._dialect, sealed=sealed, counted=counted, tells=tells)
             self._made[resolving, sealed, counted, tells] = statement
@@ -363,7 +363,7 @@ class CompletionWriter:
         """Raises `DataKeyMissing` when that is why nothing was changed, or would be."""
         if not is_sealed(parameters):
             return
-        found = connection.execute(self._sealing, parameters).one_or_none()
+        found = connection.execute(self._why_not_sealed, parameters).one_or_none()
         if found is not None and found.erased:
             raise DataKeyMissing("the tenant's answers were erased since the key was first used", erased=True)
         if found is not None and not found.kept:

@@ -237,7 +237,7 @@ def inserted(dialect: Dialect, *, within: Select[Any] | None = None) -> Insert:
     )
 
 
-def given_up(dialect: Dialect, keep: ColumnElement[int]) -> Insert:
+def cancelled(dialect: Dialect, keep: ColumnElement[int]) -> Insert:
     """The row of a key that has none, as if its token's claim had come and been released. Nothing is known of that claim."""
     moment = dialect.moment(bounded=True).subquery("moment")
     nothing = {name: literal_column("''", _r[name].type) for name in ("tenant", "principal", "method", "endpoint")}
@@ -279,7 +279,7 @@ def read(dialect: Dialect) -> Select[Any]:
     return select(*columns(), dialect.now.label("now")).where(is_mine())
 
 
-def standing(dialect: Dialect) -> Select[Any]:
+def read_state(dialect: Dialect) -> Select[Any]:
     """As much of the row as tells an owner why its write found nothing to change."""
     facts: list[ColumnElement[Any]] = [_r.state, _r.token, _r.expires_at, _r.completed_at, _r.in_quota]
     return select(*facts, _r.reason, has_answer().label("answered"), dialect.now.label("now")).where(is_mine())
@@ -294,13 +294,13 @@ def renew(dialect: Dialect) -> ReturningUpdate[Any]:
     return statement.where(lapsing).values(lease_expires_at=longer).returning(_r.fence)
 
 
-def mark(dialect: Dialect) -> ReturningUpdate[Any]:
+def mark_point_of_no_return(dialect: Dialect) -> ReturningUpdate[Any]:
     """From now on a lapse quarantines this row."""
     statement, _ = owners(dialect, PROCESSING)
     return statement.values(on_expiry=word(QUARANTINE)).returning(_r.fence)
 
 
-def mark_early(dialect: Dialect) -> ReturningUpdate[Any]:
+def mark_committed_early(dialect: Dialect) -> ReturningUpdate[Any]:
     """The same, in a transaction that its owner's work commits by itself: whether it has is then told by the reason."""
     statement, _ = owners(dialect, PROCESSING)
     return statement.values(on_expiry=word(QUARANTINE), reason=word(COMMITTED_EARLY)).returning(_r.fence)
@@ -322,12 +322,12 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
     ).returning(_r.fence)
 
 
-def give_up(dialect: Dialect) -> ReturningInsert[Any]:
+def cancel(dialect: Dialect) -> ReturningInsert[Any]:
     """The row of a key that has none, released before it was claimed: what was asked with this token may still arrive."""
-    return given_up(dialect, literal_column(str(RELEASED_KEEP), BigInteger)).returning(_r.fence)
+    return cancelled(dialect, literal_column(str(RELEASED_KEEP), BigInteger)).returning(_r.fence)
 
 
-def hold(dialect: Dialect) -> ReturningUpdate[Any]:
+def quarantine(dialect: Dialect) -> ReturningUpdate[Any]:
     """Nobody knows what happened, its owner included."""
     statement, _ = owners(dialect, PROCESSING)
     return statement.values(state=word(QUARANTINED), reason=bindparam("my_reason", type_=Text)).returning(_r.fence)
@@ -365,7 +365,7 @@ def reclaim(dialect: Dialect) -> ReturningUpdate[Any]:
     return first.returning(_r.fence, _r.attempt)
 
 
-def quarantine(dialect: Dialect) -> ReturningUpdate[Any]:
+def quarantine_expired(dialect: Dialect) -> ReturningUpdate[Any]:
     """A claim that has lapsed, and must not run again by itself. Its token stays good for `complete`."""
     statement = if_as_seen(dialect, has_lapsed(dialect, QUARANTINE))
     return statement.values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED)).returning(_r.fence, _r.attempt)

@@ -51,12 +51,12 @@ from flask_idempotency.stores.sql.statements import ONE
 _NAME: Final[ColumnElement[str]] = literal_column("'cached_since'")
 
 
-def noted(_: Dialect) -> Select[Any]:
+def has_cache(_: Dialect) -> Select[Any]:
     """Select 1 if any host has noted that it caches responses of this database, else 0. Every host must know."""
     return select(func.count()).select_from(meta).where(meta.c.name == _NAME)
 
 
-def note(dialect: Dialect) -> Insert:
+def note_cache(dialect: Dialect) -> Insert:
     """Note that a host caches responses from now on. The first note counts."""
     source = select(_NAME, dialect.now).where(ONE == ONE).suffix_with("ON CONFLICT (name) DO NOTHING")
     return sqlalchemy.insert(meta).from_select(["name", "value"], source)
@@ -67,14 +67,14 @@ class Statements:
 
     def __init__(self, dialect: Dialect) -> None:
         self.read = statements.read(dialect)
-        self.standing = statements.standing(dialect)
+        self.read_state = statements.read_state(dialect)
         self.renew = statements.renew(dialect)
-        self.mark = statements.mark(dialect)
-        self.mark_early = statements.mark_early(dialect)
+        self.mark_point_of_no_return = statements.mark_point_of_no_return(dialect)
+        self.mark_committed_early = statements.mark_committed_early(dialect)
         self.has_written = statements.has_written(dialect)
         self.release = statements.release(dialect)
-        self.give_up = statements.give_up(dialect)
-        self.hold = statements.hold(dialect)
+        self.cancel = statements.cancel(dialect)
+        self.quarantine = statements.quarantine(dialect)
         self.completing = CompletionWriter(dialect)
 
 
@@ -121,12 +121,12 @@ class SqlStore:
     def note_cache(self) -> None:
         """Some of its answers may be cached from now on. Remembered for good."""
         if not self.has_cache():
-            statement, parameters = note(self.database.dialect), {"now": self.now()}
+            statement, parameters = note_cache(self.database.dialect), {"now": self.now()}
             self.database.run(lambda connection: connection.execute(statement, parameters))
 
     def has_cache(self) -> bool:
         """Whether some may have been, by whatever host."""
-        statement = noted(self.database.dialect)
+        statement = has_cache(self.database.dialect)
         return bool(self.database.run(lambda connection: connection.scalar(statement)))
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class SqlStore:
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         parameters = self.parameters(key, token)
-        self.database.run(self._write, self.statements.mark, parameters, (QUARANTINED,), None)
+        self.database.run(self._write, self.statements.mark_point_of_no_return, parameters, (QUARANTINED,), None)
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         parameters = self.parameters(key, token, **answer_of(key, payload, keep))
@@ -183,11 +183,11 @@ class SqlStore:
 
     def release(self, key: StorageKey, token: bytes) -> None:
         statements = self.statements
-        self.database.run(self._write, statements.release, self.parameters(key, token), (), statements.give_up)
+        self.database.run(self._write, statements.release, self.parameters(key, token), (), statements.cancel)
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         parameters = self.parameters(key, token, my_reason=escape(reason))
-        self.database.run(self._write, self.statements.hold, parameters, (QUARANTINED,), None)
+        self.database.run(self._write, self.statements.quarantine, parameters, (QUARANTINED,), None)
 
     def read(self, key: StorageKey) -> Record | None:
         parameters = {"my_record_id": key.rid, "now": self.now()}
@@ -249,7 +249,7 @@ class SqlStore:
                 written = connection.execute(statement, parameters).one_or_none()
             if written is not None:
                 return
-            found = connection.execute(statements.standing, parameters).one_or_none()
+            found = connection.execute(statements.read_state, parameters).one_or_none()
             if found is None and absent is not None:
                 if connection.execute(absent, parameters).one_or_none() is not None:
                     return

@@ -195,7 +195,7 @@ def test_an_application_starts_without_its_database(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, "flask_idempotency"):
         make_app("postgresql+psycopg://shop:canary@127.0.0.1:1/shop")
 
-    assert any("Keyed requests are refused until it answers" in line for line in caplog.messages)
+    assert any("Keyed requests are refused until it responds" in line for line in caplog.messages)
     assert "canary" not in caplog.text
 
 

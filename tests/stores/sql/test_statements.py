@@ -59,7 +59,7 @@ MODULES = (statements, completion, data_keys, quota, janitor, store)
 
 PARTS = {
     "chosen",
-    "given_up",
+    "cancelled",
     "has_lapsed",
     "if_as_seen",
     "inserted",
@@ -109,13 +109,13 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
     for module in MODULES:
         folder = "" if module is statements else f"{module.__name__.rpartition('.')[2].removesuffix('_statements')}_"
         for made in public(module):
-            if made not in (completion.complete, completion.settle):
+            if made not in (completion.complete, completion.resolve):
                 found[f"{folder}{made.__name__}"] = made, NOT_ON_BOTH.get(made, BOTH)
     for form in FORMS:
         options: dict[str, Any] = dict.fromkeys(form, True)
         found["_".join(("complete", *form))] = partial(completion.complete, **options), BOTH
         if "tells" not in form:
-            found["_".join(("settle", *form))] = partial(completion.settle, **options), BOTH
+            found["_".join(("resolve", *form))] = partial(completion.resolve, **options), BOTH
     return found
 
 

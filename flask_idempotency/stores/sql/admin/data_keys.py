@@ -39,7 +39,7 @@ from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.completion import CompletionWriter, entry, facts_of, is_sealed, shard_of
 from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import Dialect
-from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, nameless, spelt
+from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, identity_bytes, number_lost
 from flask_idempotency.stores.sql.rows import row_of
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, RESPONSES, data_keys, meta, tenants
 from flask_idempotency.stores.sql.statements import ONE, ZERO, word
@@ -69,14 +69,14 @@ class SqlDataKeys:
             self._database.run(identity)
             rows = self._database.run(lambda connection: connection.execute(statement, parameters).all())
         if not rows:
-            raise nameless()
+            raise number_lost()
         keys = tuple(_key(row) for row in rows if row.number is not None)
         store, last = rows[0].store, rows[0].last
         if not isinstance(store, int) or not isinstance(last, int):
             raise CorruptRecord(
                 "the row 'store' of idempotency_meta, or a tenant's last_key_number, cannot be read: restore it"
             )
-        return TenantKeys(spelt(store), keys, last)
+        return TenantKeys(identity_bytes(store), keys, last)
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
         dialect = self._database.dialect
@@ -284,7 +284,7 @@ class SqlResponses:
             ends = connection.execute(completion.page_end(dialect), parameters).scalars().all()
             last = ends[0] if len(ends) > 1 else None
             bounded = {**parameters, "my_until": last or AFTER_LAST_KEY}
-            return connection.execute(completion.page(dialect), bounded).all(), last
+            return connection.execute(completion.scan(dialect), bounded).all(), last
 
         # Use a connection without the read timeout of records: a page of large responses takes longer.
         rows, last = self._database.run(page, long=True)
@@ -302,9 +302,11 @@ class SqlResponses:
         statement = completion.replace_sealed(dialect) if is_sealed(parameters) else completion.replace(dialect)
 
         def replace(connection: Connection) -> bool:
-            before = connection.execute(completion.holds(dialect), parameters).one_or_none() if grown else None
+            before = (
+                connection.execute(completion.read_if_as_seen(dialect), parameters).one_or_none() if grown else None
+            )
             if connection.execute(statement, parameters).one_or_none() is None:
-                if connection.execute(completion.holds(dialect), parameters).one_or_none() is not None:
+                if connection.execute(completion.read_if_as_seen(dialect), parameters).one_or_none() is not None:
                     self._completing().refuse_without_key(connection, parameters)
                 return False
             if before is not None and before.in_quota:
@@ -318,7 +320,7 @@ class SqlResponses:
         return self._database.run(replace_and_book if grown else replace)
 
     def count(self) -> Mapping[str, int]:
-        statement = completion.count_answers(self._database.dialect)
+        statement = completion.count_responses(self._database.dialect)
         rows = self._database.run(lambda connection: connection.execute(statement).all(), long=True)
         return {row.wrapping_key_id: row.responses for row in rows}
 
@@ -329,10 +331,10 @@ class SqlResponses:
 
         def mark_corrupt(connection: Connection) -> None:
             with transaction(connection):
-                row = connection.execute(completion.holds(dialect), parameters).one_or_none()
+                row = connection.execute(completion.read_if_as_seen(dialect), parameters).one_or_none()
                 if row is None:
                     return
-                if connection.execute(completion.condemn(dialect), parameters).one_or_none() is not None:
+                if connection.execute(completion.mark_corrupt(dialect), parameters).one_or_none() is not None:
                     self._unbook(connection, key, row)
 
         self._database.run(mark_corrupt)
@@ -344,10 +346,10 @@ class SqlResponses:
 
         def mark_unreadable(connection: Connection) -> None:
             with transaction(connection):
-                row = connection.execute(completion.unreadable(dialect), parameters).one_or_none()
+                row = connection.execute(completion.read_unreadable(dialect), parameters).one_or_none()
                 if row is None:
                     return
-                connection.execute(completion.distrust(dialect), parameters)
+                connection.execute(completion.mark_unreadable(dialect), parameters)
                 if row.state in (COMPLETED, FAILED) and _is_countable(row):
                     self._unbook(connection, key, row)
 

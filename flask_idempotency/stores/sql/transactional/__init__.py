@@ -1,1 +1,1 @@
-"""A claim and the rows of a view in one transaction of the application's own session."""
+"""Commit a claim's record and the rows of a view in one transaction of the application's session."""

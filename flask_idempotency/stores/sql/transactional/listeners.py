@@ -1,7 +1,7 @@
-"""Who is told when a session, or its connection, begins and commits: the transaction that is joined where it happens.
+"""Listen to the application's sessions and connections, and pass their events to the claim of the current context.
 
-Every session of a factory is watched and not one, and their engine with them: a view may take another session, or commit
-on the connection beneath it, and must not escape by that.
+The listeners are on the session factory and on its engine. So they also see a second session of a view, and a commit on the
+connection below a session.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flask_idempotency.stores.sql.dialects import SQLITE
 
 
 class JoinedSession(Protocol):
-    """A claim's transaction, as far as it is told what happens to its session."""
+    """The events that a claim's transaction handles."""
 
     factory: Any
     over: bool
@@ -35,7 +35,7 @@ class JoinedSession(Protocol):
 
 
 _joined: ContextVar[ref[JoinedSession] | None] = ContextVar("flask_idempotency_joined", default=None)
-"""Weak: a worker thread's context outlives its requests, and must not remember the claim of one that went astray."""
+"""Weak: a thread's context outlives its requests, and must not keep the claim of a request that never ended."""
 
 _COMMIT = re.compile(r"\s*(?:COMMIT|END)\b", re.IGNORECASE)
 
@@ -44,7 +44,7 @@ _engines: WeakSet[Engine] = WeakSet()
 
 
 def joined_here() -> JoinedSession | None:
-    """The transaction that the code which runs here has joined."""
+    """Return the transaction that this context has joined."""
     joined = _joined.get()
     return None if joined is None else joined()
 
@@ -54,10 +54,10 @@ def join_here(joined: JoinedSession | None) -> None:
 
 
 def listen(factory: Any, engine: Engine) -> None:
-    """From now on. Harmless when repeated, by any number of applications that share the two."""
+    """Add the listeners. A second call changes nothing, also from another application that shares both."""
     if factory not in _factories:
         _factories.add(factory)
-        _watch_sessions(factory)
+        _listen_to_sessions(factory)
     if engine not in _engines:
         _engines.add(engine)
         event.listen(engine, "commit", _connection_commits)
@@ -65,7 +65,7 @@ def listen(factory: Any, engine: Engine) -> None:
         event.listen(engine, "before_cursor_execute", _statement_commits)
 
 
-def _watch_sessions(factory: Any) -> None:
+def _listen_to_sessions(factory: Any) -> None:
     def here() -> JoinedSession | None:
         joined = joined_here()
         return joined if joined is not None and joined.factory is factory else None
@@ -88,7 +88,7 @@ def _watch_sessions(factory: Any) -> None:
 
     for listener in (after_begin, before_commit, after_rollback):
         event.listen(factory, listener.__name__, listener)
-    # First: a listener of the application's that raises keeps those behind it from hearing of the commit.
+    # First: if a listener of the application raises, SQLAlchemy skips the listeners after it.
     event.listen(factory, "after_commit", after_commit, insert=True)
 
 
@@ -98,8 +98,8 @@ def _connection_commits(connection: Connection) -> None:
 
 
 def _savepoint_begins(connection: Connection, name: str) -> None:
-    """Python's sqlite3 begins a transaction before it writes, and not before a savepoint: to release one that comes first
-    would commit what was written since."""
+    """Begin a transaction before a savepoint on SQLite. Python's sqlite3 begins one before a write only, and without one the
+    release of the savepoint would commit."""
     joined = joined_here()
     if joined is None or joined.over or connection.dialect.name != SQLITE:
         return

@@ -1,11 +1,10 @@
-"""The application's own session: where a view's rows and its record are committed in one transaction.
+"""Join the application's session, so that a view's rows and its record are committed in one transaction.
 
-Nothing is patched and the view needs to know nothing: it writes with its session as ever, and leaves the commit to
-whoever settles its claim. A view that commits by itself is noticed before its commit goes out, and the record is marked in
-that same commit: what it has written is never there without the record knowing of it.
+The view writes with its session as usual, and leaves the commit to the engine. If the view commits by itself, a listener
+marks the record in that same commit. So the view's rows are never committed without a trace in the record.
 
-Only what is written through this session, on the database that holds the records, is in the transaction. What a second
-bind or a connection of the view's own writes is an effect like any other.
+Only writes through this session, to the database of the records, are in the transaction. Writes through another bind or
+connection are effects like any other.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from flask_idempotency.stores.sql.transactional.listeners import join_here, join
 from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, is_writing, refuse_autocommit
 
 SHORTEST_SECONDS: Final = 0.001
-"""Of a renewal that is not meant to renew anything: a lease is never shortened."""
+"""Lease of a renewal that only waits for a lock. It does not shorten the lease."""
 
 _log = logging.getLogger("flask_idempotency")
 
 
 class SessionTransactions:
-    """Implements `engine.store.Transactions` on a `scoped_session`, such as Flask-SQLAlchemy's `db.session`.
+    """Implements `Transactions` on a `scoped_session`, such as Flask-SQLAlchemy's `db.session`.
 
-    `sessions` returns it when it is needed: an application may set up its database after this.
+    `sessions` returns it at the time of use, because the application may set up its database later.
     """
 
     def __init__(
@@ -52,17 +51,17 @@ class SessionTransactions:
     ) -> None:
         self._sessions = sessions
         self._store = store
-        self._told: Callable[[StorageKey, Record], None] | None = None
+        self._on_committed: Callable[[StorageKey, Record], None] | None = None
         self._reported: set[str] = set()
         self._snapshots: dict[str, bool] = {}
-        # After the database's own: by then the pools are new.
+        # After the callback of `Database`, which replaces the pools.
         after_fork(self.after_fork)
 
-    def on_committed(self, told: Callable[[StorageKey, Record], None]) -> None:
-        self._told = told
+    def on_committed(self, callback: Callable[[StorageKey, Record], None]) -> None:
+        self._on_committed = callback
 
     def after_fork(self) -> None:
-        """In a child: end what its copies of the parent's sessions hold. The transactions are the parent's."""
+        """In a forked child: drop the parent's transactions from the copies of its sessions."""
         with suppress(ConfigurationError):
             registry = self._sessions().registry
             held: Any = registry.registry
@@ -71,39 +70,39 @@ class SessionTransactions:
                 abandon_inherited(session)
 
     def prepare(self) -> None:
-        """Raises `ConfigurationError` when a transaction that the session has begun stands in the way of the claim.
+        """Raise `ConfigurationError` if the session has begun a transaction that conflicts with the claim.
 
-        On SQLite there is one writer at a time, and the claim would wait for the one that waits for it. On PostgreSQL a
-        transaction that keeps its snapshot would never see the claim, and so could not complete it.
+        SQLite has one writer at a time: the claim would wait for the session, which waits for the claim. On PostgreSQL a
+        transaction that keeps its snapshot would never see the claim, and could not complete it.
         """
         session = self.session()
-        if session.in_transaction() and (hindrance := self.hindrance(self.connection(session))):
+        if session.in_transaction() and (conflict := self.conflict(self.connection(session))):
             raise ConfigurationError(
-                f"db.session has begun a transaction before the view, and {hindrance}. A before_request hook that uses it "
+                f"db.session has begun a transaction before the view, and {conflict}. A before_request hook that uses it "
                 "must end it: db.session.commit(), or rollback()."
             )
 
-    def hindrance(self, connection: Connection) -> str | None:
-        """Why the record cannot be written to beside what the session has begun on this connection."""
+    def conflict(self, connection: Connection) -> str | None:
+        """Return why this connection's transaction prevents writes to the record. None if it does not."""
         refuse_autocommit(connection)
         if connection.dialect.name == SQLITE:
             return "on SQLite the claim cannot be written beside it" if is_writing(connection) else None
         return "at its isolation level it would never see the claim" if self._keeps_snapshot(connection) else None
 
     def _keeps_snapshot(self, connection: Connection) -> bool:
-        # What the driver was told, or None for the role's own setting: each is asked for once.
-        told = str(getattr(connection.connection.dbapi_connection, "isolation_level", None))
-        if told not in self._snapshots:
-            self._snapshots[told] = connection.get_isolation_level() in ("REPEATABLE READ", "SERIALIZABLE")
-        return self._snapshots[told]
+        # The driver's level, or None for the role's default. Query the server once for each.
+        level = str(getattr(connection.connection.dbapi_connection, "isolation_level", None))
+        if level not in self._snapshots:
+            self._snapshots[level] = connection.get_isolation_level() in ("REPEATABLE READ", "SERIALIZABLE")
+        return self._snapshots[level]
 
     def join(
         self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]
     ) -> SessionTransaction:
-        """Watch over the session in this context, until the transaction is left."""
+        """Listen to the session of this context until `leave`."""
         sessions = self._sessions()
         session: Session = sessions()
-        self._refuse_inner(session)
+        self._refuse_nested_view(session)
         if session.in_transaction():
             self.connection(session)
         listen(sessions.session_factory, self._store.database.base)
@@ -126,16 +125,16 @@ class SessionTransactions:
         return bool(session.new or session.dirty or session.deleted)
 
     def session(self) -> Session:
-        """The one that views write with, here and now."""
+        """Return the session that views of this context write with."""
         session: Session = self._sessions()()
         return session
 
-    def _refuse_inner(self, session: Session) -> None:
+    def _refuse_nested_view(self, session: Session) -> None:
         outer = joined_here()
         if isinstance(outer, SessionTransaction) and not outer.over and outer.session is session:
             raise ConfigurationError(
-                "a transactional view was called from within another one, on the same session: what one commits or rolls "
-                "back would be the other's. Call it over HTTP, or in an application context of its own."
+                "a transactional view called another one on the same session, so each would commit or roll back the rows of "
+                "both. Call it over HTTP, or in a separate application context."
             )
 
     def complete(
@@ -148,33 +147,33 @@ class SessionTransactions:
         *,
         checked: bool,
     ) -> Record | None:
-        """Complete a record in this transaction, and tell what it is then if anybody wants to know.
+        """Complete a record in this transaction. Return it if a cache wants it.
 
-        Raises `LeaseLost` when it is no longer the token's, and `DataKeyMissing` as `Store.complete` does, unless that
-        was `checked` for all that are to be completed together: the first could not be taken back.
+        Raises `LeaseLost` if the token lost the record, and `DataKeyMissing` as `Store.complete` does. `checked`:
+        `refuse_without_keys` was called for all records of this transaction, because no single one can be undone.
         """
-        completing, tells = self._store.statements.completing, self._told is not None
+        completing, tells = self._store.statements.completing, self._on_committed is not None
         parameters = self._store.parameters(key, token, **answer_of(key, payload, keep))
         with without_logging(connection):
             found = completing.write(connection, parameters, alone=False, tells=tells, checked=checked)
             if found is None and self._is_ours(connection, parameters):
                 found = completing.write(connection, parameters, alone=False, tells=tells, checked=checked)
         if found is None:
-            raise LeaseLost("the record belongs to somebody else, or is gone")
+            raise LeaseLost("the record belongs to another worker, or is gone")
         return completed_row(found, payload.data).record() if tells else None
 
     def refuse_without_keys(
         self, connection: Connection, keys: Sequence[StorageKey], token: bytes, payloads: Sequence[StoredPayload]
     ) -> None:
-        """Raises `DataKeyMissing` when a record may not be completed with its payload, before any is."""
+        """Raise `DataKeyMissing` if a record may not be completed with its payload, before any is completed."""
         for key, payload in zip(keys, payloads, strict=True):
-            brought = self._store.parameters(key, token, **facts_of(payload, "my"))
+            parameters = self._store.parameters(key, token, **facts_of(payload, "my"))
             with without_logging(connection):
-                self._store.statements.completing.refuse_without_key(connection, brought)
+                self._store.statements.completing.refuse_without_key(connection, parameters)
 
     def _is_ours(self, connection: Connection, parameters: dict[str, Any]) -> bool:
-        """Whether it may be tried once more. Raises `DataKeyMissing` when that is why nothing was changed."""
-        standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
+        """Return True if the write may be repeated. Raise `DataKeyMissing` if that is why it changed no row."""
+        standing = connection.execute(self._store.statements.read_state, parameters).one_or_none()
         if standing is None or standing.token != parameters["my_token"]:
             return False
         if standing.state not in (PROCESSING, QUARANTINED):
@@ -183,61 +182,61 @@ class SessionTransactions:
         return True
 
     def mark_point_of_no_return(self, connection: Connection, key: StorageKey, token: bytes) -> None:
-        """Mark a record in this transaction. Raises `LeaseLost` when it is no longer the token's to be marked."""
+        """Mark a record in this transaction. Raise `LeaseLost` if the token may no longer mark it."""
         parameters = self._store.parameters(key, token)
         with without_logging(connection):
-            if connection.execute(self._store.statements.mark_early, parameters).one_or_none() is not None:
+            if connection.execute(self._store.statements.mark_committed_early, parameters).one_or_none() is not None:
                 return
-            standing = connection.execute(self._store.statements.standing, parameters).one_or_none()
+            standing = connection.execute(self._store.statements.read_state, parameters).one_or_none()
         if standing is None or standing.token != token or standing.state != QUARANTINED or is_condemned(standing):
-            raise LeaseLost("the record belongs to somebody else, or is settled")
+            raise LeaseLost("the record belongs to another worker, or is completed")
 
     def is_base(self, engine: Engine) -> bool:
-        """Whether connections of this engine lead to the records."""
+        """Return True if connections of this engine lead to the records."""
         return engine.pool is self._store.database.base.pool
 
     def is_ours(self, session: Session) -> bool:
-        """Whether this session writes to the database of the records: another application may share the factory."""
+        """Return True if this session writes to the database of the records. Another application may share the factory."""
         try:
             return self.is_base(session.get_bind().engine)
         except UnboundExecutionError:
             return True
 
     def has_written(self, connection: Connection) -> bool:
-        """Whether there is anything to commit here. A view that only ends what it has read commits nothing."""
+        """Return True if the transaction has written. A commit after reads only needs no mark."""
         if connection.dialect.name == SQLITE:
             return is_writing(connection)
         written: bool = connection.execute(self._store.statements.has_written).scalar_one()
         return written
 
-    def settled(self, key: StorageKey, token: bytes) -> Record | None:
-        """The record, once no transaction is on its way any more that has written to it."""
+    def final_record(self, key: StorageKey, token: bytes) -> Record | None:
+        """Return the record after every transaction that wrote to it has ended."""
         if self._store.database.dialect.name != SQLITE:
-            # A write waits for one whose COMMIT has arrived and not ended; a read would see what was before it.
+            # A write waits for a COMMIT that has not ended; a read would see the row before it.
             with suppress(LeaseLost):
                 self._store.renew(key, token, lease=SHORTEST_SECONDS)
         return self._store.read(key)
 
     def is_completed(self, key: StorageKey, token: bytes) -> bool:
-        """Whether this token has completed the record, though its life may be over by now, or nobody can read it."""
+        """Return True if this token completed the record, also if it has expired or is corrupt since."""
         parameters = {"my_record_id": key.rid, "now": self._store.now()}
-        statement = self._store.statements.standing
+        statement = self._store.statements.read_state
         found = self._store.database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
         if found is None or found.token != token:
             return False
         return found.state in (COMPLETED, FAILED) or (found.state == QUARANTINED and bool(found.answered))
 
-    def tell(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None:
+    def notify_committed(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None:
         for key, record in completed:
-            if self._told is None or record is None:
+            if self._on_committed is None or record is None:
                 continue
             try:
-                self._told(key, record)
-            except Exception:  # noqa: BLE001 - it is committed, whatever becomes of the news
-                _log.exception("who was told of a committed record failed")
+                self._on_committed(key, record)
+            except Exception:  # noqa: BLE001 - the record is committed, whatever the callback does
+                _log.exception("the callback for a committed record failed: the cache does not have its response")
 
     def connection(self, session: Session) -> Connection:
-        """The one on which the session writes to the database of the records, in its transaction.
+        """Return the session's connection to the database of the records, in its transaction.
 
         Raises `InheritedConnection` if another process opened it.
         """
@@ -246,13 +245,13 @@ class SessionTransactions:
         return connection
 
     def _report(self, operation: str) -> None:
-        """Once for each operation."""
+        """Log an early commit, once for each endpoint."""
         if operation not in self._reported:
             self._reported.add(operation)
             _log.warning(
-                "%s commits by itself although its effects are transactional. What it has committed stays when its worker "
-                "vanishes before it answers: then its key is quarantined, and not recovered. Remove the commit (use "
-                "flush() to see generated values): the rows are committed together with the answer.",
+                "%s commits by itself although its effects are transactional. If the worker dies before the response, these "
+                "rows stay, and the key is quarantined. Remove the commit (use flush() to see generated values): the "
+                "engine commits the rows together with the response.",
                 operation,
             )
 
@@ -260,7 +259,7 @@ class SessionTransactions:
 class TransactionalSqlStore(SqlStore):
     """A `SqlStore` with `transactions`: what `effects="transactional"` needs.
 
-    `sessions` returns the `scoped_session` that views write with, on the very database that `database` names.
+    `sessions` returns the `scoped_session` that views write with. It must use the database that `database` names.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One claim's share in the application's session: its record is completed in the session's own transaction."""
+"""Complete a claim's record in the session's transaction, mark early commits, and find out if a failed commit was done."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("flask_idempotency")
 
 
 class SessionRecords(Protocol):
-    """The store, as far as it writes in somebody else's transaction, and tells what came of that."""
+    """What a claim's transaction needs of the store. `SessionTransactions` implements it."""
 
     def session(self) -> Session: ...
 
@@ -61,13 +61,13 @@ class SessionRecords(Protocol):
 
     def is_ours(self, session: Session) -> bool: ...
 
-    def hindrance(self, connection: Connection) -> str | None: ...
+    def conflict(self, connection: Connection) -> str | None: ...
 
-    def settled(self, key: StorageKey, token: bytes) -> Record | None: ...
+    def final_record(self, key: StorageKey, token: bytes) -> Record | None: ...
 
     def is_completed(self, key: StorageKey, token: bytes) -> bool: ...
 
-    def tell(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None: ...
+    def notify_committed(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None: ...
 
 
 class SessionTransaction:
@@ -86,23 +86,23 @@ class SessionTransaction:
         self.session = session
         self.factory = factory
         self.over = False
-        """Whether what happens to the session is none of this claim's concern any more."""
+        """True once this claim ignores the events of the session."""
         self._records = records
         self._keys = keys
         self._token = token
-        self._told_early = early
+        self._on_early_commit = early
         self._early = False
         self._in_doubt = False
-        """Whether a commit of the view's was on its way, and nobody has said that it arrived."""
+        """True if the view sent a COMMIT and its outcome is unknown."""
         self._marked = False
         self._committing: Session | None = None
-        """The session whose commit is on its way."""
+        """The session whose commit by the view is on its way."""
         self._ending: Session | None = None
         """The session that this claim commits or has committed itself."""
         self._going_out = False
-        """Whether everything is written that belongs to that commit. Before, no failure can leave anything committed."""
+        """True once all writes before that commit are done. A failure before that point leaves no row committed."""
         self._committed = False
-        """Whether the session has reported that commit as done."""
+        """True once the session has reported that commit as done."""
         self._connections: WeakSet[Connection] = WeakSet()
         self._pools: set[int] = set()
         self._outer: JoinedSession | None = joined_here()
@@ -110,7 +110,7 @@ class SessionTransaction:
     @property
     def committed_early(self) -> bool:
         if self._in_doubt:
-            self._ask_the_record()
+            self._read_outcome()
         return self._early or self._in_doubt
 
     def settle(self, writing: Writing, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
@@ -122,7 +122,7 @@ class SessionTransaction:
             connection = self._records.connection(session)
             several = len(self._keys) > 1
             if several:
-                # Before the first is completed: it could not be taken back without the application's rows.
+                # Check all before the first is completed: only a rollback of the application's rows could undo that.
                 self._records.refuse_without_keys(connection, self._keys, self._token, payloads)
             completed[:] = [
                 (key, self._records.complete(connection, key, self._token, payload, keep, checked=several))
@@ -137,8 +137,8 @@ class SessionTransaction:
             if not self._is_held():
                 raise
             _log.warning(
-                "a session that keeps its snapshot did not see its own claim: its work is rolled back, and may be repeated. "
-                "Use READ COMMITTED for views whose effects are transactional"
+                "a session that keeps its snapshot did not see its own claim: its work is rolled back, and may be retried. "
+                "Use READ COMMITTED for views with effects='transactional'."
             )
             self._decide(error, otherwise, again=True)
         except ConfigurationError:
@@ -149,23 +149,23 @@ class SessionTransaction:
             if isinstance(error, StoreUnavailable) and not isinstance(error, InheritedConnection):
                 # The codec could not seal the response again.
                 raise
-            # Whatever it is, only the record knows whether the commit was done.
+            # Only the record shows whether the commit was done.
             self._decide(error, otherwise, again=is_retryable(error))
         else:
-            self._records.tell(completed)
+            self._records.notify_committed(completed)
 
     def commit(self) -> None:
         self.over = True
         session = self._records.session()
         try:
             if session.in_transaction():
-                # It may be inherited.
+                # Raises if another process opened the connection.
                 self._records.connection(session)
             self._commit(session, _nothing)
         except Exception as error:
             undo(session)
             if self._going_out and not is_refusal(error):
-                raise StoreUnavailable(f"nobody knows whether the commit was done ({_name(error)})") from error
+                raise StoreUnavailable(f"the commit may be done or not ({_name(error)})") from error
             _log_fault(error, "so nothing is committed")
             raise NotCommitted(_failed(error), retryable=is_retryable(error)) from error
 
@@ -208,9 +208,9 @@ class SessionTransaction:
             if not session.in_transaction():
                 return False
             connection = self._records.connection(session)
-            # What it did in another database cannot be seen here.
+            # Writes to another database cannot be seen here.
             return len(self._pools) > 1 or self._records.has_written(connection)
-        except Exception:  # noqa: BLE001 - then nothing is known of it
+        except Exception:  # noqa: BLE001 - assume that it has written
             return True
 
     def roll_back(self) -> None:
@@ -227,14 +227,14 @@ class SessionTransaction:
 
     def before_mark(self) -> None:
         session = self._records.session()
-        if session.in_transaction() and (hindrance := self._records.hindrance(self._records.connection(session))):
+        if session.in_transaction() and (conflict := self._records.conflict(self._records.connection(session))):
             raise ConfigurationError(
-                f"point_of_no_return(): db.session has begun a transaction, and {hindrance}. Call it before the first "
+                f"point_of_no_return(): db.session has begun a transaction, and {conflict}. Call it before the first "
                 "flush, and on PostgreSQL use READ COMMITTED."
             )
 
     def begun(self, connection: Connection) -> None:
-        """The session has begun to use this connection."""
+        """Note that the session has begun to use this connection."""
         self._pools.add(id(connection.engine.pool))
         if not self.over and self._records.is_base(connection.engine):
             refuse_inherited(connection)
@@ -242,9 +242,9 @@ class SessionTransaction:
             refuse_autocommit(connection)
 
     def before_commit(self, session: Session) -> None:
-        """Somebody is about to commit: the record must know of it in the same commit.
+        """Mark the record in the commit that the view is about to send.
 
-        Raises `LeaseLost` when the claim is no longer this one's: then nothing is committed.
+        Raises `LeaseLost` if another worker owns the claim. The view then commits no row.
         """
         if self.over or not self._keys or session.in_nested_transaction() or not self._records.is_ours(session):
             return
@@ -254,7 +254,7 @@ class SessionTransaction:
             self._committing = session
 
     def before_connection_commit(self, connection: Connection) -> None:
-        """A COMMIT is going out: the session's, or one from below it, as `db.session.connection().commit()` is."""
+        """Mark the record before a COMMIT of the session or of its connection, as in `db.session.connection().commit()`."""
         if self.over or not self._keys or connection not in self._connections:
             return
         if self._committing is None and self._records.has_written(connection):
@@ -269,7 +269,7 @@ class SessionTransaction:
             self._has_committed()
 
     def after_rollback(self, session: Session) -> None:
-        # Of a commit that failed: but whether it did, nobody but the record can tell.
+        # A commit failed. Only the record shows whether it was done.
         if session is self._committing:
             self._committing = None
 
@@ -281,27 +281,30 @@ class SessionTransaction:
     def _has_committed(self) -> None:
         if not self._early:
             self._early = True
-            self._told_early()
+            self._on_early_commit()
 
-    def _ask_the_record(self) -> None:
-        """The mark is in the record if the commit was done. Where nobody answers it stays in doubt, which is as bad."""
+    def _read_outcome(self) -> None:
+        """Read the record: it has the mark if the commit was done. If the store does not respond, the outcome stays unknown."""
         if self._committing is not None:
-            # Its COMMIT went out and failed, so that the session can do nothing more; but its lock may still be held.
+            # The COMMIT failed, so the session is unusable, and it may still hold the lock of the record.
             undo(self._committing)
             self._committing = None
         try:
-            record = self._records.settled(self._keys[0], self._token)
+            record = self._records.final_record(self._keys[0], self._token)
         except IdempotencyError:
             return
         self._in_doubt = self._marked = False
-        if record is not None and record.token == self._token and _says_so(record):
+        if record is not None and record.token == self._token and _has_mark(record):
             self._has_committed()
 
     def _decide(self, error: Exception, otherwise: Callable[[StorageKey], None], *, again: bool) -> None:
-        """The commit failed, or its reply was lost. The record knows, and whoever changes it next learns which it was."""
+        """Find out whether a failed commit was done: write to the record, and read it.
+
+        Raises `NotCommitted` if it was not.
+        """
         lost: LeaseLost | None = None
         try:
-            # Waits for a transaction that is still being ended: whatever it held of the record is decided then.
+            # This write waits for the lock of a transaction that the server still ends.
             for key in reversed(self._keys):
                 otherwise(key)
         except LeaseLost as refused:
@@ -316,26 +319,26 @@ class SessionTransaction:
         else:
             _log.error("a commit was done, and a listener of the session failed afterwards", exc_info=error)
         if len(self._pools) > 1:
-            # They are committed one after the other, and the database of the record was not the last.
+            # SQLAlchemy commits databases one after the other, and that of the record was not the last.
             _log.error("the session has committed to one database, and failed to commit to another (%s)", _name(error))
             raise StoreUnavailable("a commit failed on one of the session's databases") from error
 
     def _is_held(self) -> bool:
-        record = self._records.settled(self._keys[0], self._token)
+        record = self._records.final_record(self._keys[0], self._token)
         return record is not None and record.state is State.PROCESSING and record.token == self._token
 
 
-def _says_so(record: Record) -> bool:
-    # A lapse may have put its own reason over the mark's since.
+def _has_mark(record: Record) -> bool:
+    # The janitor may have quarantined the record since, with another reason.
     return record.reason == COMMITTED_EARLY or record.state is State.QUARANTINED
 
 
 def _nothing() -> None:
-    """Work without a claim has no record."""
+    """Write no record: work without a claim has none."""
 
 
 def _log_fault(error: Exception, outcome: str) -> None:
-    """Log the traceback of what the application's own code raised. The text of a database error quotes rows."""
+    """Log the traceback of an error in the application's code. Leave out database errors, whose text quotes rows."""
     if not isinstance(error, SQLAlchemyError | IdempotencyError):
         _log.error("a listener of the session failed, %s", outcome, exc_info=error)
 
@@ -345,33 +348,33 @@ def _failed(error: Exception) -> str:
 
 
 def _name(error: Exception) -> str:
-    """What may be logged: its text quotes what was to be written."""
+    """Return the type of the error. Its text may quote rows and must not be logged."""
     return type(error.__cause__ or error).__name__
 
 
 def refuse_autocommit(connection: Connection) -> None:
-    """Raises `ConfigurationError` when what is written here is committed at once, so that nothing can be rolled back."""
+    """Raise `ConfigurationError` if this connection commits each statement, so that no rollback is possible."""
     driver: Any = connection.connection.dbapi_connection
     at_once = getattr(driver, "autocommit", False) is True
     if connection.dialect.name == SQLITE:
         at_once = at_once or (driver.isolation_level is None and not driver.in_transaction)
     if at_once:
         raise ConfigurationError(
-            "db.session commits every statement at once (its isolation level is AUTOCOMMIT), so nothing can be committed "
-            "together with a record. Use another level for it, or other effects than transactional."
+            "db.session commits each statement by itself (isolation level AUTOCOMMIT), so its rows cannot be committed "
+            "together with a record. Use another isolation level, or another value of effects than transactional."
         )
 
 
 def is_writing(connection: Connection) -> bool:
-    """Whether SQLite's one writer is this connection, or may be."""
+    """Return True if this SQLite connection has a transaction, and so may hold the database's one write lock."""
     driver = connection.connection.dbapi_connection
     return connection.dialect.name == SQLITE and bool(getattr(driver, "in_transaction", False))
 
 
 def undo(session: Session) -> None:
-    """Roll back. A connection that cannot even do that is thrown away, and its server rolls back by itself."""
+    """Roll back. If that fails, close the connection, so that the server rolls back."""
     try:
         session.rollback()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the connection is of no use any more
+    except Exception as error:  # noqa: BLE001 - after any error the connection is unusable
         _log.warning("a session could not be rolled back (%s): its connection is closed", type(error).__name__)
         session.invalidate()

@@ -1,0 +1,3 @@
+UPDATE idempotency_records SET state='quarantined', reason='lease-expired' WHERE idempotency_records.record_id = (SELECT idempotency_records.record_id
+FROM idempotency_records
+WHERE idempotency_records.record_id = %(my_record_id)s AND idempotency_records.state = %(seen_state)s::VARCHAR AND idempotency_records.token = %(seen_token)s AND idempotency_records.fence = %(seen_fence)s::BIGINT AND idempotency_records.state = 'processing' AND idempotency_records.on_expiry = 'quarantine' AND idempotency_records.lease_expires_at <= coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) FOR UPDATE SKIP LOCKED) RETURNING idempotency_records.fence, idempotency_records.attempt

@@ -1,1 +1,0 @@
-UPDATE idempotency_records SET state='quarantined', reason=? WHERE idempotency_records.record_id = ? AND idempotency_records.token = ? AND idempotency_records.state IN ('processing') RETURNING fence
