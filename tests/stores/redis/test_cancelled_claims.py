@@ -11,13 +11,13 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.claim import Dependencies
+from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import Grant, InFlight
+from flask_idempotency.engine.model import InFlight
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.stores.redis import layout
@@ -181,7 +181,7 @@ def test_a_key_claimed_during_a_server_freeze_is_free_afterwards(
                 tried.set()
 
         monkeypatch.setattr(store, "release", seen)
-        assert isinstance(engine.claim(a_request(a_key()), policy), Grant)
+        assert isinstance(engine.claim(a_request(a_key()), policy), Claim)
         server.pause()
         with pytest.raises(StoreUnavailable):
             engine.claim(a_request(key), policy)
@@ -194,8 +194,8 @@ def test_a_key_claimed_during_a_server_freeze_is_free_afterwards(
                 outcome = engine.claim(a_request(key), policy)
             except StoreUnavailable:
                 return False
-            refused.extend(() if isinstance(outcome, Grant) else (outcome,))
-            return isinstance(outcome, Grant)
+            refused.extend(() if isinstance(outcome, Claim) else (outcome,))
+            return isinstance(outcome, Claim)
 
         assert eventually(claimed)
         assert all(isinstance(outcome, InFlight) for outcome in refused)
