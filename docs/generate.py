@@ -181,7 +181,7 @@ def events() -> str:
         + "\n## The log\n\n"
         "The sentence is always the same, so that lines can be counted by it. Everything else is a field of the log record "
         "(`extra`): `event`, `app` (the namespace), `record` (a short keyed hash that leads back to no key), `operation` (the "
-        "endpoint, or the chore), and the facts of the event. A formatter for JSON writes them; others show them behind the "
+        "endpoint, or the task), and the facts of the event. A formatter for JSON writes them; others show them behind the "
         "sentence.\nNo key, principal or body is ever in one, and a tenant only as its pseudonym, where an operator "
         "named it.\n\n"
         + _table(("`event`", "sentence", "facts"), sentences)

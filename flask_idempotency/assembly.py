@@ -70,9 +70,9 @@ class Services:
     responses: Responses | None = None
     recovery: Recovery | None = None
     expiry: Expiry | None = None
-    chores: TaskLog | None = None
+    tasks: TaskLog | None = None
     book: TaskLog | None = None
-    """The log behind `chores`, with the tasks of all applications that share the store."""
+    """The log behind `tasks`, with the tasks of all applications that share the store."""
     health: Health | None = None
     data_loss: DataLossDetector | None = None
     fronted: KnowsCache | None = None
@@ -133,7 +133,7 @@ def build(
         responses=offered.responses,
         recovery=_recovery(store, system),
         expiry=offered.expiry,
-        chores=None if book is None else OwnTaskLog(book, owner=owner_mark(settings.namespace)),
+        tasks=None if book is None else OwnTaskLog(book, owner=owner_mark(settings.namespace)),
         book=book,
         health=offered.health,
         data_loss=offered.data_loss,

@@ -27,7 +27,7 @@ from flask_idempotency.engine import events
 from flask_idempotency.engine.capabilities import DataLoss, TaskReport, UnfinishedCounts
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
-from flask_idempotency.maintenance.janitor import CHORES, ExpireReport, ReconcileReport
+from flask_idempotency.maintenance.janitor import TASKS, ExpireReport, ReconcileReport
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import RotateReport
 from flask_idempotency.stores.timed import Call, Ending
@@ -177,20 +177,20 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 },
             ),
             Family(
-                "idempotency_chore_runs",
+                "idempotency_task_runs",
                 "Runs of janitor tasks.",
-                {"chore": (*CHORES, OTHER), "outcome": ("finished", "unfinished", "failed")},
+                {"task": (*TASKS, OTHER), "outcome": ("finished", "unfinished", "failed")},
             ),
             Family(
-                "idempotency_chore_duration_seconds",
+                "idempotency_task_duration_seconds",
                 "Run times of janitor tasks.",
-                {"chore": (*CHORES, OTHER)},
+                {"task": (*TASKS, OTHER)},
                 buckets=_RUNS,
             ),
             Family(
-                "idempotency_chore_counts",
+                "idempotency_task_counts",
                 "Work of janitor tasks, by the counts of their reports.",
-                {"chore": (*CHORES, OTHER), "count": (*_COUNTS, OTHER)},
+                {"task": (*TASKS, OTHER), "count": (*_COUNTS, OTHER)},
             ),
             Family(
                 "idempotency_store_call_duration_seconds",
@@ -229,7 +229,7 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "idempotency_store_up": ("1 if the store answered the last scrape, 0 if not.", ()),
     "idempotency_unsettled_records": ("Records that are not completed.", ("state",)),
     "idempotency_unsettled_age_seconds": ("How long the oldest of them has had no worker.", ("state",)),
-    "idempotency_chore_age_seconds": ("Time since a task last reported.", ("chore",)),
+    "idempotency_task_age_seconds": ("Time since a task last reported.", ("task",)),
     "idempotency_clock_skew_seconds": ("How far the store's clock was ahead of the janitor's host.", ()),
 }
 
@@ -314,7 +314,7 @@ def gauges_of(app: Flask) -> Gauges:
 def _ask(built: Services) -> Reading:
     try:
         standing = None if built.recovery is None else built.recovery.counts()
-        last = {} if built.chores is None else built.chores.reports()
+        last = {} if built.tasks is None else built.tasks.reports()
     except Exception:  # noqa: BLE001 - a scrape must still get the other metrics
         return Reading(up=False)
     return Reading(up=True, standing=standing, last=last)
@@ -336,9 +336,9 @@ def _show(families: Mapping[str, GaugeMetricFamily], app: str, reading: Reading)
         show("unsettled_records", standing.quarantined, "quarantined")
         show("unsettled_age_seconds", standing.lapsed_for or 0.0, "lapsed")
         show("unsettled_age_seconds", standing.quarantined_for or 0.0, "quarantined")
-    for chore in CHORES:
-        if (entry := reading.last.get(chore)) is not None:
-            show("chore_age_seconds", entry.ago, chore)
+    for task in TASKS:
+        if (entry := reading.last.get(task)) is not None:
+            show("task_age_seconds", entry.ago, task)
     show("clock_skew_seconds", _skew(reading.last.get("heartbeat")))
 
 
@@ -405,7 +405,7 @@ def _outcome(event: events.TaskRun) -> str:
     return "failed" if event.error else "finished" if event.finished else "unfinished"
 
 
-def _chore_counts(event: events.TaskRun) -> Iterable[Sample]:
+def _task_counts(event: events.TaskRun) -> Iterable[Sample]:
     # The numbers of a heartbeat are no counts, and may be below 0.
     if event.operation == "heartbeat":
         return ()
@@ -463,11 +463,11 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.StoreInitialised: (Counts("operator_actions", _one("store-initialised")),),
         events.DataLossAcknowledged: (Counts("operator_actions", _one("data-loss-acknowledged")),),
         events.TaskRun: (
-            Counts("chore_runs", _by(lambda event: event.operation, _outcome)),
-            Counts("chore_duration_seconds", lambda event: (((event.operation,), event.seconds),)),
-            Counts("chore_counts", _chore_counts),
+            Counts("task_runs", _by(lambda event: event.operation, _outcome)),
+            Counts("task_duration_seconds", lambda event: (((event.operation,), event.seconds),)),
+            Counts("task_counts", _task_counts),
         ),
-        events.JanitorMissing: Uncounted("`idempotency_chore_age_seconds` shows it for as long as it lasts"),
+        events.JanitorMissing: Uncounted("`idempotency_task_age_seconds` shows it for as long as it lasts"),
     }
 )
 """Every event and the metrics that it changes, or the reason that it changes none."""

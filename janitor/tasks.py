@@ -11,7 +11,7 @@ from celery import Celery
 from flask import Flask
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.maintenance.janitor import LOCK_SECONDS, Chore, Janitor
+from flask_idempotency.maintenance.janitor import LOCK_SECONDS, Janitor, Task
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.janitor import drain_of, intervals, janitor_of
 
@@ -22,9 +22,9 @@ _SERVED: Final = "_flask_idempotency"
 """Where a Celery application records whose tasks it runs: this module may be imported under two names, and keeps no state."""
 
 
-def name_of(chore: Chore) -> str:
+def name_of(task: Task) -> str:
     """Return the name of a task and of its entry in the beat schedule."""
-    return f"flask_idempotency.{chore}"
+    return f"flask_idempotency.{task}"
 
 
 def register(celery_app: Celery, flask_app: Flask) -> None:
@@ -45,8 +45,8 @@ def register(celery_app: Celery, flask_app: Flask) -> None:
         )
     served.append(flask_app)
     settings: Settings = flask_app.extensions["idempotency"].settings
-    for chore in janitor.chores:
-        _add_task(celery_app, chore, settings, partial(_do, flask_app, janitor, chore, settings))
+    for task in janitor.tasks:
+        _add_task(celery_app, task, settings, partial(_do, flask_app, janitor, task, settings))
     _add_schedule(celery_app, schedule_of(janitor, settings))
 
 
@@ -57,16 +57,16 @@ def schedule_of(janitor: Janitor, settings: Settings) -> dict[str, dict[str, Any
     """
     every = intervals(settings)
     return {
-        name_of(chore): {"task": name_of(chore), "schedule": every[chore], "options": {"expires": every[chore]}}
-        for chore in janitor.chores
-        if chore in every
+        name_of(task): {"task": name_of(task), "schedule": every[task], "options": {"expires": every[task]}}
+        for task in janitor.tasks
+        if task in every
     }
 
 
-def _add_task(celery_app: Celery, chore: Chore, settings: Settings, do: Callable[[], object]) -> None:
-    budget = drain_of(chore, settings).budget
+def _add_task(celery_app: Celery, task: Task, settings: Settings, do: Callable[[], object]) -> None:
+    budget = drain_of(task, settings).budget
     celery_app.task(
-        name=name_of(chore),
+        name=name_of(task),
         # A shared task would go to every Celery application that this process makes later.
         shared=False,
         # Another worker runs it again if its worker dies, until it expires; not if it fails, because beat sends the next.
@@ -77,24 +77,24 @@ def _add_task(celery_app: Celery, chore: Chore, settings: Settings, do: Callable
         # A pool that can end a task does so before its lock expires and another worker begins.
         soft_time_limit=round(budget + LOCK_SECONDS / 2),
         time_limit=round(budget + LOCK_SECONDS),
-    )(_named(do, chore))
+    )(_named(do, task))
 
 
-def _named(do: Callable[[], object], chore: Chore) -> Callable[[], object]:
+def _named(do: Callable[[], object], task: Task) -> Callable[[], object]:
     """Return a new function with the name of the task, because Celery makes a class of it."""
 
     def run() -> object:
         return do()
 
-    run.__name__ = run.__qualname__ = chore
+    run.__name__ = run.__qualname__ = task
     return run
 
 
-def _do(flask_app: Flask, janitor: Janitor, chore: Chore, settings: Settings) -> Mapping[str, object] | str:
+def _do(flask_app: Flask, janitor: Janitor, task: Task, settings: Settings) -> Mapping[str, object] | str:
     """Run the task, and return what the worker's log shows as its result."""
     with flask_app.app_context():
         try:
-            report = janitor.run(chore, drain_of(chore, settings))
+            report = janitor.run(task, drain_of(task, settings))
         except StoreUnavailable:
             # Logged already, in one line. A traceback every few seconds of an outage would add no fact.
             return UNANSWERED

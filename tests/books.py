@@ -1,4 +1,4 @@
-"""One application's pages in the book of chores of a store."""
+"""One application's pages in the book of tasks of a store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flask_idempotency.engine.keys import owner_mark
 
 def book_of(app: Flask) -> TaskLog:
     """As its janitor writes it."""
-    book: TaskLog = app.extensions["idempotency"].built.chores
+    book: TaskLog = app.extensions["idempotency"].built.tasks
     return book
 
 

@@ -29,7 +29,7 @@ from flask_idempotency.cli.context import (
 from flask_idempotency.engine.capabilities import Finding
 from flask_idempotency.engine.events import ResponsesSealed
 from flask_idempotency.engine.keys import owner_mark
-from flask_idempotency.maintenance.janitor import Batcher, Chore, ExpireReport, ReconcileReport, Report
+from flask_idempotency.maintenance.janitor import Batcher, ExpireReport, ReconcileReport, Report, Task
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, RotateReport, SealReport, seal_plain
 from flask_idempotency.operations.doctor import DoctorReport
@@ -49,7 +49,7 @@ _LONGEST_BUDGET_SECONDS: Final = 7000
 class _TaskCommand:
     """One task as a command."""
 
-    chore: Chore
+    task: Task
     what: str
     """What it handles, for the progress line."""
     budget: float
@@ -63,11 +63,11 @@ def _run(told: _TaskCommand, budget: float, *, as_json: bool) -> None:
     with giving_up(as_json=as_json):
         parts, chosen = built(), settings()
         janitor = janitor_of(current_app._get_current_object())  # type: ignore[attr-defined]
-        if told.chore not in janitor.chores:
+        if told.task not in janitor.tasks:
             raise Refused(told.refusal(parts, chosen))
         with show_progress(told.what) as progress:
-            drain = with_budget(drain_of(told.chore, chosen), budget=budget, told=progress)
-            report = janitor.run(told.chore, drain)
+            drain = with_budget(drain_of(told.task, chosen), budget=budget, told=progress)
+            report = janitor.run(told.task, drain)
     say(json.dumps(_task_object(report)) if as_json else _task_text(told, report))
     if report is not None and not told.in_order(report):
         raise SystemExit(NOT_IN_ORDER)
@@ -179,12 +179,12 @@ _TOLD: Final = {
 }
 
 
-def _budget_option(chore: Chore) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _budget_option(task: Task) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option(
         "--budget",
         type=click.FloatRange(1, _LONGEST_BUDGET_SECONDS),
         metavar="SECONDS",
-        default=_TOLD[chore].budget,
+        default=_TOLD[task].budget,
         show_default=True,
         help=f"End after this, finished or not: {_LONGEST_BUDGET_SECONDS:,} at most, for no lock lasts longer than two hours.",
     )

@@ -360,7 +360,7 @@ def stats_command(quick: bool, as_json: bool) -> None:
             answers=None if quick else parts.responses,
             data_keys=parts.data_keys,
             ledger=parts.ledger,
-            chores=parts.chores,
+            tasks=parts.tasks,
             identity=_identity(parts),
         )
     say(json.dumps(asdict(told)) if as_json else "\n".join(_stats_text(told, quick=quick)))
@@ -370,16 +370,13 @@ def _stats_text(told: Stats, *, quick: bool) -> list[str]:
     lines = [*_standing(told.standing), _count("completed", told.completed, "not counted" if quick else "not known")]
     lines += [_count("data keys", told.data_keys), _count("tenants with a ledger", told.tenants)]
     lines += [clean(f"identity: {each.text} {each.remedy}") for each in told.identity or ()]
-    if told.chores is None:
+    if told.tasks is None:
         return [*lines, "This store keeps no task log, so it is unknown whether a janitor runs."]
-    if not told.chores:
+    if not told.tasks:
         return [*lines, "No janitor task has ever reported: is there a janitor, or a cron job?"]
     return [
         *lines,
-        *(
-            f"{clean(chore)}: {format_duration(run.ago)} ago{_did(run.did)}"
-            for chore, run in sorted(told.chores.items())
-        ),
+        *(f"{clean(task)}: {format_duration(run.ago)} ago{_did(run.did)}" for task, run in sorted(told.tasks.items())),
     ]
 
 

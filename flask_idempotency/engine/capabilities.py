@@ -24,12 +24,12 @@ LONGEST_REPORT: Final = 4000
 _LARGEST_NUMBER: Final = 2**53
 
 LONGEST_LOCK_SECONDS: Final = 2 * 3600.0
-"""Nobody has a chore for as long: whoever does has taken it before the clock was set back."""
+"""Nobody has a task for as long: whoever does has taken it before the clock was set back."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """When a chore was last reported, and what it said."""
+    """When a task was last reported, and what it said."""
 
     ago: float
     """Seconds, by the store's clock."""
@@ -47,15 +47,15 @@ class TaskReport:
         return facts if isinstance(facts, dict) else {}
 
     def whole(self, name: str) -> int | None:
-        """Return this number of the report. None if it is not there, or larger than any number that a chore reports."""
+        """Return this number of the report. None if it is not there, or larger than any number that a task reports."""
         found = self.facts().get(name)
         return found if type(found) is int and abs(found) <= _LARGEST_NUMBER else None
 
 
 class TaskLog(Protocol):
-    """Where chores are written down, so that everybody knows whether the janitor comes. Found as `chores`.
+    """Where tasks are written down, so that everybody knows whether the janitor comes. Found as `tasks`.
 
-    Names of chores are words of ours, at most 40 characters. Every method raises `StoreUnavailable` when the store cannot
+    Names of tasks are words of ours, at most 40 characters. Every method raises `StoreUnavailable` when the store cannot
     answer.
     """
 
@@ -63,23 +63,23 @@ class TaskLog(Protocol):
         """Seconds since the epoch, by the store's clock."""
         ...
 
-    def report(self, chore: str, report: str) -> None:
-        """Write down that this chore has run just now, over what was written before."""
+    def report(self, task: str, report: str) -> None:
+        """Write down that this task has run just now, over what was written before."""
         ...
 
     def reports(self) -> Mapping[str, TaskReport]:
-        """What was last written of each chore."""
+        """What was last written of each task."""
         ...
 
-    def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
-        """Whether this chore is the caller's for `lease` seconds. With the same token it is so again, for as long.
+    def lock(self, task: str, token: bytes, *, lease: float) -> bool:
+        """Whether this task is the caller's for `lease` seconds. With the same token it is so again, for as long.
 
         Nothing's correctness may hang on it: a lock saves work, and no more. It is over when the lease is; and one that is
         to last for longer than `LONGEST_LOCK_SECONDS` from now was taken by another clock, and is nobody's.
         """
         ...
 
-    def unlock(self, chore: str, token: bytes) -> None:
+    def unlock(self, task: str, token: bytes) -> None:
         """Let the next one have it at once. Harmless when it is somebody else's."""
         ...
 
@@ -98,18 +98,18 @@ class OwnTaskLog:
     def now(self) -> float:
         return self._book.now()
 
-    def report(self, chore: str, report: str) -> None:
-        self._book.report(chore + self._whose, report)
+    def report(self, task: str, report: str) -> None:
+        self._book.report(task + self._whose, report)
 
     def reports(self) -> Mapping[str, TaskReport]:
         noted = self._book.reports().items()
         return {name.removesuffix(self._whose): entry for name, entry in noted if name.endswith(self._whose)}
 
-    def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
-        return self._book.lock(chore + self._whose, token, lease=lease)
+    def lock(self, task: str, token: bytes, *, lease: float) -> bool:
+        return self._book.lock(task + self._whose, token, lease=lease)
 
-    def unlock(self, chore: str, token: bytes) -> None:
-        self._book.unlock(chore + self._whose, token)
+    def unlock(self, task: str, token: bytes) -> None:
+        self._book.unlock(task + self._whose, token)
 
 
 class Expiry(Protocol):
@@ -499,7 +499,7 @@ class Page:
 
 
 class Responses(Protocol):
-    """Every completed record, for chores that seal them anew or wipe them. Found as `answers`.
+    """Every completed record, for tasks that seal them anew or wipe them. Found as `answers`.
 
     A record that is there from the beginning of a walk to its end is met at least once. One that cannot be read is passed
     over.

@@ -20,8 +20,8 @@ from flask_idempotency.engine.capabilities import Expiry, Ledger, TaskLog, TaskR
 from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import Event, TaskRun
 
-Chore: TypeAlias = Literal["reap", "expire", "rotate", "reconcile", "heartbeat"]
-CHORES: Final[tuple[Chore, ...]] = ("reap", "expire", "rotate", "reconcile", "heartbeat")
+Task: TypeAlias = Literal["reap", "expire", "rotate", "reconcile", "heartbeat"]
+TASKS: Final[tuple[Task, ...]] = ("reap", "expire", "rotate", "reconcile", "heartbeat")
 
 LOCK_SECONDS: Final = 60.0
 """How long a lock outlives the budget of its task. After that another janitor may run the task."""
@@ -49,7 +49,7 @@ class Janitor:
 
     def __init__(
         self,
-        work: Mapping[Chore, Work],
+        work: Mapping[Task, Work],
         *,
         book: TaskLog | None,
         observers: Callable[[Event], None],
@@ -61,22 +61,22 @@ class Janitor:
         self._host_clock = host_clock
 
     @property
-    def chores(self) -> tuple[Chore, ...]:
+    def tasks(self) -> tuple[Task, ...]:
         """The tasks that have work in this application and its store."""
-        return tuple(chore for chore in CHORES if chore in self._work)
+        return tuple(task for task in TASKS if task in self._work)
 
-    def run(self, chore: Chore, drain: Batcher) -> Report | None:
+    def run(self, task: Task, drain: Batcher) -> Report | None:
         """Run this task now, and report it to the task log and the observers. Return None if another process runs it.
 
         The horizon is the store's time, or this host's if that is earlier: a clock that was set forward by mistake must not
         remove records. Raises `StoreUnavailable` if the store does not answer, and `KeyError` for a task that is not in
-        `chores`.
+        `tasks`.
         """
-        work, book = self._work[chore], self._book
+        work, book = self._work[task], self._book
         token = secrets.token_bytes(16)
         began = drain.monotonic()
         try:
-            if book is not None and not book.lock(chore, token, lease=drain.budget + LOCK_SECONDS):
+            if book is not None and not book.lock(task, token, lease=drain.budget + LOCK_SECONDS):
                 return None
             try:
                 host_now = self._host_clock()
@@ -85,23 +85,23 @@ class Janitor:
                 counts = {name: count for name, count in asdict(report).items() if name != "finished"}
                 if book is not None:
                     entry = {**counts, "finished": report.finished, "seconds": round(seconds, 3)}
-                    book.report(chore, json.dumps(entry, separators=(",", ":")))
-                self._observers(TaskRun("", chore, seconds, counts=counts, finished=report.finished))
+                    book.report(task, json.dumps(entry, separators=(",", ":")))
+                self._observers(TaskRun("", task, seconds, counts=counts, finished=report.finished))
             finally:
-                self._unlock(chore, token)
+                self._unlock(task, token)
         except Exception as error:
             seconds = drain.monotonic() - began
-            self._observers(TaskRun("", chore, seconds, counts={}, finished=False, error=type(error).__name__))
+            self._observers(TaskRun("", task, seconds, counts={}, finished=False, error=type(error).__name__))
             raise
         return report
 
-    def _unlock(self, chore: Chore, token: bytes) -> None:
+    def _unlock(self, task: Task, token: bytes) -> None:
         if self._book is None:
             return
         try:
-            self._book.unlock(chore, token)
+            self._book.unlock(task, token)
         except StoreUnavailable as error:
-            _log.warning("The lock of task %s was not removed and will expire (%s).", chore, type(error).__name__)
+            _log.warning("The lock of task %s was not removed and will expire (%s).", task, type(error).__name__)
 
 
 class BatchResult(NamedTuple):

@@ -318,7 +318,7 @@ class Stats:
     data_keys: int | None
     tenants: int | None
     """Tenants with a ledger."""
-    chores: Mapping[str, LastRun] | None
+    tasks: Mapping[str, LastRun] | None
     identity: tuple[IdentityChange, ...] | None = None
     """Changes of the identity of keys whose retries are still at risk."""
 
@@ -329,7 +329,7 @@ def stats(
     answers: Responses | None,
     data_keys: DataKeys | None,
     ledger: Ledger | None,
-    chores: TaskLog | None,
+    tasks: TaskLog | None,
     identity: tuple[IdentityChange, ...] | None = None,
 ) -> Stats:
     """Return the statistics of this store. Pass no `answers` to be quick: their count takes long.
@@ -341,9 +341,9 @@ def stats(
         completed=None if answers is None else sum(answers.count().values()),
         data_keys=None if data_keys is None else sum(data_keys.count().values()),
         tenants=None if ledger is None else len(ledger.tenants()),
-        chores=None
-        if chores is None
-        else {chore: LastRun(entry.ago, entry.facts()) for chore, entry in chores.reports().items()},
+        tasks=None
+        if tasks is None
+        else {task: LastRun(entry.ago, entry.facts()) for task, entry in tasks.reports().items()},
         identity=identity,
     )
 

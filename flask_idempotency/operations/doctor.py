@@ -566,8 +566,8 @@ def janitor(
     return [Finding("janitor", Verdict.FINE, f"A janitor reported {format_duration(silence)} ago.")]
 
 
-@check("chores", asks_store=True, expected=True)
-def chores(
+@check("tasks", asks_store=True, expected=True)
+def tasks(
     task_log: TaskLog,
     intervals: Mapping[str, float],
     *,
@@ -582,20 +582,20 @@ def chores(
         return []
     last = task_log.reports()
     found = []
-    for chore, seconds in intervals.items():
-        entry = last.get(chore)
+    for task, seconds in intervals.items():
+        entry = last.get(task)
         remedy = (
-            f"See why in the janitor's log, or run `flask idempotency {chore}` by hand. If it should run less often, set "
-            f"IDEMPOTENCY_{chore.upper()}_INTERVAL to that."
+            f"See why in the janitor's log, or run `flask idempotency {task}` by hand. If it should run less often, set "
+            f"IDEMPOTENCY_{task.upper()}_INTERVAL to that."
         )
         if entry is None:
             if seconds <= SOON_SECONDS and last:
-                text = f"The task {chore} is due every {format_duration(seconds)}, and never ran."
-                found.append(Finding("chores", Verdict.ADVICE, text, remedy))
+                text = f"The task {task} is due every {format_duration(seconds)}, and never ran."
+                found.append(Finding("tasks", Verdict.ADVICE, text, remedy))
         elif entry.ago > max(MISSED * seconds, 2 * heartbeat_interval):
-            text = f"The task {chore} is due every {format_duration(seconds)}, and last ran {format_duration(entry.ago)} ago."
-            found.append(Finding("chores", Verdict.FAULT, text, remedy))
-    return found or [Finding("chores", Verdict.FINE, "Every task that ran once has run on time since.")]
+            text = f"The task {task} is due every {format_duration(seconds)}, and last ran {format_duration(entry.ago)} ago."
+            found.append(Finding("tasks", Verdict.FAULT, text, remedy))
+    return found or [Finding("tasks", Verdict.FINE, "Every task that ran once has run on time since.")]
 
 
 @check("backlog", asks_store=True, expected=True)
@@ -605,7 +605,7 @@ def backlog(
     """Report tasks whose budget ended before their work in the last run."""
     if heartbeat_interval is None or process_local:
         return []
-    cut = sorted(chore for chore, entry in task_log.reports().items() if entry.facts().get("finished") is False)
+    cut = sorted(task for task, entry in task_log.reports().items() if entry.facts().get("finished") is False)
     if not cut:
         return [Finding("backlog", Verdict.FINE, "Every task finished its last run.")]
     text = f"The last run of {', '.join(cut)} stopped before its work was done: there is more work than its interval allows."

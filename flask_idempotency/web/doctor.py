@@ -90,7 +90,7 @@ def run_checks(
         worker = gunicorn_timeout(environ.get("GUNICORN_CMD_ARGS", ""))
     target = Application(
         health=services.health,
-        task_log=services.chores,
+        task_log=services.tasks,
         recovery=services.recovery,
         responses=services.responses,
         data_keys=services.data_keys,
@@ -111,8 +111,8 @@ def run_checks(
     )
 
     def reach() -> None:
-        if services.chores is not None:
-            services.chores.now()
+        if services.tasks is not None:
+            services.tasks.now()
         else:  # read a key that no request has used
             services.engine.read(StorageKey(os.urandom(32), os.urandom(16)))
 

@@ -29,9 +29,9 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Happened, Resolution, Settler, UnknownOutcome
 from flask_idempotency.maintenance.janitor import (
     Batcher,
-    Chore,
     HeartbeatReport,
     Janitor,
+    Task,
     Work,
     expire,
     heartbeat,
@@ -64,23 +64,23 @@ LONGEST_BUDGET_SECONDS: Final = 3600.0
 SHORTEST_BUDGET_SECONDS: Final = 5.0
 
 
-def intervals(settings: Settings) -> dict[Chore, float]:
+def intervals(settings: Settings) -> dict[Task, float]:
     """Return the seconds between two runs of each scheduled task."""
-    every: dict[Chore, float | None] = {
+    every: dict[Task, float | None] = {
         "reap": settings.reap_interval,
         "expire": settings.expire_interval,
         "rotate": settings.rotate_interval,
         "reconcile": settings.reconcile_interval,
         "heartbeat": settings.heartbeat_interval,
     }
-    return {chore: seconds for chore, seconds in every.items() if seconds is not None}
+    return {task: seconds for task, seconds in every.items() if seconds is not None}
 
 
-def drain_of(chore: Chore, settings: Settings) -> Batcher:
+def drain_of(task: Task, settings: Settings) -> Batcher:
     """Return the pace of this task. A task that is not scheduled may run for an hour when an operator starts it."""
-    every = intervals(settings).get(chore, LONGEST_BUDGET_SECONDS)
+    every = intervals(settings).get(task, LONGEST_BUDGET_SECONDS)
     budget = min(max(every * BUDGET_SHARE, SHORTEST_BUDGET_SECONDS), LONGEST_BUDGET_SECONDS)
-    return Batcher(batch=BATCHES[chore], budget=budget, rate=settings.expire_rate if chore == "expire" else None)
+    return Batcher(batch=BATCHES[task], budget=budget, rate=settings.expire_rate if task == "expire" else None)
 
 
 def janitor_of(app: Flask, *, host_clock: Callable[[], float] = time.time) -> Janitor:
@@ -95,7 +95,7 @@ def janitor_of(app: Flask, *, host_clock: Callable[[], float] = time.time) -> Ja
         )
     built: Services = state.built
     work = work_of(app, built, state.settings, state.loaders, state.policies, state.observers)
-    return Janitor(work, book=built.chores, observers=state.observers, host_clock=host_clock)
+    return Janitor(work, book=built.tasks, observers=state.observers, host_clock=host_clock)
 
 
 def settler_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> Settler | None:
@@ -112,9 +112,9 @@ def work_of(
     loaders: Callbacks,
     policies: Policies,
     observers: Callable[[Event], None],
-) -> dict[Chore, Work]:
+) -> dict[Task, Work]:
     """Return each task that this application and its store have work for."""
-    work: dict[Chore, Work] = {}
+    work: dict[Task, Work] = {}
     owner = owner_mark(settings.namespace)
     settler = settler_of(built, settings, observers)
     if built.recovery is not None and settler is not None:
@@ -152,8 +152,8 @@ def work_of(
     ledger = built.ledger
     if ledger is not None and (settings.quota is not None or loaders.quota is not None):
         work["reconcile"] = lambda horizon, drain: reconcile(ledger, drain=drain)
-    if built.chores is not None:
-        book = built.chores
+    if built.tasks is not None:
+        book = built.tasks
 
         def beat(horizon: float, drain: Batcher) -> HeartbeatReport:
             return heartbeat(book.reports(), store_now=book.now(), host_now=time.time())
@@ -247,9 +247,9 @@ _log = logging.getLogger("flask_idempotency")
 
 def watch_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> JanitorMonitor | None:
     """Return a monitor, or None if no janitor is expected, the store keeps no task log, or only this process has it."""
-    if built.chores is None or settings.heartbeat_interval is None or is_process_local(settings):
+    if built.tasks is None or settings.heartbeat_interval is None or is_process_local(settings):
         return None
-    return JanitorMonitor(built.chores, observers, every=settings.heartbeat_interval)
+    return JanitorMonitor(built.tasks, observers, every=settings.heartbeat_interval)
 
 
 def shape_watch_of(

@@ -49,7 +49,7 @@ def test_machines_get_numbers() -> None:
         "completed": 1,
         "data_keys": 0,
         "tenants": 0,
-        "chores": {},
+        "tasks": {},
         "identity": [],
     } == said(run(world, "stats", "--json"))
 
@@ -66,7 +66,7 @@ def _never(*_: Any) -> Any:
     raise AssertionError("counted")
 
 
-def test_it_says_when_each_chore_was_last_done_and_what_it_did() -> None:
+def test_it_says_when_each_task_was_last_done_and_what_it_did() -> None:
     """What another release has written, and cannot be read, was done all the same."""
     world = shop()
     vanished(world)
@@ -81,9 +81,9 @@ def test_it_says_when_each_chore_was_last_done_and_what_it_did() -> None:
         "reap: 1 min 15 s ago: quarantined 1",
         "sweep: 1 min 15 s ago",
     ] == run(world, "stats").output.splitlines()[6:]
-    chores = said(run(world, "stats", "--json"))["chores"]
-    assert (75.0, 1) == (chores["reap"]["ago"], chores["reap"]["did"]["quarantined"])
-    assert {"ago": 75.0, "did": {}} == chores["sweep"]
+    tasks = said(run(world, "stats", "--json"))["tasks"]
+    assert (75.0, 1) == (tasks["reap"]["ago"], tasks["reap"]["did"]["quarantined"])
+    assert {"ago": 75.0, "did": {}} == tasks["sweep"]
 
 
 def test_a_store_that_cannot_tell_is_said_to_be_so() -> None:

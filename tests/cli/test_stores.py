@@ -129,10 +129,10 @@ def _payloads(answers: Any, tid: bytes) -> Iterator[Any]:
         after = page.after
 
 
-def test_chores_by_hand_are_written_down_for_every_process(world: World) -> None:
+def test_tasks_by_hand_are_written_down_for_every_process(world: World) -> None:
     assert 0 == run(world, "reap").exit_code
 
-    assert "reap" in said(run(world, "stats", "--json"))["chores"]
+    assert "reap" in said(run(world, "stats", "--json"))["tasks"]
 
 
 def test_switched_off_an_application_on_its_own_database_can_still_be_looked_after(tmp_path: Path) -> None:

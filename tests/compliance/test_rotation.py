@@ -27,8 +27,8 @@ def run(bank: Bank, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def under_load(banks: list[Bank], chore: Callable[[], None]) -> list[tuple[int, str, str]]:
-    """Every answer that was not what it had to be while the chore ran: each payment known before, and new ones."""
+def under_load(banks: list[Bank], task: Callable[[], None]) -> list[tuple[int, str, str]]:
+    """Every answer that was not what it had to be while the task ran: each payment known before, and new ones."""
     over, wrong = threading.Event(), list[tuple[int, str, str]]()
 
     def use(bank: Bank, reader: int) -> None:
@@ -49,7 +49,7 @@ def under_load(banks: list[Bank], chore: Callable[[], None]) -> list[tuple[int, 
     for thread in threads:
         thread.start()
     try:
-        chore()
+        task()
     finally:
         over.set()
         for thread in threads:

@@ -21,7 +21,7 @@ from docs.generate import PART
 from flask_idempotency import Idempotency, UnknownOutcome, current_claim
 from flask_idempotency.cli import cli as group
 from flask_idempotency.logs import LOGGER
-from flask_idempotency.maintenance.janitor import Chore
+from flask_idempotency.maintenance.janitor import Task
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
@@ -146,7 +146,7 @@ def test_a_keyword_that_a_page_gives_to_a_policy_is_there() -> None:
 
 def test_what_a_page_names_in_python_is_there() -> None:
     """Or is the name of a logger or of a task of Celery's."""
-    others = {LOGGER, *(f"flask_idempotency.{chore}" for chore in get_args(Chore))}
+    others = {LOGGER, *(f"flask_idempotency.{task}" for task in get_args(Task))}
     roots = {"flask_idempotency": flask_idempotency, "current_claim": type(current_claim), "idempotency": Idempotency}
     missing = {}
     for name, pages in mentioned(DOTTED).items():

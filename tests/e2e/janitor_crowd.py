@@ -27,9 +27,9 @@ from flask_idempotency.engine.events import ClaimGranted, Reaped, Resolved
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, UnknownOutcome
 from flask_idempotency.maintenance import janitor as locks
 from flask_idempotency.maintenance import reap as pauses
-from flask_idempotency.maintenance.janitor import Batcher, Chore, Janitor
+from flask_idempotency.maintenance.janitor import Batcher, Janitor, Task
 from flask_idempotency.signals import claim_granted, reaped, resolved
-from flask_idempotency.web import janitor as chores
+from flask_idempotency.web import janitor as tasks
 from flask_idempotency.web.janitor import janitor_of, work_of
 from tests.e2e import service
 from tests.e2e.ledger import Ledger
@@ -37,7 +37,7 @@ from tests.e2e.ledger import Ledger
 BY_RESOLVER: Final = "resolver"
 """What the answer says that nobody's view has given."""
 
-CHORES: Final[tuple[Chore, ...]] = ("heartbeat", "reap", "expire", "reconcile")
+TASKS: Final[tuple[Task, ...]] = ("heartbeat", "reap", "expire", "reconcile")
 LIFE_SECONDS: Final = 1.0
 """On average, and at least until it has begun its work."""
 
@@ -134,16 +134,16 @@ class Crowd:
 
 
 def work_for_ever(app: Flask, begun: mmap.mmap, *, locked: bool) -> NoReturn:
-    """Every chore, again and again. Without the lock it finds others at the same work: that only saves some of it."""
+    """Every task, again and again. Without the lock it finds others at the same work: that only saves some of it."""
     state = app.extensions["idempotency"]
     janitor = janitor_of(app)
     if not locked:
         work = work_of(app, state.built, state.settings, state.loaders, state.policies, state.observers)
         janitor = Janitor(work, book=None, observers=state.observers)
     while True:
-        for chore in CHORES:
+        for task in TASKS:
             try:
-                janitor.run(chore, Batcher(batch=3, budget=1.0))
+                janitor.run(task, Batcher(batch=3, budget=1.0))
             except StoreUnavailable:
                 continue
             begun[0] = 1
@@ -151,8 +151,8 @@ def work_for_ever(app: Flask, begun: mmap.mmap, *, locked: bool) -> NoReturn:
 
 
 def hurry() -> None:
-    """Pauses that are made for days of waiting, and a lock for a chore of minutes, are no use in a test of seconds."""
-    setattr(chores, "FIRST_PAUSE_SECONDS", 0.2)  # noqa: B010 - it is not to be set by anybody else
+    """Pauses that are made for days of waiting, and a lock for a task of minutes, are no use in a test of seconds."""
+    setattr(tasks, "FIRST_PAUSE_SECONDS", 0.2)  # noqa: B010 - it is not to be set by anybody else
     setattr(pauses, "LAST_PAUSE_SECONDS", 0.5)  # noqa: B010
     setattr(locks, "LOCK_SECONDS", 0.0)  # noqa: B010
 

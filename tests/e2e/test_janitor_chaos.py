@@ -24,7 +24,7 @@ from sqlalchemy import create_engine
 from example_app.demo.servers import RedisServer
 from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.capabilities import UnfinishedCounts
-from flask_idempotency.maintenance.janitor import Batcher, Chore, Janitor, Report
+from flask_idempotency.maintenance.janitor import Batcher, Janitor, Report, Task
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.web.janitor import janitor_of
@@ -231,12 +231,12 @@ def test_36_37_every_key_is_settled_once_and_truthfully(
         assert (0, 0) == (recount.drifted, recount.busy)
 
 
-def run(janitor: Janitor, chore: Chore) -> Any:
+def run(janitor: Janitor, task: Task) -> Any:
     """Its report, as soon as the lock has run out that a killed janitor may have left behind."""
     reports: list[Report] = []
 
     def ran() -> bool:
-        report = janitor.run(chore, Batcher())
+        report = janitor.run(task, Batcher())
         reports.extend([] if report is None else [report])
         return report is not None
 

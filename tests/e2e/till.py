@@ -116,9 +116,9 @@ class Till:
             return Happened(({"run": "resolved"}, 201)) if happened else NeverHappened()
 
     def sweep(self, *, host_clock: Callable[[], float] | None = None) -> dict[str, Any]:
-        """One round of the janitor: every chore there is, and its report."""
+        """One round of the janitor: every task there is, and its report."""
         janitor = janitor_of(self.app) if host_clock is None else janitor_of(self.app, host_clock=host_clock)
-        return {chore: janitor.run(chore, Batcher()) for chore in janitor.chores}
+        return {task: janitor.run(task, Batcher()) for task in janitor.tasks}
 
     @property
     def fences(self) -> list[int]:

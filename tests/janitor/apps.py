@@ -40,6 +40,6 @@ def ours(celery_app: Celery) -> set[str]:
     return {name for name in celery_app.tasks if not name.startswith("celery.")}
 
 
-def run(celery_app: Celery, chore: str) -> object:
-    """What a worker would log that became of this chore."""
-    return celery_app.tasks[f"flask_idempotency.{chore}"].apply(throw=True).result
+def run(celery_app: Celery, task: str) -> object:
+    """What a worker would log that became of this task."""
+    return celery_app.tasks[f"flask_idempotency.{task}"].apply(throw=True).result

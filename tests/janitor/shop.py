@@ -14,14 +14,14 @@ from flask_idempotency import Idempotency
 from flask_idempotency.engine.events import Event, Reaped, TaskRun
 from flask_idempotency.maintenance import janitor
 from flask_idempotency.signals import reaped, task_run
-from flask_idempotency.web import janitor as chores
+from flask_idempotency.web import janitor as tasks
 
 PR_SET_PDEATHSIG = 1
 
 if os.environ.get("SHOP_HURRIES"):
     # A dead worker's lock is over within a test's patience, and a sweep of a few records is a long one.
-    janitor.LOCK_SECONDS = chores.SHORTEST_BUDGET_SECONDS = 1.0  # type: ignore[misc]
-    chores.BATCHES["expire"] = 1
+    janitor.LOCK_SECONDS = tasks.SHORTEST_BUDGET_SECONDS = 1.0  # type: ignore[misc]
+    tasks.BATCHES["expire"] = 1
 
 
 @beat_embedded_init.connect

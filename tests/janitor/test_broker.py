@@ -115,7 +115,7 @@ def test_memory_reaches_nobody() -> None:
 
 
 def test_redis_gives_no_task_away_while_it_may_be_at_work() -> None:
-    """The longest chore takes an hour, which is when Celery's default would begin it a second time."""
+    """The longest task takes an hour, which is when Celery's default would begin it a second time."""
     seconds = broker_of(settings_with("redis://host/0")).options["visibility_timeout"]
 
     assert seconds > LONGEST_BUDGET_SECONDS + 600

@@ -38,10 +38,10 @@ def test_a_message_is_there_when_it_is_whole(channel: Any, tmp_path: Path, monke
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", looked_at)
-    channel._put(QUEUE, {"chore": "reap"})
+    channel._put(QUEUE, {"task": "reap"})
 
     assert [[]] == before
-    assert {"chore": "reap"} == channel._get(QUEUE)
+    assert {"task": "reap"} == channel._get(QUEUE)
     with pytest.raises(Empty):
         channel._get(QUEUE)
 
@@ -49,9 +49,9 @@ def test_a_message_is_there_when_it_is_whole(channel: Any, tmp_path: Path, monke
 def test_what_is_not_whole_is_passed_over(channel: Any, tmp_path: Path) -> None:
     """A worker that ended of it would be gone until somebody notices."""
     (tmp_path / "messages" / f"0_a.{QUEUE}.msg").touch()
-    channel._put(QUEUE, {"chore": "reap"})
+    channel._put(QUEUE, {"task": "reap"})
 
-    assert {"chore": "reap"} == channel._get(QUEUE)
+    assert {"task": "reap"} == channel._get(QUEUE)
 
 
 def test_a_queue_that_somebody_is_about_to_write_is_none_yet(channel: Any, tmp_path: Path) -> None:

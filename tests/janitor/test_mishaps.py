@@ -104,7 +104,7 @@ def test_a_worker_outlives_its_store(
     hire_crew: HireCrew, redis_servers: RedisServers, start_redis: Any, broker: str
 ) -> None:
     """
-    While the store is away there is a line for each chore, and no traceback; and when it is back the chores go on.
+    While the store is away there is a line for each task, and no traceback; and when it is back the tasks go on.
     """
     server = start_redis()
     crew: Crew = hire_crew(store=server.url, broker=broker)

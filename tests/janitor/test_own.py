@@ -69,7 +69,7 @@ def test_an_env_file_is_read_as_flask_reads_it(monkeypatch: pytest.MonkeyPatch) 
     assert ["env"] == read
 
 
-def test_it_is_set_up_for_nothing_but_chores() -> None:
+def test_it_is_set_up_for_nothing_but_tasks() -> None:
     """
     On a queue of its own, in UTC, without results, one task at a time, and patient with a broker that starts later.
     """

@@ -1,4 +1,4 @@
-"""The chores as tasks of a Celery application that somebody else has configured."""
+"""The tasks as tasks of a Celery application that somebody else has configured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAST = 1_000_000_000.0
 """By a store whose clock is ahead of this host's, a janitor goes by the host's."""
 
 
-def test_there_is_a_task_for_each_chore_that_there_is_work_for() -> None:
+def test_there_is_a_task_for_each_task_that_there_is_work_for() -> None:
     """Of every kind where there are quotas and sealed answers, and only of those that any store has elsewhere."""
     plain, everything = a_celery(), a_celery()
     register(plain, a_flask())
@@ -49,16 +49,16 @@ def test_the_schedule_is_what_the_settings_say() -> None:
     register(celery_app, a_flask(reap_interval=7, expire_interval=3600, heartbeat_interval=11))
 
     assert celery_app.conf.beat_schedule == {
-        f"flask_idempotency.{chore}": {
-            "task": f"flask_idempotency.{chore}",
+        f"flask_idempotency.{task}": {
+            "task": f"flask_idempotency.{task}",
             "schedule": seconds,
             "options": {"expires": seconds},
         }
-        for chore, seconds in {"reap": 7.0, "expire": 3600.0, "heartbeat": 11.0}.items()
+        for task, seconds in {"reap": 7.0, "expire": 3600.0, "heartbeat": 11.0}.items()
     }
 
 
-def test_a_chore_without_an_interval_is_left_out_of_the_schedule() -> None:
+def test_a_task_without_an_interval_is_left_out_of_the_schedule() -> None:
     """It is still a task, for whoever wants to send it at another time."""
     celery_app = a_celery()
     register(celery_app, a_flask(expire_interval=None))
@@ -114,7 +114,7 @@ def test_a_task_is_begun_again_when_its_worker_died_and_not_when_it_failed() -> 
 
 def test_applications_do_not_mix() -> None:
     """
-    Two Celery applications in one process each do the chores of their own Flask application, and a third one none.
+    Two Celery applications in one process each do the tasks of their own Flask application, and a third one none.
     """
     clock = FrozenClock(PAST)
     stores = [MemoryStore(clock), MemoryStore(clock)]
@@ -138,7 +138,7 @@ def test_applications_do_not_mix() -> None:
 
 
 def test_one_celery_application_does_not_serve_two() -> None:
-    """The second one's chores would silently be the first one's."""
+    """The second one's tasks would silently be the first one's."""
     celery_app = a_celery()
     register(celery_app, a_flask())
 
@@ -155,7 +155,7 @@ def test_to_register_twice_is_to_register_once() -> None:
     assert (ALWAYS, ALWAYS) == (ours(celery_app), set(celery_app.conf.beat_schedule))
 
 
-def test_a_chore_runs_in_its_applications_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_runs_in_its_applications_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store of the application's own, and Flask-SQLAlchemy's session, ask which application it is."""
     store, celery_app = MemoryStore(), a_celery()
     register(celery_app, a_flask(store))
@@ -171,7 +171,7 @@ def test_a_chore_runs_in_its_applications_context(monkeypatch: pytest.MonkeyPatc
     assert ["shop"] == where
 
 
-def test_a_chore_says_what_it_did() -> None:
+def test_a_task_says_what_it_did() -> None:
     """What comes of it is in the worker's log, as numbers."""
     idempotency, clock = Idempotency(), FrozenClock(PAST)
     store = MemoryStore(clock)
@@ -190,7 +190,7 @@ def test_a_chore_says_what_it_did() -> None:
 
 
 def test_a_resolver_without_an_endpoint_is_refused_at_once() -> None:
-    """Not at the first chore, where nobody looks."""
+    """Not at the first task, where nobody looks."""
     idempotency = Idempotency()
     idempotency.resolver("nowhere")(lambda unknown: StillUnknown())
 
@@ -198,7 +198,7 @@ def test_a_resolver_without_an_endpoint_is_refused_at_once() -> None:
         register(a_celery(), a_flask(extension=idempotency))
 
 
-def test_a_chore_that_somebody_else_is_at_says_so() -> None:
+def test_a_task_that_somebody_else_is_at_says_so() -> None:
     """Nothing is done twice for want of patience."""
     store, celery_app = MemoryStore(), a_celery()
     register(celery_app, a_flask(store))

@@ -6,7 +6,7 @@ import pytest
 
 from flask_idempotency.engine.events import Event, Reaped, Resolved
 from flask_idempotency.engine.quota import Drift, Usage
-from flask_idempotency.maintenance.janitor import Chore
+from flask_idempotency.maintenance.janitor import Task
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.stress import at_once
 from tests.backends import MakeStore
@@ -28,9 +28,9 @@ def test_each_record_is_settled_once(make_empty: MakeStore, clock: FrozenClock, 
 
     def work() -> None:
         janitor = janitor_of(neglected.store, clock, events, locked=locked)
-        chores: tuple[Chore, ...] = ("reap", "reap", "expire", "expire")
-        for chore in chores:
-            janitor.run(chore, DRAIN)
+        tasks: tuple[Task, ...] = ("reap", "reap", "expire", "expire")
+        for task in tasks:
+            janitor.run(task, DRAIN)
 
     at_once(*[work] * JANITORS)
     work()

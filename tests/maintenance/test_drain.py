@@ -1,4 +1,4 @@
-"""The pace of a chore: in batches that a store can answer, no faster than it may, and no longer than it has."""
+"""The pace of a task: in batches that a store can answer, no faster than it may, and no longer than it has."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_batch_that_times_out_is_halved(hours: Hours) -> None:
 
 
 def test_a_run_ends_if_the_store_stays_silent(hours: Hours) -> None:
-    """The chore has failed then, and its next run tries again."""
+    """The task has failed then, and its next run tries again."""
     pile = Pile(hours, 5000, fails=lambda call: True)
     with pytest.raises(StoreUnavailable):
         drain(hours, batch=1000).run(pile.step)

@@ -15,15 +15,15 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, Observers, TaskRun
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.maintenance.janitor import (
-    CHORES,
     LOCK_SECONDS,
+    TASKS,
     Batcher,
-    Chore,
     ExpireReport,
     HeartbeatReport,
     Janitor,
     ReconcileReport,
     Report,
+    Task,
     Work,
     expire,
     heartbeat,
@@ -65,7 +65,7 @@ class House:
         self.events: list[Event] = []
         self.host_clock: Callable[[], float] = lambda: self.clock.now
 
-    def janitor(self, work: Mapping[Chore, Work] | None = None, *, book: Any = None) -> Janitor:
+    def janitor(self, work: Mapping[Task, Work] | None = None, *, book: Any = None) -> Janitor:
         return Janitor(
             work or {"expire": works()},
             book=book or self.store.task_log,
@@ -73,11 +73,11 @@ class House:
             host_clock=lambda: self.host_clock(),
         )
 
-    def last(self, chore: Chore = "expire") -> TaskReport:
-        return self.store.task_log.reports()[chore]
+    def last(self, task: Task = "expire") -> TaskReport:
+        return self.store.task_log.reports()[task]
 
-    def is_free(self, chore: Chore = "expire") -> bool:
-        return self.store.task_log.lock(chore, a_token(), lease=1.0)
+    def is_free(self, task: Task = "expire") -> bool:
+        return self.store.task_log.lock(task, a_token(), lease=1.0)
 
 
 @pytest.fixture
@@ -109,13 +109,13 @@ def test_a_janitor_has_only_tasks_with_work(house: House) -> None:
     """In the order in which they make sense, whoever gave them in which; others cannot be run."""
     janitor = house.janitor({"rotate": works(), "reap": works()})
 
-    assert ("reap", "rotate") == janitor.chores == tuple(chore for chore in CHORES if chore in ("rotate", "reap"))
+    assert ("reap", "rotate") == janitor.tasks == tuple(task for task in TASKS if task in ("rotate", "reap"))
     with pytest.raises(KeyError):
         janitor.run("expire", still())
 
 
 def test_a_task_that_another_janitor_runs_is_skipped(house: House) -> None:
-    """While the first is at it. Another chore is another's; and afterwards it is free."""
+    """While the first is at it. Another task is another's; and afterwards it is free."""
     began, may_end, reports = threading.Event(), threading.Event(), list[Any]()
 
     def slow(horizon: float, drain: Batcher) -> Report:
@@ -256,16 +256,16 @@ def test_a_store_clock_in_the_future_removes_no_record(house: House, clock: Froz
         }
     )
     clock.advance(2 * 86400)
-    for chore in janitor.chores:
-        janitor.run(chore, still())
+    for task in janitor.tasks:
+        janitor.run(task, still())
     clock.advance(-2 * 86400)
 
     assert before == [store.read(key) for key in (answered, flying)]
     assert ["TaskRun"] * 2 == [type(event).__name__ for event in house.events]
     clock.advance(KEEP)
     house.host_clock = lambda: clock.now
-    for chore in janitor.chores:
-        janitor.run(chore, still())
+    for task in janitor.tasks:
+        janitor.run(task, still())
     assert {flying} == store._shared.records.keys()
 
 

@@ -48,8 +48,8 @@ def test_a_killed_janitor_leaves_consistent_records(kind: str, request: pytest.F
         events = list[Event]()
         janitor = janitor_of(store, clock, events)
         for _ in range(2):
-            for chore in janitor.chores:
-                assert janitor.run(chore, DRAIN) is not None
+            for task in janitor.tasks:
+                assert janitor.run(task, DRAIN) is not None
             # Nobody is believed at the first question: the second comes with the record's next turn.
             clock.advance(HOUR / 8)
 

@@ -141,7 +141,7 @@ def test_old_data_keys_are_deleted_only_after_the_grace_period(office: Office) -
 
 
 def test_a_data_key_stays_while_a_response_under_it_cannot_be_sealed_again(office: Office) -> None:
-    """Whoever can mend the answer will need it. The answer is left as it is: a chore quarantines nothing."""
+    """Whoever can mend the answer will need it. The answer is left as it is: a task quarantines nothing."""
     key = office.answer()
     damaged = office.damage(key)
     office.turn(("2026", "2025"))
@@ -280,7 +280,7 @@ def test_a_key_service_that_is_away_ends_the_rotation(office: Office) -> None:
 
 
 def test_rotation_never_stores_a_sealed_response_in_clear(office: Office) -> None:
-    """A chore with the settings of another host, where encryption is off."""
+    """A task with the settings of another host, where encryption is off."""
     key = office.answer()
     before = found(office.store, key)
     office.turn(None)

@@ -43,8 +43,8 @@ def main(url: str, now: str) -> None:
     clock = FrozenClock(float(now))
     store = store_at(url, clock)
     janitor = janitor_of(store, clock, [], locked=False, telling=Telling(store))
-    for chore in janitor.chores:
-        janitor.run(chore, DRAIN)
+    for task in janitor.tasks:
+        janitor.run(task, DRAIN)
     _say("finished")
 
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from flask_idempotency.engine import events
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
-from flask_idempotency.maintenance.janitor import CHORES
+from flask_idempotency.maintenance.janitor import TASKS
 from flask_idempotency.metrics import COUNTED, FAMILIES, OTHER, Meter, Uncounted
 
 RUNS: dict[str, Any] = {
@@ -113,10 +113,10 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     events.StoreInitialised: {("operator_actions_total", "store-initialised"): 1},
     events.DataLossAcknowledged: {("operator_actions_total", "data-loss-acknowledged"): 1},
     events.TaskRun: {
-        ("chore_runs_total", "expire", "finished"): 1,
-        ("chore_duration_seconds_count", "expire"): 1,
-        ("chore_duration_seconds_sum", "expire"): 0.5,
-        ("chore_counts_total", "expire", "removed"): 2,
+        ("task_runs_total", "expire", "finished"): 1,
+        ("task_duration_seconds_count", "expire"): 1,
+        ("task_duration_seconds_sum", "expire"): 0.5,
+        ("task_counts_total", "expire", "removed"): 2,
     },
     events.JanitorMissing: {},
 }
@@ -179,7 +179,7 @@ def test_the_facts_of_an_event_become_fixed_label_values(
 
 def test_failed_and_unfinished_task_runs_have_different_labels(meter: Meter, registry: CollectorRegistry) -> None:
     outcomes = [
-        next(name[2] for name in rises(meter, registry, event) if name[0] == "chore_runs_total")
+        next(name[2] for name in rises(meter, registry, event) if name[0] == "task_runs_total")
         for event in (
             events.TaskRun("", "reap", 1.0, counts={}, finished=False),
             events.TaskRun("", "reap", 1.0, counts={}, finished=False, error="OSError"),
@@ -193,8 +193,8 @@ def test_a_heartbeat_changes_no_counter(meter: Meter, registry: CollectorRegistr
     """A skew is no number of anything, and a counter cannot fall."""
     event = events.TaskRun("", "heartbeat", 0.1, counts={"skew_ms": -5, "stepped_ms": 7}, finished=True)
 
-    assert not [name for name in rises(meter, registry, event) if name[0] == "chore_counts_total"]
-    assert "heartbeat" in CHORES
+    assert not [name for name in rises(meter, registry, event) if name[0] == "task_counts_total"]
+    assert "heartbeat" in TASKS
 
 
 def test_unknown_label_values_use_no_memory(meter: Meter) -> None:

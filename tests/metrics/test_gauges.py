@@ -72,7 +72,7 @@ def read(gauges: Gauges) -> dict[tuple[str, ...], float]:
 
 
 def test_a_scrape_shows_unfinished_records_and_their_age(store: Store, clock: FrozenClock) -> None:
-    """And when each chore was last done, and what the clocks said."""
+    """And when each task was last done, and what the clocks said."""
     app = shop(store)
     store.quarantine(*store.stand(lease=10), "test")
     store.stand(lease=20)
@@ -89,8 +89,8 @@ def test_a_scrape_shows_unfinished_records_and_their_age(store: Store, clock: Fr
         ("unsettled_records", "quarantined"): 1.0,
         ("unsettled_age_seconds", "lapsed"): 41.0,
         ("unsettled_age_seconds", "quarantined"): 51.0,
-        ("chore_age_seconds", "heartbeat"): 61.0,
-        ("chore_age_seconds", "reap"): 1.0,
+        ("task_age_seconds", "heartbeat"): 61.0,
+        ("task_age_seconds", "reap"): 1.0,
         ("clock_skew_seconds",): -1.5,
     } == read(gauges_of(app))
 
@@ -100,20 +100,20 @@ def test_a_store_without_unfinished_records_shows_0(store: Store) -> None:
     read_now = read(gauges_of(app))
 
     assert 0.0 == read_now["unsettled_records", "quarantined"] == read_now["unsettled_age_seconds", "quarantined"]
-    assert not [name for name in read_now if name[0] in ("chore_age_seconds", "clock_skew_seconds")]
+    assert not [name for name in read_now if name[0] in ("task_age_seconds", "clock_skew_seconds")]
 
 
 def test_an_unreadable_heartbeat_shows_no_skew(store: Store) -> None:
     book_in(store, "shop").report("heartbeat", "[1]")
-    book_in(store, "shop").report("a-chore-of-tomorrow", "{}")
+    book_in(store, "shop").report("a-task-of-tomorrow", "{}")
 
     app = shop(store)  # held, or it may be gone before the scrape
     read_now = read(gauges_of(app))
 
     assert (True, False, False) == (
-        ("chore_age_seconds", "heartbeat") in read_now,
+        ("task_age_seconds", "heartbeat") in read_now,
         ("clock_skew_seconds",) in read_now,
-        ("chore_age_seconds", "a-chore-of-tomorrow") in read_now,
+        ("task_age_seconds", "a-task-of-tomorrow") in read_now,
     )
 
 

@@ -95,7 +95,7 @@ def test_a_timed_store_keeps_its_optional_parts() -> None:
     built = state(world).built
     assert built is not None
     assert isinstance(built.engine._deps.store, TimedStore)
-    assert None not in (built.ledger, built.data_keys, built.responses, built.recovery, built.chores, built.health)
+    assert None not in (built.ledger, built.data_keys, built.responses, built.recovery, built.tasks, built.health)
 
 
 def test_a_transactional_application_is_measured_too(tmp_path: Path) -> None:

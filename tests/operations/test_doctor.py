@@ -29,7 +29,6 @@ from flask_idempotency.operations.doctor import (
     backlog,
     canary,
     checks_of,
-    chores,
     clock_skew,
     clock_step,
     examine,
@@ -41,6 +40,7 @@ from flask_idempotency.operations.doctor import (
     newest_key,
     proxy_timeout,
     quarantined,
+    tasks,
     worker_timeout,
 )
 from flask_idempotency.stores.memory import MemoryStore
@@ -412,7 +412,7 @@ DONE, CUT = '{"removed":1,"finished":true}', '{"removed":1,"finished":false}'
     ),
 )
 def test_a_janitor_is_missed_after_two_intervals(last: dict[str, TaskReport], verdict: Verdict) -> None:
-    """Any chore is a sign of life: cron has no heartbeat."""
+    """Any task is a sign of life: cron has no heartbeat."""
     assert verdict is worst(janitor(log(last), heartbeat_interval=30.0))
 
 
@@ -432,17 +432,17 @@ def test_no_janitor_is_missed_if_none_is_expected() -> None:
 )
 def test_a_late_task_is_reported(last: dict[str, TaskReport], verdict: Verdict) -> None:
     """One may be late; three intervals without it are told."""
-    assert verdict is worst(chores(log(last), {"expire": 60.0, "rotate": 86400.0}, heartbeat_interval=30.0))
+    assert verdict is worst(tasks(log(last), {"expire": 60.0, "rotate": 86400.0}, heartbeat_interval=30.0))
 
 
 @pytest.mark.parametrize(("ago", "verdict"), ((119.0, Verdict.FINE), (121.0, Verdict.FAULT)))
 def test_a_task_is_not_late_before_the_janitor_is(ago: float, verdict: Verdict) -> None:
     """Who reaps by cron, once a minute, need not be told that ten seconds were the default."""
-    assert verdict is worst(chores(log({"reap": TaskReport(ago, DONE)}), {"reap": 10.0}, heartbeat_interval=60.0))
+    assert verdict is worst(tasks(log({"reap": TaskReport(ago, DONE)}), {"reap": 10.0}, heartbeat_interval=60.0))
 
 
 def test_a_task_without_a_schedule_is_not_missed() -> None:
-    assert Verdict.FINE is worst(chores(log({"expire": TaskReport(9e9, DONE)}), {}, heartbeat_interval=30.0))
+    assert Verdict.FINE is worst(tasks(log({"expire": TaskReport(9e9, DONE)}), {}, heartbeat_interval=30.0))
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_a_run_that_its_budget_ended_is_a_backlog(last: dict[str, TaskReport], v
 
 def test_the_backlog_of_expire_names_its_rate() -> None:
     said = [
-        backlog(log({chore: TaskReport(1.0, CUT)}), heartbeat_interval=30.0)[0].remedy for chore in ("expire", "reap")
+        backlog(log({task: TaskReport(1.0, CUT)}), heartbeat_interval=30.0)[0].remedy for task in ("expire", "reap")
     ]
 
     assert [True, False] == ["IDEMPOTENCY_EXPIRE_RATE" in remedy for remedy in said]

@@ -211,8 +211,8 @@ def test_only_tasks_with_work_are_missed(shared: Store) -> None:
     """Nobody rotates where nothing is encrypted, and nobody recounts where there are no quotas."""
     book_in(shared, "shop").report("heartbeat", "{}")
 
-    said = found(of_function(reconcile_interval=10, rotate_interval=10), "chores")
-    counted = found(of_function(reconcile_interval=10, quota_records=5), "chores")
+    said = found(of_function(reconcile_interval=10, rotate_interval=10), "tasks")
+    counted = found(of_function(reconcile_interval=10, quota_records=5), "tasks")
 
     assert [True, True, False, False] == [
         f"task {c} is" in str(said) for c in ("reap", "expire", "reconcile", "rotate")
@@ -224,7 +224,7 @@ def test_a_misnamed_resolver_is_a_fault_of_the_resolvers_check_alone(shared: Sto
     book_in(shared, "shop").report("heartbeat", "{}")
     app = of_function(setup=misnamed)
 
-    assert [FINE, FAULT] == [worst(found(app, check)) for check in ("chores", "resolvers")]
+    assert [FINE, FAULT] == [worst(found(app, check)) for check in ("tasks", "resolvers")]
 
 
 def test_a_backlog_and_a_clock_step_are_reported(shared: Store) -> None:

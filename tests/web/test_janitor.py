@@ -23,7 +23,7 @@ EVERY = 30.0
 
 
 class CountedBook:
-    """A chore book that counts how often it is looked into, and may be out of reach."""
+    """A task book that counts how often it is looked into, and may be out of reach."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._book = store.task_log
@@ -87,12 +87,12 @@ def test_a_missing_janitor_is_published_once(watched: Watched) -> None:
     assert [JanitorMissing("", "", seconds=61)] == watched.told
 
 
-@pytest.mark.parametrize("chore", ("heartbeat", "reap", "expire"))
-def test_any_task_is_a_sign_of_a_janitor(watched: Watched, chore: str) -> None:
+@pytest.mark.parametrize("task", ("heartbeat", "reap", "expire"))
+def test_any_task_is_a_sign_of_a_janitor(watched: Watched, task: str) -> None:
     """Who sweeps by cron has no heartbeat."""
     watched.look_after(0)
     watched.clock.advance(1)
-    watched.book.report(chore, "{}")
+    watched.book.report(task, "{}")
 
     assert 0 == watched.look_after(60)
 
@@ -164,7 +164,7 @@ def test_only_keyed_requests_look_for_a_janitor(
         (FaultyStore(MemoryStore()), {}),
         (Shared(MemoryStore()), {"IDEMPOTENCY_HEARTBEAT_INTERVAL": None}),
     ),
-    ids=("memory", "memory-url", "no-chore-book", "no-janitor-expected"),
+    ids=("memory", "memory-url", "no-task-book", "no-janitor-expected"),
 )
 def test_there_is_no_monitor_if_no_janitor_is_expected(
     store: Any, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -117,7 +117,7 @@ class ScriptExecutor:
         return self._checked(told)
 
     def now(self) -> float:
-        """Seconds since the epoch: of a Cluster, by the node that keeps the notes on chores."""
+        """Seconds since the epoch: of a Cluster, by the node that keeps the notes on tasks."""
         return int(self.run(scripts.SERVER_TIME, (layout.TASKS,))) / 1_000_000
 
     def ask_all(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:

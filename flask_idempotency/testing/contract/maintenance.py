@@ -50,7 +50,7 @@ def swept(store: ExpiringStore, *, horizon: float, limit: int = 1000) -> int:
 
 
 class ExpiryContract:
-    """The specification of `chores.Expiry`. Override `store`.
+    """The specification of `tasks.Expiry`. Override `store`.
 
     A store may end things by itself and return 0 at once; and there may be others' things beside a test's own.
     """
@@ -207,7 +207,7 @@ class ExpiryContract:
         return keys
 
 
-# Chores are written down, and done by one at a time.
+# Tasks are written down, and done by one at a time.
 
 LONGEST_NAME = 40
 LONGEST_REPORT = 4000
@@ -215,19 +215,19 @@ LOCK = 60.0
 
 
 class TaskLogStore(Protocol):
-    """A store that has a book of chores."""
+    """A store that has a book of tasks."""
 
     @property
     def task_log(self) -> TaskLog: ...
 
 
-def a_chore() -> str:
+def a_task() -> str:
     """A task that no other test uses, with the longest possible name."""
     return secrets.token_hex(LONGEST_NAME // 2)
 
 
 class TaskLogContract:
-    """The specification of `chores.TaskLog`. Override `store`."""
+    """The specification of `tasks.TaskLog`. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:
@@ -239,24 +239,24 @@ class TaskLogContract:
         clock.advance(86400.5)
         assert near(clock.now) == store.task_log.now()
 
-    def test_a_chore_that_was_never_reported_is_not_in_the_book(self, store: TaskLogStore) -> None:
+    def test_a_task_that_was_never_reported_is_not_in_the_book(self, store: TaskLogStore) -> None:
         """Also while another janitor runs the task."""
-        chore = a_chore()
-        assert store.task_log.lock(chore, a_token(), lease=LOCK)
+        task = a_task()
+        assert store.task_log.lock(task, a_token(), lease=LOCK)
 
-        assert chore not in store.task_log.reports()
+        assert task not in store.task_log.reports()
 
     def test_the_last_report_is_returned(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """How long ago, and every character of it. What was written before is written over."""
-        chore, other = a_chore(), a_chore()
-        store.task_log.report(chore, '{"removed":1}')
+        task, other = a_task(), a_task()
+        store.task_log.report(task, '{"removed":1}')
         clock.advance(100)
         store.task_log.report(other, "{}")
-        assert (near(100), '{"removed":1}') == told(store.task_log.reports(), chore)
-        store.task_log.report(chore, '{"removed":2}')
+        assert (near(100), '{"removed":1}') == told(store.task_log.reports(), task)
+        store.task_log.report(task, '{"removed":2}')
         clock.advance(0.5)
 
-        assert (near(0.5), '{"removed":2}') == told(store.task_log.reports(), chore)
+        assert (near(0.5), '{"removed":2}') == told(store.task_log.reports(), task)
         assert (near(0.5), "{}") == told(store.task_log.reports(), other)
 
     @pytest.mark.parametrize(
@@ -271,89 +271,89 @@ class TaskLogContract:
     )
     def test_a_report_is_returned_unchanged(self, store: TaskLogStore, report: str) -> None:
         """Of any length, with any words."""
-        chore = a_chore()
-        store.task_log.report(chore, report)
+        task = a_task()
+        store.task_log.report(task, report)
 
-        assert report == store.task_log.reports()[chore].report
+        assert report == store.task_log.reports()[task].report
 
     def test_a_report_outlives_everything(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """A task that has not run for a year must be reported."""
-        chore = a_chore()
-        store.task_log.report(chore, "{}")
+        task = a_task()
+        store.task_log.report(task, "{}")
         clock.advance(400 * 86400)
 
-        assert (near(400 * 86400), "{}") == told(store.task_log.reports(), chore)
+        assert (near(400 * 86400), "{}") == told(store.task_log.reports(), task)
 
     def test_one_at_a_time(self, store: TaskLogStore, clock: FrozenClock) -> None:
-        """The second is refused, and a third; another chore is another's."""
-        chore, token = a_chore(), a_token()
+        """The second is refused, and a third; another task is another's."""
+        task, token = a_task(), a_token()
 
-        assert store.task_log.lock(chore, token, lease=LOCK)
-        assert [store.task_log.lock(chore, a_token(), lease=LOCK) for _ in range(2)] == [False, False]
-        assert store.task_log.lock(a_chore(), a_token(), lease=LOCK)
+        assert store.task_log.lock(task, token, lease=LOCK)
+        assert [store.task_log.lock(task, a_token(), lease=LOCK) for _ in range(2)] == [False, False]
+        assert store.task_log.lock(a_task(), a_token(), lease=LOCK)
 
     def test_a_dead_janitor_keeps_the_lock_until_its_lease_expires(
         self, store: TaskLogStore, clock: FrozenClock
     ) -> None:
         """Not a moment longer, and its late word then counts for nothing."""
-        chore, dead, next_one = a_chore(), a_token(), a_token()
-        assert store.task_log.lock(chore, dead, lease=LOCK)
+        task, dead, next_one = a_task(), a_token(), a_token()
+        assert store.task_log.lock(task, dead, lease=LOCK)
         clock.advance(LOCK - 0.125)
-        assert not store.task_log.lock(chore, next_one, lease=LOCK)
+        assert not store.task_log.lock(task, next_one, lease=LOCK)
         clock.advance(0.25)
-        assert store.task_log.lock(chore, next_one, lease=LOCK)
-        assert not store.task_log.lock(chore, dead, lease=LOCK)
-        store.task_log.unlock(chore, dead)
-        assert not store.task_log.lock(chore, a_token(), lease=LOCK)
+        assert store.task_log.lock(task, next_one, lease=LOCK)
+        assert not store.task_log.lock(task, dead, lease=LOCK)
+        store.task_log.unlock(task, dead)
+        assert not store.task_log.lock(task, a_token(), lease=LOCK)
 
     def test_a_lock_from_a_clock_that_was_set_back_is_free(self, store: TaskLogStore, clock: FrozenClock) -> None:
-        """Or the chore would rest for as long as the clock was ahead."""
-        chore = a_chore()
-        assert store.task_log.lock(chore, a_token(), lease=LOCK)
+        """Or the task would rest for as long as the clock was ahead."""
+        task = a_task()
+        assert store.task_log.lock(task, a_token(), lease=LOCK)
         clock.advance(-2 * 86400)
 
-        assert store.task_log.lock(chore, a_token(), lease=LOCK)
+        assert store.task_log.lock(task, a_token(), lease=LOCK)
 
     def test_to_take_it_again_is_to_have_it_as_long_again(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """After a lost reply, a janitor does not know whether its first call was applied."""
-        chore, token = a_chore(), a_token()
-        assert store.task_log.lock(chore, token, lease=LOCK)
+        task, token = a_task(), a_token()
+        assert store.task_log.lock(task, token, lease=LOCK)
         clock.advance(LOCK - 1)
-        assert store.task_log.lock(chore, token, lease=LOCK)
+        assert store.task_log.lock(task, token, lease=LOCK)
         clock.advance(LOCK - 1)
-        assert not store.task_log.lock(chore, a_token(), lease=LOCK)
+        assert not store.task_log.lock(task, a_token(), lease=LOCK)
         clock.advance(1.125)
-        assert store.task_log.lock(chore, a_token(), lease=LOCK)
+        assert store.task_log.lock(task, a_token(), lease=LOCK)
 
     def test_a_released_lock_is_free_immediately(self, store: TaskLogStore) -> None:
         """Unlocking twice is harmless, and only the holder of a lock can unlock it."""
-        chore, token = a_chore(), a_token()
-        store.task_log.unlock(chore, token)
-        assert store.task_log.lock(chore, token, lease=LOCK)
-        store.task_log.unlock(chore, a_token())
-        assert not store.task_log.lock(chore, a_token(), lease=LOCK)
+        task, token = a_task(), a_token()
+        store.task_log.unlock(task, token)
+        assert store.task_log.lock(task, token, lease=LOCK)
+        store.task_log.unlock(task, a_token())
+        assert not store.task_log.lock(task, a_token(), lease=LOCK)
         for _ in range(2):
-            store.task_log.unlock(chore, token)
-        assert store.task_log.lock(chore, a_token(), lease=LOCK)
+            store.task_log.unlock(task, token)
+        assert store.task_log.lock(task, a_token(), lease=LOCK)
 
     def test_a_lock_is_no_report(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """What is noted, taken and given back goes each its own way."""
-        chore, token = a_chore(), a_token()
-        store.task_log.report(chore, '{"removed":1}')
-        assert store.task_log.lock(chore, token, lease=LOCK)
+        task, token = a_task(), a_token()
+        store.task_log.report(task, '{"removed":1}')
+        assert store.task_log.lock(task, token, lease=LOCK)
         clock.advance(10)
-        store.task_log.report(chore, '{"removed":2}')
-        assert not store.task_log.lock(chore, a_token(), lease=LOCK)
-        store.task_log.unlock(chore, token)
+        store.task_log.report(task, '{"removed":2}')
+        assert not store.task_log.lock(task, a_token(), lease=LOCK)
+        store.task_log.unlock(task, token)
 
-        assert (near(0), '{"removed":2}') == told(store.task_log.reports(), chore)
+        assert (near(0), '{"removed":2}') == told(store.task_log.reports(), task)
 
     def test_of_many_one_has_it(self, store: TaskLogStore) -> None:
         """All other janitors learn that the lock is taken."""
         for _ in range(ROUNDS):
-            chore = a_chore()
+            task = a_task()
             taken = at_once(
-                *[lambda chore=chore: store.task_log.lock(chore, a_token(), lease=LOCK) for _ in range(THREADS)]
+                *[lambda task=task: store.task_log.lock(task, a_token(), lease=LOCK) for _ in range(THREADS)]
             )
 
             assert [each for each in taken if each] == [True]
@@ -361,15 +361,15 @@ class TaskLogContract:
     def test_of_many_one_inherits_it(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """When its holder has died."""
         for _ in range(ROUNDS):
-            chore = a_chore()
-            assert store.task_log.lock(chore, a_token(), lease=LOCK)
+            task = a_task()
+            assert store.task_log.lock(task, a_token(), lease=LOCK)
             clock.advance(LOCK + 1)
             taken = at_once(
-                *[lambda chore=chore: store.task_log.lock(chore, a_token(), lease=LOCK) for _ in range(THREADS)]
+                *[lambda task=task: store.task_log.lock(task, a_token(), lease=LOCK) for _ in range(THREADS)]
             )
 
             assert [each for each in taken if each] == [True]
 
 
-def told(book: Mapping[str, TaskReport], chore: str) -> tuple[float, str]:
-    return book[chore].ago, book[chore].report
+def told(book: Mapping[str, TaskReport], task: str) -> tuple[float, str]:
+    return book[task].ago, book[task].report

@@ -89,7 +89,7 @@ def test_every_node_is_reached_from_any(cluster_store: RedisStore, cluster_rig: 
 def test_commands_of_one_call_take_one_round_trip_per_node(
     cluster_rig: ClusterRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one for each slot: a chore asks for hundreds."""
+    """Not one for each slot: a task asks for hundreds."""
     client = make_client(by_url(cluster_rig))
     line = connection_for(client, owned=True)
     line("GET", "a")
@@ -216,7 +216,7 @@ def test_a_migrating_slot_fails_calls_until_it_has_moved(cluster_store: RedisSto
 
 
 def test_a_single_key_call_follows_a_migrating_slot(cluster_store: RedisStore, cluster_rig: ClusterRig) -> None:
-    """A lock of the chores, taken while its slot moves: it is nobody else's at either end."""
+    """A lock of the tasks, taken while its slot moves: it is nobody else's at either end."""
     slot = slot_of(layout.task_lock("reap"))
     source = cluster_rig.primary_of(slot)
     target = next(node for node in cluster_rig.primaries if node is not source)

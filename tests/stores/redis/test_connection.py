@@ -145,7 +145,7 @@ def test_an_error_reply_keeps_replies_in_step(server: ScriptExecutor, redis_clie
 
 def test_unknown_scripts_run_once(server: ScriptExecutor, redis_client: redis.Redis) -> None:
     """Each of them: those that were refused, and no others, are sent again in full."""
-    calls = [Call((layout.task_lock(f"chore-{number}"),), (b"t" * 16, 1_000_000_000)) for number in range(3)]
+    calls = [Call((layout.task_lock(f"task-{number}"),), (b"t" * 16, 1_000_000_000)) for number in range(3)]
     for _ in range(2):
         redis_client.script_flush()
         redis_client.config_resetstat()

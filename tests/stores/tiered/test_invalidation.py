@@ -246,7 +246,7 @@ def test_a_full_cache_refuses_a_force_release(
 
 
 def test_the_tiered_store_offers_what_its_system_offers_a_janitor(store: TieredStore, system: FullSystem) -> None:
-    """Time ends what is cached by itself, and chores are written down in one place."""
+    """Time ends what is cached by itself, and tasks are written down in one place."""
     assert (system.expiry, system.task_log) == (store.expiry, store.task_log)
 
 

@@ -113,9 +113,9 @@ class SqlTaskLog:
         now = self._database.run(lambda connection: connection.execute(statement, parameters).scalar_one())
         return float(now / 1_000_000)
 
-    def report(self, chore: str, report: str) -> None:
+    def report(self, task: str, report: str) -> None:
         statement = save_report(self._database.dialect)
-        parameters = {"my_name": chore, "my_report": report, "now": self._now()}
+        parameters = {"my_name": task, "my_report": report, "now": self._now()}
         self._database.run(lambda connection: connection.execute(statement, parameters))
 
     def reports(self) -> Mapping[str, TaskReport]:
@@ -125,14 +125,14 @@ class SqlTaskLog:
             raise CorruptRecord("a row of idempotency_tasks cannot be read: delete it, the janitor writes it again")
         return {row.name: TaskReport(max(row.ago, 0) / 1_000_000, row.report) for row in rows}
 
-    def lock(self, chore: str, token: bytes, *, lease: float) -> bool:
+    def lock(self, task: str, token: bytes, *, lease: float) -> bool:
         statement = lock_task(self._database.dialect)
-        parameters = {"my_name": chore, "my_locked_by": token, "lease": microseconds(lease), "now": self._now()}
+        parameters = {"my_name": task, "my_locked_by": token, "lease": microseconds(lease), "now": self._now()}
         locked = self._database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
         return locked is not None
 
-    def unlock(self, chore: str, token: bytes) -> None:
-        statement, parameters = unlock_task(self._database.dialect), {"my_name": chore, "my_locked_by": token}
+    def unlock(self, task: str, token: bytes) -> None:
+        statement, parameters = unlock_task(self._database.dialect), {"my_name": task, "my_locked_by": token}
         self._database.run(lambda connection: connection.execute(statement, parameters))
 
 

@@ -256,7 +256,7 @@ def test_every_response_is_found_among_thousands_of_keys(store: RedisStore, redi
 
 
 def test_unreadable_records_are_skipped(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """Of another type, garbage, or under a name that is none: one of them must not stop the chore for all others."""
+    """Of another type, garbage, or under a name that is none: one of them must not stop the task for all others."""
     good, spoilt, listed = a_key(), a_key(), a_key()
     for key in (good, spoilt):
         stand(store, clock, key, "completed")
@@ -272,7 +272,7 @@ def test_unreadable_records_are_skipped(store: RedisStore, redis_client: redis.R
 
 
 def test_an_erased_response_is_reported_as_erased(store: RedisStore, clock: FrozenClock) -> None:
-    """So that a chore may drop what plain ones still hold."""
+    """So that a task may drop what plain ones still hold."""
     key, other = a_key(), a_key()
     for each in (key, other):
         stand(store, clock, each, "completed")

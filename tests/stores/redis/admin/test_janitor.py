@@ -533,7 +533,7 @@ def test_resolver_times_are_no_quota_drift(store: RedisStore, redis_client: redi
 
 
 def test_a_task_lock_expires(store: RedisStore, redis_client: redis.Redis) -> None:
-    """Where nobody ever takes that chore again; and so does one that was taken again."""
+    """Where nobody ever takes that task again; and so does one that was taken again."""
     token = a_token()
     for lease in (60, 30):
         assert store.task_log.lock("reap", token, lease=lease)

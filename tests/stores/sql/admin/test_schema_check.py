@@ -140,7 +140,7 @@ def test_a_missing_column_is_a_fault_that_no_upgrade_repairs(engine: Engine) -> 
 
 @pytest.mark.parametrize("index", ("idempotency_expired_leases", "idempotency_expiry", "idempotency_unfinished"))
 def test_a_missing_index_is_a_fault(engine: Engine, index: str) -> None:
-    """Chores would read the whole table, and claims under a quota."""
+    """Tasks would read the whole table, and claims under a quota."""
     execute(engine, f"DROP INDEX {index}")
 
     (fault,) = found(engine)

@@ -285,7 +285,7 @@ def test_data_keys_work_on_what_autogenerate_wrote(engine: Engine) -> None:
         assert [1] == [each.number for each in store.data_keys.read_keys(tid).keys]
 
 
-def test_the_ledger_and_chores_work_on_what_autogenerate_wrote(engine: Engine) -> None:
+def test_the_ledger_and_tasks_work_on_what_autogenerate_wrote(engine: Engine) -> None:
     autogenerate(engine, included())
     key, token = a_key(), a_token()
     with closing(SqlStore(Database(engine))) as store:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from flask import Flask
 
-from flask_idempotency.cli import maintenance as cli_chores
+from flask_idempotency.cli import maintenance as cli_tasks
 from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Reaped, RecordCorrupt, TaskRun
@@ -173,60 +173,60 @@ def test_expire_removes_what_is_over() -> None:
     assert apps.record(world, "c") is not None
 
 
-@pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
-def test_a_chore_by_hand_is_written_down_and_told(chore: str) -> None:
+@pytest.mark.parametrize("task", ("reap", "expire", "rotate", "reconcile"))
+def test_a_task_by_hand_is_written_down_and_told(task: str) -> None:
     """As a janitor's is: whoever relies on cron is not warned that none comes."""
     world = shop({"new": NEW}, quota_records=5)
 
-    assert 0 == run(world, chore).exit_code
-    assert [chore] == list(book_of(world.app).reports())
-    assert [chore] == [event.operation for event in world.told(TaskRun) if isinstance(event, TaskRun)]
+    assert 0 == run(world, task).exit_code
+    assert [task] == list(book_of(world.app).reports())
+    assert [task] == [event.operation for event in world.told(TaskRun) if isinstance(event, TaskRun)]
 
 
-@pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
-def test_a_chore_that_somebody_is_at_is_left_to_them(chore: str) -> None:
+@pytest.mark.parametrize("task", ("reap", "expire", "rotate", "reconcile"))
+def test_a_task_that_somebody_is_at_is_left_to_them(task: str) -> None:
     """Which is in order: cron may come while the janitor is at work."""
     world = shop({"new": NEW}, quota_records=5)
-    assert book_of(world.app).lock(chore, b"another", lease=60)
-    told = run(world, chore)
+    assert book_of(world.app).lock(task, b"another", lease=60)
+    told = run(world, task)
 
     assert (0, True) == (told.exit_code, told.output.startswith("Another process runs this task"))
-    assert {"busy": True} == object_of(run(world, chore, "--json"))
+    assert {"busy": True} == object_of(run(world, task, "--json"))
     assert ({}, []) == (book_of(world.app).reports(), world.told(TaskRun))
-    book_of(world.app).unlock(chore, b"another")
-    assert not object_of(run(world, chore, "--json"))["busy"]
+    book_of(world.app).unlock(task, b"another")
+    assert not object_of(run(world, task, "--json"))["busy"]
 
 
 @pytest.mark.parametrize(("budget", "lease"), (((), 360.0), (("--budget", "7"), 67.0)), ids=("usual", "given"))
-def test_a_chore_that_is_killed_keeps_the_others_out_no_longer_than_its_budget(
+def test_a_task_that_is_killed_keeps_the_others_out_no_longer_than_its_budget(
     budget: tuple[str, ...], lease: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock ends a minute after it. One without an end would be no lock but a halt."""
     world, leases = apps.shop(), list[float]()
     take = type(world.store.task_log).lock
 
-    def taken(self: Any, chore: str, token: bytes, *, lease: float) -> bool:
+    def taken(self: Any, task: str, token: bytes, *, lease: float) -> bool:
         leases.append(lease)
-        return take(self, chore, token, lease=lease)
+        return take(self, task, token, lease=lease)
 
     monkeypatch.setattr(type(world.store.task_log), "lock", taken)
 
     assert (0, [lease]) == (run(world, "reap", *budget).exit_code, leases)
 
 
-@pytest.mark.parametrize("chore", ("reap", "expire", "rotate", "reconcile"))
-def test_no_budget_is_longer_than_a_lock_may_last(chore: str) -> None:
+@pytest.mark.parametrize("task", ("reap", "expire", "rotate", "reconcile"))
+def test_no_budget_is_longer_than_a_lock_may_last(task: str) -> None:
     """A longer one would be taken for another clock's, and the janitor would begin beside it."""
     world = shop({"new": NEW}, quota_records=5)
 
-    longest, longer = (run(world, chore, "--budget", budget) for budget in ("7000", "7001"))
+    longest, longer = (run(world, task, "--budget", budget) for budget in ("7000", "7001"))
 
     assert 7000 + LOCK_SECONDS < LONGEST_LOCK_SECONDS
     assert (0, 2) == (longest.exit_code, longer.exit_code), longest.output
     assert "7001" in longer.stderr
 
 
-def test_a_chore_whose_budget_ended_says_so() -> None:
+def test_a_task_whose_budget_ended_says_so() -> None:
     """It is no fault, and it is to be run again."""
     world = apps.shop()
     for number in range(3):
@@ -235,7 +235,7 @@ def test_a_chore_whose_budget_ended_says_so() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            cli_chores, "with_budget", lambda drain, budget, told: replace(drain, batch=1, budget=0.0, told=told)
+            cli_tasks, "with_budget", lambda drain, budget, told: replace(drain, batch=1, budget=0.0, told=told)
         )
         told = [run(world, "expire"), run(world, "expire", "--json")]
 
@@ -244,7 +244,7 @@ def test_a_chore_whose_budget_ended_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chore", "why"),
+    ("task", "why"),
     (
         ("reap", "cannot be searched for claims"),
         ("expire", "ends things by itself"),
@@ -252,19 +252,19 @@ def test_a_chore_whose_budget_ended_says_so() -> None:
         ("reconcile", "does not count"),
     ),
 )
-def test_a_chore_that_a_store_gives_no_work_for_is_refused(chore: str, why: str) -> None:
+def test_a_task_that_a_store_gives_no_work_for_is_refused(task: str, why: str) -> None:
     world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
 
-    assert why in apps.refusal(run(world, chore))
-    assert "IDEMPOTENCY_ENABLED is False" in apps.refusal(run(disabled(), chore))
+    assert why in apps.refusal(run(world, task))
+    assert "IDEMPOTENCY_ENABLED is False" in apps.refusal(run(disabled(), task))
 
 
 def test_without_quotas_there_is_nothing_to_reconcile() -> None:
     assert "Quotas are off" in apps.refusal(run(apps.shop(), "reconcile"))
 
 
-@pytest.mark.parametrize("chore", ("reap", "expire", "rotate"))
-def test_a_store_that_is_away_is_exit_code_2(chore: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("task", ("reap", "expire", "rotate"))
+def test_a_store_that_is_away_is_exit_code_2(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody can tell how much of it is done; it is safe to run again."""
     world = shop({"new": NEW})
 
@@ -275,4 +275,4 @@ def test_a_store_that_is_away_is_exit_code_2(chore: str, monkeypatch: pytest.Mon
     for port, method in ((store.recovery, "expired_leases"), (store.expiry, "sweep"), (store.responses, "scan")):
         monkeypatch.setattr(type(port), method, down)
 
-    assert (2, {"error": "no answer"}) == ((told := run(world, chore, "--json")).exit_code, object_of(told))
+    assert (2, {"error": "no answer"}) == ((told := run(world, task, "--json")).exit_code, object_of(told))
