@@ -67,14 +67,14 @@ def unsettled() -> Recovery:
     """Return the part of the store that finds records by state."""
     found = built().recovery
     if found is None:
-        raise Refused("The store of this application cannot be searched: it has no `unsettled`.")
+        raise Refused("The store of this application cannot be searched: it has no `recovery`.")
     return found
 
 
 def settler() -> Settler:
     found = settler_of(built(), settings(), state().observers)
     if found is None:
-        raise Refused("The store of this application lets nobody settle a key but its owner: it has no `unsettled`.")
+        raise Refused("The store of this application lets only the worker end its claim: it has no `recovery`.")
     return found
 
 

@@ -155,7 +155,7 @@ _TOLD: Final = {
         300.0,
         _reaped,
         lambda report: not report.failed,
-        lambda parts, chosen: "The store of this application cannot be searched for claims: it has no `unsettled`.",
+        lambda parts, chosen: "The store of this application cannot be searched for claims: it has no `recovery`.",
     ),
     "expire": _TaskCommand(
         "expire",
