@@ -103,9 +103,7 @@ def test_a_worker_that_was_away_does_not_make_up_for_it(hire_crew: HireCrew, sto
 def test_a_worker_outlives_its_store(
     hire_crew: HireCrew, redis_servers: RedisServers, start_redis: Any, broker: str
 ) -> None:
-    """
-    While the store is away there is a line for each task, and no traceback; and when it is back the tasks go on.
-    """
+    """While the store is away there is a line for each task, and no traceback; and when it is back the tasks go on."""
     server = start_redis()
     crew: Crew = hire_crew(store=server.url, broker=broker)
     worker = crew.start(*SOLO, "-B", "-s", "beat/schedule")

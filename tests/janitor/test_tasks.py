@@ -113,9 +113,7 @@ def test_a_task_is_begun_again_when_its_worker_died_and_not_when_it_failed() -> 
 
 
 def test_applications_do_not_mix() -> None:
-    """
-    Two Celery applications in one process each do the tasks of their own Flask application, and a third one none.
-    """
+    """Two Celery applications in one process each do the tasks of their own Flask application, and a third one none."""
     clock = FrozenClock(PAST)
     stores = [MemoryStore(clock), MemoryStore(clock)]
     keys = [a_key(), a_key()]
