@@ -18,26 +18,24 @@ from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Schema, Transactions
 from flask_idempotency.engine.waiting import Notifier
 
-# What a store does for those who look after it: remember when that was, let one do it at a time, and clear out.
-
 LONGEST_REPORT: Final = 4000
 _LARGEST_NUMBER: Final = 2**53
 
 LONGEST_LOCK_SECONDS: Final = 2 * 3600.0
-"""Nobody has a task for as long: whoever does has taken it before the clock was set back."""
+"""A store ignores a lock with more time left than this: it was taken before the clock was set back."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """When a task was last reported, and what it said."""
+    """When a maintenance task last reported, and its report."""
 
     ago: float
     """Seconds, by the store's clock."""
     report: str
-    """JSON, at most 4,000 characters. Holds numbers and words of ours, and nothing of a key, tenant or body."""
+    """JSON, at most 4,000 characters. Holds numbers and fixed words only: no key, tenant or body."""
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what the report says. Empty for one that no release of ours wrote: nothing in it is believed."""
+        """Return the fields of the report. Empty if it is too long or is not a JSON object."""
         if len(self.report) > LONGEST_REPORT:
             return {}
         try:
@@ -47,85 +45,82 @@ class TaskReport:
         return facts if isinstance(facts, dict) else {}
 
     def whole(self, name: str) -> int | None:
-        """Return this number of the report. None if it is not there, or larger than any number that a task reports."""
+        """Return this number of the report. None if it is missing, or larger than a task can report."""
         found = self.facts().get(name)
         return found if type(found) is int and abs(found) <= _LARGEST_NUMBER else None
 
 
 class TaskLog(Protocol):
-    """Where tasks are written down, so that everybody knows whether the janitor comes. Found as `tasks`.
+    """Records when maintenance tasks ran, so that you can see whether a janitor runs. Found as `task_log`.
 
-    Names of tasks are words of ours, at most 40 characters. Every method raises `StoreUnavailable` when the store cannot
-    answer.
+    Task names are constants of this package, at most 40 characters. Every method raises `StoreUnavailable` if the store
+    does not answer.
     """
 
     def now(self) -> float:
-        """Seconds since the epoch, by the store's clock."""
+        """Return the store's time, in seconds since the epoch."""
         ...
 
     def report(self, task: str, report: str) -> None:
-        """Write down that this task has run just now, over what was written before."""
+        """Record that this task ran just now. Replaces its last report."""
         ...
 
     def reports(self) -> Mapping[str, TaskReport]:
-        """What was last written of each task."""
+        """Return the last report of each task."""
         ...
 
     def lock(self, task: str, token: bytes, *, lease: float) -> bool:
-        """Whether this task is the caller's for `lease` seconds. With the same token it is so again, for as long.
+        """Lock this task for `lease` seconds, and return whether that worked. The same token renews its own lock.
 
-        Nothing's correctness may hang on it: a lock saves work, and no more. It is over when the lease is; and one that is
-        to last for longer than `LONGEST_LOCK_SECONDS` from now was taken by another clock, and is nobody's.
+        Use it to save work only; never rely on it for correctness. It ends with its lease. The store ignores a lock that
+        would last longer than `LONGEST_LOCK_SECONDS` from now: another clock set its end.
         """
         ...
 
     def unlock(self, task: str, token: bytes) -> None:
-        """Let the next one have it at once. Harmless when it is somebody else's."""
+        """Unlock this task now. Harmless if another janitor holds the lock."""
         ...
 
 
 class OwnTaskLog:
-    """Implements `TaskLog` for one application, in the book of a store that several may share.
+    """Implements `TaskLog` for one application, in a store that several may share.
 
-    Each has a janitor of its own: one that only the others have must not keep it from being missed.
+    It adds the application's mark to each task name. So a janitor of another application cannot hide that yours is missing.
     """
 
-    def __init__(self, book: TaskLog, *, owner: bytes) -> None:
+    def __init__(self, log: TaskLog, *, owner: bytes) -> None:
         """`owner`: the mark of the application."""
-        self._book = book
-        self._whose = f"@{owner.hex()}"
+        self._log = log
+        self._suffix = f"@{owner.hex()}"
 
     def now(self) -> float:
-        return self._book.now()
+        return self._log.now()
 
     def report(self, task: str, report: str) -> None:
-        self._book.report(task + self._whose, report)
+        self._log.report(task + self._suffix, report)
 
     def reports(self) -> Mapping[str, TaskReport]:
-        noted = self._book.reports().items()
-        return {name.removesuffix(self._whose): entry for name, entry in noted if name.endswith(self._whose)}
+        reports = self._log.reports().items()
+        return {name.removesuffix(self._suffix): entry for name, entry in reports if name.endswith(self._suffix)}
 
     def lock(self, task: str, token: bytes, *, lease: float) -> bool:
-        return self._book.lock(task + self._whose, token, lease=lease)
+        return self._log.lock(task + self._suffix, token, lease=lease)
 
     def unlock(self, task: str, token: bytes) -> None:
-        self._book.unlock(task + self._whose, token)
+        self._log.unlock(task + self._suffix, token)
 
 
 class Expiry(Protocol):
-    """Removes what nobody can see any more. Found as `expiry`."""
+    """Removes expired data. Found as `expiry`."""
 
     def sweep(self, *, horizon: float, limit: int) -> int:
-        """Remove up to `limit` of what was over by this horizon, and is over now. Returns how many; 0 when none is left.
+        """Remove up to `limit` items that expired before this horizon, and return how many. 0: none is left.
 
-        That is: records whose answer's life has ended, keys that were released and are remembered no longer, entries of
-        ledgers and indexes whose time is past. Never one that is PROCESSING or QUARANTINED, whatever the time. Several may
-        sweep at once, and each thing is removed by one of them. A store that ends things by itself may return 0 at once.
+        Items are expired completed records, released keys that are no longer remembered, and old entries of quotas and
+        indexes. PROCESSING and QUARANTINED records stay, however old. Several janitors may sweep at the same time: one of
+        them removes each item. A store that expires data by itself may return 0.
         """
         ...
-
-
-# What a store can say about itself to somebody who asks whether all is well.
 
 
 class Verdict(Enum):
@@ -133,94 +128,93 @@ class Verdict(Enum):
 
     FINE = "fine"
     ADVICE = "advice"
-    """No promise is broken, and something would be better otherwise."""
+    """No promise is broken, but you can improve the setup."""
     UNKNOWN = "unknown"
-    """It could not be looked at; the text says why, and how it can."""
+    """The check could not run. The text says why, and how to make it run."""
     FAULT = "fault"
-    """A promise does not hold, or will not when something goes wrong."""
+    """A promise does not hold, or will not hold after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check of `flask idempotency doctor`, and what came of it."""
+    """One check of `flask idempotency doctor`, and its result."""
 
     check: str
     """A short name, such as `eviction`: always the same, for scripts."""
     verdict: Verdict
     text: str
-    """What was found, in one sentence. Names no key, tenant, password or URL."""
+    """The result, in one sentence. Names no key, tenant, password or URL."""
     remedy: str = ""
-    """What to do about it, in one sentence. Empty when all is fine."""
+    """What to do, in one sentence. Empty if the verdict is FINE."""
 
 
 class Health(Protocol):
-    """Found as `health`."""
+    """Checks the server of a store. Found as `health`."""
 
     def findings(self) -> Sequence[Finding]:
-        """Look at what this store depends on: how its server is configured, its tables, its persistence. Changes nothing.
+        """Check what this store depends on: the server's settings, its tables, its persistence. Changes nothing.
 
-        Raises `StoreUnavailable` when the store cannot answer at all.
+        Raises `StoreUnavailable` if the store does not answer at all.
         """
         ...
 
-
-# What a store that can lose its memory says when it has, and what its owners and operators can do about it.
-#
-# A key that such a store does not know may have been run before. Protocol: research/correctness.md, sections 1.1, 3 and 8.
 
 RISK: Final = (
     'run `flask idempotency redis ack --reason "…"` when you have found out why. It risks that requests whose records were '
     "lost run a second time if their clients retry them"
 )
-"""The one command that lets new keys run after a loss, and what it risks. People read it in every log line and report."""
+"""The one command that lets unknown keys run after a data loss, and its risk. Log lines and reports quote it."""
 
 
 class DataLoss(Enum):
-    """What is wrong with a store's memory."""
+    """The kinds of data loss. After one, a key that the store does not know may have run before.
+
+    Protocol: research/correctness.md, sections 1.1, 3 and 8.
+    """
 
     MISSING = "missing"
-    """Nothing says that it was ever set up: it was emptied, or is new."""
+    """The store has no identity: it was emptied, or is new."""
     FOREIGN = "foreign"
-    """It is another store than the application was told, or its keys are laid out for another one."""
+    """It is not the store that the settings name, or another number of partitions laid out its keys."""
     CHANGED = "changed"
-    """Another process keeps it than the one that made its promises: a restart, a fail-over, an older copy."""
+    """Another server process holds the data now: after a restart, a fail-over, or from an older copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataLossStatus:
-    """How the parts of a store stand, and what to do about it."""
+    """Which parts of a store lost data, and when you may acknowledge that."""
 
     store_id: str | None
-    """None where nothing says so, or parts disagree."""
+    """None: the store has no identity, or its parts disagree."""
     parts: Mapping[str, int]
-    """How many parts are `fine`, `acknowledged`, or suffer which `DataLoss`."""
+    """How many parts are `fine`, `acknowledged`, or have each kind of `DataLoss`."""
     since: float | None
-    """When the latest loss was noticed, in seconds since the epoch by the store's clock."""
+    """When the latest data loss was detected, in seconds since the epoch by the store's clock."""
     now: float
     """By the same clock."""
     may_be_acknowledged_at: float | None
-    """When every owner that survived has had the time to put its claim back. None: nothing is lost."""
+    """From then on every surviving worker has had time to restore its claim. None: there is no data loss."""
     notices_restarts: bool
-    """False where the server does not tell scripts which process it is: then only an emptied store is noticed."""
+    """False: scripts cannot see which server process runs them, so the store detects only that it was emptied."""
     noticed: bool = False
-    """Whether nobody had noticed one of its losses before."""
+    """Whether this call is the first to detect one of its losses."""
     losses_so_far: tuple[float | None, ...] = field(default=(), repr=False)
-    """When each part was last lost: another one after each loss of any of them."""
+    """When each part last lost data. Compare it with an earlier status to detect a further loss."""
 
     @property
     def losses(self) -> Mapping[str, int]:
-        """How many parts suffer which loss."""
+        """Return how many parts have each kind of loss."""
         return {
             name: count for name, count in self.parts.items() if name in {loss.value for loss in DataLoss} and count
         }
 
     @property
     def gravest(self) -> DataLoss | None:
-        """Which of its losses to tell of first."""
+        """Return the loss to report first."""
         return next((loss for loss in (DataLoss.FOREIGN, *DataLoss) if loss.value in self.losses), None)
 
     def runs_unknown(self, after_loss: str) -> bool:
-        """Whether keys run now that the store does not know, under this rule."""
+        """Return whether keys that the store does not know may run now, under this rule."""
         losses = set(self.losses)
         if DataLoss.FOREIGN.value in losses:
             return False
@@ -231,75 +225,72 @@ class DataLossStatus:
 
 
 class DataLossPolicy(Protocol):
-    """What a store was told to do about keys that it may have forgotten."""
+    """What the settings say about keys that the store may have lost."""
 
     @property
     def store_id(self) -> str | None:
-        """Which store it has to be. None: any will do."""
+        """The identity that the store must have. None: any."""
         ...
 
     @property
     def after_loss(self) -> str:
-        """`refuse` until somebody has acknowledged, `hold` for a time, or `run`."""
+        """`refuse` until an operator acknowledges, `hold` for a time, or `run`."""
         ...
 
     @property
     def grace(self) -> float:
-        """For how many seconds owners that survived may put their claims back before anybody acknowledges."""
+        """Seconds in which surviving workers may restore their claims before an operator acknowledges."""
         ...
 
 
 class DataLossDetector(Protocol):
-    """Found as `memory`. Every method raises `StoreUnavailable` when the store cannot answer."""
+    """Detects data loss. Found as `data_loss`. Every method raises `StoreUnavailable` if the store does not answer."""
 
     @property
     def rules(self) -> DataLossPolicy: ...
 
     def restore_claim(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
-        """Put a claim back that the store has forgotten. True: it is this token's again, in progress.
+        """Restore a claim that the store has lost. True: the record is PROCESSING under this token again.
 
-        Only if the record is absent, and the store has lost its memory since the claim was granted, which was asked for
-        `age` seconds ago.
-        For claims alone that nobody may take over: who was taken over would call back to life what others have finished.
+        Works only if the record is absent, and the store lost data after it granted the claim. `age` is how many seconds
+        ago the worker requested the claim. Call it only for claims that no request may take over. Else another worker may
+        have taken over and finished, and this would revive the claim.
         """
         ...
 
     def initialise(self) -> str:
-        """Make a new store ready, and return its id. Harmless when it is.
+        """Set up a new store, and return its identity. Harmless if it is set up.
 
-        Raises `ConfigurationError` for one that was made ready before and lacks something: that has lost its memory.
+        Raises `ConfigurationError` if parts of it were set up before and others lack it: that is a data loss.
         """
         ...
 
     def acknowledge(self, *, forced: bool = False, seen: DataLossStatus | None = None) -> DataLossStatus:
-        """From now on keys run that the store does not know, what it has forgotten among them. How it stood before.
+        """Let keys run that the store does not know, the lost ones included. Return the status before.
 
-        `seen` is how it stood when whoever acknowledges looked. Raises `ConfigurationError` where something was lost since
-        then; before `may_be_acknowledged_at`, unless forced; and for a store that is foreign.
+        `seen` is the status that the operator saw. Raises `ConfigurationError` if the store lost more since then, if it is
+        foreign, or before `may_be_acknowledged_at` unless `forced`.
         """
         ...
 
     def status(self) -> DataLossStatus:
-        """How every part stands. Losses that nobody has noticed so far are, by this."""
+        """Return the status of every part. This also records losses that were not detected before."""
         ...
-
-
-# Records whose owners may be gone: how to find them, and what may become of them by another's hand.
 
 
 @dataclass(frozen=True, slots=True)
 class SeenRecord:
-    """A record as somebody met it who is not its owner. Whoever acts on it says that this is what they saw."""
+    """A record as a resolver, janitor or operator read it. A change applies only if the record still equals it."""
 
     key: StorageKey
     record: Record
-    asked: bool = False
-    """Of one that `Recovery.due` gives: whether it was given to somebody before, since its owner was last heard of."""
+    returned_before: bool = False
+    """Set by `Recovery.next_for_resolver`: it has returned this record before, since the worker last renewed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPage:
-    """Some of many. `after` is where the next sheet begins; None after the last one."""
+    """Some of many records. `after` is where the next page begins; None after the last."""
 
     found: tuple[SeenRecord, ...]
     after: bytes | None
@@ -307,184 +298,182 @@ class RecordPage:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedCounts:
-    """How many records are not completed, and since when."""
+    """How many records are not completed, and for how long."""
 
     in_flight: int = 0
-    """PROCESSING, with lease left."""
+    """PROCESSING, and the lease runs."""
     lapsed: int = 0
-    """PROCESSING, with none left: to be quarantined by a janitor, or taken over by a retry."""
+    """PROCESSING with an expired lease: a janitor will quarantine it, or a retry will take it over."""
     quarantined: int = 0
     lapsed_for: float | None = None
-    """Seconds since the first lease of those ended that have lapsed. None: there are none."""
+    """Seconds since the earliest lease of the `lapsed` records expired. None: there is no such record."""
     quarantined_for: float | None = None
-    """Seconds since the first lease of those ended that are quarantined, and never below 0. None: there are none."""
+    """Seconds since the earliest lease of the quarantined records expired, at least 0. None: there is no such record."""
 
 
 class Recovery(Protocol):
-    """The records of vanished owners, and every other, by state. Found as `unsettled`.
+    """Finds records by state, and changes those whose worker vanished. Found as `recovery`.
 
-    Nothing here looks through all records of a store to find the few that are not completed: there is an index of them.
-    Every change is a compare-and-set on the exact record that was seen (its state, its token and its deadline), so two
-    who do the same at once do it once, and an owner who was faster wins. Horizons are seconds since the epoch on the
-    store's clock. Every method raises `StoreUnavailable` when the store cannot answer; repeating it is harmless.
+    An index of unfinished records makes it cheap to find them. Every change is a compare-and-set on the record as it was
+    seen: its state, token and deadline. So two janitors do the same work once, and a worker that is faster wins. Horizons
+    are seconds since the epoch on the store's clock. Every method raises `StoreUnavailable` if the store does not answer;
+    repeat it then.
     """
 
     def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
-        """PROCESSING records whose lease was over by this horizon, and is over now. Those that cannot be read are left out.
+        """Return PROCESSING records whose lease expired before this horizon. Leaves out unreadable ones.
 
-        About `limit` are looked at for one sheet, so it may be empty and not the last. One that is stale from the first
-        sheet to the last is met at least once.
+        The lease must have expired by the store's clock too. A page covers about `limit` records, so it may be empty and
+        not the last. A record that is expired throughout the scan is found at least once.
         """
         ...
 
     def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
-        """Quarantine this record, with the reason `lease-expired`, if it stands as it was seen and its rule says so.
+        """Quarantine this record with the reason `lease-expired`, if it is as it was seen and its rule is quarantine.
 
-        False: it does not, or its lease was not over by this horizon, or is not over now, or its rule is to be taken over.
+        Return False if the record has changed, if its rule is takeover, or if its lease runs by this horizon or by now.
         """
         ...
 
     def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
-        """Quarantined records whose turn it is to be asked about. Each is given to one caller, and then has to wait.
+        """Return quarantined records that are due for a resolver. Each goes to one caller, and then waits.
 
-        The first turn is at once. The next comes after as many seconds as it has been quarantined for (since the end of
-        its lease), but not before `least` nor after `most`: so the pauses double, and a caller that dies delays one turn.
-        They are counted from the horizon or from now, whichever is earlier. The one that has waited longest comes first, as
-        far as the store can tell.
+        A record is first due immediately. Each further wait is as long as the time since its lease expired, but at least
+        `least` and at most `most` seconds. So waits double, and a caller that dies costs one wait. They start at the
+        horizon or now, whichever is earlier. The longest waiting comes first, as far as the store can tell.
 
-        `owner`: only those whose tokens begin with these `token.OWNER_BYTES` bytes. The others keep their turns: they are
-        another application's in the same store.
+        `owner`: return only records whose tokens begin with these `keys.OWNER_BYTES` bytes. The others belong to other
+        applications in the same store, and stay due.
         """
         ...
 
     def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
-        """Complete this record in its owner's place, if it is quarantined and stands as it was seen.
+        """Complete this record in its worker's place, if it is quarantined and as it was seen.
 
-        `token` is a fresh one: the owner learns that it has lost its claim, and is told this answer. Otherwise as
-        `Store.complete`, and raises `DataKeyMissing` as that does. False: something else is there by now, and stays. Repeated
-        with the same token after a lost reply, it is True.
+        `token` is a new one: the worker learns that it lost its claim, and gets this response. Otherwise works as
+        `Store.complete`, `DataKeyMissing` included. False: the record has changed, and stays so. A repeat with the same
+        token after a lost reply returns True.
         """
         ...
 
     def force_release(self, seen: SeenRecord) -> bool:
-        """The key may run again, whatever state its record is in, if it stands as it was seen.
+        """Remove this record in any state, if it is as it was seen. The key may run again.
 
-        Whether that is wise is not asked here. False: something else is there by now, and stays, or nothing is.
+        The caller decides whether that is safe. False: the record has changed or is absent, and stays so.
         """
         ...
 
     def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
-        """Every record in this state, of this tenant if one is named. The answers may be left out of their payloads.
+        """Return the records in this state, of this tenant if you name one. Payloads may lack the response bytes.
 
-        As with `stale`, a sheet may be empty and not the last; what is there throughout is met at least once. Completed
-        records whose life is over are left out.
+        A page may be empty and not the last, as with `expired_leases`. Records that exist throughout are found at least
+        once. Expired completed records are left out.
         """
         ...
 
     def counts(self) -> UnfinishedCounts:
-        """How many records are not completed. Quick."""
+        """Return how many records are not completed. Fast."""
         ...
 
 
 PAGE: Final = 200
-"""Records looked at in one step: some tens of milliseconds of the store's time."""
+"""Records read in one step: some tens of milliseconds of the store's time."""
 
 
-def every(unsettled: Recovery, state: State, *, tids: Iterable[bytes | None] = (None,)) -> Iterator[SeenRecord]:
-    """All records in this state, sheet by sheet: of these tenants, or of everybody. Some may be met twice.
+def every(recovery: Recovery, state: State, *, tids: Iterable[bytes | None] = (None,)) -> Iterator[SeenRecord]:
+    """Yield all records in this state, of these tenants or of all. Some may come twice.
 
-    Raises `StoreUnavailable` when the store does not answer.
+    Raises `StoreUnavailable` if the store does not answer.
     """
     for tid in tids:
         after: bytes | None = b""
         while after is not None:
-            sheet = unsettled.scan(state, after=after, limit=PAGE, tid=tid)
-            yield from sheet.found
-            after = sheet.after
+            page = recovery.scan(state, after=after, limit=PAGE, tid=tid)
+            yield from page.found
+            after = page.after
 
 
 LARGEST_WRAPPED: Final = 16 * 1024
-"""Bytes of a wrapped data key. A key of the ring makes 61, and key services make less than a thousand."""
+"""Bytes of a wrapped data key. A key of the key ring makes 61, key services less than 1,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataKey:
-    """A tenant's key, as the store keeps it: wrapped by a key of the ring, and of use to nobody without that."""
+    """A tenant's data key as the store keeps it: wrapped by a key of the key ring, and useless without that."""
 
     number: int
     kid: str
     wrapped: bytes = field(repr=False)
     closed_for: float | None = None
-    """Seconds since it was closed, by the store's clock: it opens what it has sealed, and seals no more. None: it does."""
+    """Seconds since it was disabled, by the store's clock: it still opens, but seals no more. None: it is enabled."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantKeys:
-    """The data keys of one tenant, and which store they are in. All of it is read in one look."""
+    """The data keys of one tenant, and their store. The store reads all of it in one step."""
 
     store: bytes
-    """The same for as long as the store remembers this tenant, and nobody else's."""
+    """Identifies the tenant's entry in this store. It changes if the store loses the tenant."""
     keys: tuple[DataKey, ...] = ()
     """The lowest number first."""
     last: int = 0
-    """The highest number that was ever given; 0 when none was. The next key has a higher one, and not always the next.
+    """The highest number ever used; 0 if none was. The next key has a higher one, with or without a gap.
 
-    A store that was restored, or has forgotten something, must not give a number again to another key while somebody
-    still remembers the old.
+    A store that was restored or lost data must not reuse a number while a worker may still cache the old key.
     """
 
 
 class DataKeys(Protocol):
     """Keeps the wrapped data keys of tenants, next to the records that are sealed with them. Found as `data_keys`.
 
-    Every method raises `StoreUnavailable` when the store cannot answer.
+    Every method raises `StoreUnavailable` if the store does not answer.
     """
 
     def read_keys(self, tid: bytes) -> TenantKeys:
-        """This tenant's data keys. Those that were destroyed are not among them."""
+        """Return this tenant's data keys, without those that were destroyed."""
         ...
 
     def add(self, tid: bytes, key: DataKey, *, store: bytes, after: int) -> bool:
-        """Keep one more, if `after` is the tenant's last number still, the key's is higher, and the store is this one.
+        """Add a key, if `after` is still the tenant's last number, the key's is higher, and the store is this one.
 
-        False: somebody was faster, so look again.
+        False: another worker was faster, so read the keys again.
         """
         ...
 
     def disable(self, tid: bytes, number: int) -> None:
-        """From now on no answer is stored that this key has sealed: `DataKeyMissing`, as if it were not there.
+        """Refuse responses sealed by this key from now on: storing one raises `DataKeyMissing`, as if the key were absent.
 
-        Whatever is on its way at this moment may still arrive, so it is not retired at once. Harmless when repeated: it
-        stays closed since when it was first.
+        A write that is under way may still arrive, so do not delete the key immediately. Harmless to repeat: `closed_for`
+        counts from the first call.
         """
         ...
 
     def delete(self, tid: bytes, number: int) -> None:
-        """Forget a closed key that no record is sealed with any more. Harmless when it has gone; an open one stays."""
+        """Delete a disabled key that no record is sealed with. Harmless if it is gone; an enabled key stays."""
         ...
 
     def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
-        """Every tenant's data keys, by `tid`, that other keys of the ring wrap than this one."""
+        """Return all data keys that another key than this one wraps, each with its `tid`."""
         ...
 
     def shred(self, tid: bytes) -> int:
-        """Erase the answers of this tenant: every data key it has is gone when this returns, and how many that were.
+        """Erase the responses of this tenant: delete all its data keys, and return how many there were.
 
-        From now on records that are completed are told as `erased`, whether they were sealed or not; and none whose key
-        was first used before now can be completed with an answer. Harmless when repeated.
+        From now on its completed records read as `erased`, whether they were sealed or not. A key that was first used
+        before now can no longer be completed with a response. Harmless to repeat.
         """
         ...
 
     def count(self) -> Mapping[str, int]:
-        """How many data keys there are under each key of the ring, by its id."""
+        """Return how many data keys each key of the key ring wraps, by its id."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A completed record, met on a walk through the store."""
+    """A completed record that a scan of the store found."""
 
     key: StorageKey
     record: Record
@@ -492,82 +481,80 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of all answers. `after` is where the next page begins; None after the last one."""
+    """Some of all completed records. `after` is where the next page begins; None after the last."""
 
     answers: tuple[Answer, ...]
     after: bytes | None
 
 
 class Responses(Protocol):
-    """Every completed record, for tasks that seal them anew or wipe them. Found as `answers`.
+    """Scans and replaces completed records, for tasks that seal them again or erase them. Found as `responses`.
 
-    A record that is there from the beginning of a walk to its end is met at least once. One that cannot be read is passed
-    over.
+    A record that exists throughout a scan is found at least once. Unreadable ones are skipped.
     """
 
     def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
-        """Those of this tenant, if one is named; and not those sealed under this key of the ring.
+        """Return records of this tenant, if you name one; without those sealed under the key `other_than`.
 
-        About `limit` records are looked at for one page, so a page may be empty and not the last.
+        A page covers about `limit` records, so it may be empty and not the last.
         """
         ...
 
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
-        """Put this payload in the place of that one, and leave everything else, its expiry too. False: it is not there.
+        """Replace this payload, and keep all else, its expiry too. False: the record does not hold it.
 
-        As for `Store.complete`, the data key of the new one must be there; else raises `DataKeyMissing`.
+        As for `Store.complete`, the data key of the new payload must exist; else raises `DataKeyMissing`.
         """
         ...
 
     def count(self) -> Mapping[str, int]:
-        """How many completed records there are under each key of the ring, by its id; plain ones under an empty id.
+        """Return how many completed records each key of the key ring seals, by its id; plain ones have an empty id.
 
-        Wiped ones, whose data key has number 0, are under none. Includes those whose life has ended and that have not been
-        removed yet.
+        Leaves out erased ones, whose data key has number 0. Includes expired ones that are not removed yet.
         """
         ...
 
 
 class Ledger(Protocol):
-    """What each tenant has, as claims and completions count it. Found as `ledger`."""
+    """Counts what each tenant stores, and holds its limits. Found as `ledger`."""
 
     def usage(self, tid: bytes) -> Usage:
-        """What this tenant has now."""
+        """Return what this tenant has now."""
         ...
 
     def limits(self, tid: bytes) -> Quota:
-        """The tenant's own limits, as an operator has set them. What is None there is as the application says."""
+        """Return the limits that an operator set for this tenant. Where they are None, the application's apply."""
         ...
 
     def limit(self, tid: bytes, quota: Quota) -> None:
-        """Set the tenant's own limits, all of them. An unlimited quota takes them back."""
+        """Set all of the tenant's own limits. An unlimited quota removes them."""
         ...
 
     def tenants(self) -> Sequence[bytes]:
-        """The `tid` of everybody who has a ledger."""
+        """Return the `tid` of every tenant that is counted."""
         ...
 
     def reconcile(self, tid: bytes) -> Drift:
-        """Count this tenant's records again, put the ledger right, and say by how much it was wrong.
+        """Count this tenant's records again, correct its counts, and return the difference.
 
-        Others may claim and complete meanwhile: what they change is left alone, and not mistaken for a drift.
+        Requests may claim and complete at the same time: what they change is left alone, and is not reported as drift.
         """
         ...
 
 
 @runtime_checkable
 class KnowsCache(Protocol):
-    """A store that remembers that a cache of its answers stands before it, for hosts that do not know the cache.
+    """A store that remembers that some host caches its responses, for hosts that do not know the cache.
 
-    What is freed or settled anew must be withdrawn from the cache first, and only a host that knows it can do so.
+    Only a host that knows the cache can invalidate a response there, and it must do so before it releases or resolves a key.
     """
 
     def note_cache(self) -> None:
-        """Some of its answers may be cached from now on. Remembered for good."""
+        """Record for ever that responses may be cached from now on."""
         ...
 
     def has_cache(self) -> bool:
-        """Whether some may have been, by whatever host."""
+        """Return whether any host may have cached responses."""
         ...
 
 
@@ -582,19 +569,19 @@ class Capabilities:
     tenant_shards: int | None
     """Over how many partitions it expects the keys of each tenant to be spread. It refuses to mix two numbers."""
     data_loss: DataLossDetector | None
-    """It can lose data, and detects that."""
+    """It can lose data, and detects it."""
     notifier: Notifier | None
-    """It publishes the end of claims for which requests wait."""
+    """It notifies this process when a claim ends for which requests wait."""
     ledger: Ledger | None
-    """It can hold tenants to quotas."""
+    """It enforces quotas."""
     data_keys: DataKeys | None
     """It keeps wrapped data keys of tenants."""
     responses: Responses | None
     """Its completed records can be scanned and replaced."""
     recovery: Recovery | None
-    """Others than their workers can find and resolve its unfinished records."""
+    """Its unfinished records can be found and resolved without their workers."""
     expiry: Expiry | None
-    """It has to be cleared of what has expired."""
+    """Its expired data must be removed by a janitor."""
     task_log: TaskLog | None
     """It remembers when maintenance tasks ran."""
     health: Health | None

@@ -1,4 +1,8 @@
-"""Settling keys in their owners' place: for resolvers, and for people."""
+"""Resolve, release or reopen records in their worker's place, for resolvers and operators.
+
+Each change applies only to the record that the caller saw, and is published with its actor and reason. The functions at the
+top say how long a vanished worker may still run.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +20,17 @@ from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload,
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import Codec, SealContext
 
-# When a record's owner was last heard of, and whether it may still be at work.
-
 SILENT_LEASES: Final = 3
-"""For how many leases an owner must not have renewed, to count as gone for a person who releases its key."""
+"""How many leases a worker must let pass without renewal before an operator may release its key."""
 
 LAPSED: Final = "lease-expired"
-"""The reason of a quarantine that nobody's word has led to: the lease ended, and the owner was silent."""
+"""The reason of a quarantine because the lease expired, without word from the worker."""
 
 
 def clamp_clock(record: Record, horizon: float) -> Record:
-    """This record by the earlier of two clocks: the store's, and `horizon` (seconds since the epoch).
+    """Return this record by the earlier of two clocks: the store's, and `horizon` (seconds since the epoch).
 
-    A clock that was set forward makes every owner look long gone. Answers have the store's time, and no other.
+    If the store's clock jumps ahead, every lease looks long expired. Completed records keep the store's time.
     """
     if record.state is State.COMPLETED:
         return record
@@ -36,34 +38,33 @@ def clamp_clock(record: Record, horizon: float) -> Record:
 
 
 def idle_seconds(record: Record, *, lease: float) -> float:
-    """Seconds since the owner claimed or renewed, if it did so for `lease` seconds. Never below 0."""
+    """Return the seconds since the worker claimed or renewed, if it did so for `lease` seconds. Never below 0."""
     return max(lease - record.remaining, 0.0)
 
 
 def max_remaining(record: Record, *, max_runtime: float) -> float:
-    """For how many more seconds the owner, or what it has sent, may be at work: 0 when it has settled the record.
+    """Return for how many more seconds the worker or its calls may run: 0 once it has ended the record.
 
-    An owner that was renewed until a moment ago may be frozen, or cut off from the store, and may come back. After
-    `max_runtime` nothing renews it, so its work was to be over by then. It is counted from the end of the lease and not
-    from its beginning, for nobody knows how long a lease the owner was given. One that is frozen for longer still is not
-    ruled out, by this or by anything else.
+    A worker that renewed a moment ago may be frozen or cut off from the store, and may come back. It renews for at most
+    `max_runtime`, so its work should be over by then. That time counts from the end of the lease, because the record does
+    not say how long the lease was. No time limit can rule out a worker that is frozen for longer.
 
-    One that has said itself that it does not know is not at work any more. But the commonest reason for that is a request
-    to somebody else that has timed out, and may still be on its way: so the rest of its lease is waited for.
+    A worker that quarantined its own record runs no more. But the usual reason is a call to another service that timed out
+    and may still arrive, so the rest of the lease counts.
     """
     if record.state is State.COMPLETED or record.payload is not None:
-        # Of an answer that nobody can open, too, the deadline is its own and no lease's.
+        # Also if the response is unreadable: then the deadline is that of the response, and not of a lease.
         return 0.0
     silent = record.state is State.PROCESSING or record.reason == LAPSED
     return max(record.remaining + (max_runtime if silent else 0.0), 0.0)
 
 
 def releasable_in(record: Record, policy: Policy) -> float:
-    """Seconds until a person may release this key without `--force`: 0 if they may now.
+    """Return the seconds until an operator may release this key without `--force`: 0 if they may now.
 
-    If a second run does no harm (`deduplicated`, `transactional`), an owner counts as gone once it has not renewed its
-    lease for three leases: it renews three times in each, and the next retry takes the key over when the first one ends.
-    Only if the claim was made under the rule that the policy has now. Otherwise as `may_live_for`.
+    If a second run does no harm (`deduplicated`, `transactional`), a worker counts as gone after three leases without
+    renewal. It renews three times in each, and the next retry takes over when the first one expires. This holds only if the
+    claim was made under the policy's present rule. Otherwise the result is that of `max_remaining`.
     """
     wait = policy.max_runtime
     if policy.effects in ("deduplicated", "transactional") and record.on_expiry is policy.on_expiry:
@@ -72,105 +73,105 @@ def releasable_in(record: Record, policy: Policy) -> float:
     return max_remaining(record, max_runtime=wait)
 
 
-# What an application can say about an outcome that nobody knows.
-
-
 @dataclass(frozen=True, slots=True)
 class UnknownOutcome:
-    """A quarantined record, as a resolver is shown it: what to ask the outside world about."""
+    """A quarantined record, as your resolver gets it, to look up what happened."""
 
     record: Record
     _downstream: Callable[[str], str] = field(repr=False)
 
     def downstream_key(self, name: str) -> str:
-        """What `current_claim.downstream_key(name)` was in the view: ask the other side by it what it has done."""
+        """Return what `current_claim.downstream_key(name)` was in the view. Look the call up by it."""
         return self._downstream(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """The work was done: retries get this answer from now on. It may be anything that a view may return."""
+    """The request took effect: retries get this response from now on. It may be anything that a view may return."""
 
     answer: Any = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class NeverHappened:
-    """Nothing was done, and nothing of it is on its way any more: the key may run again.
+    """The request had no effect and none is on its way: the key may run again.
 
-    Only to be said of an outcome that the other side has *ruled out*. That it has not heard of it yet is `StillUnknown`.
+    Return it only if the other service has *ruled out* the call. If it only does not know the call yet, return `StillUnknown`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class StillUnknown:
-    """Ask again later."""
+    """The outcome is not known yet: the janitor calls your resolver again later."""
 
 
 Resolution: TypeAlias = Happened | NeverHappened | StillUnknown
 
 
 class Settler:
-    """Settles what was seen and still stands so, and tells who did it and why.
+    """Resolves, releases and reopens records as they were seen, and publishes who did it and why.
 
-    Every method returns False when something else is there by now: the owner was faster, or another janitor. Then nothing
-    was changed, and nothing is told. Each raises `StoreUnavailable` when nobody can tell, and tells that it may have been
-    done; it may be repeated.
+    Every method returns False if the record has changed: the worker was faster, or another janitor. Then nothing is
+    published. Each raises `StoreUnavailable` if the store does not answer, and publishes that the change may have happened.
+    You may repeat it.
     """
 
     def __init__(
         self,
-        unsettled: Recovery,
+        recovery: Recovery,
         codec: Codec,
         observers: Callable[[Event], None],
         *,
         label: Callable[[StorageKey], str],
     ) -> None:
-        self._unsettled = unsettled
+        self._recovery = recovery
         self._codec = codec
         self._observers = observers
         self._label = label
 
     def complete(self, seen: SeenRecord, result: StoredResponse, *, keep: float, actor: str, reason: str) -> bool:
-        """Retries get this result from now on, for `keep` seconds. Raises `KeyProviderUnavailable` when it cannot be sealed.
+        """Complete the record: retries get this response for `keep` seconds.
 
-        The answer of a tenant that was erased since the key was first used is not stored: only that the work was done.
+        If the tenant was erased since the key was first used, only the fact of completion is stored. Raises
+        `KeyProviderUnavailable` if the response cannot be sealed.
         """
         return self._complete(seen, result, keep, verb="completed", actor=actor, reason=reason)
 
     def force_release(self, seen: SeenRecord, *, actor: str, reason: str, forced: bool = False) -> bool:
-        """The key may run again. Whoever calls this has made sure that its work was not done, and is not being done."""
-        told = partial(self._publish, seen, verb="released", actor=actor, reason=reason, forced=forced)
-        return _heard(lambda: self._unsettled.force_release(seen), told)
+        """Release the key, so that it may run again. Call it only if the request had no effect and no longer runs."""
+        publish = partial(self._publish, seen, verb="released", actor=actor, reason=reason, forced=forced)
+        return _change_and_publish(lambda: self._recovery.force_release(seen), publish)
 
     def reopen(self, seen: SeenRecord, *, keep: float, actor: str, reason: str) -> bool:
-        """A record that was quarantined because nobody could open its answer is completed again, now that somebody can.
+        """Complete again a record that was quarantined because its response was unreadable.
 
-        Raises `CorruptRecord` while it cannot be opened, and for a record that holds no answer.
+        Raises `CorruptRecord` while the response cannot be opened, if it was erased, and if the record has none.
         """
         record = seen.record
         if record.state is not State.QUARANTINED or record.payload is None:
-            raise CorruptRecord("there is no answer in this record that could be opened")
+            raise CorruptRecord("this record holds no response to reopen")
         if record.erased or record.payload.sealed_by == ERASED:
-            raise CorruptRecord("the answer in this record was erased")
-        binding = SealContext(seen.key, record.token, record.fence, record.fingerprint)
-        result = self._codec.open(record.payload, binding)
+            raise CorruptRecord("the response in this record was erased")
+        context = SealContext(seen.key, record.token, record.fence, record.fingerprint)
+        result = self._codec.open(record.payload, context)
         return self._complete(seen, result, keep, verb="reopened", actor=actor, reason=reason)
 
     def _complete(
         self, seen: SeenRecord, result: StoredResponse, keep: float, *, verb: str, actor: str, reason: str
     ) -> bool:
         token = successor(seen.record.token)
-        binding = SealContext(seen.key, token, seen.record.fence, seen.record.fingerprint)
-        told = partial(self._publish, seen, verb=verb, actor=actor, reason=reason)
-        settled = False
+        context = SealContext(seen.key, token, seen.record.fence, seen.record.fingerprint)
+        publish = partial(self._publish, seen, verb=verb, actor=actor, reason=reason)
+        changed = False
 
         def store(key: StorageKey, payload: StoredPayload) -> None:
-            nonlocal settled
-            settled = _heard(lambda: self._unsettled.resolve(seen, token=token, payload=payload, keep=keep), told)
+            nonlocal changed
+            changed = _change_and_publish(
+                lambda: self._recovery.resolve(seen, token=token, payload=payload, keep=keep), publish
+            )
 
-        SealedResponse(self._codec, [binding], result).write(binding, store)
-        return settled
+        SealedResponse(self._codec, [context], result).write(context, store)
+        return changed
 
     def _publish(
         self, seen: SeenRecord, *, verb: str, actor: str, reason: str, forced: bool = False, certain: bool = True
@@ -189,19 +190,16 @@ class Settler:
         )
 
 
-def _heard(settle: Callable[[], bool], told: Callable[..., None]) -> bool:
-    """Whether this has settled the key. It is told of, and also where nobody knows: what may have been done is on record."""
+def _change_and_publish(change: Callable[[], bool], publish: Callable[..., None]) -> bool:
+    """Make a change, and publish it if it happened or may have happened. Return whether it happened."""
     try:
-        settled = settle()
-    except BaseException as error:  # whoever is interrupted does not know either
-        if not isinstance(error, IdempotencyError) or _may_be_done(error):
-            told(certain=False)
+        changed = change()
+    except BaseException as error:  # interrupted: the change may have happened too
+        # After any other of its errors, the store has not made the change.
+        unknown = isinstance(error, StoreUnavailable) and not isinstance(error, NotApplied)
+        if unknown or not isinstance(error, IdempotencyError):
+            publish(certain=False)
         raise
-    if settled:
-        told()
-    return settled
-
-
-def _may_be_done(error: IdempotencyError) -> bool:
-    """Any other than these the store raises instead of doing it."""
-    return isinstance(error, StoreUnavailable) and not isinstance(error, NotApplied)
+    if changed:
+        publish()
+    return changed

@@ -193,7 +193,7 @@ def _apply(found: SeenRecord, resolution: Resolution, policy: Policy, settler: S
             if max_remaining(clamp_clock(found.record, horizon), max_runtime=policy.max_runtime) > 0:
                 # The worker may be about to call the other service.
                 return "unknown"
-            if found.record.reason == LAPSED and not found.asked:
+            if found.record.reason == LAPSED and not found.returned_before:
                 # A clock that was set may have ended many leases together. A living worker renews its lease before the next
                 # turn.
                 return "unknown"

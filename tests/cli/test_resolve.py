@@ -222,7 +222,7 @@ def test_what_cannot_be_opened_any_more_can_be_given_anew() -> None:
 def test_there_is_nothing_to_reopen_where_there_is_no_answer() -> None:
     world = unknown()
 
-    assert "there is no answer in this record" in refusal(run(world, *RESOLVE, "--reopen"))
+    assert "this record holds no response to reopen" in refusal(run(world, *RESOLVE, "--reopen"))
     assert State.QUARANTINED is state(world)
 
 

@@ -254,7 +254,7 @@ def test_damage_is_not_reopened(desk: Desk) -> None:
 def test_only_a_condemned_answer_is_reopened(desk: Desk) -> None:
     """What holds none has nothing to open, and what is completed needs none."""
     for seen, _ in (desk.held(), desk.answered()):
-        with pytest.raises(CorruptRecord, match="no answer"):
+        with pytest.raises(CorruptRecord, match="no response"):
             desk.settler.reopen(seen, keep=KEEP, **WHY)
         assert seen == desk.seen(seen.key)
 

@@ -461,7 +461,9 @@ class MemoryRecovery:
             taken = list(islice(come, limit))
             found = [
                 SeenRecord(
-                    key, self._with_erasure(key, record, now), asked=self._turns.get(key, -inf) > record.deadline
+                    key,
+                    self._with_erasure(key, record, now),
+                    returned_before=self._turns.get(key, -inf) > record.deadline,
                 )
                 for key, record in ((key, quarantined[key]) for key in taken)
             ]

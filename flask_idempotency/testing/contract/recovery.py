@@ -306,7 +306,7 @@ class ResolverQueue:
         quarantined, _ = noticed(store, clock)
         turns = list[bool]()
         for _ in range(3):
-            turns += [each.asked for each in due(store, horizon=clock.now) if each.key == quarantined.key]
+            turns += [each.returned_before for each in due(store, horizon=clock.now) if each.key == quarantined.key]
             clock.advance(MOST + 1)
 
         assert turns == [False, True, True]
@@ -317,12 +317,12 @@ class ResolverQueue:
         store.claim(a_request(key), token=token, lease=LEASE)
         clock.advance(LEASE)
         store.claim(a_request(key), token=a_token(), lease=LEASE)
-        assert [each.asked for each in due(store, horizon=clock.now) if each.key == key] == [False]
+        assert [each.returned_before for each in due(store, horizon=clock.now) if each.key == key] == [False]
         clock.advance(MOST)
         store.renew(key, token, lease=LEASE)
         clock.advance(86400)
 
-        assert [each.asked for each in due(store, horizon=clock.now) if each.key == key] == [False]
+        assert [each.returned_before for each in due(store, horizon=clock.now) if each.key == key] == [False]
 
     def test_only_those_are_given_that_are_meant(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """Two applications may share a store, and neither can ask about the other's. Their turns are not taken."""

@@ -309,7 +309,7 @@ class RedisRecovery:
         turns = {layout.record_in(entry.partition, entry.name): entry.score for entry in entries}
         for found in self._found(State.QUARANTINED, told):
             turn = turns[layout.keys(found.key)[0]]
-            yield replace(found, asked=turn > _ms(found.record.deadline))
+            yield replace(found, returned_before=turn > _ms(found.record.deadline))
 
     def _longest(self, partitions: Sequence[int]) -> int:
         batches = list(_batches(self._quarantined.all(partitions)))
