@@ -1,4 +1,4 @@
-"""How commands travel: over a connection of ours, or through a client that the application brought."""
+"""Send commands over a connection from our own pool, or through a client that the application passes in."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 
 Command: TypeAlias = Sequence[bytes | str]
-"""A command as it is handed to a client's library. Never a number: see `words`."""
+"""A command as a client's library gets it. It contains no numbers: see `words`."""
 
 Argument: TypeAlias = bytes | str | int
 
 RETRIES: Final = 2
-"""Every script may be repeated with the same token. Once mends a lost reply, twice a server that is just restarting;
-more would keep a worker from answering 503."""
+"""Every script may be repeated with the same token. The first retry covers a lost reply, the second a restarting server.
+
+More retries would only delay the 503."""
 
 PATIENCE_SECONDS: Final = 2.5
-"""No try begins later than this, whatever it was that took so long: a connection, its greeting, or the reply."""
+"""No try begins later than this after the call. It covers the connection, its greeting and the reply."""
 
 _BACKOFF: Final = ExponentialWithJitterBackoff(base=0.02, cap=0.2)
 
@@ -28,19 +29,19 @@ UNREACHABLE: Final = (redis.exceptions.ConnectionError, redis.exceptions.Timeout
 
 
 class RedisConnection(Protocol):
-    """Sends one command and returns what came back, in bytes. Repeats it when the answer was lost."""
+    """Send one command and return its reply in bytes. Repeat the command if the reply was lost."""
 
     def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any: ...
 
     def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        """Sends several in one go and returns what came back of each; what the server refused is there as an exception.
+        """Send several commands in one round trip. Return the reply of each, or the exception if the server refused it.
 
-        They are not one step: others' come in between, and some may be done when this raises.
+        The commands are not atomic: other clients' commands may run in between. If this raises, some may have run.
         """
         ...
 
     def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
-        """As `pipeline`, all of them over one connection, to whoever keeps the key of the first."""
+        """Like `pipeline`, over one connection to the node that holds the first command's key."""
         ...
 
 
@@ -57,17 +58,17 @@ def words(arguments: Iterable[Argument]) -> list[bytes | str]:
 
 
 class Tries:
-    """Pass one to learn what became of a call on its way."""
+    """Pass one to learn how often a call was sent."""
 
     repeated = False
-    """Whether something of it was sent more than once: the first one may arrive yet."""
+    """True if a command was sent more than once. The first one may still arrive."""
 
 
 class RetryBudget:
-    """How often one call may be tried. Our connections never repeat anything by themselves: that would multiply this."""
+    """Limit the tries of one call. Our connections have no retries themselves: those would multiply this number."""
 
     def __init__(self, retries: int, tries: Tries | None = None, *, began: float | None = None) -> None:
-        """`began` is when the call began, by `time.monotonic`. It is now unless you say so."""
+        """`began` is the start of the call, by `time.monotonic`. The default is now."""
         self._tries = tries
         self._left = retries
         self._tried = 0
@@ -75,11 +76,11 @@ class RetryBudget:
 
     @property
     def seconds(self) -> float:
-        """For how long this call has tried."""
+        """Seconds since the call began."""
         return time.monotonic() - self._began
 
     def failed(self, error: Exception) -> None:
-        """Returns after a short pause when there is another try, and else raises what was in its way."""
+        """Pause briefly if a try is left. Otherwise raise this error."""
         if self._left <= 0 or self.seconds > PATIENCE_SECONDS:
             raise error
         self._left -= 1
@@ -90,9 +91,9 @@ class RetryBudget:
 
 
 class PooledConnection:
-    """Commands packed and sent over a connection from the client's pool: `execute_command` without its instrumentation.
+    """Pack and send commands over a connection from the client's pool: `execute_command` without its instrumentation.
 
-    The pool looks after forks, threads and reconnecting, and after a fail-over when it follows Sentinels.
+    The pool handles forks, threads and reconnecting. If it follows Sentinels, it also handles a fail-over.
     """
 
     def __init__(self, client: redis.Redis, *, retries: int = RETRIES) -> None:
@@ -100,10 +101,10 @@ class PooledConnection:
         self._retries = retries
 
     def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any:
-        (told,) = self.pipeline_one_node([command], tries=tries)
-        if isinstance(told, Exception):
-            raise told
-        return told
+        (reply,) = self.pipeline_one_node([command], tries=tries)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     def pipeline(self, commands: Sequence[Command]) -> list[Any]:
         return self.pipeline_one_node(commands) if commands else []
@@ -112,63 +113,65 @@ class PooledConnection:
         began, budget = time.monotonic(), None
         while True:
             try:
-                answers = exchange(self._pool, commands)
+                replies = exchange(self._pool, commands)
             except UNREACHABLE as error:
                 if budget is None:
                     budget = RetryBudget(self._retries, tries, began=began)
                 budget.failed(error)
                 continue
-            for answer in answers:
-                if isinstance(answer, redis.exceptions.ResponseError) and demoted(answer):
-                    # Behind a name or a proxy the next connection finds the new primary; these never would.
+            for reply in replies:
+                if isinstance(reply, redis.exceptions.ResponseError) and demoted(reply):
+                    # Behind a DNS name or a proxy, a new connection reaches the new primary. These would not.
                     self._pool.disconnect(inuse_connections=False)
-                    raise answer
-            return answers
+                    raise reply
+            return replies
 
 
 def exchange(pool: Any, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
-    """Return what these commands were answered over one connection, refusals included. Nothing is tried twice.
+    """Return the replies to these commands over one connection, with refusals as exceptions. Send each command once.
 
-    A connection whose answers were not read to their end is closed: the pool would give them to the next call. `asking`
-    says before each that a Cluster's other node has sent us.
+    Close the connection if some replies were not read: otherwise the pool would give them to the next call. With `asking`,
+    send ASKING before each command, because another node of the Cluster redirected us here.
     """
     sent = [each for command in commands for each in (("ASKING",), command)] if asking else commands
     connection = pool.get_connection()
-    answers = list[Any]()
+    replies = list[Any]()
     try:
         packed = connection.pack_command(*sent[0]) if len(sent) == 1 else connection.pack_commands(sent)
         connection.send_packed_command(packed)
         for _ in sent:
             try:
-                answers.append(connection.read_response(disable_decoding=True))
+                replies.append(connection.read_response(disable_decoding=True))
             except redis.exceptions.ResponseError as error:
-                answers.append(error)
+                replies.append(error)
     except BaseException:
         connection.disconnect()
         raise
     finally:
         pool.release(connection)
-    return answers[1::2] if asking else answers
+    return replies[1::2] if asking else replies
 
 
-def demoted(answer: Any) -> bool:
-    """Whether a node answered that used to be the primary. LOADING needs no mention: to redis-py it is no connection."""
-    if isinstance(answer, redis.exceptions.ReadOnlyError | redis.exceptions.MasterDownError):
+def demoted(reply: Any) -> bool:
+    """Return True if a former primary sent this reply. redis-py treats LOADING as a connection error."""
+    if isinstance(reply, redis.exceptions.ReadOnlyError | redis.exceptions.MasterDownError):
         return True
-    # Redis 6.2 says what went wrong inside a script in the middle of a sentence.
-    told = str(answer) if isinstance(answer, redis.exceptions.ResponseError) else ""
-    return "-READONLY " in told or "-MASTERDOWN " in told
+    # Redis 6.2 puts the error code of a failed script in the middle of a sentence.
+    text = str(reply) if isinstance(reply, redis.exceptions.ResponseError) else ""
+    return "-READONLY " in text or "-MASTERDOWN " in text
 
 
 class ClientConnection:
-    """Commands through the application's own client, so that its retries, routing and instrumentation apply. It does not
-    tell what it repeats."""
+    """Send commands through the application's own client, with its retries, routing and instrumentation.
+
+    That client does not report its retries.
+    """
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
     def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any:
-        # With decode_responses=True a client would take a record for text. This asks for the bytes.
+        # NEVER_DECODE returns bytes even if the client has decode_responses=True.
         return self._client.execute_command(*command, NEVER_DECODE=True)
 
     def pipeline(self, commands: Sequence[Command]) -> list[Any]:
@@ -179,8 +182,11 @@ class ClientConnection:
 
 
 class ClientClusterConnection:
-    """The same through a Cluster's client. One that meets what it has not looked out for, such as a node that it does not
-    know yet, raises errors of Python's: here they are `failure`, and the next call finds its way."""
+    """Send commands through the application's Cluster client.
+
+    Such a client raises built-in errors in cases that it does not handle, such as a node that it does not know yet. This
+    class raises `failure` instead. The next call works again.
+    """
 
     def __init__(self, client: Any, *, failure: type[Exception], elsewhere: tuple[type[Exception], ...]) -> None:
         self._client = client
@@ -188,52 +194,52 @@ class ClientClusterConnection:
         self._elsewhere = elsewhere
 
     def __call__(self, *command: bytes | str, tries: Tries | None = None) -> Any:
-        with self._sorted_out():
+        with self._converted_errors():
             return self._client.execute_command(*command, NEVER_DECODE=True)
 
     def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        with self._sorted_out():
+        with self._converted_errors():
             return _piped(self._client, commands)
 
     def pipeline_one_node(self, commands: Sequence[Command], *, tries: Tries | None = None) -> list[Any]:
-        with self._sorted_out():
-            told = self._at_keeper(commands)
-            if told is not None:
-                return told
-            # Alone it goes wherever it must, and the client knows from then on.
+        with self._converted_errors():
+            replies = self._pipeline_owner(commands)
+            if replies is not None:
+                return replies
+            # The client follows the redirect of a single command, and then knows the new node.
             self._client.execute_command(*commands[0], NEVER_DECODE=True)
-            told = self._at_keeper(commands)
-        if told is None:
-            raise self._failure("the key is not where the Cluster says")
-        return told
+            replies = self._pipeline_owner(commands)
+        if replies is None:
+            raise self._failure("the key is not on the node that the Cluster names")
+        return replies
 
-    def _at_keeper(self, commands: Sequence[Command]) -> list[Any] | None:
-        """None: the node that was asked does not keep the key any more, or does not answer."""
+    def _pipeline_owner(self, commands: Sequence[Command]) -> list[Any] | None:
+        """Send to the node that holds the first key. Return None if it holds the key no more, or does not answer."""
         node = self._client.get_node_from_key(key_of(commands[0]))
         try:
-            told = _piped(self._client.get_redis_connection(node), commands)
+            replies = _piped(self._client.get_redis_connection(node), commands)
         except self._elsewhere:
             return None
-        return None if isinstance(told[0], self._elsewhere) else told
+        return None if isinstance(replies[0], self._elsewhere) else replies
 
     @contextmanager
-    def _sorted_out(self) -> Iterator[None]:
+    def _converted_errors(self) -> Iterator[None]:
         try:
             yield
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise self._failure("the client of the Cluster has lost its way") from error
+            raise self._failure("the Cluster client failed to route the command") from error
 
 
 def _piped(client: Any, commands: Sequence[Command]) -> list[Any]:
     with client.pipeline(transaction=False) as pipeline:
         for command in commands:
             pipeline.execute_command(*command, NEVER_DECODE=True)
-        told: list[Any] = pipeline.execute(raise_on_error=False)
-        return told
+        replies: list[Any] = pipeline.execute(raise_on_error=False)
+        return replies
 
 
 def key_of(command: Command) -> bytes:
-    """The first key of a command, or nothing for one without any. Ours begin with theirs, or are scripts."""
+    """Return the first key of a command, or `b""` if it has none. Our commands start with their keys, or run scripts."""
     at = 3 if command[0] in ("EVALSHA", "EVAL") else 1
     key = command[at] if len(command) > at and (at == 1 or command[2]) else b""
     return key if isinstance(key, bytes) else str(key).encode()

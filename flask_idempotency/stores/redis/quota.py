@@ -40,15 +40,15 @@ class RedisLedger:
         )
 
     def limits(self, tid: bytes) -> Quota:
-        text = self._server.ask("HGET", layout.ledger(tid), _LIMITS)
+        text = self._server.execute("HGET", layout.ledger(tid), _LIMITS)
         return Quota() if text is None else _decode_limits(text)
 
     def limit(self, tid: bytes, quota: Quota) -> None:
         if quota.unlimited:
-            self._server.ask("HDEL", layout.ledger(tid), _LIMITS)
+            self._server.execute("HDEL", layout.ledger(tid), _LIMITS)
             return
         seconds = "" if quota.new_keys is None else repr(quota.new_keys.seconds)
-        self._server.ask("HSET", layout.ledger(tid), _LIMITS, ",".join((*map(str, limits_of(quota)), seconds)))
+        self._server.execute("HSET", layout.ledger(tid), _LIMITS, ",".join((*map(str, limits_of(quota)), seconds)))
 
     def tenants(self) -> Sequence[bytes]:
         found = {layout.tid(name) for names in self._scan.all(layout.EVERY_LEDGER) for name in names}
@@ -66,7 +66,7 @@ class RedisLedger:
         names = {
             name: None
             for index in (layout.unsettled(tid), in_flight, quarantined)
-            for name in self._server.ask("ZRANGE", index, 0, -1)
+            for name in self._server.execute("ZRANGE", index, 0, -1)
         }
         drift, left = 0, iter(names)
         while batch := list(islice(left, BATCH)):
@@ -78,7 +78,7 @@ class RedisLedger:
     def _repair_completed(self, tid: bytes) -> tuple[int, int, int]:
         """Count completed records by bucket, and correct each bucket that did not change during the count."""
         ledger = layout.ledger(tid)
-        fields = self._server.ask("HGETALL", ledger)
+        fields = self._server.execute("HGETALL", ledger)
         if not isinstance(fields, dict):  # Some clients return a mapping, others a list.
             fields = dict(zip(fields[::2], fields[1::2], strict=True))
         stated = dict(_numbered(_BUCKET, fields))

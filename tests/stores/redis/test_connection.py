@@ -128,8 +128,10 @@ def test_each_command_gets_its_own_reply(server: ScriptExecutor, redis_client: r
     """In bytes, in their order; and none is none."""
     redis_client.set("a", b"\xff")
 
-    assert [b"\xff", None, 1, b"\xff"] == server.ask_all([("GET", "a"), ("GET", "b"), ("EXISTS", "a"), ("GET", "a")])
-    assert [] == server.ask_all([])
+    assert [b"\xff", None, 1, b"\xff"] == server.execute_all(
+        [("GET", "a"), ("GET", "b"), ("EXISTS", "a"), ("GET", "a")]
+    )
+    assert [] == server.execute_all([])
 
 
 def test_an_error_reply_keeps_replies_in_step(server: ScriptExecutor, redis_client: redis.Redis) -> None:
@@ -137,10 +139,10 @@ def test_an_error_reply_keeps_replies_in_step(server: ScriptExecutor, redis_clie
     redis_client.set("text", "one")
     redis_client.lpush("list", "two")
     with pytest.raises(CorruptRecord):
-        server.ask_all([("GET", "text"), ("GET", "list"), ("GET", "text"), ("EXISTS", "list")])
+        server.execute_all([("GET", "text"), ("GET", "list"), ("GET", "text"), ("EXISTS", "list")])
 
-    assert b"one" == server.ask("GET", "text")
-    assert [1, b"one"] == server.ask_all([("EXISTS", "list"), ("GET", "text")])
+    assert b"one" == server.execute("GET", "text")
+    assert [1, b"one"] == server.execute_all([("EXISTS", "list"), ("GET", "text")])
 
 
 def test_unknown_scripts_run_once(server: ScriptExecutor, redis_client: redis.Redis) -> None:
@@ -161,9 +163,9 @@ def test_many_commands_take_one_round_trip(redis_server: RedisServer) -> None:
     """As far as they fit into one piece."""
     with TcpProxy(redis_server.port) as proxy, make_client(f"redis://127.0.0.1:{proxy.port}/0") as client:
         server = ScriptExecutor(client, owned=True, clock=store_time)
-        server.ask("GET", "a")
+        server.execute("GET", "a")
         before = proxy.chunks
-        server.ask_all([("GET", "a")] * 100)
+        server.execute_all([("GET", "a")] * 100)
 
         assert proxy.chunks - before == 1
 

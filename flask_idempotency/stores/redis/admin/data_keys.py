@@ -146,7 +146,7 @@ class ErasureCache:
         if record.payload is None:
             return record
         if tid not in self._known:
-            self._known[tid] = self._server.ask("HGET", layout.data_keys(tid), _ERASURE)
+            self._known[tid] = self._server.execute("HGET", layout.data_keys(tid), _ERASURE)
         return with_erasure(record, self._known[tid])
 
 
@@ -260,7 +260,7 @@ class RedisResponses:
     def _whole(self, glanced: Sequence[_Glanced]) -> Iterator[Answer]:
         """Read these records whole, a few at a time, because a long read blocks all other clients of the server."""
         for batch in _batches(glanced):
-            found = self._server.ask("MGET", *(each.name for each in batch))
+            found = self._server.execute("MGET", *(each.name for each in batch))
             for each, data in zip(batch, found, strict=True):
                 answer = None if data is None else _answer(each.name, data, each.looked_at)
                 if answer is not None:

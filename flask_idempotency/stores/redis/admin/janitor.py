@@ -124,22 +124,22 @@ class Index:
         """Return the `limit` entries with the lowest scores of all partitions, none above `upto`."""
         heads = list[IndexEntry]()
         for chunk in _chunks(0, layout.PARTITIONS):
-            told = self._server.ask_all([self._range(partition, FIRST, upto, 1) for partition in chunk])
-            heads += _entries(chunk, told)
+            replies = self._server.execute_all([self._range(partition, FIRST, upto, 1) for partition in chunk])
+            heads += _entries(chunk, replies)
         # No other partition holds one of them: before its first entry come `limit` others.
         chosen = [head.partition for head in sorted(heads, key=_by_score)[:limit]]
-        told = self._server.ask_all([self._range(partition, FIRST, upto, limit) for partition in chosen])
-        return sorted(_entries(chosen, told), key=_by_score)[:limit]
+        replies = self._server.execute_all([self._range(partition, FIRST, upto, limit) for partition in chosen])
+        return sorted(_entries(chosen, replies), key=_by_score)[:limit]
 
     def all(self, partitions: Sequence[int]) -> list[IndexEntry]:
         """Return all entries of these partitions."""
-        told = self._server.ask_all([self._range(partition, FIRST, LAST, -1) for partition in partitions])
-        return list(_entries(partitions, told))
+        replies = self._server.execute_all([self._range(partition, FIRST, LAST, -1) for partition in partitions])
+        return list(_entries(partitions, replies))
 
     def _chunk(self, begin: int, end: int, limit: int, upto: int) -> tuple[list[IndexEntry], IndexEntry]:
         """Read a chunk of new partitions. Count their entries first, because most partitions have none."""
         chunk = next(_chunks(begin, end))
-        counts = self._server.ask_all([("ZCOUNT", self._key(partition), FIRST, upto) for partition in chunk])
+        counts = self._server.execute_all([("ZCOUNT", self._key(partition), FIRST, upto) for partition in chunk])
         wanted, following, cut = dict[int, int](), chunk.stop, -1
         for partition, count in zip(chunk, counts, strict=True):
             if limit == 0:
@@ -149,8 +149,8 @@ class Index:
                 wanted[partition] = min(count, limit)
                 limit -= wanted[partition]
                 cut = partition if wanted[partition] < count else -1
-        told = self._server.ask_all([self._range(each, FIRST, upto, count) for each, count in wanted.items()])
-        entries = list(_entries(list(wanted), told))
+        replies = self._server.execute_all([self._range(each, FIRST, upto, count) for each, count in wanted.items()])
+        entries = list(_entries(list(wanted), replies))
         if entries and entries[-1].partition == cut:
             return entries, entries[-1]
         return entries, IndexEntry(following, 0, b"")
@@ -158,9 +158,9 @@ class Index:
     def _rest(self, place: IndexEntry, limit: int, upto: int) -> tuple[list[IndexEntry], IndexEntry]:
         """Read the rest of the partition in which the last page ended."""
         # The store's scores are whole numbers. A fractional one must not stop the pages here for ever.
-        passed = self._server.ask("ZCOUNT", self._key(place.partition), place.score, f"({place.score + 1}")
-        told = self._server.ask_all([self._range(place.partition, place.score, upto, limit + passed)])
-        entries = list(_entries([place.partition], told))
+        passed = self._server.execute("ZCOUNT", self._key(place.partition), place.score, f"({place.score + 1}")
+        replies = self._server.execute_all([self._range(place.partition, place.score, upto, limit + passed)])
+        entries = list(_entries([place.partition], replies))
         fresh = sorted(entry for entry in entries if entry > place)
         if len(entries) < limit + passed and len(fresh) <= limit:
             return fresh, IndexEntry(place.partition + 1, 0, b"")
@@ -183,11 +183,11 @@ def _chunks(begin: int, end: int) -> Iterator[range]:
         yield range(first, min(first + PARTITIONS_AT_ONCE, end))
 
 
-def _entries(partitions: Sequence[int], told: Sequence[Any]) -> Iterator[IndexEntry]:
-    for partition, answer in zip(partitions, told, strict=True):
+def _entries(partitions: Sequence[int], replies: Sequence[Any]) -> Iterator[IndexEntry]:
+    for partition, reply in zip(partitions, replies, strict=True):
         # RESP3 returns pairs of name and score, RESP2 a flat list.
-        paired = bool(answer) and not isinstance(answer[0], bytes)
-        pairs = answer if paired else zip(answer[::2], answer[1::2], strict=True)
+        paired = bool(reply) and not isinstance(reply[0], bytes)
+        pairs = reply if paired else zip(reply[::2], reply[1::2], strict=True)
         for name, score in pairs:
             yield IndexEntry(partition, floor(float(score)), name)
 
@@ -231,7 +231,7 @@ class RedisRecovery:
         def is_stale(found: SeenRecord) -> bool:
             return found.record.remaining <= 0 and found.record.deadline <= horizon
 
-        return RecordPage(tuple(filter(is_stale, self._met(State.PROCESSING, entries))), following)
+        return RecordPage(tuple(filter(is_stale, self._list_by_state(State.PROCESSING, entries))), following)
 
     def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
         facts = seen.record.token, _ms(seen.record.deadline), round(horizon * 1_000_000)
@@ -248,10 +248,10 @@ class RedisRecovery:
             # Records of other owners keep their turns, so they stay at the head of the index.
             wanted = limit - len(due) + len(others)
             entries = self._quarantined.first(upto=latest, limit=wanted)
-            asked = [each for each in entries if each not in others]
-            given = list(self._ask(scripts.NEXT_FOR_RESOLVER, asked, latest, *pauses, owner or b""))
-            due += self._turns(entries, iter(given))
-            left = {key for key, data, _ in given if data == b"OTHER"}
+            fresh = [each for each in entries if each not in others]
+            results = list(self._run_each(scripts.NEXT_FOR_RESOLVER, fresh, latest, *pauses, owner or b""))
+            due += self._turns(entries, iter(results))
+            left = {key for key, data, _ in results if data == b"OTHER"}
             others |= {each for each in entries if layout.record_in(each.partition, each.name) in left}
             if len(entries) < wanted:
                 break
@@ -281,20 +281,20 @@ class RedisRecovery:
         named = self._in_flight if state is State.PROCESSING else self._quarantined
         only = None if tid is None else layout.number(tid)
         entries, following = named.page(after=after, limit=limit, only=only)
-        met = self._met(state, entries)
-        return RecordPage(tuple(found for found in met if tid in (None, found.key.tid)), following)
+        listed = self._list_by_state(state, entries)
+        return RecordPage(tuple(found for found in listed if tid in (None, found.key.tid)), following)
 
     def counts(self) -> UnfinishedCounts:
         """Count the index entries, and read the deadlines of quarantined records: a millisecond for some hundreds."""
         busy = lapsed = quarantined = lapsed_for = quarantined_for = 0
         for begin in range(0, layout.PARTITIONS, PARTITIONS_AT_ONCE):
             chunk = range(begin, min(begin + PARTITIONS_AT_ONCE, layout.PARTITIONS))
-            told = self._server.run_all(scripts.COUNT_UNFINISHED, [Call(layout.indexes_in(each)) for each in chunk])
-            busy += sum(count for count, *_ in told)
-            lapsed += sum(count for _, count, *_ in told)
-            lapsed_for = max(lapsed_for, *(longest for _, _, longest, _ in told))
-            with_some = [each for each, (*_, count) in zip(chunk, told, strict=True) if count]
-            quarantined += sum(count for *_, count in told)
+            results = self._server.run_all(scripts.COUNT_UNFINISHED, [Call(layout.indexes_in(each)) for each in chunk])
+            busy += sum(count for count, *_ in results)
+            lapsed += sum(count for _, count, *_ in results)
+            lapsed_for = max(lapsed_for, *(longest for _, _, longest, _ in results))
+            with_some = [each for each, (*_, count) in zip(chunk, results, strict=True) if count]
+            quarantined += sum(count for *_, count in results)
             quarantined_for = max(quarantined_for, self._longest(with_some))
         return UnfinishedCounts(
             in_flight=busy - lapsed,
@@ -304,22 +304,24 @@ class RedisRecovery:
             quarantined_for=quarantined_for / 1_000_000 if quarantined else None,
         )
 
-    def _turns(self, entries: Sequence[IndexEntry], told: Iterator[tuple[bytes, bytes, int]]) -> Iterator[SeenRecord]:
+    def _turns(
+        self, entries: Sequence[IndexEntry], results: Iterator[tuple[bytes, bytes, int]]
+    ) -> Iterator[SeenRecord]:
         """Yield the records whose turn it is. A first turn is never later than the end of the lease; all others are."""
         turns = {layout.record_in(entry.partition, entry.name): entry.score for entry in entries}
-        for found in self._found(State.QUARANTINED, told):
+        for found in self._found(State.QUARANTINED, results):
             turn = turns[layout.keys(found.key)[0]]
             yield replace(found, returned_before=turn > _ms(found.record.deadline))
 
     def _longest(self, partitions: Sequence[int]) -> int:
         batches = list(_batches(self._quarantined.all(partitions)))
-        told = self._server.run_all(scripts.OLDEST_QUARANTINED, [Call(_records(batch)) for batch in batches])
-        return max(told, default=0)
+        ages = self._server.run_all(scripts.OLDEST_QUARANTINED, [Call(_records(batch)) for batch in batches])
+        return max(ages, default=0)
 
-    def _met(self, state: State, entries: Sequence[IndexEntry]) -> Iterator[SeenRecord]:
-        return self._found(state, self._ask(scripts.LIST_BY_STATE, entries, NUMBERS[state]))
+    def _list_by_state(self, state: State, entries: Sequence[IndexEntry]) -> Iterator[SeenRecord]:
+        return self._found(state, self._run_each(scripts.LIST_BY_STATE, entries, NUMBERS[state]))
 
-    def _ask(
+    def _run_each(
         self, script: Script, entries: Sequence[IndexEntry], *arguments: int | bytes
     ) -> Iterator[tuple[bytes, bytes, int]]:
         """Run this script on each entry. Yield the record's key, the script's result and the time, in order."""
@@ -331,12 +333,12 @@ class RedisRecovery:
             )
             for batch in batches
         ]
-        for call, (now, *told) in zip(calls, self._server.run_all(script, calls), strict=True):
-            yield from ((key, data, now) for key, data in zip(call.keys[2:], told, strict=True))
+        for call, (now, *values) in zip(calls, self._server.run_all(script, calls), strict=True):
+            yield from ((key, data, now) for key, data in zip(call.keys[2:], values, strict=True))
 
-    def _found(self, state: State, told: Iterator[tuple[bytes, bytes, int]]) -> Iterator[SeenRecord]:
+    def _found(self, state: State, results: Iterator[tuple[bytes, bytes, int]]) -> Iterator[SeenRecord]:
         erasures = ErasureCache(self._server)
-        for key, data, now in told:
+        for key, data, now in results:
             found = _read(key, data, now) if data else None
             if found is not None and found.record.state is state:
                 yield SeenRecord(found.key, erasures.mark(found.key.tid, found.record))
