@@ -248,10 +248,12 @@ def layout() -> str:
 
 def _tree(folder: Path, depth: int) -> Iterator[str]:
     indent = "  " * depth
-    scripts = len(list(folder.rglob("*.lua"))) if folder.name == "lua" else 0
+    scripts, libraries = len(list(folder.glob("*.lua"))), len(list(folder.glob("lib/*.lua")))
     yield _described(
         f"{indent}{folder.name}/",
-        f"{scripts} Lua scripts, and what they include in lib/" if scripts else _first(folder / "__init__.py"),
+        f"{scripts} scripts, one for each operation, and {libraries} libraries in lib/."
+        if scripts
+        else _first(folder / "__init__.py"),
     )
     files = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
     for path in files:
