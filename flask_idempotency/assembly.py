@@ -71,7 +71,7 @@ class Services:
     recovery: Recovery | None = None
     expiry: Expiry | None = None
     tasks: TaskLog | None = None
-    book: TaskLog | None = None
+    shared_task_log: TaskLog | None = None
     """The log behind `tasks`, with the tasks of all applications that share the store."""
     health: Health | None = None
     data_loss: DataLossDetector | None = None
@@ -123,7 +123,6 @@ def build(
         transactions=transactions,
         data_loss=offered.data_loss,
     )
-    book = offered.task_log
     return Services(
         Engine(deps),
         codec,
@@ -133,8 +132,8 @@ def build(
         responses=offered.responses,
         recovery=_recovery(store, system),
         expiry=offered.expiry,
-        tasks=None if book is None else OwnTaskLog(book, owner=owner_mark(settings.namespace)),
-        book=book,
+        tasks=None if offered.task_log is None else OwnTaskLog(offered.task_log, owner=owner_mark(settings.namespace)),
+        shared_task_log=offered.task_log,
         health=offered.health,
         data_loss=offered.data_loss,
         fronted=system if isinstance(system, KnowsCache) else None,

@@ -63,7 +63,7 @@ def policies() -> Policies:
     return chosen
 
 
-def unsettled() -> Recovery:
+def recovery() -> Recovery:
     """Return the part of the store that finds records by state."""
     found = built().recovery
     if found is None:
@@ -83,7 +83,7 @@ def identity() -> Identity:
     return identities(settings())[0]
 
 
-def tell(event: Event) -> None:
+def publish(event: Event) -> None:
     """Publish an event to the observers of this application."""
     state().observers(event)
 
@@ -239,46 +239,46 @@ def show_of(found: SeenRecord) -> RecordView:
     return shown(found, policy_of(policies(), found.record.info), identity().label(found.key))
 
 
-def paragraph(told: RecordView) -> str:
+def paragraph(view: RecordView) -> str:
     """Return a record as text, one line for each fact."""
     lines = [
-        ("handle", told.handle),
-        ("in logs", told.record),
-        ("state", told.state + (f" ({clean(told.reason)})" if told.reason else "")),
-        ("request", f"{clean(told.method)} {clean(told.endpoint)}"),
-        ("tenant", clean(told.tenant)),
-        ("principal", clean(told.principal)),
-        ("attempt", f"{told.attempt} (fence {told.fence})"),
-        ("first used", f"{told.requested_at}, {ago(told.first_used_ago)}"),
-        *_owner(told),
-        *_answer(told),
+        ("handle", view.handle),
+        ("in logs", view.record),
+        ("state", view.state + (f" ({clean(view.reason)})" if view.reason else "")),
+        ("request", f"{clean(view.method)} {clean(view.endpoint)}"),
+        ("tenant", clean(view.tenant)),
+        ("principal", clean(view.principal)),
+        ("attempt", f"{view.attempt} (fence {view.fence})"),
+        ("first used", f"{view.requested_at}, {ago(view.first_used_ago)}"),
+        *_owner(view),
+        *_response(view),
     ]
     return "\n".join(f"{name + ':':<13} {text}" for name, text in lines)
 
 
-def _owner(told: RecordView) -> list[tuple[str, str]]:
-    if told.owner is None:
+def _owner(view: RecordView) -> list[tuple[str, str]]:
+    if view.owner is None:
         return []
-    lease = "not over yet" if told.lease_ended_ago is None else f"ended {ago(told.lease_ended_ago)}"
+    lease = "not over yet" if view.lease_ended_ago is None else f"ended {ago(view.lease_ended_ago)}"
     lives = (
-        f"may be at work for another {format_duration(told.owner.may_live_for)}"
-        if told.owner.may_live_for
+        f"may be at work for another {format_duration(view.owner.may_live_for)}"
+        if view.owner.may_live_for
         else "not at work"
     )
-    then = "; then taken over by a retry" if told.on_lapse == "takeover" else "; then quarantined"
+    then = "; then taken over by a retry" if view.on_lapse == "takeover" else "; then quarantined"
     return [
-        ("lease", lease if told.state == State.QUARANTINED.value else lease + then),
-        ("owner", f"last seen {ago(told.owner.last_seen_ago)}, {lives}"),
+        ("lease", lease if view.state == State.QUARANTINED.value else lease + then),
+        ("owner", f"last seen {ago(view.owner.last_seen_ago)}, {lives}"),
     ]
 
 
-def _answer(told: RecordView) -> list[tuple[str, str]]:
+def _response(view: RecordView) -> list[tuple[str, str]]:
     lines = []
-    if told.completed_at is not None:
-        lines.append(("completed", f"{told.completed_at}, after {told.duration or 0.0:.3f} s"))
-    if told.expires_at is not None:
-        lines.append(("kept until", told.expires_at))
-    if (answer := told.answer) is not None:
+    if view.completed_at is not None:
+        lines.append(("completed", f"{view.completed_at}, after {view.duration or 0.0:.3f} s"))
+    if view.expires_at is not None:
+        lines.append(("kept until", view.expires_at))
+    if (answer := view.answer) is not None:
         sealed = f"encrypted under {clean(answer.sealed_under)}" if answer.sealed_under else "not encrypted"
         how = "erased" if answer.erased else sealed
         lines.append(("answer", f"status {answer.status}, {answer.byte_size} bytes, {how}"))

@@ -19,10 +19,10 @@ from flask_idempotency.cli.context import (
     as_json_option,
     built,
     giving_up,
+    publish,
     say,
     settings,
     show_progress,
-    tell,
     word_of,
     word_options,
 )
@@ -59,17 +59,17 @@ class _TaskCommand:
     """Return why this application has no such work."""
 
 
-def _run(told: _TaskCommand, budget: float, *, as_json: bool) -> None:
+def _run(command: _TaskCommand, budget: float, *, as_json: bool) -> None:
     with giving_up(as_json=as_json):
         parts, chosen = built(), settings()
         janitor = janitor_of(current_app._get_current_object())  # type: ignore[attr-defined]
-        if told.task not in janitor.tasks:
-            raise Refused(told.refusal(parts, chosen))
-        with show_progress(told.what) as progress:
-            drain = with_budget(drain_of(told.task, chosen), budget=budget, told=progress)
-            report = janitor.run(told.task, drain)
-    say(json.dumps(_task_object(report)) if as_json else _task_text(told, report))
-    if report is not None and not told.in_order(report):
+        if command.task not in janitor.tasks:
+            raise Refused(command.refusal(parts, chosen))
+        with show_progress(command.what) as progress:
+            drain = with_budget(drain_of(command.task, chosen), budget=budget, on_progress=progress)
+            report = janitor.run(command.task, drain)
+    say(json.dumps(_task_object(report)) if as_json else _task_text(command, report))
+    if report is not None and not command.in_order(report):
         raise SystemExit(NOT_IN_ORDER)
 
 
@@ -80,10 +80,10 @@ def _task_object(report: Report | None) -> dict[str, object]:
     return {"busy": False, **asdict(report), **done}
 
 
-def _task_text(told: _TaskCommand, report: Report | None) -> str:
+def _task_text(command: _TaskCommand, report: Report | None) -> str:
     if report is None:
         return _BUSY
-    return "\n".join([*told.said(report), *([] if report.finished else [_UNFINISHED])])
+    return "\n".join([*command.said(report), *([] if report.finished else [_UNFINISHED])])
 
 
 def _reaped(report: ReapReport) -> list[str]:
@@ -357,11 +357,13 @@ def _sealed(word: AuditNote) -> SealReport:
     owner = owner_mark(chosen.namespace)
     try:
         with show_progress("answers") as progress:
-            drain = Batcher(batch=500, budget=float("inf"), told=progress)
-            report = seal_plain(parts.responses, parts.codec, chosen.key_ring, drain=drain, owner=owner, told=count)
+            drain = Batcher(batch=500, budget=float("inf"), on_progress=progress)
+            report = seal_plain(
+                parts.responses, parts.codec, chosen.key_ring, drain=drain, owner=owner, on_progress=count
+            )
         finished = True
     finally:
-        tell(ResponsesSealed("", "", actor=word.actor, reason=word.reason, sealed=sealed, finished=finished))
+        publish(ResponsesSealed("", "", actor=word.actor, reason=word.reason, sealed=sealed, finished=finished))
     return report
 
 

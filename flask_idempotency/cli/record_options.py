@@ -19,10 +19,10 @@ from flask_idempotency.cli.context import (
     clean,
     every_tids,
     policies,
+    recovery,
     settings,
     state,
     tenant_options,
-    unsettled,
 )
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.keys import Scope, StorageKey, owner_mark, parse_key
@@ -105,7 +105,7 @@ def case_of(named: RecordOptions, *, whole: bool) -> Case:
     """
     if (named.handle is None) == (named.key is None):
         raise click.UsageError("Name one record: by its HANDLE, by its id from a log, or by --key.")
-    searched = unsettled()
+    searched = recovery()
     if named.key is not None:
         case = _one(list(_by_key(named)), named)
         former = settings().former_identity

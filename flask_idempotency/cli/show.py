@@ -24,6 +24,7 @@ from flask_idempotency.cli.context import (
     giving_up,
     paragraph,
     policies,
+    recovery,
     say,
     settings,
     show_of,
@@ -31,7 +32,6 @@ from flask_idempotency.cli.context import (
     table,
     tenant_options,
     tids,
-    unsettled,
 )
 from flask_idempotency.cli.record_options import RecordOptions, case_of, naming_options
 from flask_idempotency.engine.capabilities import UnfinishedCounts
@@ -294,15 +294,15 @@ def list_command(
     whose = None if everybody else chosen(tenant, no_tenant=no_tenant)
     with giving_up(as_json=as_json):
         wanted = RecordFilter(State(of_state), (None,) if everybody else tids(whose), older_than, endpoint)
-        found = list(islice(listed(unsettled(), wanted), limit + 1))
-        told = [show_of(each) for each in found[:limit]]
+        found = list(islice(listed(recovery(), wanted), limit + 1))
+        shown = [show_of(each) for each in found[:limit]]
     more = len(found) > limit
     if as_json:
-        say(json.dumps({"records": [asdict(each) for each in told], "more": more}))
-    elif not told:
+        say(json.dumps({"records": [asdict(each) for each in shown], "more": more}))
+    elif not shown:
         say("There are none.")
     else:
-        say(table(_RECORD_HEAD, [_line(each) for each in told]))
+        say(table(_RECORD_HEAD, [_line(each) for each in shown]))
         if more:
             say(f"There are more than {limit}: see --limit, --older-than and --endpoint.", err=True)
 
@@ -319,27 +319,27 @@ def show_command(named: RecordOptions, as_json: bool) -> None:
     """
     with giving_up(as_json=as_json):
         case = case_of(named, whole=False)
-        told = show_of(case.first)
+        shown = show_of(case.first)
     if as_json:
-        say(json.dumps({**asdict(told), "also": list(case.also)}))
+        say(json.dumps({**asdict(shown), "also": list(case.also)}))
     else:
         also = [f"also under:   {handle}" for handle in case.also]
-        say("\n".join([paragraph(told), *also]))
+        say("\n".join([paragraph(shown), *also]))
 
 
-def _line(told: RecordView) -> tuple[str, ...]:
+def _line(view: RecordView) -> tuple[str, ...]:
     return (
-        told.handle,
-        told.state,
-        clean(told.endpoint),
-        told.method,
-        clean(told.tenant),
-        clean(told.principal),
-        str(told.attempt),
-        ago(told.first_used_ago),
-        ago(told.lease_ended_ago),
-        "-" if told.owner is None else f"{format_duration(told.owner.last_seen_ago)} ago",
-        clean(told.reason),
+        view.handle,
+        view.state,
+        clean(view.endpoint),
+        view.method,
+        clean(view.tenant),
+        clean(view.principal),
+        str(view.attempt),
+        ago(view.first_used_ago),
+        ago(view.lease_ended_ago),
+        "-" if view.owner is None else f"{format_duration(view.owner.last_seen_ago)} ago",
+        clean(view.reason),
     )
 
 
@@ -352,46 +352,49 @@ def _line(told: RecordView) -> tuple[str, ...]:
 def stats_command(quick: bool, as_json: bool) -> None:
     """Show how many records there are in each state, and when each janitor task last ran. Changes nothing."""
     with giving_up(as_json=as_json):
-        found, parts = unsettled(), built()
+        found, parts = recovery(), built()
         if not quick and sys.stderr.isatty():
             say("Counting the completed records; --quick leaves them out.", err=True)
-        told = stats(
+        shown = stats(
             found,
-            answers=None if quick else parts.responses,
+            responses=None if quick else parts.responses,
             data_keys=parts.data_keys,
             ledger=parts.ledger,
             tasks=parts.tasks,
             identity=_identity(parts),
         )
-    say(json.dumps(asdict(told)) if as_json else "\n".join(_stats_text(told, quick=quick)))
+    say(json.dumps(asdict(shown)) if as_json else "\n".join(_stats_text(shown, quick=quick)))
 
 
-def _stats_text(told: Stats, *, quick: bool) -> list[str]:
-    lines = [*_standing(told.standing), _count("completed", told.completed, "not counted" if quick else "not known")]
-    lines += [_count("data keys", told.data_keys), _count("tenants with a ledger", told.tenants)]
-    lines += [clean(f"identity: {each.text} {each.remedy}") for each in told.identity or ()]
-    if told.tasks is None:
+def _stats_text(shown: Stats, *, quick: bool) -> list[str]:
+    lines = [
+        *_unfinished(shown.standing),
+        _count("completed", shown.completed, "not counted" if quick else "not known"),
+    ]
+    lines += [_count("data keys", shown.data_keys), _count("tenants with a ledger", shown.tenants)]
+    lines += [clean(f"identity: {each.text} {each.remedy}") for each in shown.identity or ()]
+    if shown.tasks is None:
         return [*lines, "This store keeps no task log, so it is unknown whether a janitor runs."]
-    if not told.tasks:
+    if not shown.tasks:
         return [*lines, "No janitor task has ever reported: is there a janitor, or a cron job?"]
     return [
         *lines,
-        *(f"{clean(task)}: {format_duration(run.ago)} ago{_did(run.did)}" for task, run in sorted(told.tasks.items())),
+        *(f"{clean(task)}: {format_duration(run.ago)} ago{_did(run.did)}" for task, run in sorted(shown.tasks.items())),
     ]
 
 
 def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:
-    if parts.book is None:
+    if parts.shared_task_log is None:
         return None
     app = current_app._get_current_object()  # type: ignore[attr-defined]
-    return look(parts.book, shape_in(app, settings(), state().loaders, policies()), note=False).changes
+    return look(parts.shared_task_log, shape_in(app, settings(), state().loaders, policies()), note=False).changes
 
 
-def _standing(standing: UnfinishedCounts) -> list[str]:
+def _unfinished(counts: UnfinishedCounts) -> list[str]:
     return [
-        _count("in flight", standing.in_flight),
-        _count("lapsed", standing.lapsed) + _since(standing.lapsed_for),
-        _count("quarantined", standing.quarantined) + _since(standing.quarantined_for),
+        _count("in flight", counts.in_flight),
+        _count("lapsed", counts.lapsed) + _since(counts.lapsed_for),
+        _count("quarantined", counts.quarantined) + _since(counts.quarantined_for),
     ]
 
 

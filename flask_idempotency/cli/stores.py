@@ -17,11 +17,11 @@ from flask_idempotency.cli.context import (
     built,
     clean,
     giving_up,
+    publish,
     say,
     settings,
     state,
     table,
-    tell,
     word_of,
     word_options,
 )
@@ -188,7 +188,7 @@ def init(actor: str, reason: str, as_json: bool) -> None:
         named = memory.rules.store_id is not None
     if done.anew:
         word = word_of(actor, reason)
-        tell(StoreInitialised("", "", actor=word.actor, reason=word.reason, store_id=done.store_id))
+        publish(StoreInitialised("", "", actor=word.actor, reason=word.reason, store_id=done.store_id))
     if as_json:
         say(json.dumps({"store_id": done.store_id, "anew": done.anew, "named": named}))
         return
@@ -258,7 +258,7 @@ def _acknowledge(memory: DataLossDetector, before: DataLossReport, *, actor: str
         finished = True
     finally:  # Ctrl-C too: some parts may have been
         parts = dict(before.parts)
-        tell(
+        publish(
             DataLossAcknowledged(
                 "", "", actor=word.actor, reason=word.reason, forced=forced, parts=parts, finished=finished
             )

@@ -19,12 +19,12 @@ from flask_idempotency.cli.context import (
     giving_up,
     policies,
     pseudonym,
+    publish,
     say,
     settings,
     show_progress,
     state,
     table,
-    tell,
     tenant_options,
     tids,
     tids_by_secret,
@@ -110,14 +110,14 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
             say(_SHREDDED if shred else _WIPED, err=True)
             click.confirm("Destroy its data keys?" if shred else "Erase its answers?", abort=True, err=True)
         erased = _Erasing(tenant, word_of(actor, reason)).run(whom, shred=shred)
-    untold, secrets = _untold(), len(settings().secrets)
+    cache_unknown, secrets = _cache_unknown(), len(settings().secrets)
     if as_json:
-        say(json.dumps(_purge_object(erased, shred=shred, secrets=secrets, untold=untold)))
+        say(json.dumps(_purge_object(erased, shred=shred, secrets=secrets, cache_unknown=cache_unknown)))
     else:
-        say("\n".join(_purge_text(erased, shred=shred, secrets=secrets, untold=untold)))
+        say("\n".join(_purge_text(erased, shred=shred, secrets=secrets, cache_unknown=cache_unknown)))
 
 
-def _untold() -> bool:
+def _cache_unknown() -> bool:
     """Return whether there may be a cache that this host cannot invalidate. True also if that is unknown."""
     parts = built()
     if parts.schema is None or settings().redis_url is not None:
@@ -155,9 +155,9 @@ class _Erasing:
         try:
             erased = self._erase(whom, shred=shred)
         except BaseException:  # Ctrl-C too: what was erased until then is gone
-            self._tell(finished=False)
+            self._publish(finished=False)
             raise
-        self._tell(finished=True)
+        self._publish(finished=True)
         return erased
 
     def _erase(self, whom: Sequence[bytes], *, shred: bool) -> PurgeReport:
@@ -168,9 +168,9 @@ class _Erasing:
             return PurgeReport(self._data_keys)
         # Count first: a response that completes after this is erased already, and the scan meets it or it is among these.
         running = None if parts.recovery is None else still_open(parts.recovery, whom)
-        with show_progress("answers") as told:
-            drain = Batcher(batch=500, budget=float("inf"), told=told)
-            wipe(parts.responses, whom, drain=drain, told=self._count)
+        with show_progress("answers") as progress:
+            drain = Batcher(batch=500, budget=float("inf"), on_progress=progress)
+            wipe(parts.responses, whom, drain=drain, on_progress=self._count)
         condemned = None
         if parts.recovery is not None:
             rules = policies()
@@ -181,8 +181,8 @@ class _Erasing:
     def _count(self, wiped: int) -> None:
         self._wiped = wiped
 
-    def _tell(self, *, finished: bool) -> None:
-        tell(
+    def _publish(self, *, finished: bool) -> None:
+        publish(
             TenantErased(
                 record="",
                 operation="",
@@ -196,12 +196,17 @@ class _Erasing:
         )
 
 
-def _purge_object(erased: PurgeReport, *, shred: bool, secrets: int, untold: bool) -> dict[str, object]:
+def _purge_object(erased: PurgeReport, *, shred: bool, secrets: int, cache_unknown: bool) -> dict[str, object]:
     wiped = {"wiped": erased.wiped, "condemned": erased.condemned, "still_open": erased.still_open}
-    return {"data_keys": erased.data_keys, "secrets": secrets, "cache_unknown": untold, **({} if shred else wiped)}
+    return {
+        "data_keys": erased.data_keys,
+        "secrets": secrets,
+        "cache_unknown": cache_unknown,
+        **({} if shred else wiped),
+    }
 
 
-def _purge_text(erased: PurgeReport, *, shred: bool, secrets: int, untold: bool) -> list[str]:
+def _purge_text(erased: PurgeReport, *, shred: bool, secrets: int, cache_unknown: bool) -> list[str]:
     said = [f"Data keys destroyed: {erased.data_keys}."]
     if not shred:
         said[0] += f" Answers wiped: {erased.wiped}."
@@ -210,7 +215,7 @@ def _purge_text(erased: PurgeReport, *, shred: bool, secrets: int, untold: bool)
         said.append(_NOT_SEARCHED)
     elif erased.still_open:
         said.append(_OPEN.format(still_open=erased.still_open))
-    if untold:
+    if cache_unknown:
         said.append(_NO_CACHE)
     return [*said, _BACKUPS, *([] if shred else [_PLAIN_BACKUPS])]
 
@@ -299,9 +304,9 @@ def set_(
             raise click.UsageError("Name a limit, or --clear.")
         check_layout()
         limits = quota_set(_ledger(), tids_by_secret(tenant), named, clear=clear)
-    told, word = _limits(limits), word_of(actor, reason)
-    tell(QuotaSet("", "", tenant=pseudonym(tenant), actor=word.actor, reason=word.reason, limits=told))
-    say(json.dumps({"counting": _counting(), "limits": told}) if as_json else _said(limits))
+    now_set, word = _limits(limits), word_of(actor, reason)
+    publish(QuotaSet("", "", tenant=pseudonym(tenant), actor=word.actor, reason=word.reason, limits=now_set))
+    say(json.dumps({"counting": _counting(), "limits": now_set}) if as_json else _said(limits))
 
 
 def _ledger() -> Ledger:

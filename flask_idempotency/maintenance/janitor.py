@@ -51,12 +51,12 @@ class Janitor:
         self,
         work: Mapping[Task, Work],
         *,
-        book: TaskLog | None,
+        task_log: TaskLog | None,
         observers: Callable[[Event], None],
         host_clock: Callable[[], float] = time.time,
     ) -> None:
         self._work = work
-        self._book = book
+        self._task_log = task_log
         self._observers = observers
         self._host_clock = host_clock
 
@@ -72,20 +72,20 @@ class Janitor:
         remove records. Raises `StoreUnavailable` if the store does not answer, and `KeyError` for a task that is not in
         `tasks`.
         """
-        work, book = self._work[task], self._book
+        work, task_log = self._work[task], self._task_log
         token = secrets.token_bytes(16)
         began = drain.monotonic()
         try:
-            if book is not None and not book.lock(task, token, lease=drain.budget + LOCK_SECONDS):
+            if task_log is not None and not task_log.lock(task, token, lease=drain.budget + LOCK_SECONDS):
                 return None
             try:
                 host_now = self._host_clock()
-                report = work(host_now if book is None else min(book.now(), host_now), drain)
+                report = work(host_now if task_log is None else min(task_log.now(), host_now), drain)
                 seconds = drain.monotonic() - began
                 counts = {name: count for name, count in asdict(report).items() if name != "finished"}
-                if book is not None:
+                if task_log is not None:
                     entry = {**counts, "finished": report.finished, "seconds": round(seconds, 3)}
-                    book.report(task, json.dumps(entry, separators=(",", ":")))
+                    task_log.report(task, json.dumps(entry, separators=(",", ":")))
                 self._observers(TaskRun("", task, seconds, counts=counts, finished=report.finished))
             finally:
                 self._unlock(task, token)
@@ -96,10 +96,10 @@ class Janitor:
         return report
 
     def _unlock(self, task: Task, token: bytes) -> None:
-        if self._book is None:
+        if self._task_log is None:
             return
         try:
-            self._book.unlock(task, token)
+            self._task_log.unlock(task, token)
         except StoreUnavailable as error:
             _log.warning("The lock of task %s was not removed and will expire (%s).", task, type(error).__name__)
 
@@ -140,7 +140,7 @@ class Batcher:
     """The most records per second over the whole run. None: as fast as the store answers."""
     sleep: Callable[[float], object] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
-    told: Callable[[int], object] = lambda touched: None
+    on_progress: Callable[[int], object] = lambda touched: None
     """Called after every batch with the number touched so far."""
 
     def run(self, step: Step) -> BatchReport:
@@ -165,7 +165,7 @@ class Batcher:
                 continue
             failures, limit = 0, min(limit + self.batch // 8 + 1, self.batch)
             touched, batches = touched + result.touched, batches + 1
-            self.told(touched)
+            self.on_progress(touched)
             if not result.more:
                 return BatchReport(touched, batches, shrunk)
             if self.rate is not None:

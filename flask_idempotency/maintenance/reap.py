@@ -87,7 +87,7 @@ def reap(
     drain: Batcher,
     observers: Callable[[Event], None],
     label: Callable[[StorageKey], str],
-    asking: ResolverContext | None = None,
+    resolving: ResolverContext | None = None,
 ) -> ReapReport:
     """Quarantine claims whose lease expired by this horizon, then call resolvers for quarantined keys that are due.
 
@@ -117,8 +117,8 @@ def reap(
     began = drain.monotonic()
     first = drain.run(quarantine)
     shrunk, finished = first.shrunk, first.finished
-    if asking is not None and asking.resolvers:
-        context = asking
+    if resolving is not None and resolving.resolvers:
+        context = resolving
 
         def resolve(limit: int) -> BatchResult:
             due = recovery.next_for_resolver(

@@ -39,11 +39,15 @@ def wiped(payload: StoredPayload) -> StoredPayload:
 
 
 def wipe(
-    answers: Responses, tids: Sequence[bytes], *, drain: Batcher, told: Callable[[int], object] = lambda wiped: None
+    responses: Responses,
+    tids: Sequence[bytes],
+    *,
+    drain: Batcher,
+    on_progress: Callable[[int], object] = lambda wiped: None,
 ) -> WipeReport:
     """Wipe every erased response of this tenant, sealed or plain. `tids` are the ids of all its parts.
 
-    Leave a response alone whose key was first used after the erasure. `told` gets the number wiped so far: what was done
+    Leave a response alone whose key was first used after the erasure. `on_progress` gets the number wiped so far: what was done
     until an error stays done. Raises `StoreUnavailable` if the store does not answer.
     """
     counts: Counter[str] = Counter()
@@ -51,14 +55,14 @@ def wipe(
 
     def step(limit: int) -> BatchResult:
         nonlocal cursor
-        page = answers.scan(after=cursor, limit=limit, tid=tenants[0])
+        page = responses.scan(after=cursor, limit=limit, tid=tenants[0])
         for answer in page.answers:
             payload = answer.record.payload
             if payload is None or not answer.record.erased:
                 continue
-            done = payload.sealed_by != ERASED and answers.replace(answer.key, payload, wiped(payload))
+            done = payload.sealed_by != ERASED and responses.replace(answer.key, payload, wiped(payload))
             counts["wiped" if done else "passed_over"] += 1
-            told(counts["wiped"])
+            on_progress(counts["wiped"])
         cursor = page.after or b""
         if page.after is None:
             tenants.pop(0)
@@ -68,26 +72,26 @@ def wipe(
     return WipeReport(**counts, shrunk=drained.shrunk, finished=drained.finished)
 
 
-def wipe_condemned(unsettled: Recovery, tids: Sequence[bytes], *, keep_of: Callable[[RequestInfo], float]) -> int:
+def wipe_condemned(recovery: Recovery, tids: Sequence[bytes], *, keep_of: Callable[[RequestInfo], float]) -> int:
     """Wipe this tenant's quarantined responses, which no worker could open. Return how many.
 
     Their work was done, so each is completed again without a response, and expires after its endpoint's `keep`.
     """
     count = 0
-    for found in every(unsettled, State.QUARANTINED, tids=tids):
+    for found in every(recovery, State.QUARANTINED, tids=tids):
         payload = found.record.payload
         if payload is not None:
             keep = keep_of(found.record.info)
-            count += unsettled.resolve(found, token=successor(found.record.token), payload=wiped(payload), keep=keep)
+            count += recovery.resolve(found, token=successor(found.record.token), payload=wiped(payload), keep=keep)
     return count
 
 
-def still_open(unsettled: Recovery, tids: Sequence[bytes]) -> int:
+def still_open(recovery: Recovery, tids: Sequence[bytes]) -> int:
     """Return how many uses of keys have no response yet, and may get one from a late worker."""
     tokens = {
         found.record.token
         for state in (State.PROCESSING, State.QUARANTINED)
-        for found in every(unsettled, state, tids=tids)
+        for found in every(recovery, state, tids=tids)
         if found.record.payload is None
     }
     return len(tokens)
@@ -168,13 +172,13 @@ class _Outcome(Enum):
 
 
 def rotate(
-    answers: Responses,
+    responses: Responses,
     data_keys: DataKeys,
     codec: Codec,
     ring: Sealed,
     *,
     drain: Batcher,
-    unsettled: Recovery | None = None,
+    recovery: Recovery | None = None,
     owner: bytes = b"",
     grace: float = GRACE_SECONDS,
 ) -> RotateReport:
@@ -187,7 +191,7 @@ def rotate(
     completes under an old key seals with a new one. Run this again after `grace` seconds to delete data keys that no
     response needs. Unusable data keys of one tenant do not stop the others.
 
-    `unsettled` finds the quarantined responses that no worker could open: their data keys stay. `owner` is the prefix of
+    `recovery` finds the quarantined responses that no worker could open: their data keys stay. `owner` is the prefix of
     this application's tokens. Responses of other applications in the store stay alone, because those may have another ring
     or none; so do data keys of a foreign ring while a response needs them.
 
@@ -198,26 +202,26 @@ def rotate(
     old = data_keys.wrapped_by_other(newest)
     counts: Counter[str] = Counter()
 
-    def close(tid: bytes, key: DataKey) -> None:
+    def disable(tid: bytes, key: DataKey) -> None:
         if key.closed_for is None:
             data_keys.disable(tid, key.number)
             counts["closed"] += 1
 
     for tid, key in old:
         if key.kid in ring.kids():
-            close(tid, key)
+            disable(tid, key)
     used: set[tuple[bytes, int]] = set()
     blocked: set[bytes] = set()
     cursor: bytes | None = b""
 
     def step(limit: int) -> BatchResult:
         nonlocal cursor
-        page = answers.scan(after=cursor or b"", limit=limit, other_than=newest)
+        page = responses.scan(after=cursor or b"", limit=limit, other_than=newest)
         for answer in page.answers:
             if not answer.record.token.startswith(owner):
                 used.update(_used_by(answer))
                 continue
-            outcome = _plain(answer) or _reseal_unless_blocked(answer, answers, codec, blocked, counts)
+            outcome = _plain(answer) or _reseal_unless_blocked(answer, responses, codec, blocked, counts)
             counts[outcome.value] += 1
             if outcome not in (_Outcome.RESEALED, _Outcome.WIPED):
                 used.update(_used_by(answer))
@@ -226,9 +230,9 @@ def rotate(
 
     drained = drain.run(step)
     if drained.finished:
-        if unsettled is not None:
-            for condemned in every(unsettled, State.QUARANTINED):
-                used.update(_used_by(condemned))
+        if recovery is not None:
+            for quarantined in every(recovery, State.QUARANTINED):
+                used.update(_used_by(quarantined))
         for tid, key in old:
             if (tid, key.number) in used:
                 continue
@@ -237,24 +241,24 @@ def rotate(
                 counts["retired"] += 1
             if key.kid not in ring.kids():
                 # Its ring is foreign or gone. A process that still seals with it makes another data key.
-                close(tid, key)
+                disable(tid, key)
     return RotateReport(**counts, shrunk=drained.shrunk, finished=drained.finished)
 
 
 def seal_plain(
-    answers: Responses,
+    responses: Responses,
     codec: Codec,
     ring: Sealed,
     *,
     drain: Batcher,
     owner: bytes = b"",
-    told: Callable[[int], object] = lambda sealed: None,
+    on_progress: Callable[[int], object] = lambda sealed: None,
 ) -> SealReport:
     """Seal the responses that this application stored before you switched encryption on.
 
     Only an operator calls this: the store cannot tell such a response from a planted one, and a sealed response counts as
-    genuine. A codec that opens no plain response (`required`) seals none here either. `told` gets the number sealed after
-    each one. `owner` is as for `rotate`. Safe to run again.
+    genuine. A codec that opens no plain response (`required`) seals none here either. `on_progress` gets the number
+    sealed after each one. `owner` is as for `rotate`. Safe to run again.
 
     Raises `StoreUnavailable` if the store does not answer; what was sealed until then stays sealed. Raises
     `ConfigurationError` if the codec does not encrypt.
@@ -266,7 +270,7 @@ def seal_plain(
 
     def step(limit: int) -> BatchResult:
         nonlocal cursor
-        page = answers.scan(after=cursor or b"", limit=limit, other_than=newest)
+        page = responses.scan(after=cursor or b"", limit=limit, other_than=newest)
         for answer in page.answers:
             payload = answer.record.payload
             if payload is None or payload.sealed_by is not None or not answer.record.token.startswith(owner):
@@ -274,10 +278,10 @@ def seal_plain(
             if answer.record.erased:
                 counts["passed_over"] += 1
                 continue
-            outcome = _reseal_unless_blocked(answer, answers, codec, blocked, counts)
+            outcome = _reseal_unless_blocked(answer, responses, codec, blocked, counts)
             counts[outcome.value] += 1
             if outcome is _Outcome.RESEALED:
-                told(counts[outcome.value])
+                on_progress(counts[outcome.value])
         cursor = page.after
         return BatchResult(len(page.answers), more=cursor is not None)
 
@@ -291,10 +295,10 @@ def _plain(answer: Answer) -> _Outcome | None:
 
 
 def _reseal_unless_blocked(
-    answer: Answer, answers: Responses, codec: Codec, blocked: set[bytes], counts: Counter[str]
+    answer: Answer, responses: Responses, codec: Codec, blocked: set[bytes], counts: Counter[str]
 ) -> _Outcome:
     # Try each tenant once: neither its damage nor an outage of the key service ends soon.
-    outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, answers, codec)
+    outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, responses, codec)
     if outcome is _Outcome.BLOCKED:
         blocked.add(answer.key.tid)
         if len(blocked) >= MOST_BLOCKED and counts["resealed"] == 0:
@@ -304,28 +308,28 @@ def _reseal_unless_blocked(
     return outcome
 
 
-def _reseal(answer: Answer, answers: Responses, codec: Codec) -> _Outcome:
+def _reseal(answer: Answer, responses: Responses, codec: Codec) -> _Outcome:
     record, payload = answer.record, answer.record.payload
     if payload is None or payload.sealed_by == ERASED:
         return _Outcome.PASSED_OVER
     if record.erased:
-        return _Outcome.WIPED if answers.replace(answer.key, payload, wiped(payload)) else _Outcome.PASSED_OVER
-    binding = _binding(answer)
+        return _Outcome.WIPED if responses.replace(answer.key, payload, wiped(payload)) else _Outcome.PASSED_OVER
+    context = _seal_context(answer)
     try:
-        result = codec.open(payload, binding)
+        result = codec.open(payload, context)
     except CorruptRecord:
         return _Outcome.UNREADABLE
     except KeyProviderUnavailable:
         return _Outcome.BLOCKED
     for _ in range(2):
         try:
-            anew = codec.seal(result, binding)
-            if anew.sealed_by is None:
+            resealed = codec.seal(result, context)
+            if resealed.sealed_by is None:
                 raise ConfigurationError(
                     "Encryption is off: this would store sealed responses in clear. Set IDEMPOTENCY_ENCRYPTION to on. "
                     "No record was changed."
                 )
-            return _Outcome.RESEALED if answers.replace(answer.key, payload, anew) else _Outcome.PASSED_OVER
+            return _Outcome.RESEALED if responses.replace(answer.key, payload, resealed) else _Outcome.PASSED_OVER
         except DataKeyMissing:
             codec.forget(answer.key)
         except KeyProviderUnavailable:
@@ -333,7 +337,7 @@ def _reseal(answer: Answer, answers: Responses, codec: Codec) -> _Outcome:
     return _Outcome.PASSED_OVER
 
 
-def _binding(answer: Answer) -> SealContext:
+def _seal_context(answer: Answer) -> SealContext:
     record: Record = answer.record
     return SealContext(answer.key, record.token, record.fence, record.fingerprint)
 

@@ -95,10 +95,10 @@ class Ring(Protocol):
     def kids(self) -> Sequence[str]: ...
 
 
-def keys_status(ring: Ring, answers: Responses, data_keys: DataKeys) -> KeysReport:
+def keys_status(ring: Ring, responses: Responses, data_keys: DataKeys) -> KeysReport:
     """Report the keys of the ring. Raises `StoreUnavailable` if the store does not answer."""
     # Count data keys last: a response that a worker seals during the count already has its data key.
-    records, wrapped = dict(answers.count()), dict(data_keys.count())
+    records, wrapped = dict(responses.count()), dict(data_keys.count())
     plain = records.pop("", 0)
     known = list(ring.kids())
     missing = sorted({kid for counted in (records, wrapped) for kid, n in counted.items() if n} - set(known))
@@ -158,16 +158,19 @@ def memory_status(memory: DataLossDetector) -> DataLossReport:
     runs = standing.runs_unknown(rules.after_loss)
     losses = standing.losses
     if DataLoss.FOREIGN.value in losses:
-        told = _foreign(standing, rules.store_id)
+        sentences = _foreign(standing, rules.store_id)
     elif not losses:
-        told = ("What it has forgotten was acknowledged." if standing.since else "It knows what it has promised."), ""
+        sentences = (
+            ("What it has forgotten was acknowledged." if standing.since else "It knows what it has promised."),
+            "",
+        )
     elif rules.after_loss == "run":
-        told = "It has forgotten something, and what it does not know runs: IDEMPOTENCY_AFTER_LOSS is run.", ""
+        sentences = "It has forgotten something, and what it does not know runs: IDEMPOTENCY_AFTER_LOSS is run.", ""
     elif DataLoss.MISSING.value in losses:
-        told = _missing(standing)
+        sentences = _missing(standing)
     else:
-        told = _changed(standing, after_loss=rules.after_loss, runs=runs)
-    return DataLossReport(standing, runs, *told)
+        sentences = _changed(standing, after_loss=rules.after_loss, runs=runs)
+    return DataLossReport(standing, runs, *sentences)
 
 
 def _foreign(standing: DataLossStatus, expected: str | None) -> tuple[str, str]:
@@ -209,10 +212,10 @@ def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[
     return text, f"{_BEFORE}; then: {_ACK}. {_RISK}{itself}"
 
 
-def initialise(memory: DataLossDetector, unsettled: Recovery | None) -> Initialised:
+def initialise(memory: DataLossDetector, recovery: Recovery | None) -> Initialised:
     """Initialise a new store. Raises `Refused` for a store that lost data: one in use, or ready before."""
     before = memory.status()
-    if before.store_id is None and not before.parts.keys() - {DataLoss.MISSING.value} and _in_use(unsettled):
+    if before.store_id is None and not before.parts.keys() - {DataLoss.MISSING.value} and _in_use(recovery):
         raise Refused(
             "Claims of requests are in this Redis, so it is not new: it was emptied, and their owners have put them back; or "
             f"an earlier release wrote them. {_STATUS} says more, and {_ACK} lets new keys run. Nothing was changed."
@@ -223,11 +226,11 @@ def initialise(memory: DataLossDetector, unsettled: Recovery | None) -> Initiali
         raise Refused(" ".join(error.faults)) from error
 
 
-def _in_use(unsettled: Recovery | None) -> bool:
-    if unsettled is None:
+def _in_use(recovery: Recovery | None) -> bool:
+    if recovery is None:
         return False
-    standing = unsettled.counts()
-    return bool(standing.in_flight or standing.lapsed or standing.quarantined)
+    counts = recovery.counts()
+    return bool(counts.in_flight or counts.lapsed or counts.quarantined)
 
 
 def check_acknowledgeable(status: DataLossReport, *, forced: bool) -> None:
@@ -280,10 +283,10 @@ def quota_set(ledger: Ledger, theirs: Sequence[Sequence[bytes]], named: Quota, *
     """
     parts = len(theirs[0])
     if small := named.less_than(parts):
-        told = ", ".join(f"{name.replace('_', '-')} {limit}" for name, limit in small.items())
+        too_small = ", ".join(f"{name.replace('_', '-')} {limit}" for name, limit in small.items())
         raise Refused(
             f"The keys of each tenant are spread over {parts} parts (IDEMPOTENCY_TENANT_SHARDS), and this cannot be divided "
-            f"over so many: {told}. Set it to {parts} or more, or to 0. Nothing was changed."
+            f"over so many: {too_small}. Set it to {parts} or more, or to 0. Nothing was changed."
         )
     limits = (named if clear else _own_limits(ledger, theirs).overlaid(named)).divided(parts)
     for tid in chain.from_iterable(theirs):
@@ -324,21 +327,21 @@ class Stats:
 
 
 def stats(
-    unsettled: Recovery,
+    recovery: Recovery,
     *,
-    answers: Responses | None,
+    responses: Responses | None,
     data_keys: DataKeys | None,
     ledger: Ledger | None,
     tasks: TaskLog | None,
     identity: tuple[IdentityChange, ...] | None = None,
 ) -> Stats:
-    """Return the statistics of this store. Pass no `answers` to be quick: their count takes long.
+    """Return the statistics of this store. Pass no `responses` to be quick: their count takes long.
 
     Raises `StoreUnavailable` if the store does not answer.
     """
     return Stats(
-        standing=unsettled.counts(),
-        completed=None if answers is None else sum(answers.count().values()),
+        standing=recovery.counts(),
+        completed=None if responses is None else sum(responses.count().values()),
         data_keys=None if data_keys is None else sum(data_keys.count().values()),
         tenants=None if ledger is None else len(ledger.tenants()),
         tasks=None

@@ -149,17 +149,17 @@ def shape_of(
     )
 
 
-def look(book: TaskLog, shape: IdentityShape, *, note: bool, httpauth: bool = False) -> IdentityHistory:
+def look(task_log: TaskLog, shape: IdentityShape, *, note: bool, httpauth: bool = False) -> IdentityHistory:
     """Compare this shape with the history in the store. `note`: also record it, unless that happened lately.
 
     `httpauth`: Flask-HTTPAuth has named a principal in this process. If several processes record together, one succeeds and
     the others try next time. Raises `StoreUnavailable` if the store does not answer.
     """
-    noted = book.reports()
-    now, seen = _read(noted.get(_PREFIX + shape.application)) or (book.now(), ())
+    noted = task_log.reports()
+    now, seen = _read(noted.get(_PREFIX + shape.application)) or (task_log.now(), ())
     mine = next((each for each in seen if each.shape == shape), None)
     lately = mine is not None and now - mine.last < NOTED_EVERY_SECONDS and mine.shape.httpauth >= httpauth
-    done = not note or lately or _note(book, replace(shape, httpauth=httpauth))
+    done = not note or lately or _note(task_log, replace(shape, httpauth=httpauth))
     mine = SeenShape(shape, now, now, now) if mine is None else replace(mine, shape=shape)
     others = [each for each in seen if each.shape != shape]
     wrong = _is_wrong(mine, others, now)
@@ -189,7 +189,7 @@ def _is_wrong(mine: SeenShape, others: list[SeenShape], now: float) -> bool:
     former = mine.shape.former
     if former is None or not any(_ends(mine, each) > now and not _is_apart(mine, each) for each in others):
         return False
-    return not any(_alike(former, each) for other in others for each in _namings(other.shape))
+    return not any(_alike(former, each) for other in others for each in _loader_uses(other.shape))
 
 
 def _is_apart(mine: SeenShape, other: SeenShape) -> bool:
@@ -198,7 +198,7 @@ def _is_apart(mine: SeenShape, other: SeenShape) -> bool:
     return mine.shape.present.owner != other.shape.present.owner and both >= APART_SECONDS
 
 
-def _namings(shape: IdentityShape) -> list[LoaderUse]:
+def _loader_uses(shape: IdentityShape) -> list[LoaderUse]:
     """All by which it claims keys, with Flask-HTTPAuth where that names callers or may do so."""
     present = shape.present
     if shape.httpauth and LOADER not in present.principal:
@@ -212,15 +212,15 @@ def _meets(mine: SeenShape, other: SeenShape) -> bool:
         return False
     return any(
         _alike(one, its)
-        for one in _namings(mine.shape)
-        for its in _namings(other.shape)
+        for one in _loader_uses(mine.shape)
+        for its in _loader_uses(other.shape)
         # A former loader stands for what was there before it.
         if not (_is_believed(one) and mine.first < other.first) and not (_is_believed(its) and other.first < mine.first)
     )
 
 
-def _is_believed(naming: LoaderUse) -> bool:
-    return FORMER_LOADER in (*naming.tenant, *naming.principal)
+def _is_believed(use: LoaderUse) -> bool:
+    return FORMER_LOADER in (*use.tenant, *use.principal)
 
 
 def _alike(mine: LoaderUse, other: LoaderUse) -> bool:
@@ -260,7 +260,7 @@ def _change(
 
 def _only_added(shape: IdentityShape, other: IdentityShape) -> bool:
     """Whether an extension has only joined others: callers whom it does not name keep their names."""
-    now, before = _namings(shape)[0], _namings(other)[0]
+    now, before = _loader_uses(shape)[0], _loader_uses(other)[0]
     alike = _alike(replace(now, principal=()), replace(before, principal=()))
     same = alike and not set(shape.secrets).isdisjoint(other.secrets)
     return same and bool(before.principal) and set(before.principal) <= set(now.principal)
@@ -282,7 +282,7 @@ def _renamed(mine: SeenShape, noted: Mapping[str, TaskReport], now: float) -> It
 
 def _difference(shape: IdentityShape, other: IdentityShape, *, certain: bool) -> tuple[str, str]:
     whats, former, kept = [], [], ""
-    now, before = _namings(shape)[0], _namings(other)[0]
+    now, before = _loader_uses(shape)[0], _loader_uses(other)[0]
     if set(shape.secrets).isdisjoint(other.secrets):
         whats.append("IDEMPOTENCY_SECRET was replaced, and the former one is not listed")
     if now.owner != before.owner:
@@ -332,13 +332,13 @@ def _setting(before: tuple[str, ...]) -> str:
     return json.dumps(list(before) if len(before) > 1 else before[0])
 
 
-def _note(book: TaskLog, shape: IdentityShape) -> bool:
+def _note(task_log: TaskLog, shape: IdentityShape) -> bool:
     """Add this shape to the history, or note that it is still in use. False: another process is at it."""
     name, token = _PREFIX + shape.application, secrets.token_bytes(16)
-    if not book.lock(name, token, lease=_LOCK_SECONDS):
+    if not task_log.lock(name, token, lease=_LOCK_SECONDS):
         return False
     try:
-        now, seen = _read(book.reports().get(name)) or (book.now(), ())
+        now, seen = _read(task_log.reports().get(name)) or (task_log.now(), ())
         kept = [
             each for each in seen if each.shape != shape and each.last + each.shape.keep > now - NOTED_EVERY_SECONDS
         ]
@@ -346,9 +346,9 @@ def _note(book: TaskLog, shape: IdentityShape) -> bool:
         since = now if now - mine.last > _PAUSE_SECONDS else mine.since
         shape = replace(shape, httpauth=shape.httpauth or mine.shape.httpauth)
         kept = sorted(kept, key=lambda each: each.last)[1 - _MOST :]
-        book.report(name, _written(now, [*kept, SeenShape(shape, mine.first, since, now)]))
+        task_log.report(name, _written(now, [*kept, SeenShape(shape, mine.first, since, now)]))
     finally:
-        book.unlock(name, token)
+        task_log.unlock(name, token)
     return True
 
 
@@ -366,36 +366,36 @@ def _read(entry: TaskReport | None) -> tuple[float, tuple[SeenShape, ...]] | Non
     if entry is None or len(entry.report) > _LONGEST:
         return None
     try:
-        told = json.loads(entry.report)
-        now = _time(told["at"]) + entry.ago
-        return now, tuple(_seen(each, now) for each in told["seen"][:_MOST])
+        fields = json.loads(entry.report)
+        now = _time(fields["at"]) + entry.ago
+        return now, tuple(_seen(each, now) for each in fields["seen"][:_MOST])
     except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError):
         # Python's JSON knows infinity, and whole numbers that no float holds.
         return None
 
 
-def _seen(told: Mapping[str, Any], now: float) -> SeenShape:
-    shape = told["shape"]
+def _seen(fields: Mapping[str, Any], now: float) -> SeenShape:
+    shape = fields["shape"]
     return SeenShape(
         IdentityShape(
             application=str(shape["application"]),
-            present=_naming(shape["present"]),
-            former=None if shape["former"] is None else _naming(shape["former"]),
+            present=_loader_use(shape["present"]),
+            former=None if shape["former"] is None else _loader_use(shape["former"]),
             secrets=tuple(map(str, shape["secrets"])),
             keep=min(_time(shape["keep"]), _LONGEST_KEEP),
             httpauth=shape["httpauth"] is True,
         ),
-        *(min(_time(told[name]), now) for name in ("first", "since", "last")),
+        *(min(_time(fields[name]), now) for name in ("first", "since", "last")),
     )
 
 
-def _naming(told: Mapping[str, Any]) -> LoaderUse:
-    tenant, principal = (tuple(kind for kind in _KINDS if kind in told[name]) for name in ("tenant", "principal"))
-    return LoaderUse(str(told["owner"]), tenant, principal)
+def _loader_use(fields: Mapping[str, Any]) -> LoaderUse:
+    tenant, principal = (tuple(kind for kind in _KINDS if kind in fields[name]) for name in ("tenant", "principal"))
+    return LoaderUse(str(fields["owner"]), tenant, principal)
 
 
-def _time(told: Any) -> float:
-    seconds = float(told)
+def _time(value: Any) -> float:
+    seconds = float(value)
     if not 0 <= seconds < 1e11:
         raise ValueError("no time")
     return seconds

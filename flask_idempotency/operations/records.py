@@ -122,7 +122,7 @@ def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
     """Return what an operator may know of this record, whose endpoint has this policy."""
     record = found.record
     about, now = record.info, _now(record)
-    unsettled = record.state is not State.COMPLETED
+    unfinished = record.state is not State.COMPLETED
     return RecordView(
         handle=handle_of(found.key),
         record=label,
@@ -135,13 +135,13 @@ def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
         fence=record.fence,
         requested_at=moment(record.requested_at),
         first_used_ago=age(record),
-        lease_ended_ago=round(-record.remaining, 3) if unsettled and record.remaining <= 0 else None,
+        lease_ended_ago=round(-record.remaining, 3) if unfinished and record.remaining <= 0 else None,
         on_lapse=record.on_expiry.value,
         reason=record.reason,
-        owner=_owner(record, policy) if unsettled else None,
+        owner=_owner(record, policy) if unfinished else None,
         completed_at=None if record.completed_at is None else moment(record.completed_at),
         duration=None if record.completed_at is None else round(record.completed_at - record.requested_at, 3),
-        expires_at=None if unsettled else moment(now + record.remaining),
+        expires_at=None if unfinished else moment(now + record.remaining),
         answer=_answer(record),
     )
 
@@ -165,13 +165,13 @@ class RecordFilter:
         return age(record) >= self.older_than and self.endpoint in (None, record.info.operation)
 
 
-def listed(unsettled: Recovery, wanted: RecordFilter, *, one_of_each: bool = True) -> Iterator[SeenRecord]:
+def listed(recovery: Recovery, wanted: RecordFilter, *, one_of_each: bool = True) -> Iterator[SeenRecord]:
     """Yield every record that passes the filter, once. Raises `StoreUnavailable` if the store does not answer.
 
     `one_of_each`: if one use of a key has records under several secrets, yield one of them.
     """
     tokens: set[bytes] = set()
-    for found in every(unsettled, wanted.state, tids=wanted.tids):
+    for found in every(recovery, wanted.state, tids=wanted.tids):
         if not wanted.wants(found.record) or (one_of_each and found.record.token in tokens):
             continue
         tokens.add(found.record.token)
@@ -252,7 +252,7 @@ def by_handle(read: Read, handle: str) -> Case:
     return Case((SeenRecord(key, record),))
 
 
-def by_short(unsettled: Recovery, identities: Sequence[Identity], short: str, *, tids: Sequence[bytes | None]) -> str:
+def by_short(recovery: Recovery, identities: Sequence[Identity], short: str, *, tids: Sequence[bytes | None]) -> str:
     """Return the handle of the one record with this id from a log, or with this start of a handle.
 
     Read every record of these tenants, because an id leads back to no record. Raises `Refused` if there is no such record,
@@ -260,7 +260,7 @@ def by_short(unsettled: Recovery, identities: Sequence[Identity], short: str, *,
     """
     found: dict[StorageKey, str] = {}
     for state in (State.PROCESSING, State.QUARANTINED, State.COMPLETED):
-        for number, each in enumerate(every(unsettled, state, tids=tids)):
+        for number, each in enumerate(every(recovery, state, tids=tids)):
             if state is State.COMPLETED and number >= MOST_LOOKED_AT:
                 raise Refused(
                     f"This store has more than {MOST_LOOKED_AT:,} completed records, too many to look for an id from a log. "
@@ -282,7 +282,7 @@ def by_short(unsettled: Recovery, identities: Sequence[Identity], short: str, *,
     )
 
 
-def with_rotated(case: Case, unsettled: Recovery, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:
+def with_rotated(case: Case, recovery: Recovery, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:
     """The same, with the records of the same use under other secrets.
 
     `theirs` are the ids of its tenant's parts under each secret, the newest first.
@@ -302,7 +302,7 @@ def with_rotated(case: Case, unsettled: Recovery, read: Read, theirs: Sequence[S
         )
     met = {first.key: first}
     for state in (State.PROCESSING, State.QUARANTINED):
-        for found in listed(unsettled, RecordFilter(state, tids=tuple(secret_of)), one_of_each=False):
+        for found in listed(recovery, RecordFilter(state, tids=tuple(secret_of)), one_of_each=False):
             if found.record.token == first.record.token and (record := read(found.key)) is not None:
                 met.setdefault(found.key, SeenRecord(found.key, record))
     return Case(tuple(sorted(met.values(), key=lambda found: -secret_of[found.key.tid])))

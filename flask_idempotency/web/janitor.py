@@ -95,7 +95,7 @@ def janitor_of(app: Flask, *, host_clock: Callable[[], float] = time.time) -> Ja
         )
     built: Services = state.built
     work = work_of(app, built, state.settings, state.loaders, state.policies, state.observers)
-    return Janitor(work, book=built.tasks, observers=state.observers, host_clock=host_clock)
+    return Janitor(work, task_log=built.tasks, observers=state.observers, host_clock=host_clock)
 
 
 def settler_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> Settler | None:
@@ -137,26 +137,26 @@ def work_of(
 
         def reaping(horizon: float, drain: Batcher) -> ReapReport:
             # After a data loss a worker may run without a record, and a resolver would find no work of it yet.
-            asking = None if _has_lost_data(built, observers) else context
-            return reap(recovery, horizon=horizon, drain=drain, observers=observers, label=label, asking=asking)
+            resolving = None if _has_lost_data(built, observers) else context
+            return reap(recovery, horizon=horizon, drain=drain, observers=observers, label=label, resolving=resolving)
 
         work["reap"] = reaping
     if built.expiry is not None:
         expiry = built.expiry
         work["expire"] = lambda horizon, drain: expire(expiry, horizon=horizon, drain=drain)
-    answers, data_keys, ring = built.responses, built.data_keys, settings.key_ring
-    if settings.encryption != "off" and answers is not None and data_keys is not None and ring is not None:
+    responses, data_keys, ring = built.responses, built.data_keys, settings.key_ring
+    if settings.encryption != "off" and responses is not None and data_keys is not None and ring is not None:
         work["rotate"] = lambda horizon, drain: rotate(
-            answers, data_keys, built.codec, ring, drain=drain, unsettled=built.recovery, owner=owner
+            responses, data_keys, built.codec, ring, drain=drain, recovery=built.recovery, owner=owner
         )
     ledger = built.ledger
     if ledger is not None and (settings.quota is not None or loaders.quota is not None):
         work["reconcile"] = lambda horizon, drain: reconcile(ledger, drain=drain)
     if built.tasks is not None:
-        book = built.tasks
+        task_log = built.tasks
 
         def beat(horizon: float, drain: Batcher) -> HeartbeatReport:
-            return heartbeat(book.reports(), store_now=book.now(), host_now=time.time())
+            return heartbeat(task_log.reports(), store_now=task_log.now(), host_now=time.time())
 
         work["heartbeat"] = beat
     return work
@@ -173,9 +173,9 @@ def _has_lost_data(built: Services, observers: Callable[[Event], None]) -> bool:
     return lost
 
 
-def with_budget(drain: Batcher, *, budget: float, told: Callable[[int], object]) -> Batcher:
+def with_budget(drain: Batcher, *, budget: float, on_progress: Callable[[int], object]) -> Batcher:
     """Return the same pace with the budget of an operator, who sees its progress."""
-    return replace(drain, budget=budget, told=told)
+    return replace(drain, budget=budget, on_progress=on_progress)
 
 
 # Resolvers.
@@ -256,9 +256,9 @@ def shape_watch_of(
     app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
 ) -> IdentityMonitor | None:
     """Return a monitor, or None if the store keeps no task log, or only this process has it."""
-    if built.book is None or is_process_local(settings):
+    if built.shared_task_log is None or is_process_local(settings):
         return None
-    return IdentityMonitor(built.book, partial(shape_in, app, settings, loaders, policies))
+    return IdentityMonitor(built.shared_task_log, partial(shape_in, app, settings, loaders, policies))
 
 
 def shape_in(app: Flask, settings: Settings, loaders: Callbacks, policies: Policies) -> IdentityShape:
@@ -315,13 +315,13 @@ class JanitorMonitor:
 
     def __init__(
         self,
-        book: TaskLog,
+        task_log: TaskLog,
         observers: Callable[[Event], None],
         *,
         every: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._book = book
+        self._task_log = task_log
         self._observers = observers
         self._patience = 2 * every
         self._monotonic = monotonic
@@ -344,7 +344,7 @@ class JanitorMonitor:
                 self._began = now
                 return
         try:
-            silence = min((entry.ago for entry in self._book.reports().values()), default=None)
+            silence = min((entry.ago for entry in self._task_log.reports().values()), default=None)
         except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
             _log.debug("It is unknown whether a janitor runs (%s).", type(error).__name__)
             return
@@ -363,12 +363,12 @@ class IdentityMonitor:
 
     def __init__(
         self,
-        book: TaskLog,
+        task_log: TaskLog,
         shape: Callable[[], IdentityShape],
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._book = book
+        self._task_log = task_log
         self._shape = shape
         self._monotonic = monotonic
         self._lock = Lock()
@@ -391,7 +391,7 @@ class IdentityMonitor:
                 return  # another thread does it
             self._due = now + NOTED_EVERY_SECONDS
         try:
-            history = look(self._book, self._shape(), note=True, httpauth=self._httpauth)
+            history = look(self._task_log, self._shape(), note=True, httpauth=self._httpauth)
         except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
             self._due = now + AGAIN_SECONDS
             _log.debug("It is unknown whether the identity of keys has changed (%s).", type(error).__name__)

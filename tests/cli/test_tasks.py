@@ -235,7 +235,9 @@ def test_a_task_whose_budget_ended_says_so() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            cli_tasks, "with_budget", lambda drain, budget, told: replace(drain, batch=1, budget=0.0, told=told)
+            cli_tasks,
+            "with_budget",
+            lambda drain, budget, on_progress: replace(drain, batch=1, budget=0.0, on_progress=on_progress),
         )
         told = [run(world, "expire"), run(world, "expire", "--json")]
 

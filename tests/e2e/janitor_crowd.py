@@ -139,7 +139,7 @@ def work_for_ever(app: Flask, begun: mmap.mmap, *, locked: bool) -> NoReturn:
     janitor = janitor_of(app)
     if not locked:
         work = work_of(app, state.built, state.settings, state.loaders, state.policies, state.observers)
-        janitor = Janitor(work, book=None, observers=state.observers)
+        janitor = Janitor(work, task_log=None, observers=state.observers)
     while True:
         for task in TASKS:
             try:

@@ -49,11 +49,11 @@ def janitor_of(
     return Janitor(
         {
             "reap": lambda horizon, drain: reap(
-                looked.recovery, horizon=horizon, drain=drain, observers=observers, label=label, asking=asking
+                looked.recovery, horizon=horizon, drain=drain, observers=observers, label=label, resolving=asking
             ),
             "expire": lambda horizon, drain: expire(looked.expiry, horizon=horizon, drain=drain),
         },
-        book=store.task_log if locked else None,
+        task_log=store.task_log if locked else None,
         observers=observers,
         host_clock=clock,
     )

@@ -141,7 +141,7 @@ class Round:
             settler=Settler(self.store.recovery, EnvelopeCodec(), observers, label=label),
             downstream=lambda found, name: name,
         )
-        reap(self.store.recovery, horizon=self.clock(), drain=drain, observers=observers, label=label, asking=asking)
+        reap(self.store.recovery, horizon=self.clock(), drain=drain, observers=observers, label=label, resolving=asking)
         self.clock.pass_some(chance)
         expire(self.store.expiry, horizon=self.clock(), drain=drain)
 

@@ -57,7 +57,7 @@ def drain(hours: Hours, **pace: object) -> Batcher:
 def test_work_is_done_in_batches(hours: Hours) -> None:
     """And told how much, in how many."""
     pile, told = Pile(hours, 250), list[int]()
-    drained = drain(hours, batch=100, told=told.append).run(pile.step)
+    drained = drain(hours, batch=100, on_progress=told.append).run(pile.step)
 
     assert BatchReport(touched=250, batches=3) == drained
     assert ([100, 100, 100], [100, 200, 250], []) == (pile.limits, told, hours.slept)
@@ -140,7 +140,7 @@ def test_only_failures_in_a_row_end_a_run(hours: Hours) -> None:
 def test_progress_is_reported_once_despite_a_failure(hours: Hours) -> None:
     """A step that failed has touched nothing that counts."""
     pile, told = Pile(hours, 300, fails=lambda call: call == 2), list[int]()
-    drained = drain(hours, batch=100, told=told.append).run(pile.step)
+    drained = drain(hours, batch=100, on_progress=told.append).run(pile.step)
 
     assert (told[-1], told) == (drained.touched, sorted(told))
     assert drained.touched == 300

@@ -68,7 +68,7 @@ class House:
     def janitor(self, work: Mapping[Task, Work] | None = None, *, book: Any = None) -> Janitor:
         return Janitor(
             work or {"expire": works()},
-            book=book or self.store.task_log,
+            task_log=book or self.store.task_log,
             observers=Observers([self.events.append]),
             host_clock=lambda: self.host_clock(),
         )
@@ -219,7 +219,9 @@ def test_tasks_run_without_a_task_log(house: House) -> None:
         horizons.append(horizon)
         return Swept()
 
-    janitor = Janitor({"expire": work}, book=None, observers=Observers([house.events.append]), host_clock=lambda: 7.0)
+    janitor = Janitor(
+        {"expire": work}, task_log=None, observers=Observers([house.events.append]), host_clock=lambda: 7.0
+    )
 
     assert (Swept(), [7.0], 1) == (janitor.run("expire", still()), horizons, len(house.events))
 

@@ -89,7 +89,7 @@ def test_only_seal_plain_seals_plain_responses(office: Office) -> None:
     office.turn(("2026", "2025"))
     before = found(office.store, old)
     counted: list[int] = []
-    report = seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher(2), told=counted.append)
+    report = seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher(2), on_progress=counted.append)
 
     assert SealReport(sealed=3) == report
     assert [1, 2, 3] == counted
@@ -320,7 +320,7 @@ def test_the_next_rotation_finishes_a_killed_one(office: Office) -> None:
             office.store.data_keys,
             office.codec,
             office.ring,
-            drain=Batcher(batch=2, told=killed),
+            drain=Batcher(batch=2, on_progress=killed),
         )
     assert {"2025": 4, "2026": 2} == office.store.responses.count()
     assert [ANSWER] * 6 == [office.opened(key) for key in keys]
@@ -377,7 +377,7 @@ def test_the_data_key_of_a_quarantined_response_stays(office: Office) -> None:
             office.codec,
             office.ring,
             drain=Batcher(),
-            unsettled=office.store.recovery,
+            recovery=office.store.recovery,
             grace=0.0,
         )
         assert (0, 0) == (report.closed, report.retired)

@@ -101,7 +101,7 @@ def test_wipe_reports_what_it_did_before_a_store_failure(office: Office) -> None
             return walk(after=after, **options)
 
     with pytest.raises(StoreUnavailable):
-        wipe(Failing(), [TID], drain=FAST, told=told.append)
+        wipe(Failing(), [TID], drain=FAST, on_progress=told.append)
 
     rest = wipe(office.store.responses, [TID], drain=FAST).wiped
     assert (5, 0) == (told[-1] + rest, wipe(office.store.responses, [TID], drain=FAST).wiped)

@@ -86,7 +86,7 @@ class Yard:
             drain=drain or still(),
             observers=Observers([self.events.append]),
             label=label,
-            asking=self.asking() if self.says else None,
+            resolving=self.asking() if self.says else None,
         )
 
     def read(self, key: StorageKey) -> Record:
