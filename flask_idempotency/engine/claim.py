@@ -31,18 +31,18 @@ from flask_idempotency.engine.store import Codec, SealContext, Store, Transactio
 from flask_idempotency.engine.waiting import Waiters
 
 TRIES: Final = 3
-"""How often a response is sealed for one write. A store that lost its data key three times in a row will not keep the next."""
+"""How often a response is sealed for one write. A store that loses its data key three times will lose the next too."""
 
 NOT_COMMITTED: Final = "not-committed"
-KEYS_FORGOTTEN: Final = "the store forgets its data keys as fast as it is given new ones"
+KEYS_FORGOTTEN: Final = "the store lost the new data key of this tenant three times in a row"
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class SealedResponse:
-    """One response, sealed for each record of a claim when that record is written, and once.
+    """One response, sealed once for each record of a claim, when that record is written.
 
-    A store that lacks the data key says so and stores nothing. Then the response is sealed with a new key. If the tenant
-    was erased after the claim was made, only the fact that the work was done is kept.
+    If the store lacks the data key, it stores nothing and raises `DataKeyMissing`. The response is then sealed with a new
+    key. If the tenant was erased after the claim, only the fact of completion is stored.
     """
 
     codec: Codec
@@ -86,7 +86,7 @@ class SealedResponse:
         raise StoreUnavailable(KEYS_FORGOTTEN)
 
     def discard(self, missing: DataKeyMissing) -> None:
-        """Forget what was sealed with a key that the store lacks. What comes next has a new key, or is an empty mark."""
+        """Drop payloads sealed with a key that the store lacks. The next ones have a new key, or are empty if erased."""
         for context in self.contexts:
             payload = self._payloads.pop(context.key, None)
             self.codec.forget(context.key)
@@ -94,7 +94,7 @@ class SealedResponse:
                 self._payloads[context.key] = StoredPayload(b"", payload.status, payload.success, 0, ERASED)
 
     def completed(self, label: str, operation: str) -> Completed:
-        """Return the event for a store that has taken this: `kept` is False if retries only learn that it was done."""
+        """Return the event of a stored response. `kept` is False if retries only learn that the request completed."""
         kept = self.response.kept
         for payload in self._payloads.values():
             kept = kept and payload.sealed_by != ERASED
@@ -137,11 +137,11 @@ class _Ending:
 class Claim:
     """The right to work on a key, until exactly one of `complete`, `release` and `quarantine` ends it.
 
-    All three raise `LeaseLost` when the record belongs to another attempt. Then do not deliver the response of this work.
-    If the store does not answer they return, and the renewer repeats the write in the background: the work was done,
-    whether or not a store knows. An outage never releases the key.
+    All three raise `LeaseLost` if the record belongs to another attempt. Then do not send this view's response. If the store
+    does not answer, they return, and the renewer repeats the write in the background, because the view has run. An outage
+    never releases the key.
 
-    Under `effects="transactional"` the rows of the work belong to the claim: `complete` commits them together with the
+    Under `effects="transactional"` the view's rows belong to the claim: `complete` commits them together with the
     record and may therefore also raise `NotCommitted` and `StoreUnavailable`. `release` and `quarantine` roll them back.
     """
 
@@ -154,7 +154,7 @@ class Claim:
         token: bytes,
         requested_at: float,
     ) -> None:
-        """Take what the store granted. `granted` has one entry, and one more for each older secret; the newest is first."""
+        """`granted` has one entry for each secret in use, newest first."""
         newest = granted[0][0]
         self._deps = deps
         self._policy = policy
@@ -168,12 +168,12 @@ class Claim:
         self._pending_since = requested_at
         self._transaction: Transaction | None = None
         self.transactional = False
-        """Whether the rows of the work are this claim's to commit."""
+        """Whether this claim commits the view's rows."""
         self.label = newest.key.label
         self.operation = newest.info.operation
         self.fence = self.attempt = 0
         self.contexts: list[SealContext] = []
-        """For each record what seals its response, in the order of `granted`."""
+        """One for each record, in the order of `granted`."""
         for request, grant in granted:
             self.contexts.append(SealContext(request.key, token, grant.fence, request.fingerprint))
             if grant.fence >= self.fence:
@@ -196,20 +196,22 @@ class Claim:
 
     @property
     def past_point(self) -> bool:
-        """Whether the view said that what follows must not be repeated, or committed something by itself."""
+        """Whether the view passed its point of no return, or committed by itself."""
         return self._point_passed or (self._transaction is not None and self._transaction.committed_early)
 
     def join(self, transactions: Transactions) -> None:
-        """From here on the rows of the work are committed with the record, or not at all."""
+        """Commit the view's rows together with the record from here on, or not at all."""
         keys = tuple(context.key for context in self.contexts)
-        self._transaction = transactions.join(keys, self._token, operation=self.operation, told=self._committed_early)
+        self._transaction = transactions.join(
+            keys, self._token, operation=self.operation, on_early_commit=self._committed_early
+        )
         self.transactional = True
 
     def point_of_no_return(self) -> None:
-        """Say that what follows must not be repeated: from now on a vanished worker quarantines its key.
+        """Mark the point of no return: if the lease expires from now on, the key is quarantined, not taken over.
 
-        The store has it when this returns. Raises `LeaseLost` when another attempt took over, and `StoreUnavailable` when
-        the store did not answer: in both cases let the exception end the view *before* the effect.
+        The mark is stored on return. Raises `LeaseLost` if another attempt took over, and `StoreUnavailable` if the store
+        did not answer: in both cases let the exception end the view *before* the effect.
         """
         if self._granted[0][0].on_expiry is OnExpiry.TAKEOVER and not self._point_passed:
             if self._transaction is not None:
@@ -219,17 +221,17 @@ class Claim:
         self._point_passed = True
 
     def is_retryable(self, error: BaseException | None) -> bool:
-        """Whether the work failed only because the database had to choose between it and other transactions."""
+        """Return whether the view failed only because the database preferred other transactions."""
         return self._transaction is not None and error is not None and self._transaction.is_retryable(error)
 
     def has_written(self) -> bool:
-        """Return whether transactional work may have rows to commit. Call it before the claim ends."""
+        """Return whether a transactional view may have rows to commit. Call it before the claim ends."""
         return self._transaction is not None and self._transaction.has_written()
 
     def complete(self, response: StoredResponse, *, with_rows: bool = True) -> None:
-        """Store the response: retries get it from now on. What cannot be stored leaves a tombstone.
+        """Store the response: retries get it from now on. A response that cannot be stored leaves a tombstone.
 
-        The rows of transactional work are committed with it; without `with_rows` they are rolled back before it.
+        Commits the rows of a transactional view with it; without `with_rows` it rolls them back first.
         """
         sealed = SealedResponse(self._deps.codec, self.contexts, response)
         if self._transaction is not None and with_rows:
@@ -238,18 +240,18 @@ class Claim:
             self._end(_Ending("complete", sealed=sealed))
 
     def release(self, reason: str) -> None:
-        """Free the key: nothing happened that must not happen twice, so it may run again."""
+        """Release the key, so that it may run again. Call it only if a second run does no harm."""
         self._end(_Ending("release", reason))
 
     def quarantine(self, reason: str) -> None:
-        """Keep the key until a resolver or an operator resolves it: it is not known what happened."""
+        """Quarantine the key until a resolver or an operator resolves it: the outcome is unknown."""
         self._end(_Ending("quarantine", reason))
 
     def release_unstarted(self) -> None:
         """Release all keys of this claim. Call it only if the view has not started."""
         try:
             self._write(_Ending("release-unstarted"))
-        except Exception:  # noqa: BLE001 - the caller is owed the refusal that it was given
+        except Exception:  # noqa: BLE001 - the caller must get its own refusal
             self.release_later(droppable=False)
 
     def release_later(self, *, droppable: bool = True) -> None:
@@ -278,7 +280,7 @@ class Claim:
         except StoreUnavailable as error:
             self._deps.observers(RenewalFailed(self.label, self.operation, error=type(error).__name__))
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal must come before the lease ends
+        except Exception as error:  # noqa: BLE001 - after any error the next renewal must come before the lease expires
             self._deps.observers(RenewalFailed(self.label, self.operation, error=type(error).__name__))
         return self._policy.lease / 3
 
@@ -292,7 +294,7 @@ class Claim:
                 self._deps.store.renew(request.key, self._token, lease=self._policy.lease)
 
     def _restored(self, request: ClaimRequest, grant: Grant) -> bool:
-        """Put the claim back into a store that lost it. False: the store did not lose it, or another may have taken over."""
+        """Restore the claim in a store that lost it. False: the store did not, or another attempt may have taken over."""
         detector = self._deps.data_loss
         if detector is None or (request.on_expiry is OnExpiry.TAKEOVER and not self._point_passed):
             return False
@@ -304,7 +306,7 @@ class Claim:
 
     def _end(self, ending: _Ending) -> None:
         if self._transaction is not None:
-            # Before the key is free for others, who must not find these rows.
+            # Before another attempt can claim the key: it must not find these rows.
             self._transaction.roll_back()
             self._transaction.leave()
         self._stop_renewal()
@@ -317,7 +319,7 @@ class Claim:
         self._ending = True
         self._deps.renewer.remove(self)
         if self._lost:
-            # A renewal found it. It is true even if the store does not answer now.
+            # A renewal found this. It holds even if the store does not answer now.
             raise LeaseLost("the lease was found lost when it was to be renewed")
 
     def _retry_later(self, ending: _Ending, error: StoreUnavailable) -> None:
@@ -333,12 +335,12 @@ class Claim:
         except StoreUnavailable as error:
             if not last:
                 if ending.write != "release-unstarted":
-                    # The work is done and its response waits to be stored: no other attempt may take the key over.
+                    # The view has run and its response waits to be stored: no other attempt may take over.
                     with suppress(LeaseLost, StoreUnavailable):
                         self._renew()
                 raise
             self._deps.observers(CompletionFailed(self.label, self.operation, error=type(error).__name__))
-        except Exception as error:  # noqa: BLE001 - a record that cannot be read will not be readable next time either
+        except Exception as error:  # noqa: BLE001 - an unreadable record stays unreadable
             self._deps.observers(CompletionFailed(self.label, self.operation, error=type(error).__name__))
         self._pending = None
 
@@ -387,7 +389,7 @@ class Claim:
                 self._deps.store.release(context.key, self._token)
 
     def _undo(self, key: StorageKey) -> None:
-        """End the claim on work that was not committed. Raises `LeaseLost` where it was committed after all."""
+        """End the claim of a view that did not commit. Raises `LeaseLost` if it did commit."""
         if self.past_point:
             self._deps.store.quarantine(key, self._token, NOT_COMMITTED)
         else:
@@ -409,7 +411,7 @@ class Claim:
         except StoreUnavailable as error:
             # Unless the commit itself was refused or lost, the rows are still there.
             transaction.roll_back()
-            # Safe either way: what was committed after all is completed, and cannot be undone.
+            # Safe either way: if the commit did happen, the record is completed, and the undo changes nothing.
             self._retry_later(_Ending("undo-commit"), error)
             raise
         except Exception:

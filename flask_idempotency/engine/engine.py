@@ -50,8 +50,8 @@ FIRST_POLL_SECONDS: Final = 0.02
 LAST_POLL_SECONDS: Final = 0.5
 """A waiter looks after 20 ms, then ever more rarely: an early herd of pollers costs more than a late response."""
 
-_NOT_ANSWERED: Final = Grant(token=b"", fence=0, attempt=0, lease=0.0)
-"""Stands for the grant of a store that did not answer. It may have granted the key."""
+_MAYBE_GRANTED: Final = Grant(token=b"", fence=0, attempt=0, lease=0.0)
+"""The placeholder for a grant by a store that did not answer. It may have granted the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuot
 
 
 class Engine:
-    """Decide what becomes of a keyed request. Holds no state of any request: two threads share nothing through it."""
+    """Decide what becomes of a keyed request. Keeps no state of a request, so threads can share one engine."""
 
     def __init__(self, deps: Dependencies) -> None:
         self._deps = deps
@@ -120,7 +120,7 @@ class Engine:
                 return Unknown(reason="lease-lost")
 
     def read(self, key: StorageKey) -> Record | None:
-        """Read this key's record, for a person who looks at it. Raises `CorruptRecord` for one that cannot be read."""
+        """Read this key's record, to show it to an operator. Raises `CorruptRecord` for an unreadable one."""
         return self._deps.store.read(key)
 
     def mark_corrupt(self, replay: Replay, *, label: str) -> None:
@@ -140,7 +140,7 @@ class Engine:
         for request in reversed(requests):
             limits = quota if request.in_quota else None
             if limits is not None and request.key != newest.key and deps.store.read(newest.key) is not None:
-                limits = None  # while secrets rotate: what is known under the newest is no new key under an older one
+                limits = None  # while secrets rotate: a key that is known under the newest secret is not new under an older one
             try:
                 outcome = deps.store.claim(request, token=token, lease=policy.lease, quota=limits)
             except (CorruptRecord, StoreDataLoss) as error:
@@ -151,7 +151,7 @@ class Engine:
                 raise
             except BaseException:
                 # It may have been granted, and its work will not begin.
-                granted.insert(0, (request, _NOT_ANSWERED))
+                granted.insert(0, (request, _MAYBE_GRANTED))
                 Claim(deps, policy, granted, token=token, requested_at=requested_at).release_later()
                 raise
             if not isinstance(outcome, Grant):
@@ -166,7 +166,7 @@ class Engine:
                 deps.codec.prepare(context.key)
         except BaseException as error:
             if all(grant.attempt == 1 for _, grant in granted):
-                # The work has not begun. What was taken over may have been done: its lease expires, and the next takes over.
+                # The view has not started. After a take-over the first attempt may have completed, so let its lease expire.
                 claim.release_unstarted()
             if isinstance(error, StoreUnavailable) and not isinstance(error, KeyProviderUnavailable):
                 # The store is up: it has just granted the claim.
@@ -215,8 +215,8 @@ class Engine:
     def _replay(self, record: Record, key: StorageKey, label: str) -> Outcome:
         """Open the response of a completed record.
 
-        What cannot be opened may not be what the store holds, or no longer: a cache was damaged, the response was sealed
-        again, its tenant was erased. If the store does hold it, the record is quarantined: no retry gets it or runs again.
+        A response that does not open may differ from the store's: a damaged cache, a response that was sealed again, an
+        erased tenant. If the store holds the same one, this quarantines the record: retries do not get it or run again.
         """
         store = self._deps.store
         try:
@@ -234,7 +234,7 @@ class Engine:
                     same = fresh is not None and fresh.state is State.COMPLETED and fresh.token == record.token
                     if fresh is not None and same and fresh.erased:
                         break
-                    # The store compares the payload, so one that is only in a cache is only forgotten there.
+                    # The store compares the payload. One that is only in a cache is only dropped there.
                     self._mark_corrupt(key, record)
                     if fresh is None or not same or fresh.payload == record.payload:
                         raise
@@ -259,7 +259,7 @@ class Engine:
     ) -> tuple[Outcome, float]:
         """Look, never write, until the claim has ended or the time is up; then claim as any other request would.
 
-        A store that stops answering is looked at again: the work runs elsewhere, and its response will be there.
+        If the store stops answering, keep polling: the view runs elsewhere, and its response will be there.
         """
         began = self._deps.monotonic()
         newest, lost, failed = requests[0], False, False
@@ -284,8 +284,10 @@ class Engine:
                     lost = True
                 except StoreUnavailable as error:
                     if not failed:
-                        who = newest.key.label, newest.info.operation
-                        self._deps.observers(StoreFailed(*who, error=type(error).__name__, unprotected=False))
+                        event = StoreFailed(
+                            newest.key.label, newest.info.operation, error=type(error).__name__, unprotected=False
+                        )
+                        self._deps.observers(event)
                     failed = True
                 else:
                     if not isinstance(outcome, InFlight):

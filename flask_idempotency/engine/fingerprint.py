@@ -1,6 +1,6 @@
-"""Is it the same request? The canonical form of a payload, and its keyed, versioned digest.
+"""Compute the fingerprint of a request: a keyed digest of its parts and its canonical body.
 
-A false mismatch is annoying; a false match is a wrong charge. Whatever is in doubt is compared byte by byte.
+A false mismatch is annoying; a false match is a wrong charge. So a body in doubt is compared byte by byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSION: Final = 1
 
 SIZE: Final = 17
 """One version byte and 128 bits of MAC. RFC 2104 section 5 allows half of the hash, and half is enough: without the
-secret nobody can compute a digest, so nobody can search for two payloads that share one."""
+secret an attacker cannot compute a digest, and so cannot search for two payloads that share one."""
 
 MAX_CANONICAL_BYTES: Final = 256 * 1024
 """Larger payloads are compared byte by byte: parsed JSON takes up to forty times its size in memory."""
@@ -61,10 +61,10 @@ def fingerprint(
     headers: Sequence[tuple[str, str]] = (),
     body: bytes,
 ) -> bytes:
-    """`SIZE` bytes that two requests share only when all of this is equal. `body` is one of the body digests below.
+    """Return `SIZE` bytes that two requests share only if all arguments are equal. `body` is a body digest from below.
 
-    The canonical form of JSON does not depend on which JSON type it is; `media_type` does, so the same document sent
-    as `application/json` and as `application/vnd.x+json` is two different requests.
+    `media_type` counts: the same JSON document sent as `application/json` and as `application/vnd.x+json` gives two
+    different requests.
     """
     selected: list[bytes] = []
     for name, value in headers:
@@ -80,31 +80,31 @@ def fingerprint(
     return bytes((VERSION,)) + mac[: SIZE - 1]
 
 
-# Each kind of body digest begins with a letter of its own: the bytes `{}` sent raw are not the JSON document `{}`.
+# Each kind of body digest begins with another letter: the bytes `{}` sent raw are not the JSON document `{}`.
 
 
 def raw_digest(chunks: Iterable[bytes]) -> bytes:
-    """The body as it came."""
+    """Digest the body byte by byte."""
     return b"R" + content_digest(chunks)
 
 
 def json_digest(data: bytes, *, ignore: Sequence[str] = ()) -> bytes:
-    """The JSON document, however it is spelt; as it came where its meaning depends on who reads it."""
+    """Digest a JSON document in canonical form; byte by byte if parsers disagree on its meaning."""
     canonical = canonical_json(data, ignore=ignore)
     return raw_digest((data,)) if canonical is None else b"J" + hashlib.sha256(canonical).digest()
 
 
 def form_digest(fields: Iterable[tuple[str, str]]) -> bytes:
-    """The fields of a form: names in order of first appearance, the values of each name in order.
+    """Digest the fields of a form: names in order of first appearance, the values of each name in order.
 
-    How the values of different names interleave is not looked at: a form that an earlier hook has parsed no longer
-    tells, and it must have the digest that it has when nobody touched it.
+    The order between values of different names does not count. A form that an earlier hook parsed no longer has it, and
+    must have the same digest as an untouched form.
     """
     return b"F" + _fields(fields)
 
 
 def multipart_digest(fields: Iterable[tuple[str, str]], files: Iterable[FilePart]) -> bytes:
-    """The parts of a form, in `form_digest`'s order, without the boundary, which clients draw anew for each attempt."""
+    """Digest the parts of a form in `form_digest`'s order. Ignores the boundary, which differs in each attempt."""
     digest = hashlib.sha256(_fields(fields))
     for part in _by_name((file.name, file) for file in files):
         digest.update(encode(*map(_utf8, (part.name, part.filename, part.content_type)), part.content))
@@ -112,12 +112,12 @@ def multipart_digest(fields: Iterable[tuple[str, str]], files: Iterable[FilePart
 
 
 def unread_digest() -> bytes:
-    """A body that nobody may read, or can read any more. Equal to none, itself included: its length proves nothing."""
+    """Return a digest for a body that cannot be read. It equals no other digest: a length alone proves no match."""
     return b"U" + secrets.token_bytes(32)
 
 
 def content_digest(chunks: Iterable[bytes]) -> bytes:
-    """SHA-256 of these bytes, however they are cut."""
+    """Return the SHA-256 of these chunks together."""
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
@@ -143,7 +143,7 @@ def _utf8(text: str) -> bytes:
 
 
 def check_pointer(pointer: str) -> None:
-    """Raises `ValueError`, saying why, unless this is a JSON Pointer (RFC 6901) to a part of a document."""
+    """Check a JSON Pointer (RFC 6901) to a part of a document. Raises `ValueError` with the reason."""
     if not isinstance(pointer, str):
         raise ValueError(f"a JSON Pointer is a string, not {type(pointer).__name__}")
     if pointer == "":
@@ -176,11 +176,11 @@ def canonical_json(raw: bytes, *, ignore: Sequence[str] = ()) -> bytes | None:
 
 
 class _Refused:
-    """Stands where two readers may see different things. Ruins the document, unless it is in an ignored part."""
+    """Marks a value that parsers may read differently. The document has no canonical form, unless the value is ignored."""
 
 
 class _Removed:
-    """Stands where an ignored element of an array was, so that the next pointer still counts the same."""
+    """Replaces an ignored array element, so that the indices of the next pointer stay valid."""
 
 
 _REFUSED = _Refused()
@@ -201,7 +201,7 @@ def _integer(literal: str) -> int | _Refused:
 
 
 def _float(literal: str) -> int | float | bytes | _Refused:
-    """A number that Python prints as ECMAScript does; else its canonical text, as bytes, which nothing else here is."""
+    """Return a number that Python prints as ECMAScript does; else its canonical text, as bytes to tell it from a string."""
     if len(literal) > MAX_NUMBER_LENGTH:
         return _REFUSED
     number = float(literal)
@@ -221,8 +221,10 @@ def _float(literal: str) -> int | float | bytes | _Refused:
 
 
 def _figures(literal: str) -> tuple[bool, str, int]:
-    """The exact value of a JSON number: whether it is negative, its digits without outer zeros, and after how many of them
-    the decimal point stands. Equal values have equal results; -0 is 0."""
+    """Return the exact value of a JSON number: its sign, its digits without outer zeros, and the place of the point.
+
+    Equal values have equal results; -0 is 0.
+    """
     mantissa, _, exponent = literal.lower().partition("e")
     whole, _, fraction = mantissa.removeprefix("-").partition(".")
     digits = whole + fraction
@@ -234,7 +236,7 @@ def _figures(literal: str) -> tuple[bool, str, int]:
 
 
 def _ecmascript(negative: bool, figures: str, point: int) -> str:
-    """ECMAScript's Number::toString (RFC 8785 section 3.2.2.3) of the shortest figures of a double."""
+    """Print the shortest digits of a double as ECMAScript's Number::toString (RFC 8785 section 3.2.2.3)."""
     if not figures:
         return "0"
     if len(figures) <= point <= 21:
@@ -261,7 +263,7 @@ _ENCODER = JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True,
 
 
 def _depth(document: Any) -> int:
-    """How deep lists and objects are nested in each other."""
+    """Return how deep lists and objects are nested."""
     depth, level = 0, [document]
     while level := [each for each in level if isinstance(each, list | dict)]:
         depth += 1
@@ -270,7 +272,7 @@ def _depth(document: Any) -> int:
 
 
 def _plain_text(raw: bytes, document: Any) -> str | None:
-    """What `_text` returns, at half the cost, for the documents that most clients send; None for all others."""
+    """Return what `_text` returns, at half the cost, for most clients' documents; None for all others."""
     if not raw.isascii() or b"\\u" in raw or raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:
         return None
     try:

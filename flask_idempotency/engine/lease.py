@@ -1,4 +1,4 @@
-"""One thread per process that keeps live claims alive, and repeats the writes that a store would not take."""
+"""Renew the leases of running claims in one thread per process, and repeat failed writes."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.forks import after_fork, notice
 
 RETRY_SECONDS = 0.5
-"""How soon a store that did not answer is asked again: quick against a lease, slow against a server that is starting."""
+"""Pause before the next try after no answer: short against a lease, long for a server that is starting."""
 
 FAILED_SECONDS = 5.0
-"""How soon one that failed in another way is tried again: such failures seldom pass by themselves."""
+"""Pause after any other failure: such failures seldom pass by themselves."""
 
 DROPPABLE_LIMIT = 1024
-"""Most *spare* claims watched before new ones are turned away, so that a long outage cannot fill the memory."""
+"""Most *droppable* claims in memory. Later ones are dropped, so that a long outage cannot fill the memory."""
 
 
 _log = logging.getLogger("flask_idempotency")
 
 
 class Renewable(Protocol):
-    """Something that must be looked after now and then."""
+    """A claim whose lease must be renewed, or whose last write must be repeated."""
 
     def run(self) -> float | None:
-        """Do what is due. Seconds until the next time, or None when there will be none.
+        """Renew or repeat now. Return the seconds until the next time, or None if there is none.
 
-        Raises `StoreUnavailable` to be asked again soon.
+        Raises `StoreUnavailable` to run again soon.
         """
         ...
 
 
 class LeaseRenewer:
-    """Looks after claims in the background. A forked child starts with none: its parent's claims are not its own."""
+    """Runs due renewables in a background thread. A forked child starts empty: it does not hold its parent's claims."""
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic, threaded: bool = True) -> None:
         self._monotonic = monotonic
@@ -55,7 +55,7 @@ class LeaseRenewer:
         self._not_before = float("-inf")
 
     def add(self, renewable: Renewable, *, after: float, droppable: bool = False) -> None:
-        """Tend this `after` seconds from now, and then as often as it says. `spare`: only if there is room."""
+        """Run this `after` seconds from now, and then as often as it returns. `droppable`: only if there is room."""
         notice()
         with self._changed:
             if droppable:
@@ -70,15 +70,15 @@ class LeaseRenewer:
                 self._changed.notify()
 
     def remove(self, renewable: Renewable) -> None:
-        """Stop looking after this one. Harmless when it is not watched."""
+        """Stop running this one. Harmless if it is not here."""
         with self._changed:
             self._due.pop(renewable, None)
 
     def tick(self) -> None:
-        """Tend everything that is due: what the store did not answer for the last time comes last, and one more failure
-        among that ends the round. So a part of a store that is silent holds nobody up for ever whose part is not.
+        """Run everything that is due. What got no answer from its store the last time comes last.
 
-        Whatever else one of them raises is its own affair: logged, tried again later, and no reason to let others lapse.
+        One more failure among those ends the round. So a silent part of a store does not delay the claims in other parts.
+        Any other exception is logged, and the renewable runs again later; it does not affect the others.
         """
         for renewable, due in sorted(self._take_due(), key=lambda pair: pair[0] in self._unanswered):
             after: float | None = FAILED_SECONDS
@@ -92,7 +92,7 @@ class LeaseRenewer:
                 self._unanswered.add(renewable)
                 continue
             except Exception:  # noqa: BLE001 - a store may raise anything, and this thread serves them all
-                _log.exception("a claim could not be looked after; it is tried again")
+                _log.exception("a claim could not be renewed or ended; it is tried again")
             self._unanswered.discard(renewable)
             self._put_back(renewable, due, after)
 
@@ -104,7 +104,7 @@ class LeaseRenewer:
     def _put_back(self, renewable: Renewable, due: float, after: float | None) -> None:
         with self._changed:
             if self._due.get(renewable) != due:
-                return  # settled meanwhile, or watched anew for another purpose
+                return  # removed while it ran, or added again for another write
             if after is None:
                 del self._due[renewable]
                 self._droppable.discard(renewable)
@@ -117,19 +117,19 @@ class LeaseRenewer:
         try:
             thread.start()
         except RuntimeError:
-            # The claim is granted and its view must run. The next claim tries again; until then leases lapse by policy.
+            # The claim is granted and its view must run. The next claim starts the thread; until then leases expire.
             _log.exception("no thread can be started: leases are not renewed")
         else:
             self._thread = thread
 
     def _pause(self) -> float:
-        """Seconds until something is due. Call with the condition held."""
+        """Return the seconds until something is due. Call it with the condition held."""
         self._planned = max(min(self._due.values(), default=float("inf")), self._not_before)
         return min(max(self._planned - self._monotonic(), 0.0), 60.0)
 
 
 def _run(weak: weakref.ref[LeaseRenewer], changed: threading.Condition) -> None:
-    """Holds the renewer only while working, so that an application that is dropped takes its thread along."""
+    """Run what is due, for ever. Holds the renewer only then, so that the thread ends with its application."""
     while True:
         with changed:
             if (renewer := weak()) is None:

@@ -1,6 +1,6 @@
-"""What an endpoint promises, and what becomes of each way its work can end.
+"""Define the policy of an endpoint, and decide what happens to a record when the view ends.
 
-Layers merge app → blueprint → nested blueprint → view; the innermost that names a value decides it.
+Layers merge app → blueprint → nested blueprint → view. The innermost that sets a value decides it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional"]
 
 
 class Decision(Enum):
-    """What becomes of a record when its work has ended."""
+    """What happens to a record when the view has ended."""
 
     KEEP = "keep"
     RELEASE = "release"
@@ -28,8 +28,8 @@ Decide: TypeAlias = Callable[[Any, BaseException | None], "Decision | str | None
 """(response, exception) → a decision, its name, or None to leave it to the other rules."""
 
 RELEASED_BY_DEFAULT = frozenset({307, 308, 401, 403, 407, 408, 409, 419, 421, 425, 429, 501, 503})
-"""Statuses by which a view says that nothing happened: another resource answers (3xx), or the same request may succeed
-later (P-45 in research/peers). Every other 5xx leaves it open how far the view came."""
+"""Statuses that say that the request had no effect. Another resource serves it (3xx), or it may succeed later (P-45 in
+research/peers). After any other 5xx it is unknown how far the view came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Policy:
 
     @property
     def on_expiry(self) -> OnExpiry:
-        """What a claim writes into its record for the case that its owner vanishes."""
+        """What a claim writes into its record for the case that its worker vanishes."""
         match self.on_abandoned:
             case "takeover":
                 return OnExpiry.TAKEOVER
@@ -78,9 +78,9 @@ class Policy:
     def decision(
         self, *, response: Any, status: int, error: BaseException | None, past_point: bool, overruled: bool = False
     ) -> Decision:
-        """Decide what becomes of a record whose work ended in this response, or in this unhandled error.
+        """Decide what happens to a record whose view ended in this response, or in this unhandled error.
 
-        Past the point of no return nothing is released: what would be is quarantined. See `stated` for the arguments.
+        Past the point of no return a release becomes a quarantine. See `stated` for the arguments.
         """
         stated = self.stated(response=response, status=status, error=error, overruled=overruled)
         return self.settled_as(stated, past_point=past_point)
@@ -88,10 +88,10 @@ class Policy:
     def stated(
         self, *, response: Any, status: int, error: BaseException | None, overruled: bool = False
     ) -> Decision | None:
-        """Return what `decide`, the status lists, `on_error` or the status itself say. None: `effects` decide.
+        """Return the decision of `decide`, the status lists, `on_error` or the status itself. None: `effects` decides.
 
-        `overruled`: an application hook put this status over a success of the view. So the status does not say what the
-        view did, and a 503 of the hook does not mean that nothing happened.
+        `overruled`: an application hook replaced a success of the view with this status. So the status does not show what
+        the view did, and a 503 of the hook does not mean that the request had no effect.
         """
         chosen = self.decide(response, error) if self.decide is not None else None
         if chosen is not None:
@@ -109,18 +109,18 @@ class Policy:
         return None if failed else Decision.KEEP
 
     def settled_as(self, stated: Decision | None, *, past_point: bool) -> Decision:
-        """Turn what was stated into a decision: `effects` decide when nothing states how far the view came."""
+        """Complete the decision: `effects` decides if it is not stated, and past the point a release quarantines."""
         by_effects = Decision.QUARANTINE if self.effects == "plain" else Decision.RELEASE
         decision = by_effects if stated is None else stated
         return Decision.QUARANTINE if past_point and decision is Decision.RELEASE else decision
 
     def check(self, *, joint: bool) -> None:
-        """Raises `ConfigurationError` for a combination that could not keep its promise. See `faults`."""
+        """Raise `ConfigurationError` if the values contradict each other. See `faults`."""
         if faults := self.faults(joint=joint):
             raise ConfigurationError(*faults)
 
     def faults(self, *, joint: bool) -> list[str]:
-        """One sentence for each combination that could not keep its promise: what cannot hold, why, and what can.
+        """Return one message for each contradiction: what it is, why, and what to set instead.
 
         `joint`: whether the store keeps its records in the database of the application's own session.
         """
@@ -164,13 +164,13 @@ def _some(statuses: frozenset[int]) -> str:
 
 
 Override: TypeAlias = Mapping[str, Any]
-"""The values that one layer names; keys are `Policy`'s field names. Loaded and checked by `settings.py`."""
+"""The values that one layer sets, by `Policy`'s field names. The package `settings` loads and checks them."""
 
 POLICY_FIELDS = frozenset(field.name for field in fields(Policy))
 
 
 def merge(base: Policy, *layers: Override) -> Policy:
-    """`base` with each layer's values laid over it, outermost first."""
+    """Return `base` with the values of each layer, outermost first."""
     for layer in layers:
         base = replace(base, **layer)
     return base

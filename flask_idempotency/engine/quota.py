@@ -1,8 +1,8 @@
-"""How much of a store one tenant may take, and how stores count it so that the count cannot drift.
+"""Define the quota of a tenant, and how stores count it without drift.
 
-What is kept for a while is counted by the edge of the bucket in which its life ends, and ends exactly at that edge: when
-the edge has passed, everything that was counted under it is over. Nothing needs to be counted down for it, and a ledger
-is as long as there are buckets, not keys. (The design, and those that drift: correctness.md, section 4.)
+A completed record counts under the edge of the time bucket in which it expires, and expires exactly at that edge. After
+the edge, the store drops the whole count. So no step counts down, and the counts take room for buckets, not keys.
+(The design, and those that drift: correctness.md, section 4.)
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final
 from flask_idempotency.engine.errors import ConfigurationError
 
 BUCKETS_PER_LIFE: Final = 32
-"""Lives end up to a thirty-second later than asked, and there are 64 buckets at most for each length of life."""
+"""Records expire up to a thirty-second of `keep` late, and each `keep` has at most 64 buckets."""
 
 
 MAX_LIMIT: Final = 2**53
-"""What every store can count to, and every database hold."""
+"""The largest number that every store can count to, and every database hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewKeys:
-    """`count` keys that were not there before, in each window of `seconds`. Windows are aligned to the store's clock.
+    """At most `count` new keys in each window of `seconds`. Windows are aligned to the store's clock.
 
-    So twice as many may come in a short while, half at the end of one window and half at the beginning of the next.
+    So twice as many may come in a short time, half at the end of one window and half at the start of the next.
     """
 
     count: int
@@ -34,14 +34,14 @@ class NewKeys:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one tenant may have at once. None is no limit. Known keys always pass: a limit is on new ones only."""
+    """The most that one tenant may have. None is no limit. Known keys always pass: limits apply to new ones only."""
 
     records: int | None = None
-    """Live records: in progress, quarantined, and answers whose life has not ended."""
+    """Live records: in progress, quarantined, and completed ones that have not expired."""
     bytes: int | None = None
-    """Stored bytes of plain answers. Reached, no new key is granted; answers of those in flight are still kept."""
+    """Stored bytes of plain responses. At the limit no new key is granted; requests in flight still store theirs."""
     in_flight: int | None = None
-    """Claims whose lease is running. A worker that vanished holds its place until then, and no longer."""
+    """Claims whose lease runs. A vanished worker counts until its lease expires."""
     new_keys: NewKeys | None = None
 
     @property
@@ -49,22 +49,22 @@ class Quota:
         return all(getattr(self, limit.name) is None for limit in fields(self))
 
     def overlaid(self, other: Quota | None) -> Quota:
-        """This quota with the limits that the other one names."""
+        """Return this quota with the limits that the other one sets."""
         if other is None:
             return self
         named = {limit.name: getattr(other, limit.name) for limit in fields(other)}
         return Quota(**{name: getattr(self, name) if value is None else value for name, value in named.items()})
 
     def divided(self, parts: int) -> Quota:
-        """What each of a tenant's parts may have: rounded up, so that together they may have less than `parts` more."""
+        """Return the quota of each shard of a tenant. It rounds up, so together they may have less than `parts` more."""
         return self._each(lambda limit: -(-limit // parts))
 
     def multiplied(self, parts: int) -> Quota:
-        """What so many parts may have together, each of which may have this."""
+        """Return what so many shards may have together if each has this quota."""
         return self._each(lambda limit: min(limit * parts, MAX_LIMIT))
 
     def less_than(self, parts: int) -> dict[str, int]:
-        """The limits that cannot be divided by so many: rounded up, a tenant might have a multiple of them. 0 can."""
+        """Return the limits too small to divide: rounded up, a tenant may have a multiple of them. 0 divides."""
         rate = None if self.new_keys is None else self.new_keys.count
         named = {"records": self.records, "bytes": self.bytes, "in_flight": self.in_flight, "new_keys": rate}
         return {name: limit for name, limit in named.items() if limit is not None and 0 < limit < parts}
@@ -92,29 +92,29 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one tenant has now, of what is counted. Claims granted without a quota are not."""
+    """What one tenant has now. Claims granted without a quota do not count."""
 
     records: int = 0
     bytes: int = 0
     in_flight: int = 0
     new_keys: int = 0
-    """In the window that is open now; of windows of several lengths, the most."""
+    """In the current window. If windows of several lengths are open: the highest number."""
 
     @classmethod
     def together(cls, parts: Iterable[Usage]) -> Usage:
-        """What these have in all."""
+        """Return the sum of these."""
         return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What a ledger said and a recount of the records did not. Zero for ever, unless records were deleted by hand."""
+    """The difference between the counts and a recount of the records. Always 0, unless someone deleted records by hand."""
 
     records: int = 0
     bytes: int = 0
     unsettled: int = 0
     busy: int = field(default=0, compare=False)
-    """Buckets that changed while they were counted, and so were left alone this time."""
+    """Buckets that changed while they were recounted. They keep their count this time."""
 
     @property
     def none(self) -> bool:
@@ -122,18 +122,18 @@ class Drift:
 
 
 def bucket_width_ms(keep: float) -> int:
-    """The width of the buckets in which lives of `keep` seconds end: a power of two of milliseconds, for exact sums."""
+    """Return the bucket width for records kept for `keep` seconds: a power of two of milliseconds, for exact sums."""
     return 1 << max(int(keep * 1000 / BUCKETS_PER_LIFE), 1).bit_length() - 1
 
 
 def bucket_edge_ms(now_us: int, keep_us: int, *, width_ms: int) -> int:
-    """When a life of `keep_us` that begins now ends, in whole milliseconds: at the next edge after it would have."""
+    """Return when a record kept for `keep_us` from now on expires, in milliseconds: the next bucket edge."""
     width_us = width_ms * 1000
     return -(-(now_us + keep_us) // width_us) * width_ms
 
 
 def window_of(now_us: int, rate: NewKeys) -> tuple[int, int]:
-    """The number of the window that is open now, and the microseconds until it closes."""
+    """Return the number of the current window, and the microseconds until it ends."""
     length = max(round(rate.seconds * 1_000_000), 1)
     return now_us // length, length - now_us % length
 
@@ -144,7 +144,7 @@ LIMITS: Final[Mapping[str, str]] = {
     "in-flight": "requests in flight",
     "new-keys": "new keys in this window",
 }
-"""By the name that an `OverQuota` gives, in the order in which they are looked at: what each counts."""
+"""What each limit counts, by its name in `OverQuota`, in the order in which stores check them."""
 
 
 def _is_count(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Where duplicates wait for the first one's answer: few seats, and none of them in a store."""
+"""Let duplicates of a running request wait for its response, a few in each process."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
 
 SLOTS_PER_KEY = 2
-"""More duplicates of one key than this get their refusal at once: they would only keep others from waiting."""
+"""Most duplicates of one key that wait. Further ones are refused immediately, to leave slots for other keys."""
 
 
 class Notifier(Protocol):
-    """Rings where somebody waits for a key that was settled in another process. It may miss one: nobody may rely on it."""
+    """Wakes waiters of keys whose claim ended in another process. It may miss one, so waiters must also poll."""
 
     def subscribe(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> AbstractContextManager[None]:
-        """While inside, `wake` is called soon after one of these is settled, and whenever that may have been missed.
+        """Call `wake` soon after a claim on one of these keys ends, and whenever that may have been missed.
 
-        From whatever thread, and more than once. Neither waits for a store nor raises what one says.
+        It may call from any thread and more than once. It never waits for a store, and never raises a store's error.
         """
         ...
 
 
 class Waiters:
-    """Bounds who may wait in this process, and wakes those whose key was settled.
+    """Limits how many requests wait in this process, and wakes them when their claim ends.
 
-    What was settled in this process it is told by `wake`; what was settled elsewhere, by the store's bell if it has one.
+    `notify` reports claims that end in this process. The store's notifier, if it has one, reports all others.
 
-    Every waiter holds a worker thread. Unbounded, the duplicates of one slow request would leave no thread for anybody
-    else, its own owner's calls back to this service included.
+    Every waiter holds a worker thread. Without a limit, the duplicates of one slow request would take all threads, also
+    those for calls that its own view makes back to this service.
     """
 
     def __init__(self, slots: int, *, notifier: Notifier | None = None) -> None:
@@ -41,18 +41,18 @@ class Waiters:
         after_fork(self._start_empty)
 
     def _start_empty(self) -> None:
-        """In a child too: the parent's threads that wait are not here to leave."""
+        """Start without waiters, also in a forked child, which has none of its parent's threads."""
         self._free = self._slots
         self._lock = threading.Lock()
         self._waiting: dict[StorageKey, list[threading.Event]] = {}
 
     @contextmanager
     def slot(self, key: StorageKey, *former: StorageKey) -> Iterator[threading.Event | None]:
-        """An event that is set when the key is settled, or None when there is no seat.
+        """Wait for this key: yield an event that is set when its claim ends, or None if no slot is free.
 
-        `former` is what it is called under older secrets: whoever has claimed it may know only one of them.
+        `former` are its storage keys under older secrets: the worker that holds the claim may know only one of them.
         """
-        event = self._sit(key)
+        event = self._take_slot(key)
         if event is None:
             yield None
             return
@@ -60,31 +60,31 @@ class Waiters:
             with nullcontext() if self._notifier is None else self._notifier.subscribe((key, *former), event.set):
                 yield event
         finally:
-            self._leave(key, event)
+            self._free_slot(key, event)
 
     def notify(self, key: StorageKey) -> None:
-        """The key was settled: whoever waits for it should look."""
+        """Wake the requests that wait for this key: its claim has ended."""
         if not self._waiting:
             return
         with self._lock:
             for event in self._waiting.get(key, ()):
                 event.set()
 
-    def _sit(self, key: StorageKey) -> threading.Event | None:
+    def _take_slot(self, key: StorageKey) -> threading.Event | None:
         with self._lock:
-            seated = self._waiting.get(key, [])
-            if self._free <= 0 or len(seated) >= SLOTS_PER_KEY:
+            waiting = self._waiting.get(key, [])
+            if self._free <= 0 or len(waiting) >= SLOTS_PER_KEY:
                 return None
             self._free -= 1
             event = threading.Event()
-            self._waiting[key] = [*seated, event]
+            self._waiting[key] = [*waiting, event]
             return event
 
-    def _leave(self, key: StorageKey, event: threading.Event) -> None:
+    def _free_slot(self, key: StorageKey, event: threading.Event) -> None:
         with self._lock:
             self._free += 1
-            left = [other for other in self._waiting[key] if other is not event]
-            if left:
-                self._waiting[key] = left
+            others = [other for other in self._waiting[key] if other is not event]
+            if others:
+                self._waiting[key] = others
             else:
                 del self._waiting[key]

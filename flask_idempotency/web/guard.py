@@ -641,7 +641,7 @@ class Guard:
 
     def _join_unclaimed(self, state: RequestState) -> None:
         if self.engine.transactions is not None:
-            state.unclaimed = self.engine.transactions.join((), b"", operation=state.operation, told=_ignore)
+            state.unclaimed = self.engine.transactions.join((), b"", operation=state.operation, on_early_commit=_ignore)
 
     def commit_unclaimed(self, state: RequestState, response: Response) -> None:
         """Commit the rows of a transactional view that ran without a claim."""

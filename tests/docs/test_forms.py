@@ -79,14 +79,14 @@ def test_a_form_that_is_sent_twice_makes_one_post(names: Names) -> None:
 
 def test_the_second_of_two_clicks_waits_for_the_first(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     app, begun, waiting, go = names["app"], Event(), Event(), Event()
-    sit = Waiters._sit
+    sit = Waiters._take_slot
 
     def sat(room: Waiters, key: StorageKey) -> Event | None:
         seat = sit(room, key)
         waiting.set()
         return seat
 
-    monkeypatch.setattr(Waiters, "_sit", sat)
+    monkeypatch.setattr(Waiters, "_take_slot", sat)
 
     class Posts(list[Any]):
         def append(self, post: Any) -> None:

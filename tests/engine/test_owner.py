@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flask_idempotency.engine.model import CORRUPT, NOBODY, OnExpiry, Record, State
+from flask_idempotency.engine.model import CORRUPT, NO_INFO, OnExpiry, Record, State
 from flask_idempotency.engine.recovery import LAPSED, clamp_clock, idle_seconds, max_remaining
 from flask_idempotency.testing.contract.support import FINGERPRINT, PAYLOAD
 
@@ -23,7 +23,7 @@ def record(state: State, *, remaining: float, reason: str = "") -> Record:
         attempt=1,
         fingerprint=FINGERPRINT,
         on_expiry=OnExpiry.QUARANTINE,
-        info=NOBODY,
+        info=NO_INFO,
         requested_at=NOW - 100,
         deadline=NOW + remaining,
         remaining=remaining,

@@ -27,7 +27,7 @@ class Book:
     log: list[str] = field(default_factory=list)
     keys: tuple[StorageKey, ...] = ()
     token: bytes = b""
-    told: Callable[[], None] | None = None
+    on_early_commit: Callable[[], None] | None = None
     committed_early: bool = False
     refusal: Exception | None = None
     """What the database says to the commit. With `committed` it says so after it has done it."""
@@ -43,14 +43,16 @@ class Book:
     def unsaved(self) -> bool:
         return False
 
-    def join(self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]) -> Book:
+    def join(
+        self, keys: Sequence[StorageKey], token: bytes, *, operation: str, on_early_commit: Callable[[], None]
+    ) -> Book:
         self.log.append("join")
         if not self.joinable:
             raise ConfigurationError("there is no session here")
-        self.keys, self.token, self.told = tuple(keys), token, told
+        self.keys, self.token, self.on_early_commit = tuple(keys), token, on_early_commit
         return self
 
-    def on_committed(self, told: Callable[[StorageKey, Record], None]) -> None:
+    def on_committed(self, callback: Callable[[StorageKey, Record], None]) -> None:
         return
 
     def commit(self) -> None:
@@ -220,9 +222,9 @@ def test_what_was_committed_after_all_survives_the_later_decision(house: House, 
 def test_work_that_committed_early_is_never_released(house: House, book: Book) -> None:
     """Something of it is in the database for good: without its answer nobody may run it again."""
     claim = house.won()
-    assert book.told is not None
+    assert book.on_early_commit is not None
     book.committed_early = True
-    book.told()
+    book.on_early_commit()
     book.refusal = NotCommitted("refused", retryable=True)
 
     with pytest.raises(NotCommitted):

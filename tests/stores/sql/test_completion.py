@@ -53,7 +53,7 @@ class Joint:
         """Claim these keys and write a row, as a view does."""
         for key in keys:
             granted(self.store.claim(a_request(key), token=self.token, lease=LEASE, quota=quota))
-        transaction = self.store.transactions.join(keys, self.token, operation="pay", told=lambda: None)
+        transaction = self.store.transactions.join(keys, self.token, operation="pay", on_early_commit=lambda: None)
         self.sessions().execute(insert(payments).values(amount=100))
         return transaction
 
@@ -153,7 +153,7 @@ def test_a_tenant_erased_during_the_view_keeps_its_rows_and_no_response(
     joint, key = open_joint(), a_key()
     add(joint.store, key.tid)
     granted(joint.store.claim(a_request(key), token=joint.token, lease=LEASE))
-    transaction = joint.store.transactions.join([key], joint.token, operation="pay", told=lambda: None)
+    transaction = joint.store.transactions.join([key], joint.token, operation="pay", on_early_commit=lambda: None)
     joint.store.data_keys.shred(key.tid)
     joint.sessions().execute(insert(payments).values(amount=100))
 
@@ -194,7 +194,7 @@ def test_a_superseded_worker_gets_a_lost_lease_and_no_key_error(joint: Joint, cl
     """To seal its answer anew would not help."""
     key = a_key()
     granted(joint.store.claim(a_request(key), token=a_token(), lease=LEASE))
-    transaction = joint.store.transactions.join([key], joint.token, operation="pay", told=lambda: None)
+    transaction = joint.store.transactions.join([key], joint.token, operation="pay", on_early_commit=lambda: None)
 
     with pytest.raises(LeaseLost):
         transaction.settle(storing(SEALED), keep=KEEP, otherwise=never)
@@ -204,7 +204,7 @@ def test_a_process_without_quota_still_counts_counted_keys(open_joint: OpenJoint
     """Also within the application's transaction."""
     claiming, joint, key = open_joint(), open_joint(), a_key()
     granted(claiming.store.claim(a_request(key), token=joint.token, lease=LEASE, quota=ROOM))
-    transaction = joint.store.transactions.join([key], joint.token, operation="pay", told=lambda: None)
+    transaction = joint.store.transactions.join([key], joint.token, operation="pay", on_early_commit=lambda: None)
 
     transaction.settle(storing(PAYLOAD), keep=KEEP, otherwise=never)
 

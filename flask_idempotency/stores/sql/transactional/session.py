@@ -97,7 +97,7 @@ class SessionTransactions:
         return self._snapshots[level]
 
     def join(
-        self, keys: Sequence[StorageKey], token: bytes, *, operation: str, told: Callable[[], None]
+        self, keys: Sequence[StorageKey], token: bytes, *, operation: str, on_early_commit: Callable[[], None]
     ) -> SessionTransaction:
         """Listen to the session of this context until `leave`."""
         sessions = self._sessions()
@@ -109,7 +109,7 @@ class SessionTransactions:
 
         def early() -> None:
             self._report(operation)
-            told()
+            on_early_commit()
 
         transaction = SessionTransaction(
             self, tuple(keys), token, session=session, factory=sessions.session_factory, early=early

@@ -13,7 +13,7 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import Answer, DataKey
 from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import NOBODY, RequestInfo, SealedBy, StoredPayload
+from flask_idempotency.engine.model import NO_INFO, RequestInfo, SealedBy, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.data_keys import BATCH_BYTES, Scan
@@ -405,7 +405,7 @@ def test_a_response_is_found_after_any_header(store: RedisStore) -> None:
     payloads += [PAYLOAD, replace(PAYLOAD, byte_size=2**53 + 1), replace(PAYLOAD, data=b"")]
     expected = {}
     for payload in payloads:
-        for each in (NOBODY, about):
+        for each in (NO_INFO, about):
             key, token = a_key(), a_token()
             granted(store.claim(a_request(key, about=each), token=token, lease=LEASE, quota=Quota()))
             store.complete(key, token, payload, keep=KEEP)
