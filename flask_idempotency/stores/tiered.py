@@ -1,4 +1,4 @@
-"""A system of record with a cache of its answers before it: the system grants, the cache only replays or denies."""
+"""A replay cache in front of a system of record: the system grants all claims, and the cache only replays."""
 
 from __future__ import annotations
 
@@ -201,44 +201,44 @@ class TieredStore:
         self._system.mark_corrupt(key, payload)
 
     def _get(self, key: StorageKey) -> Record | Missed:
-        place = self._place(key)
-        if place is None:
+        cache_key = self._cache_key(key)
+        if cache_key is None:
             return Missed()
         try:
-            return self._cache.get(place)
+            return self._cache.get(cache_key)
         except Exception:  # noqa: BLE001 - after any error, the system of record still decides
             _log.exception("The replay cache failed: this request uses the system of record")
             return Missed()
 
     def _cache_record(self, key: StorageKey, record: Record, missed_at: int) -> None:
-        place = self._place(key)
-        if place is None:
+        cache_key = self._cache_key(key)
+        if cache_key is None:
             return
         try:
-            self._cache.put(place, record, missed_at=missed_at)
+            self._cache.put(cache_key, record, missed_at=missed_at)
         except Exception:  # noqa: BLE001 - the record is committed, so the call must succeed
             _log.exception("The replay cache failed: the next replay uses the system of record")
 
     def _forget(self, key: StorageKey) -> None:
-        place = self._place(key)
-        if place is None:
+        cache_key = self._cache_key(key)
+        if cache_key is None:
             return
         try:
-            self._cache.forget(place)
+            self._cache.forget(cache_key)
         except Exception:  # noqa: BLE001 - a stale copy does not decrypt, or a later request reports it as corrupt again
             _log.exception("The replay cache failed: its copy of this response stays until it expires")
 
     def _invalidate(self, key: StorageKey, fence: int) -> bool:
-        place = self._place(key)
-        if place is None:
+        cache_key = self._cache_key(key)
+        if cache_key is None:
             return False
         try:
-            return self._cache.invalidate(place, fence=fence)
+            return self._cache.invalidate(cache_key, fence=fence)
         except Exception:  # noqa: BLE001 - the caller gets False
             _log.exception("The replay cache failed")
             return False
 
-    def _place(self, key: StorageKey) -> StorageKey | None:
+    def _cache_key(self, key: StorageKey) -> StorageKey | None:
         """Return the key in the cache, or None while the system's identity is unknown."""
         if self._identified is None:
             return key

@@ -1,7 +1,7 @@
-"""A record as one string: 77 bytes of header, whom it is about, and what came of it.
+"""Encode a record as one string: 77 bytes of header, the request that it belongs to, and its outcome.
 
-     0     1  format (high three bits), state (two), taken over when lapsed, success, counted (one each). In flight nothing
-              has succeeded yet, and that bit says that others may wait for what comes of it
+     0     1  format (high three bits), state (two), take over on expiry, success, counted (one each). In flight, the
+              success bit means that requests may wait for the completion
      1    16  token
     17     7  fence
     24     1  attempt, never above 255
@@ -13,14 +13,14 @@
     61    16  tid
     77   3+n  about: length, then tenant, principal, method and operation, each after its length
           m   completed: byte_size, the key that it is sealed by, and the payload
-              quarantined: the reason after its length; where a completed record was condemned, the same as before after it
+              quarantined: the reason after its length; then, if the record was completed and is corrupt, the fields above
               processing: nothing
 
-A length takes as few bytes as it needs, seven bits in each. So does the key's number, to which one is added; after it
-comes the key's id, after its length. An answer that is not sealed has a zero there and nothing else.
+A length takes as few bytes as it needs, seven bits in each. So does the data key's number plus one. The wrapping key's
+id follows, after its length. A response that is not sealed has only a zero there.
 
-`lua/lib/write.lua` writes what is read here. One string, because a hash of the same fields takes half as much again, and
-because a string of which half is there cannot exist.
+`lua/lib/write.lua` writes this format. A hash of the same fields would take half as much memory again, and could exist
+with only some of its fields.
 """
 
 from __future__ import annotations
@@ -48,15 +48,18 @@ from flask_idempotency.stores import microseconds
 TOKEN_BYTES = 16
 FINGERPRINT_BYTES = 17
 ABOUT_TEXT_BYTES = 65536
-"""What fits of each text about a request. A principal is the application's and may be a whole token or worse: for an
-auditor its beginning will do, and to refuse the payment for its sake would not."""
+"""Longest text about a request. The store cuts longer ones.
+
+An application's principal may be as long as a whole token. Its beginning is enough for an auditor, and no reason to refuse
+a payment.
+"""
 
 KID_BYTES: Final = 255
-"""Of the id of a key: the data keys beside the records have one byte for this length."""
+"""Longest id of a wrapping key: stored data keys have one byte for this length."""
 LARGEST_BYTES: Final = LARGEST_PAYLOAD + 8 * ABOUT_TEXT_BYTES
-"""Of a whole record. `lua/lib/record.lua` has the same number."""
+"""Longest record. `lua/lib/record.lua` has the same number."""
 _LENGTH_BYTES: Final = 9
-"""Of a length: as many as `lua/lib/length.lua` reads, and enough for 63 bits. A longer one takes quadratic time to read."""
+"""Longest encoding of a length, also in `lua/lib/length.lua`. It holds 63 bits. Longer ones take quadratic time to read."""
 _LATEST_MS: Final = int(LATEST) * 1000
 
 _CUT = "…".encode()
@@ -66,11 +69,11 @@ _TID = slice(61, 61 + TID_BYTES)
 _SHORT = [bytes((number,)) for number in range(128)]
 _STATES = {1: State.PROCESSING, 2: State.COMPLETED, 3: State.QUARANTINED}
 NUMBERS = {state: number for number, state in _STATES.items()}
-"""Of states, as scripts are told of them."""
+"""The number of each state, as records store it and scripts get it."""
 
 
 def about_bytes(about: RequestInfo) -> bytes:
-    """As it stands in a record, its length before it. A text that is too long is cut, and ends in "…" then."""
+    """Encode the request's texts for a record, after their length. Cut a text that is too long, and end it in "…"."""
     parts = list[bytes]()
     for text in (about.tenant, about.principal, about.method, about.operation):
         # A tenant or a principal may be any str, lone surrogates included.
@@ -84,65 +87,65 @@ def about_bytes(about: RequestInfo) -> bytes:
 
 
 def payload_bytes(payload: StoredPayload) -> bytes:
-    """The part of a payload that scripts compare and do not read. Raises `ValueError` for one that does not fit."""
+    """Encode the part of a payload that scripts compare but do not read. Raise `ValueError` if it does not fit."""
     if payload.sealed_by is None:
         return _length(payload.byte_size) + b"\0" + payload.data
     by, kid = payload.sealed_by, payload.sealed_by.kid.encode()
     if by.number < 0 or len(kid) > KID_BYTES:
-        raise ValueError("a data key's number that is below zero, or a key's id that is too long, does not fit")
+        raise ValueError(f"a negative number of a data key, or a key's id over {KID_BYTES} bytes, does not fit")
     return b"".join((_length(payload.byte_size), _length(by.number + 1), _length(len(kid)), kid, payload.data))
 
 
 def reason_bytes(reason: str) -> bytes:
-    """As it stands in a record, its length before it. One that is too long is cut, as texts about a request are."""
+    """Encode a quarantine's reason for a record, after its length. Cut one that is too long."""
     return _long_text(reason[: ABOUT_TEXT_BYTES + 1].encode("utf-8", "surrogatepass"))
 
 
 def tid_of(data: bytes) -> bytes:
-    """Whose record these bytes are, which `decode` has read."""
+    """Return the tenant id of these bytes. Call `decode` first, which validates them."""
     return data[_TID]
 
 
 def reason_of(data: bytes) -> str:
-    """Why a record is quarantined. Raises `CorruptRecord` for what this release did not write."""
+    """Decode why a record is quarantined. Raise `CorruptRecord` if it is not text."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise CorruptRecord("the reason of the quarantine in Redis is not text") from error
+        raise CorruptRecord("the quarantine's reason in Redis is not text") from error
 
 
 def decode(data: bytes, *, now: float) -> Record:
-    """The record that these bytes are. Raises `CorruptRecord` for what this release did not write."""
+    """Decode a record. Raise `CorruptRecord` if this release did not write these bytes."""
     if not _HEADER.size <= len(data) <= LARGEST_BYTES:
-        raise CorruptRecord("the record in Redis is cut short, or longer than any that we write")
+        raise CorruptRecord(f"the record in Redis has {len(data)} bytes, not {_HEADER.size} to {LARGEST_BYTES}")
     first, token, fence, attempt, fingerprint, requested, ends, took, status, _, about_size = _HEADER.unpack_from(data)
     if first >> 5 != _FORMAT:
-        raise CorruptRecord(f"record format {first >> 5} is not known to this release")
+        raise CorruptRecord(f"this release does not know record format {first >> 5}")
     requested_ms, deadline_ms = int.from_bytes(requested, "big"), int.from_bytes(ends, "big")
     completed_ms, deadline = requested_ms + int.from_bytes(took, "big"), deadline_ms / 1000
     if completed_ms > _LATEST_MS or deadline_ms > _LATEST_MS:
-        raise CorruptRecord("a time in the record in Redis is behind the year 9999")
+        raise CorruptRecord("the record in Redis has a time after the year 9999")
     completed_at = payload = None
     reason, at, texts = "", _HEADER.size, list[str]()
     tail = at + int.from_bytes(about_size, "big")
     try:
         state = _STATES[first >> 3 & 3]
         if state is State.COMPLETED and deadline_ms < completed_ms:
-            raise CorruptRecord("the answer in Redis ended before it was there")
-        # In all four places: most lengths take one byte, and a call costs more than to read it.
+            raise CorruptRecord("the response in Redis expires before it was completed")
+        # Inlined in all four places: most lengths take one byte, and a call costs more than reading it.
         for _ in range(4):
             size, start = (data[at], at + 1) if data[at] < 128 else _read_length(data, at)
             at = start + size
             if size > ABOUT_TEXT_BYTES or at > tail:
-                raise CorruptRecord("a text in the record in Redis is longer than the record says")
+                raise CorruptRecord("a text in the record in Redis is too long")
             texts.append(data[start:at].decode("utf-8", "surrogatepass"))
         if at != tail:
-            raise CorruptRecord("the record in Redis is not put together as this release does it")
+            raise CorruptRecord("the texts in the record in Redis end in the wrong place")
         if state is State.QUARANTINED:
             size, start = _read_length(data, at)
             at = start + size
             if size > ABOUT_TEXT_BYTES or at > len(data):
-                raise CorruptRecord("the reason of the quarantine in Redis is cut short")
+                raise CorruptRecord("the quarantine's reason in Redis is cut short")
             reason = reason_of(data[start:at])
         if state is State.COMPLETED or (state is State.QUARANTINED and at < len(data)):
             completed_at, sealed_by = completed_ms / 1000, None
@@ -152,12 +155,12 @@ def decode(data: bytes, *, now: float) -> Record:
                 size, start = _read_length(data, at)
                 at = start + size
                 if size > KID_BYTES or at > len(data):
-                    raise CorruptRecord("the record in Redis is cut short, or the id of its key is too long")
+                    raise CorruptRecord("the key's id in the record in Redis is cut short, or too long")
                 sealed_by = SealedBy(data[start:at].decode(), number - 1)
             payload = StoredPayload(data[at:], status, first & 2 == 2, byte_size, sealed_by)
     except (ValueError, IndexError, KeyError) as error:
         raise CorruptRecord("the bytes in Redis are not a record") from error
-    # By position: this is on every replay's path, and names cost a microsecond.
+    # By position: every replay runs this, and names would cost a microsecond.
     return Record(
         state,
         token,
@@ -177,16 +180,16 @@ def decode(data: bytes, *, now: float) -> Record:
 
 
 def encode(record: Record, *, tid: bytes) -> bytes:
-    """The bytes that make `decode` tell this record again, its times to the millisecond; and of which tenant.
+    """Encode a record of this tenant for `decode`, with times to the millisecond.
 
-    Raises `ValueError` for one that does not fit: nothing is cut or rounded down here to make it.
+    Raise `ValueError` if a value does not fit. Unlike `about_bytes`, never cut one.
     """
     sizes = len(record.token), len(record.fingerprint), len(tid)
     about = record.info
     texts = about.tenant, about.principal, about.method, about.operation
     fits = sizes == (TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES) and not record.erased
     if not fits or any(len(text.encode("utf-8", "surrogatepass")) > ABOUT_TEXT_BYTES for text in texts):
-        raise ValueError("a token, a fingerprint, a tenant or a text does not fit, or that it was erased")
+        raise ValueError("a token, a fingerprint, a tenant or a text does not fit, or the record is erased")
     try:
         return _encode(record, tid)
     except (OverflowError, StructError) as error:
@@ -201,13 +204,13 @@ def _encode(record: Record, tid: bytes) -> bytes:
         tail = _length(len(reason)) + reason
     if record.state is State.COMPLETED or payload is not None:
         if payload is None or record.completed_at is None or payload.byte_size < 0:
-            raise ValueError("a completed record has a result, and a time")
+            raise ValueError("a completed record needs a payload and a completion time")
         success, status, tail = payload.success, payload.status, tail + payload_bytes(payload)
         duration = round(record.completed_at * 1000) - requested
         if record.state is State.COMPLETED and deadline < requested + duration:
-            raise ValueError("a life that ends before it began does not fit")
+            raise ValueError("a completed record must not expire before its completion")
     if max(requested + duration, deadline) > _LATEST_MS:
-        raise ValueError("a time behind the year 9999 does not fit")
+        raise ValueError("a time after the year 9999 does not fit")
     takeover = record.on_expiry is OnExpiry.TAKEOVER
     first = _FORMAT << 5 | NUMBERS[record.state] << 3 | takeover << 2 | success << 1 | record.in_quota
     about = about_bytes(record.info)
@@ -228,7 +231,7 @@ def _encode(record: Record, tid: bytes) -> bytes:
 
 
 def _long_text(data: bytes) -> bytes:
-    """This text after its length; cut in front of a letter, with "…", if it is too long."""
+    """Return this text after its length. Cut one that is too long between two letters, and add "…"."""
     if len(data) > ABOUT_TEXT_BYTES:
         end = ABOUT_TEXT_BYTES - len(_CUT)
         while data[end] & 0xC0 == 0x80:  # in the middle of a letter
@@ -238,7 +241,7 @@ def _long_text(data: bytes) -> bytes:
 
 
 def _length(number: int) -> bytes:
-    """A number in as few bytes as it needs, seven bits in each: most lengths here take one."""
+    """Encode a number in as few bytes as it needs, seven bits in each. Most lengths take one byte."""
     if number < 128:
         return _SHORT[number]
     out = bytearray()
@@ -250,9 +253,9 @@ def _length(number: int) -> bytes:
 
 
 def _read_length(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at this place and where it ends. Raise `CorruptRecord` for one that `_length` did not write.
+    """Return the number at this position, and the position after it. Raise `CorruptRecord` if `_length` did not write it.
 
-    The scripts compare a payload byte by byte with what is written anew, so there is one spelling of each number.
+    Scripts compare encoded payloads byte by byte, so each number has exactly one valid encoding.
     """
     number = data[at]
     if number < 128:
@@ -260,20 +263,20 @@ def _read_length(data: bytes, at: int) -> tuple[int, int]:
     number, shift, last = number & 127, 7, at + _LENGTH_BYTES - 1
     while data[at := at + 1] > 127:
         if at == last:
-            raise CorruptRecord("a length in the record in Redis is longer than any that we write")
+            raise CorruptRecord(f"a length in the record in Redis has more than {_LENGTH_BYTES} bytes")
         number |= (data[at] & 127) << shift
         shift += 7
     if data[at] == 0:
-        raise CorruptRecord("a length in the record in Redis is not written as this release does it")
+        raise CorruptRecord("a length in the record in Redis is padded")
     return number | data[at] << shift, at + 1
 
 
-# An application keeps its answers for a few lengths of time, again and again.
+# An application has few distinct values of `keep`.
 _width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 
 
 def completion(payload: StoredPayload, *, keep: float) -> tuple[int, int, int, bytes, int, int]:
-    """Arguments 4 to 9 of `complete.lua` and `resolve.lua`."""
+    """Return arguments 4 to 9 of `complete.lua` and `resolve.lua`."""
     number = 0 if payload.sealed_by is None else payload.sealed_by.number
     facts = int(payload.success), payload.status, payload_bytes(payload), number
     return microseconds(keep), *facts, _width_ms(keep)

@@ -51,26 +51,29 @@ from flask_idempotency.stores.redis.notifications import RedisNotifier
 from flask_idempotency.stores.redis.quota import RedisLedger, limits_of
 from flask_idempotency.stores.redis.scripts import Script
 
-GIVEN_UP_MS = 60_000
-"""For how long a claim may still be on its way, in the buffers of a server that was frozen or of a network, when whoever
-asked has given it up."""
+CANCELLED_MS = 60_000
+"""How long Redis refuses the token of a cancelled claim.
+
+The claim may still arrive this late, from the buffers of a network or of a frozen server.
+"""
 
 _SIZES = TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES
 
 
 class RedisStore:
-    """Keeps the contract while Redis remembers: every method is one script, and one round trip.
+    """Keep the store's contract while Redis loses no data. Every method is one script, and one round trip.
 
-    `server` is a URL or a ready-made client of redis-py or valkey-py. A ready-made one is used as it is: give it a
-    `socket_timeout`, or a request waits for a silent server for ever. A Redis that has forgotten something, by restarting,
-    by fail-over or because it was emptied, lets no key run that it does not know, unless the `rules` say otherwise; it has
-    to be made ready once (`memory.initialise`).
+    `server` is a URL, or your own client of redis-py or valkey-py. Give your client a `socket_timeout`: without one, a
+    request may wait for a silent server for ever.
 
-    With `replicas`, what is promised counts when so many replicas have it, and else raises `StoreUnavailable`.
+    Prepare a new Redis once (`data_loss.initialise`). Redis may lose data in a restart or a fail-over, or when you empty
+    it. Afterwards, the store refuses unknown keys, unless the `rules` allow them.
 
-    A Redis that is out of memory grants no new claims. Renewing, marking, completing, releasing and holding still work
-    until the operating system says no: the effect has happened, and its answer must not be lost. This holds on every
-    Redis from 6.2 and every Valkey.
+    With `replicas`, a write counts only if this many replicas have it. Otherwise the store raises `StoreUnavailable`.
+
+    A full Redis grants no new claims. It still renews, marks, completes, releases and quarantines, until the operating
+    system refuses memory: the effect has happened, so its response must be kept. This holds for every Redis from 6.2 and
+    every Valkey.
     """
 
     def __init__(
@@ -93,20 +96,20 @@ class RedisStore:
         self.notifier = RedisNotifier(self._client.pubsub)
 
     def check(self) -> None:
-        """Raises `ConfigurationError` when this Redis may evict records.
+        """Raise `ConfigurationError` if this Redis may evict records.
 
-        A server that cannot be reached, or will not tell, is only logged: an application must start without it. It is
-        asked again before the first claim, and grants none while it evicts.
+        If the server does not answer, or hides its policy, log a warning: your application must start without it. The
+        first claim checks again, and the store grants no claim while Redis evicts.
         """
         self._eviction.refuse_to_start()
         if not self._eviction.possible:
-            # It has answered. A silent one would be waited for once more.
+            # The server answers. A silent one would make this call wait a second time.
             self.data_loss.warn()
         else:
             self.data_loss.look_soon()
 
     def close(self) -> None:
-        """Close the connections of a client that was made from a URL. Another's client is left alone."""
+        """Close the connections if you passed a URL. A client of your own stays open."""
         self.notifier.close()
         if self._owned:
             self._client.close()
@@ -131,15 +134,15 @@ class RedisStore:
             *self.data_loss.arguments(request),
             *(() if quota is None else limits_of(quota)),
         )
-        answer = self._server.run(scripts.CLAIM, concerned, *arguments, tries=tries)
-        if answer == [b"DOUBT"]:
+        result = self._server.run(scripts.CLAIM, concerned, *arguments, tries=tries)
+        if result == [b"DOUBT"]:
             self.data_loss.judge()
-            answer = self._server.run(scripts.CLAIM, concerned, *arguments, tries=tries)
-        if tries.repeated and answer[:1] not in ([b"CLAIMED"], [b"REPLAYED"]):
-            # The first one may arrive yet, when this key is free: nobody would do its work. What is known is known either way.
+            result = self._server.run(scripts.CLAIM, concerned, *arguments, tries=tries)
+        if tries.repeated and result[:1] not in ([b"CLAIMED"], [b"REPLAYED"]):
+            # The first try may still arrive, and claim a free key for a request that has ended. So cancel it here.
             with suppress(LeaseLost, StoreUnavailable):
                 self.release(request.key, token)
-        match answer:
+        match result:
             case [b"CLAIMED", fence, attempt, left, era]:
                 grant = Grant(token, fence, attempt, left / 1_000_000, era)
                 self.data_loss.granted(request, grant)
@@ -149,7 +152,7 @@ class RedisStore:
                     record = decode(data, now=now / 1_000_000)
                     return with_erasure(record, *erasure) if erasure else record
                 except CorruptRecord:
-                    # Scripts read less of a record than this: to them it was one that time ends.
+                    # Scripts read less of a record than `decode`: to them it was a completed record that expires.
                     self._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), data)
                     raise
             case [b"IN-FLIGHT", left]:
@@ -163,10 +166,10 @@ class RedisStore:
             case [b"DATA-LOSS", loss, noticed]:
                 raise self.data_loss.lost(loss, noticed=bool(noticed))
             case [b"DOUBT"]:
-                # Redis is there: this is no outage, and the request must not run unprotected.
+                # Redis answers, so this is no outage: the request must not run unprotected.
                 raise self.data_loss.lost(b"changed", noticed=False)
             case [b"CANCELLED"]:
-                raise StoreUnavailable("this claim came after it was given up")
+                raise StoreUnavailable("the claim was cancelled before it reached the store")
             case _:
                 raise corrupt()
 
@@ -182,7 +185,7 @@ class RedisStore:
     def release(self, key: StorageKey, token: bytes) -> None:
         keys = layout.keys(key)
         concerned = *keys, layout.cancelled(keys, token)
-        self._run(scripts.RELEASE, concerned, token, GIVEN_UP_MS, done=(b"DONE", b"ABSENT"))
+        self._run(scripts.RELEASE, concerned, token, CANCELLED_MS, done=(b"DONE", b"ABSENT"))
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         self._run(scripts.QUARANTINE, layout.keys(key), token, reason_bytes(reason))
@@ -202,22 +205,22 @@ class RedisStore:
     def _run(
         self, script: Script, keys: Sequence[bytes], *arguments: bytes | int, done: tuple[bytes, ...] = (b"DONE",)
     ) -> None:
-        """Run a script of an owner. Raise why it changed nothing, unless its answer is one of `done`.
+        """Run a script of an owner. Raise the reason of a refusal, unless the result is one of `done`.
 
-        After a restart of Redis judge first whether it lost anything, and run it again.
+        After a restart of Redis, first check for data loss, then run the script again.
         """
         name = layout.name(keys)
-        answer = self._server.run(script, keys, name, *arguments)
-        if answer == b"DOUBT":
+        result = self._server.run(script, keys, name, *arguments)
+        if result == b"DOUBT":
             self.data_loss.judge()
-            answer = self._server.run(script, keys, name, *arguments)
-        if answer not in done:
-            raise _refusal(answer)
+            result = self._server.run(script, keys, name, *arguments)
+        if result not in done:
+            raise _refusal(result)
 
 
-def _refusal(answer: Any) -> Exception:
-    """Return why a script of an owner changed nothing."""
-    match answer:
+def _refusal(result: Any) -> Exception:
+    """Return the error for a script that refused its owner."""
+    match result:
         case b"ABSENT":
             return LeaseLost("the record is gone")
         case b"DOUBT":
@@ -225,4 +228,4 @@ def _refusal(answer: Any) -> Exception:
         case b"LOST":
             return LeaseLost("the record belongs to another worker, or is completed")
         case _:
-            return missing_data_key(answer) or corrupt()
+            return missing_data_key(result) or corrupt()

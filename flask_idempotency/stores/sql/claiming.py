@@ -103,7 +103,7 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
     """
     if is_gone(row):
         if row.token == query.token and row.state == RELEASED:
-            raise StoreUnavailable("this claim came after it was given up")
+            raise StoreUnavailable("the claim was cancelled before it reached the store")
         return Move.RECLAIM
     if row.fingerprint != query.request.fingerprint:
         return Mismatched(first_seen=row.requested_at / 1_000_000)

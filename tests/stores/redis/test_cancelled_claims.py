@@ -22,7 +22,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.connection import RETRIES
-from flask_idempotency.stores.redis.store import GIVEN_UP_MS, RedisStore
+from flask_idempotency.stores.redis.store import CANCELLED_MS, RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, granted
 from tests.forgiving import redis_store
@@ -150,7 +150,7 @@ def test_a_cancellation_is_kept_for_a_minute(store: RedisStore, redis_client: re
     key, token = a_key(), a_token()
     store.release(key, token)
 
-    assert 0 < redis_client.pttl(layout.cancelled(layout.keys(key), token)) <= GIVEN_UP_MS == 60_000
+    assert 0 < redis_client.pttl(layout.cancelled(layout.keys(key), token)) <= CANCELLED_MS == 60_000
 
 
 def test_a_full_server_keeps_a_cancellation(start_redis: StartRedis, redis_kind: str) -> None:
@@ -160,7 +160,7 @@ def test_a_full_server_keeps_a_cancellation(start_redis: StartRedis, redis_kind:
         client.config_set("maxmemory", 1)
         store.release(key, token)
         client.config_set("maxmemory", 0)
-        with pytest.raises(StoreUnavailable, match="given up"):
+        with pytest.raises(StoreUnavailable, match="cancelled"):
             store.claim(a_request(key), token=token, lease=LEASE)
 
 

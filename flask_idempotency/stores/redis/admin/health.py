@@ -13,7 +13,7 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.redis.cluster import NoCluster, primaries
 from flask_idempotency.stores.redis.executor import ScriptExecutor
 
-REMEDY: Final = "Set maxmemory-policy to noeviction, or use a Redis of its own for this."
+REMEDY: Final = "Set maxmemory-policy to noeviction, or use a separate Redis for this store."
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -109,7 +109,7 @@ _WRITES: Final = {
 }
 _ORDER: Final = list(Verdict)
 _GRANT: Final = (
-    "Let its user ask, with ACL SETUSER … +info +config|get, or look at it by hand: docs/redis.md says what it must be."
+    "Allow its user to read it, with ACL SETUSER … +info +config|get, or check it by hand: see docs/redis.md."
 )
 
 
@@ -160,41 +160,41 @@ def _worst(findings: Sequence[Finding]) -> Finding:
 def _eviction(look: _Look) -> Finding:
     policy = look.info.get("maxmemory_policy")
     if policy is None:
-        return _unknown("eviction", "whether it may forget records to make room")
+        return _unknown("eviction", "whether it may evict records")
     if policy != "noeviction":
         return Finding("eviction", Verdict.FAULT, evicts(policy), REMEDY)
-    return Finding("eviction", Verdict.FINE, "It never forgets a record to make room for another.")
+    return Finding("eviction", Verdict.FINE, "It never evicts a record.")
 
 
 def _persistence(look: _Look) -> Finding:
     if "aof_enabled" not in look.info:
-        return _unknown("persistence", "whether it keeps what it is given on its disk")
+        return _unknown("persistence", "whether it writes records to its disk")
     if not look.info["aof_enabled"]:
         return Finding(
             "persistence",
             Verdict.FAULT,
-            "Its append-only file is off: when it restarts it forgets what came since its last snapshot, or everything, and "
-            "that runs again.",
-            "Set appendonly to yes, at first with CONFIG SET, and in its configuration file.",
+            "Its append-only file is off: a restart loses all records since its last snapshot, or all records. Those requests "
+            "may run again.",
+            "Set appendonly to yes, first with CONFIG SET, then in its configuration file.",
         )
     match look.config.get("appendfsync"):
         case None:
             return _unknown("persistence", "how often its append-only file is written to its disk")
         case "always":
-            return Finding("persistence", Verdict.FINE, "What it has answered is on its disk.")
+            return Finding("persistence", Verdict.FINE, "It writes every record to its disk before it answers.")
         case "everysec":
             return Finding(
                 "persistence",
                 Verdict.ADVICE,
-                "A crash of its machine may lose the last two seconds, and what it forgets runs again.",
-                "Set appendfsync to always where that costs more than slower writes do.",
+                "A crash of its machine may lose the records of the last two seconds. Those requests may run again.",
+                "Set appendfsync to always, if such a loss costs more than slower writes.",
             )
         case _:
             return Finding(
                 "persistence",
                 Verdict.FAULT,
-                "Its operating system decides when its append-only file is written to its disk: a crash may lose half a "
-                "minute, and what it forgets runs again.",
+                "Its operating system decides when to write its append-only file to its disk: a crash may lose the records "
+                "of half a minute. Those requests may run again.",
                 "Set appendfsync to always, or to everysec.",
             )
 
@@ -207,11 +207,11 @@ def _errors(look: _Look) -> Finding:
             "persistence-errors",
             Verdict.FAULT,
             f"It could not write to its disk: {' and '.join(failed)} failed.",
-            "Its log says why: give it room on its disk, and the right to write there.",
+            "Read its log. Check that its disk has space, and that Redis may write there.",
         )
     if not statuses:
-        return _unknown("persistence-errors", "whether it could write to its disk")
-    return Finding("persistence-errors", Verdict.FINE, "It could write to its disk when it last did.")
+        return _unknown("persistence-errors", "whether its last writes to its disk succeeded")
+    return Finding("persistence-errors", Verdict.FINE, "Its last writes to its disk succeeded.")
 
 
 def _memory(look: _Look) -> Finding:
@@ -224,7 +224,9 @@ def _memory(look: _Look) -> Finding:
     if share < NEARLY_FULL:
         return Finding("memory", Verdict.FINE, text)
     verdict = Verdict.ADVICE if share < FULL else Verdict.FAULT
-    remedy = "Raise maxmemory, or give it more memory; or keep answers for less long: when it is full, first requests get 503."
+    remedy = (
+        "Raise maxmemory, add memory, or keep responses for less time. If it is full, requests with new keys get 503."
+    )
     return Finding("memory", verdict, text, remedy)
 
 
@@ -236,8 +238,8 @@ def _replication(look: _Look, *, awaited: int) -> Finding:
             return Finding(
                 "replication",
                 Verdict.FAULT,
-                "It is a replica: it grants no claims, and what it tells may be old.",
-                "Let IDEMPOTENCY_STORE name the primary, or be a client that follows it.",
+                "It is a replica: it grants no claims, and its records may be out of date.",
+                "Set IDEMPOTENCY_STORE to the primary, or to a client that follows it.",
             )
     replicas = list(_replicas(look.info))
     if len(replicas) < awaited:
@@ -245,26 +247,26 @@ def _replication(look: _Look, *, awaited: int) -> Finding:
             "replication",
             Verdict.FAULT,
             f"New keys get 503: claims wait for {awaited} replicas, and it has {len(replicas)}.",
-            "Bring the others back, or set IDEMPOTENCY_REPLICAS to what there is.",
+            f"Restart the missing replicas, or set IDEMPOTENCY_REPLICAS to {len(replicas)}.",
         )
     behind = [each for each in replicas if each.get("state") != "online" or int(each.get("lag", 0)) > LAG_SECONDS]
     if behind:
         return Finding(
             "replication",
             Verdict.ADVICE,
-            f"{len(behind)} of its {len(replicas)} replicas are behind: a fail-over to one forgets what it has not heard of, "
-            "and that runs again.",
-            "Look at these replicas' logs and at the network between.",
+            f"{len(behind)} of its {len(replicas)} replicas are behind: a fail-over to one loses the records that it lacks. "
+            "Those requests may run again.",
+            "Check the logs of these replicas, and the network to them.",
         )
     if len(replicas) > awaited:
         text = (
-            f"Claims wait for {awaited} of its {len(replicas)} replicas: a fail-over may forget what the others have not heard "
-            "of, and that may run again."
+            f"Claims wait for {awaited} of its {len(replicas)} replicas: a fail-over to another one may lose records. Those "
+            "requests may run again."
         )
-        remedy = f"Set IDEMPOTENCY_REPLICAS to {len(replicas)} where that costs more than slower requests do."
+        remedy = f"Set IDEMPOTENCY_REPLICAS to {len(replicas)}, if such a loss costs more than slower requests."
         # INFO has this field only if both min-replicas-to-write and min-replicas-max-lag are set.
         if "min_slaves_good_slaves" not in look.info:
-            text += " It also takes writes while no replica hears of them."
+            text += " It also accepts writes while no replica receives them."
             remedy += " At least set min-replicas-to-write to 1 or more, and min-replicas-max-lag to a few seconds."
         return Finding("replication", Verdict.ADVICE, text, remedy)
     return Finding("replication", Verdict.FINE, "Its replicas keep up." if replicas else "It has no replicas.")
@@ -277,4 +279,4 @@ def _replicas(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _unknown(check: str, what: str) -> Finding:
-    return Finding(check, Verdict.UNKNOWN, f"This Redis will not tell {what}.", _GRANT)
+    return Finding(check, Verdict.UNKNOWN, f"This Redis does not show {what}.", _GRANT)
