@@ -1,13 +1,12 @@
-"""Where a request meets the guard.
+"""Connect the guard to Flask's hooks and signals.
 
-`head` notes that a request is keyed. `tail` asks for the claim: it stays the *last* hook of the request's innermost scope,
-so that every authentication, CSRF and rate-limit hook of the application and its blueprints has run before a replay.
-`capture` stays the *first executed* after_request hook of that scope; on a replay it puts the stored answer at the very
-point where it was taken, so that all other hooks run once, afresh, on identical input. `finish` settles when all of them
-have succeeded: a stored 200 must not follow a failed commit. `teardown` is the crash path only, and the first to be torn
-down, because a teardown function that fails keeps the rest from running.
+`before` notes that a request may be keyed. `begin` claims the key. It stays the *last* before_request hook of the request's
+innermost scope, so that all authentication, CSRF and rate-limit hooks run before a replay. `capture` stays the *first
+executed* after_request hook of that scope. On a replay it puts the stored response where the snapshot was taken, so that
+all other hooks run again on identical input. `finish` ends the claim after all of them succeeded: a stored 200 must not
+follow a failed commit. `teardown` handles crashes only. It runs first, because a failing teardown function stops the rest.
 
-`research/flask-hooks.md` has the facts; `tests/web/test_hooks_contexts.py` holds Flask to those relied on here.
+`research/flask-hooks.md` has the facts; `tests/web/test_hooks_contexts.py` tests those that this module relies on.
 """
 
 from __future__ import annotations
@@ -76,13 +75,13 @@ class Hooks:
         """Called once, before the first request is handled."""
         self._checked = False
         self._check = Lock()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._fault: str | None = None
         """Why no key can be claimed in this application, if that came to light after it was set up."""
         self._warned: set[tuple[str, str]] = set()
 
     def install(self) -> None:
-        """Raises Flask's own error once the application has handled a request."""
+        """Register the hooks. Raises Flask's error if the application has already handled a request."""
         self._app.before_request(self.before)
         if self._guard.engine.transactions is not None:
             # Before any hook or session interface of the application uses its database.
@@ -91,17 +90,17 @@ class Hooks:
         got_request_exception.connect(self.failed, self._app)
 
     def entered(self, sender: Flask, **_: Any) -> None:
-        """Notice a fork that Python was not told of: see `engine.forks`."""
+        """Notice a fork that bypassed Python's fork hooks: see `engine.forks`."""
         notice()
 
     def report(self) -> None:
-        """Log what cannot hold of the endpoints that are there, all of it together. Each closes its own endpoint only."""
+        """Log all policies with faults in one message. Each fault closes its own endpoint only."""
         try:
-            faults = [fault for fault in self._policies.faults() if fault not in self._told]
+            faults = [fault for fault in self._policies.faults() if fault not in self._logged]
         except Exception:  # noqa: BLE001 - one view that cannot be looked at must not close the others
             _log.exception("not every policy could be checked")
             return
-        self._told.update(faults)
+        self._logged.update(faults)
         if faults:
             # Not as an argument of the log call: line breaks of those are escaped.
             each = "".join(f"\n  - {printable(fault)}" for fault in faults)
@@ -114,7 +113,7 @@ class Hooks:
             self._look_at_all()
         here: Request = context.get().request
         rule = here.url_rule
-        if rule is None:  # 404, 405, a slash redirect: the router answers, and there is no view to guard
+        if rule is None:  # 404, 405, a slash redirect: the router responds, and there is no view to guard
             return None
         resolved = self._policies.resolve(rule.endpoint, here.method)
         if resolved.exempt:
@@ -150,8 +149,10 @@ class Hooks:
         return self._guard.begin(state, here.request)
 
     def from_view(self, state: RequestState) -> Response | None:
-        """Claim the key where `@claim_here` stands. If it stands in a view that is entered again, the response is the same:
-        a decorator above may take our response for a failure, and try again."""
+        """Claim the key at `@claim_here`. If the view is entered again, return the same response.
+
+        A decorator above may take the guard's response for a failure, and call the view again.
+        """
         if state.phase is Phase.NEW:
             return self.begin(state, in_view=True)
         if state.reply is not None:
@@ -182,13 +183,13 @@ class Hooks:
         state = self._state()
         if state is None or state.context != id(context.get(None)):
             return
-        state.captured = False  # if it was: a later hook failed, and the after_request functions run again over the 500
+        state.captured = False  # a later hook may have failed: after_request functions then run again over the 500
         if isinstance(exception, HTTPException) and not _unhandled(exception):
             return
         state.error = exception
         state.escaped = _escaped(exception)
         if state.phase is Phase.ANSWERED:
-            state.phase = Phase.DONE  # a hook failed over our answer: its 500 stands
+            state.phase = Phase.DONE  # a hook failed after the guard's response: the client gets that hook's 500
 
     def finish(self, sender: Flask, response: Response, **_: Any) -> None:
         """End the claim: all hooks have succeeded and the session is saved, so the response is final."""
@@ -232,7 +233,7 @@ class Hooks:
             state.unclaimed.leave()
 
     def _look_at_all(self) -> None:
-        """Before the first request is looked at: everything is registered and configured by now."""
+        """Check all policies before the first request: by now everything is registered and configured."""
         with self._check:
             if self._checked:
                 return
@@ -246,19 +247,19 @@ class Hooks:
         if self.at_first is not None:
             try:
                 self.at_first()
-            except Exception:  # noqa: BLE001 - it only tells; what is wrong there, a claim finds too
+            except Exception:  # noqa: BLE001 - it only reports; a claim finds the same faults
                 _log.exception("the tables of the store could not be looked at")
 
     def _closed(self, endpoint: str, policy: Policy, fault: str) -> Response:
-        """What a request is told that must not run unprotected, and cannot be protected."""
-        if endpoint not in self._told:
-            self._told.add(endpoint)
+        """Refuse a request that must not run unprotected, and cannot be protected."""
+        if endpoint not in self._logged:
+            self._logged.add(endpoint)
             _log.error("%s does not run: %s", endpoint, fault)
         shown = fault if self._app.debug or self._app.testing else ""
         return self._guard.problem(Problem("misconfigured", shown), policy)
 
     def _warn_once(self, state: RequestState, message: str) -> None:
-        """Once per endpoint and message."""
+        """Log a warning once per endpoint and message."""
         if (state.operation, message) not in self._warned:
             self._warned.add((state.operation, message))
             _log.warning(message, state.operation)
@@ -270,21 +271,21 @@ class Hooks:
 
 
 def _escaped(exception: BaseException) -> bool:
-    """Whether it came out of the view: then it was Flask that caught it, and not whoever reports it by this signal."""
+    """Return whether it left the view, so that Flask caught it. An extension may send this signal for a caught one."""
     seen_by = exception.__traceback__
     return seen_by is not None and seen_by.tb_frame.f_globals.get("__name__") == "flask.app"
 
 
 def _unhandled(exception: BaseException) -> bool:
-    """Whether Flask's outermost caller caught it: it was raised by a hook after the view, or was trapped."""
+    """Return whether `wsgi_app` caught it: a hook after the view raised it, or Flask trapped it."""
     seen_by = exception.__traceback__
     return _escaped(exception) and seen_by is not None and seen_by.tb_frame.f_code.co_name == "wsgi_app"
 
 
 class LastHooks:
-    """Keeps three functions of ours the last in each scope's lists of hooks, whatever is added after them.
+    """Keeps three of the guard's functions last in each scope's hook lists, even if later hooks are added.
 
-    They are called with the state, if the request has one and this is its scope, and with what Flask passes on.
+    They get the state, if the request has one and this is its scope, and Flask's arguments.
 
     Other threads iterate these lists, so nothing is ever moved or taken out: that could make them skip a hook, such as the
     one that authenticates. A new one is appended first and published second. The list of `before` runs forwards, so the
@@ -311,7 +312,7 @@ class LastHooks:
         self._lock = Lock()
 
     def keep(self, scope: str | None) -> None:
-        """See that ours are the last in this scope now."""
+        """Make the guard's functions the last of this scope."""
         newest = self._newest.get(scope)
         if newest is not None:
             before, after, teardown = self._before[scope], self._after[scope], self._teardown[scope]

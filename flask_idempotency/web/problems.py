@@ -1,4 +1,7 @@
-"""Outcomes and errors → problem documents. No key, record, payload or principal appears in any, outside debug mode."""
+"""Turn outcomes and errors into problem documents, from the table of all problems.
+
+Outside debug mode, no problem shows a key, record, payload or principal.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,8 @@ from flask_idempotency.engine.model import Erased, InFlight, Mismatched, OverQuo
 from flask_idempotency.engine.quota import LIMITS
 from flask_idempotency.settings.profiles import Profile
 
-# Says that the store does not answer, and not once for each of the requests that are refused for it.
-
 INTERVAL_SECONDS: Final = 10
-"""An outage lasts minutes: a line every ten seconds shows when it began and ended, and drowns nothing."""
+"""An outage lasts minutes: a line every ten seconds shows when it began and ended, and does not flood the log."""
 
 # Servers begin an error with its code, as in `OOM command not allowed`. Anything else may be a name or an argument.
 _CODE = re.compile(r"[A-Z]{2,20}(?= |$)")
@@ -43,7 +44,7 @@ _log = logging.getLogger("flask_idempotency")
 
 
 class OutageLog:
-    """One application's. It is asked on refusals only."""
+    """Logs refusals of one application while the store does not answer, at most one line in ten seconds."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -52,7 +53,7 @@ class OutageLog:
         self._suppressed = 0
 
     def refused(self, operation: str, error: StoreUnavailable) -> None:
-        """Log this refusal, or count it. Names no key and quotes no server."""
+        """Log this refusal, or count it. Names no key and quotes no server text."""
         with self._lock:
             now = self._monotonic()
             if now < self._next:
@@ -64,7 +65,7 @@ class OutageLog:
             "%s was refused with 503: the %s is not available (%s)%s",
             operation,
             "key provider" if isinstance(error, KeyProviderUnavailable) else "store",
-            # Nothing that came from outside is in it, and it says what to do.
+            # Its text is ours alone, and says what to do.
             error if isinstance(error, StoreDataLoss) else _named(error.__cause__ or error),
             f"; {more} more since the last such line" if more else "",
         )
@@ -72,22 +73,22 @@ class OutageLog:
 
 def _named(error: BaseException) -> str:
     name = type(error).__name__
-    # By name: which store this is, and whether its client is installed, is no concern of this room.
+    # Compared by name, because this module does not know the store, or whether its client is installed.
     from_server = any(parent.__name__ == "ResponseError" for parent in type(error).__mro__)
     code = _CODE.match(str(error)) if from_server else None
     return name if code is None else f"{name}: {code[0]}"
 
 
-# Every problem that this package answers with, as one table. The pages under docs/problems are made from it.
+# The table of all problems. docs/generate.py makes the pages under docs/problems from it.
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemType:
-    """One row of the table: what every problem with this code has in common."""
+    """One row of the table: what all problems with this code share."""
 
     code: str
     status: int | None
-    """None: the status of the first answer."""
+    """None: the status of the first response."""
     title: str
     detail: str
     guide: str
@@ -378,28 +379,28 @@ _ROWS = (
 )
 
 PROBLEMS: Mapping[str, ProblemType] = MappingProxyType({row.code: row for row in _ROWS})
-"""By code."""
+"""The rows by code."""
 
 
 RETRY_AFTER_CAP_SECONDS = 5
-"""A lease is renewed while the work runs, so what is left of it says when the owner was last seen, not when it will be
-done. Most work ends within a second; asking again every five costs one store call."""
+"""The worker renews its lease while the view runs, so the rest of it does not show when the view ends. Most views end within
+a second, and a retry every five costs one store call."""
 
 STORE_RETRY_SECONDS = 2
-"""Longer than a failover's reconnect, shorter than a caller's patience."""
+"""Longer than a reconnect after a fail-over, and short for a client that waits."""
 
 LOSS_RETRY_SECONDS = 30
-"""Owners have to put their claims back first, and perhaps a person has to look."""
+"""Workers must restore their claims first, and an operator may have to acknowledge the loss."""
 
 CONFLICT_RETRY_SECONDS = 1
-"""The least that the header can say: the other transaction is over, or it would not have won."""
+"""The least that the header can say: the other transaction has ended."""
 
 
 QUOTA_RETRY_SECONDS = 60
-"""Where the store cannot tell when something will be free: a caller that is over its quota is in no hurry."""
+"""Used if the store cannot tell when the quota allows a key again."""
 
 QUOTA_UNITS: Mapping[str, str] = MappingProxyType({"bytes": "content-bytes", "in-flight": "concurrent-requests"})
-"""How `RateLimit-Policy` says what a limit counts, where that is not requests."""
+"""The quota units of `RateLimit-Policy`, for limits that do not count requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,12 +409,12 @@ class Problem:
 
     code: str
     detail: str = ""
-    """Added to the row's detail: what is wrong with the key, when it was first seen. Never a value the client sent."""
+    """Added to the row's detail: the fault of the key, or when it was first seen. Never a value that the client sent."""
     status: int | None = None
     """A problem renderer always finds it set."""
     retry_after: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    """What HTTP says about it besides, in fields of its own."""
+    """Further header fields of this occurrence."""
 
     def __post_init__(self) -> None:
         if self.status is None and PROBLEMS[self.code].status is None:
@@ -421,12 +422,12 @@ class Problem:
 
     @property
     def title(self) -> str:
-        """A few words for people, the same for each occurrence."""
+        """A short title, the same for each occurrence."""
         return PROBLEMS[self.code].title
 
     @property
     def text(self) -> str:
-        """Say to people what has happened, with the detail of this occurrence. In debug mode that may have several lines."""
+        """Explain to a reader what happened, with the detail of this occurrence. It may have several lines in debug mode."""
         row = PROBLEMS[self.code]
         return printable_lines(f"{row.detail} {self.detail}") if self.detail else row.detail
 
@@ -436,7 +437,7 @@ class Problem:
 
     @property
     def http_headers(self) -> list[tuple[str, str]]:
-        """Return what HTTP says about this occurrence in header fields, in each dialect and for each renderer."""
+        """Return the header fields of this occurrence, for each dialect and each renderer."""
         headers = [("Cache-Control", "no-store")]
         if self.retry_after is not None:
             headers.append(("Retry-After", str(_whole_seconds(self.retry_after))))
@@ -444,7 +445,7 @@ class Problem:
 
 
 class Renderer(Protocol):
-    """Makes the response for a problem; an application may bring its own."""
+    """Makes the response for a problem. Your application may set its own renderer."""
 
     def __call__(
         self, problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response]
@@ -452,7 +453,7 @@ class Renderer(Protocol):
 
 
 def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased) -> Problem:
-    """The problem that tells a caller why its request is not run."""
+    """Return the problem that tells a client why its request does not run."""
     match outcome:
         case InFlight(retry_after):
             return Problem("in-flight", retry_after=min(retry_after, RETRY_AFTER_CAP_SECONDS))
@@ -470,7 +471,7 @@ def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased) -> Pr
 
 
 def failure(error: IdempotencyError) -> Problem:
-    """The problem for an error that the client is told of. Raises the error again if it is none of those."""
+    """Return the problem for an error that the client gets. Raises any other error again."""
     match error:
         case InvalidKey():
             return Problem("invalid-key", str(error))
@@ -489,7 +490,7 @@ def failure(error: IdempotencyError) -> Problem:
 
 
 def render(problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response]) -> Response:
-    """The problem in the profile's dialect, with what HTTP itself says about it in headers. Never to be cached."""
+    """Render the problem in the profile's dialect, with its header fields. Caches must not store it."""
     row = PROBLEMS[problem.code]
     page = docs_url + problem.code
     status, detail = problem.status_in(profile), problem.text
@@ -504,7 +505,7 @@ def render(problem: Problem, *, profile: Profile, docs_url: str, response_class:
             document = {"type": page, "title": row.title, "status": status, "detail": detail, "code": row.code}
         case "stripe":
             document = {"error": _stripe_error(row, detail, page)}
-            # Its clients retry every 409 and 5xx unless told otherwise, and ignore Retry-After.
+            # Stripe's clients retry every 409 and 5xx unless this field forbids it, and ignore Retry-After.
             headers.append(("Stripe-Should-Retry", "true" if row.retry else "false"))
         case "playbook":
             document = {"error_code": row.playbook_code or _underscored(row.code), "error_message": detail}
@@ -517,7 +518,7 @@ def render(problem: Problem, *, profile: Profile, docs_url: str, response_class:
 
 def _stripe_error(row: ProblemType, detail: str, page: str) -> dict[str, str]:
     error = {"type": row.stripe_type, "message": detail, "doc_url": page}
-    # A reused key is told by its type alone, there as here.
+    # As at Stripe, only the type shows a reused key.
     if row.stripe_type != "idempotency_error":
         error["code"] = row.stripe_code or _underscored(row.code)
     return error
@@ -528,10 +529,10 @@ def _underscored(code: str) -> str:
 
 
 def _over_quota(outcome: OverQuota) -> Problem:
-    """Fields as in draft-ietf-httpapi-ratelimit-headers: the one limit that is reached, and when to look again."""
+    """Return the problem of a used-up quota, with the fields of draft-ietf-httpapi-ratelimit-headers for its limit."""
     seconds = outcome.retry_after or QUOTA_RETRY_SECONDS
     if outcome.limit == "in-flight":
-        # As for one key: a lease says when the owner was last seen, and most work ends long before.
+        # As for one key: most views end long before their lease.
         seconds = min(seconds, RETRY_AFTER_CAP_SECONDS)
     policy = f'"{outcome.limit}";q={outcome.allowed}'
     if outcome.limit in QUOTA_UNITS:
@@ -548,5 +549,5 @@ def _over_quota(outcome: OverQuota) -> Problem:
 
 
 def _whole_seconds(seconds: float) -> int:
-    # Zero would invite a client to ask again at once, for as long as the work runs.
+    # With 0 a client would retry without a pause for as long as the view runs.
     return max(1, math.ceil(seconds))

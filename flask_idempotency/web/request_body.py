@@ -1,6 +1,6 @@
-"""The body of a request, read before the view reads it and put back as if nobody had.
+"""Read the whole body of a request before the view, and put it back unread.
 
-A body that cannot be had whole is an error, never the digest of what is left.
+If the body is not complete, that is an error. The guard never fingerprints a part of it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from werkzeug.wsgi import LimitedStream
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 
-# A server's input stream that can tell whether somebody has read from it.
-
 
 class CountingStream:
-    """Passes everything on to the stream, and counts what is read.
+    """Forwards to the server's input stream, and counts the bytes that are read.
 
-    Most servers' streams cannot tell where they stand. One that a hook has emptied then looks like an empty body. There
-    is no `tell` here that the stream does not have: who finds one may think that it can also seek.
+    Most servers' streams do not know their position, so one that a hook emptied looks like an empty body. This class adds
+    no `tell`: code that finds one may conclude that it can also seek.
     """
 
     __slots__ = ("_source", "bytes_read")
@@ -46,7 +44,7 @@ class CountingStream:
         return line
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # a copy that is being made has no source yet
+        if name.startswith("_"):  # during copy.copy() there is no source yet
             raise AttributeError(name)
         found = getattr(self._source, name)
         reads = name.startswith("read") and name != "readable" and callable(found)
@@ -62,7 +60,7 @@ class CountingStream:
 
 
 def _byte_size(got: Any) -> int:
-    """Of what `read`, `readlines` or `readinto` has returned."""
+    """Return the size of what `read`, `readlines` or `readinto` returned."""
     if isinstance(got, list):
         return sum(map(len, got))
     return got if isinstance(got, int) else len(got or b"")
@@ -72,22 +70,22 @@ MEMORY_BYTES: Final = 64 * 1024
 """Larger bodies go through a temporary file. Payment bodies are smaller, and a hundred threads may hold one each."""
 
 FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
-"""What Werkzeug parses as a form."""
+"""The media types that Werkzeug parses as forms."""
 
 _CHUNK: Final = 64 * 1024
 _NAME: Final = "flask_idempotency.body"
 
 
 class TruncatedBody(IdempotencyError):
-    """The client sent less than it announced. To be answered with 400, before any claim."""
+    """The client sent less than it announced. The guard responds 400, before any claim."""
 
 
 class BodyTooLarge(IdempotencyError):
-    """The body is longer than the policy allows. To be answered with 413, before any claim."""
+    """The body is longer than the policy allows. The guard responds 413, before any claim."""
 
 
 class BodyConsumed(ConfigurationError):
-    """The application read the body before it could be fingerprinted, and kept no copy. The text names the remedy."""
+    """The application read the body before the guard could, and kept no copy. The message names the remedy."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -105,24 +103,26 @@ class Body:
     length: int | None
     stream: IO[bytes] | None = None
     parsed: bool = False
-    """An earlier hook has parsed it as a form, and Werkzeug keeps no bytes then."""
+    """An earlier hook parsed it as a form. Werkzeug keeps no bytes then."""
     shared: bool = False
     """Another dispatch reads the same stream, and closes it."""
 
     @property
     def unread(self) -> bool:
-        """It was announced to be over the limit. The view may raise that and read it, or answer 413."""
+        """Whether its announced length is over the limit. The view may raise the limit and read it, or respond 413."""
         return self.stream is None and not self.parsed
 
     def close(self) -> None:
-        """Gives a temporary file back at once. Only for who knows that nobody reads on: a streaming view may, after
-        teardown even. Without this call it goes with its last reference."""
+        """Close a temporary file now. Call it only if no code reads on: a streaming view may, even after teardown.
+
+        Without this call, the file closes with its last reference.
+        """
         if self.stream is not None and not self.shared:
             self.stream.close()
 
 
 class Closing:
-    """Closes a body with a response, and leaves nothing behind there: some applications share one between requests."""
+    """Closes a body with its response, and removes itself there: some applications share a response between requests."""
 
     def __init__(self, body: Body, response: Response) -> None:
         self._body = body
@@ -132,16 +132,16 @@ class Closing:
     def __call__(self) -> None:
         response = self._response()
         if response is not None:
-            # Another list, because this one is being walked.
+            # A new list, because Werkzeug iterates over this one now.
             response._on_close = response._on_close.copy()
             response._on_close.remove(self)
         self._body.close()
 
 
 def watch_body(request: Request) -> None:
-    """From now on it can be told whether a hook has read from the server's stream, not only from `request.stream`.
+    """Detect from now on if a hook reads from the server's stream, not only from `request.stream`.
 
-    What a WSGI middleware or an earlier hook has taken from a stream that keeps no position cannot be told.
+    Earlier reads by a WSGI middleware or a hook stay unnoticed if the stream has no position.
     """
     source = request.environ["wsgi.input"]
     if request.content_length != 0 and "stream" not in request.__dict__ and _position(source) is None:
@@ -149,14 +149,13 @@ def watch_body(request: Request) -> None:
 
 
 def read_body(request: Request, *, most: int | None = None) -> Body:
-    """The whole body, read once per `Request` however often it is asked for. A nested dispatch reads its own.
+    """Read the whole body, once per `Request` however often you call this. A nested dispatch reads its own.
 
-    One that has more than `most` bytes raises `BodyTooLarge`: as soon as that is known, so before the first byte is read
-    when it was announced.
+    Afterwards the view finds it in `request.stream` and `wsgi.input` as if it were unread. A body whose announced length is
+    over the application's limit is not read: the view may raise the limit, or respond 413.
 
-    Afterwards the view finds it in `request.stream` and `wsgi.input` as if it had never been read. Raises
-    `TruncatedBody`, `BodyConsumed`, and Werkzeug's `RequestEntityTooLarge` for a chunked body over the limit. A body
-    announced to be over the limit is not read: the view may raise its own limit, or answer 413.
+    Raises `BodyTooLarge` for more than `most` bytes, without reading if the length was announced. Raises `TruncatedBody`,
+    `BodyConsumed`, and Werkzeug's `RequestEntityTooLarge` for a chunked body over the limit.
     """
     body: Body | None = request.__dict__.get(_NAME)
     if body is not None:
@@ -176,7 +175,7 @@ def read_body(request: Request, *, most: int | None = None) -> Body:
 
 
 def chunks(stream: IO[bytes]) -> Iterator[bytes]:
-    """All bytes of this stream, from its start, a piece at a time; it is left where it stood."""
+    """Yield all bytes of this stream from its start, and restore its position."""
     position = stream.tell()
     stream.seek(0)
     while piece := stream.read(_CHUNK):
@@ -186,7 +185,7 @@ def chunks(stream: IO[bytes]) -> Iterator[bytes]:
 
 def _kept_by_a_hook(request: Request) -> Body | None:
     cached: bytes | None = getattr(request, "_cached_data", None)
-    # get_data() after a form was parsed caches b"", and the digest of that would be the digest of nothing.
+    # get_data() after a form was parsed caches b"", whose digest would not cover the form.
     if "form" in request.__dict__ and request.mimetype in FORM_TYPES and not cached:
         return Body(length=request.content_length, parsed=True)
     if cached is None:
@@ -200,9 +199,9 @@ def _kept_by_a_hook(request: Request) -> Body | None:
 
 
 def _shared(request: Request) -> Body | None:
-    """The body of an outer dispatch whose stream this environ was copied with. It may be read already, and is compared whole.
+    """Return the body of an outer dispatch whose environ, with its stream, was copied. It is compared whole, even if read.
 
-    None when the copy has another stream or another length: then the view sees another body.
+    None if the copy has another stream or length: then the view sees another body.
     """
     body: Body | None = request.environ.get(_NAME)
     if body is None or body.stream is None or body.stream is not request.environ["wsgi.input"]:
@@ -226,7 +225,7 @@ def _read(request: Request, most: int | None) -> Body:
         position = _position(stream)
         if position or (servers and _position(environ["wsgi.input"])):
             raise BodyConsumed
-        # Parsing as a form what is no form takes hold of the stream and reads nothing.
+        # Werkzeug's form parser opens the stream of other media types too, but does not read it.
         innocent = not touched or "form" in request.__dict__
         if servers and position is None and not innocent and (length or "HTTP_TRANSFER_ENCODING" in environ):
             raise BodyConsumed
@@ -276,10 +275,10 @@ def _check_length(length: int | None, size: int) -> None:
 
 
 class TemporaryBody(io.BufferedRandom):
-    """A file that is gone with its last reference, without a ResourceWarning even when that was part of a cycle."""
+    """A file that closes with its last reference, without a ResourceWarning even if that was part of a cycle."""
 
     def __init__(self) -> None:
-        file = TemporaryFile(buffering=0)  # noqa: SIM115 - whoever reads the body last ends it
+        file = TemporaryFile(buffering=0)  # noqa: SIM115 - the last reader's reference closes it
         super().__init__(cast(io.RawIOBase, file))
 
     def __del__(self) -> None:
@@ -287,7 +286,7 @@ class TemporaryBody(io.BufferedRandom):
 
 
 def _is_servers(stream: IO[bytes], request: Request) -> bool:
-    """Whether this reads straight from the server, and not what a hook put there, such as a stream that unzips."""
+    """Return whether this reads directly from the server, and not from a hook's stream, such as one that unzips."""
     return isinstance(cast(object, stream), LimitedStream) or stream is request.environ["wsgi.input"]
 
 

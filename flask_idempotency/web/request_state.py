@@ -1,9 +1,9 @@
-"""What the guard knows of one keyed request, how far it has come, and what becomes of its claim.
+"""Hold the state of one keyed request, and decide what happens to its claim.
 
-It lives on the `Request` object, because that is what one dispatch has and no other: copies of the context share it, and
-a nested dispatch makes another, also from a copy of the outer environ or from the very same one. `request.environ` would
-not do for that reason. Nor would Flask's `g`: it is shared with nested calls of the test client, and with later requests
-of a worker thread on which an abandoned stream was cleaned up (pallets/flask#6123).
+The state is an attribute of the `Request` object, because each dispatch has another one. Copies of the context share the
+request. A nested dispatch makes a new one, even from the same environ, so `request.environ` would not do. Nor would Flask's
+`g`: nested calls of the test client share it, and so do later requests of a worker thread that cleaned up an abandoned
+stream (pallets/flask#6123).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ except ImportError:  # Flask 3.2 keeps one context for application and request
     from flask.globals import _cv_app as _cv_request  # type: ignore[assignment]
 
 context: ContextVar[Any] = _cv_request
-"""The running request's context: a tenth of the price of going through Flask's proxies, six times in each request."""
+"""The running request's context, at a tenth of the cost of Flask's proxies. Each request reads it six times."""
 
 
 _FLASHES = "_flashes"
@@ -47,9 +47,9 @@ _FLASHES = "_flashes"
 
 
 class Phase(Enum):
-    """How far a request has come. Only NEW may ask for a claim; only CLAIMED and STREAMING have one to settle.
+    """How far a request has come. Only NEW may claim; only CLAIMED and STREAMING have a claim to end.
 
-    UNKEYED: it might have carried a key in its form, and did not. ANSWERED: by us, so that its view must not run.
+    UNKEYED: its form could have carried a key, but did not. ANSWERED: the guard responded, so the view must not run.
     """
 
     NEW = "new"
@@ -63,19 +63,19 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestState:
-    """Changed by the guard alone, and in the order of `Phase`. Refers to no request and no context: no cycles."""
+    """The state of one request. Only the guard changes it, in the order of `Phase`. It refers to no request or context."""
 
     policy: Policy
     operation: str
     scope: str | None
-    """The innermost blueprint: where the request's own hooks, and ours, stand."""
+    """The innermost blueprint, whose hook lists hold the guard's hooks for this request."""
     deferred: bool
     """`@claim_here` claims the key, not the hook."""
     from_view: Callable[[RequestState], Response | None]
-    """Claim the key where `@claim_here` stands. Returns the response to send in the view's place, or None."""
+    """Claim the key at `@claim_here`. Returns the response to send in the view's place, or None."""
     phase: Phase = Phase.NEW
     reached: bool = False
-    """Whether every hook has let it pass: the response comes from the view now, or from a decorator of it."""
+    """Whether every hook has let it pass: now the view or one of its decorators responds."""
     context: int = 0
     """The context that claimed. Copies of it share the request, and are popped while the view is still running."""
     client_key: str = ""
@@ -89,26 +89,26 @@ class RequestState:
     claim: Claim | None = None
     oldest: Identity | None = None
     reply: Problem | StoredResponse | None = None
-    """What we send in the view's place. Others may change the response, so it can be built again."""
+    """What the guard sends in the view's place. Hooks may change the response, so it can be built again."""
     response: Response | None = None
-    """The response that was built of it last."""
+    """The last response that was built from it."""
     looks: Looks | None = None
-    """How that looked when it was built."""
+    """The appearance of that response when it was built."""
     captured: bool = False
     """Whether the response has passed our after_request hook, of which a scope may come to hold several."""
     capture: CapturedResponse | None = None
     tee: weakref.ref[Tee] | None = None
-    """Weak, because it calls back to here: its destructor must run as soon as the last hook or server lets go of it."""
+    """Weak, because the tee refers to this state. Its destructor must run when the last hook or server drops it."""
     end: StreamEnd | None = None
     result: StoredResponse | None = None
     decision: Decision | None = None
     error: BaseException | None = None
     status: int = 0
-    """Of the response as the view left it."""
+    """The status of the view's response, before other hooks."""
     unclaimed: Transaction | None = None
     """The transaction of a view that runs without a claim."""
     session_was_modified: bool = True
-    """Before the view. An application's hooks may change the session on each request."""
+    """Whether hooks had modified the session before the view."""
     session_before: dict[str, Any] | None = None
     """What the session held before the view. None: unknown."""
     sets_cookie: bool = False
@@ -129,7 +129,7 @@ class RequestState:
 
     @property
     def past_point(self) -> bool:
-        """Whether the work may have done what must not be done twice."""
+        """Whether the view passed its point of no return."""
         return self.claim is not None and self.claim.past_point
 
     def note_session(self) -> None:
@@ -144,7 +144,7 @@ class RequestState:
             return
         before = {}
         try:
-            # Past the session's own methods: those note that it was accessed.
+            # dict.items, because the session's own methods mark it as accessed.
             for name, value in dict.items(session):
                 before[name] = value if type(value) in (str, int, bool, type(None)) else deepcopy(value)
         except Exception:  # noqa: BLE001 - a session on a server may hold anything
@@ -170,7 +170,7 @@ class RequestState:
             return True
 
     def __repr__(self) -> str:
-        # Error trackers send it away: no key, principal or tenant.
+        # Error trackers send it to other services: no key, principal or tenant.
         return f"<RequestState {self.operation} {self.phase.value} {self.record}>"
 
 
@@ -195,7 +195,7 @@ def _session() -> Any:
 
 
 ELSEWHERE: Final = frozenset({307, 308})
-"""The same request goes elsewhere: such a response promises nothing of what was done here."""
+"""The client repeats the request elsewhere: such a response does not say that the view completed it."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -203,11 +203,11 @@ _log = logging.getLogger("flask_idempotency")
 def decide(
     state: RequestState, *, response: Response | None, status: int, error: BaseException | None, overruled: bool = False
 ) -> Decision:
-    """Decide what becomes of the claim, by the policy and by how the work ended.
+    """Decide what happens to the claim, by the policy and by how the view ended.
 
-    If the application's own `decide` fails, the key is quarantined, or released if nothing will be left of the work. A
-    response whose rows the view wants kept is kept with them: they must not be written twice. Notes in the state whether
-    only the default quarantined the key.
+    If the application's `decide` fails, quarantine the key, or release it if a rollback undoes all. If the view wants its
+    rows kept, keep the response with them: they must not be written twice. Record in the state whether only the default
+    quarantined the key.
     """
     policy, claim = state.policy, state.claim
     beyond = claim is not None and claim.past_point
@@ -231,15 +231,15 @@ def with_rows(state: RequestState, *, status: int, error: BaseException | None) 
 
 
 def vanished(state: RequestState) -> Decision:
-    """Decide for a worker that is being killed: it knows as little of the outcome as one that is gone."""
+    """Decide for a worker that is being killed: treat it as one that vanished."""
     return Decision.RELEASE if state.policy.on_expiry is OnExpiry.TAKEOVER else Decision.QUARANTINE
 
 
 class QuarantineLog:
-    """Tells the operator of one application why failed requests quarantine their keys, and what would let retries run."""
+    """Logs why failed requests of one application quarantine their keys, and what lets retries run."""
 
     INTERVAL_SECONDS: Final = 3600
-    """A view that fails does so on every request. One line an hour for each endpoint is seen, and drowns nothing."""
+    """A failing view fails on every request: one line per endpoint and hour is enough."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

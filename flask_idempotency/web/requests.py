@@ -1,6 +1,6 @@
 """Read the keys that a request carries, and compute its fingerprints.
 
-Forms are parsed as Werkzeug parses them, without the request noticing. Files are hashed as they pass, never kept.
+Forms are parsed as Werkzeug parses them, without a change to the request. Files are hashed as they pass, never kept.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ CSRF_FIELD: Final = "csrf_token"
 """Flask-WTF's name for it, unless WTF_CSRF_FIELD_NAME says otherwise."""
 
 _CHARSETS = frozenset({"", "ascii", "us-ascii", "utf-8", "iso-8859-1"})
-"""What Werkzeug decodes a part with. It takes every other charset for UTF-8."""
+"""The charsets that Werkzeug decodes a part with. It treats every other as UTF-8."""
 
-# A string without an end is taken to the end, so that no part of a header is looked at twice.
+# A string without a closing quote extends to the end, so that each part of a header is scanned once.
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*(?:"|\\?\Z)', re.DOTALL)
 _PARAMETER = re.compile(r";\s*([^\s=;]+)\s*=")
 _EXTENDED = re.compile(r"\*\s*=(?!\s*utf-8')", re.IGNORECASE)
@@ -53,14 +53,14 @@ class Form:
     fields: Sequence[tuple[str, str]]
     files: Sequence[FilePart] | None
     exact: bool = True
-    """False if another form of other bytes could look the same: compare the bytes, or nothing."""
+    """False if a form of other bytes could look the same: then compare the bytes."""
 
     def digest(self, *, csrf_field: str = CSRF_FIELD, key_field: str | None = None) -> bytes:
-        """Leave out what a page renders differently each time: the CSRF token, and the field that carries the key.
+        """Digest the form without the CSRF token and the key's field, which a page renders differently each time.
 
-        Flask-WTF also finds the token under `<prefix>-<csrf_field>`. Those count if the name does not say CSRF: where it is
-        `token`, a `card-token` matters. A file under one of these names counts as well: it is no token. The key itself
-        selects the record, so its field adds nothing.
+        Flask-WTF also finds the token under `<prefix>-<csrf_field>`. Those are left out only if the name contains "csrf": if
+        it is `token`, a `card-token` matters. A file under one of these names counts, because it is no token. The key
+        itself selects the record, so its field is not needed.
         """
         prefix = r"[\w.-]+-" if "csrf" in csrf_field.lower() else "(?!)"
         prefixed = re.compile(prefix + re.escape(csrf_field))
@@ -72,14 +72,14 @@ class Form:
         return form_digest(fields) if self.files is None else multipart_digest(fields, self.files)
 
     def values(self, name: str) -> list[str]:
-        """What was sent under this name, as often as it was."""
+        """Return all values of this field."""
         return [value for field, value in self.fields if field == name]
 
 
 def parse_form(request: Request, stream: IO[bytes]) -> Form | None:
-    """The form in this stream, which is left where it stood; None when broken or over the application's limits.
+    """Parse the form in this stream, and restore its position. None if it is broken or over the application's limits.
 
-    No limits but those: a key in a form that the view can read must be found here, or the view runs unprotected.
+    No other limits apply: this must find a key in every form that the view can read, or the view runs unprotected.
     """
     position = stream.tell()
     stream.seek(0)
@@ -106,10 +106,10 @@ def parse_form(request: Request, stream: IO[bytes]) -> Form | None:
 
 
 def parsed_form(request: Request) -> Form | None:
-    """The form that an earlier hook has parsed, equal to what `parse_form` would have found; None when broken.
+    """Return the form that an earlier hook parsed, equal to the result of `parse_form`. None if it is broken.
 
-    Its files are left where they stood. Raises `BodyConsumed` when one can no longer be read. Its bytes are gone, for the
-    view too, so what looks the same to us is the same to the view. Only a file still shows the view its header.
+    Restores the position of its files. Raises `BodyConsumed` if one can no longer be read. The bytes of the form are gone,
+    also for the view, so forms that look the same here do so in the view. Only a file still shows the view its header.
     """
     if any(_is_doubtful(file.headers) for file in request.files.values()):
         return None
@@ -123,7 +123,7 @@ def parsed_form(request: Request) -> Form | None:
 
 
 def _named(fields: list[tuple[str, str]], files: list[FilePart] | None, *, exact: bool = True) -> Form | None:
-    # Werkzeug passes on a part whose header names nothing, under None.
+    # Werkzeug passes on a part without a name, under None.
     names: Iterable[str | None] = (*(name for name, _ in fields), *(part.name for part in files or ()))
     return None if None in names else Form(fields, files, exact)
 
@@ -145,7 +145,7 @@ class _Parts(MultiPartParser):
         fields, files = super().parse(stream, boundary, content_length)
         texts = [text for pair in fields.items(multi=True) for text in pair]
         texts += [text for name, file in files.items(multi=True) for text in (name, file.filename or "")]
-        # Werkzeug puts this for bytes that it cannot decode. Which bytes they were, nothing tells.
+        # Werkzeug replaces bytes that it cannot decode by this, so different bytes look the same.
         self.doubtful = self.doubtful or any("\ufffd" in (text or "") for text in texts)
         return fields, files
 
@@ -175,7 +175,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 class _Hashing:
-    """Passes for the file that a part is written to."""
+    """Replaces the file that a part is written to, and hashes the part."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -204,9 +204,9 @@ def _may_have_files(request: Request) -> bool:
 
 
 def client_keys(request: Request, policy: Policy) -> list[str]:
-    """Return the value of each header that may carry the key, as it came, and those of the form field that may.
+    """Return the value of each header that may carry the key, unchanged, and the values of the form field that may.
 
-    Present and empty is a value, not an absence. Two lines of one header arrive as one value, joined by a comma. Reads and
+    An empty header is a value too. Two lines of one header arrive as one value, joined by a comma. Reads and
     parses the body only if the policy names a form field and this is a form.
     """
     keys = []
@@ -231,15 +231,15 @@ def fingerprints(
 ) -> list[bytes]:
     """Return the request's fingerprint under each identity, in their order.
 
-    The path is the one the server decoded, mount point included, as bytes: two that are not UTF-8 stay two. The query
-    is compared as it was sent. `by_host`: the application chooses its view by the host too, so that counts as well.
+    The path is the one that the server decoded, mount point included, as bytes: two that are not UTF-8 stay different. The
+    query counts as it was sent. `by_host`: the application also selects its view by the host, so the host counts too.
     """
     path = ((request.environ.get("SCRIPT_NAME") or "") + (request.environ.get("PATH_INFO") or "")).encode("latin-1")
     if by_host:
         # Both come from the client: without the length, a part of one could pass for a part of the other.
         host = request.host.lower().encode()
         path = b"%d:%b%b" % (len(host), host, path)
-    # In one spelling, and without the boundary: it alone differs from one attempt to the next.
+    # In one form, and without the boundary, which differs in each attempt.
     media_type = request.mimetype
     for name, value in sorted(request.mimetype_params.items()):
         if name != "boundary":
@@ -270,7 +270,7 @@ def _body_digest(request: Request, policy: Policy, body: Body, csrf_field: str) 
     if body.stream is None:
         form = _form(request, body)
         return unread_digest() if form is None else form.digest(csrf_field=csrf_field, key_field=policy.form_field)
-    # Only multipart is parsed piece by piece; anything else would be in memory at once.
+    # Only multipart is parsed piece by piece; any other body would be in memory as a whole.
     small = (body.length or 0) <= MAX_CANONICAL_BYTES
     if policy.fingerprint == "canonical" and (small or request.mimetype == "multipart/form-data"):
         if request.is_json:
@@ -285,7 +285,7 @@ def _body_digest(request: Request, policy: Policy, body: Body, csrf_field: str) 
 
 
 def _form(request: Request, body: Body) -> Form | None:
-    """The form in this body, or None where it holds none that the view could see."""
+    """Return the form in this body, or None if it has none that the view can read."""
     if body.stream is not None:
         return parse_form(request, body.stream)
     form = parsed_form(request) if body.parsed else None

@@ -1,4 +1,4 @@
-"""Keep what a view responds, and send a stored response again."""
+"""Capture the response of a view, and replay a stored one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flask_idempotency.web.problems import Problem, Renderer, render
 
 
 class StreamEnd(Enum):
-    """How a stream ended. Only `EXHAUSTED` means that the whole answer was produced."""
+    """How a stream ended. Only `EXHAUSTED` means that the response is complete."""
 
     EXHAUSTED = "exhausted"
     CLOSED = "closed"
@@ -36,15 +36,15 @@ class StreamEnd(Enum):
 OnEnd: TypeAlias = Callable[[StreamEnd], None]
 
 AbandonedStreams: TypeAlias = "deque[Callable[[], None]]"
-"""Ends of streams that a destructor could not report. A request that may do I/O takes them off the left and calls them."""
+"""Callbacks for streams that ended in a destructor. A later request, which may do I/O, takes them off the left."""
 
 
 class Tee(Iterator[bytes]):
-    """Hands a body on chunk by chunk, and keeps a copy up to a limit.
+    """Passes a body on chunk by chunk, and keeps a copy up to a limit.
 
-    `on_end` is told once how it ended: before the end marker leaves, or the last byte of a body of announced length, so
-    that what it stores is stored by the time that the client knows the answer to be complete. The one thing it may
-    raise is `LeaseLost`, and only of `EXHAUSTED`: the client must not believe this answer, so it gets no end.
+    It calls `on_end` once, before it sends the end marker, or the last byte of a body of announced length. So the response
+    is stored before the client knows it to be complete. `on_end` may raise `LeaseLost` for `EXHAUSTED`, and nothing else.
+    Then the client gets no end, and does not take the response for complete.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Tee(Iterator[bytes]):
         on_end: OnEnd,
         abandoned: AbandonedStreams,
     ) -> None:
-        # Until iter() has worked there is nothing that __del__ should report.
+        # If iter() fails, __del__ must not report an end.
         self.end: StreamEnd | None = StreamEnd.ERROR
         self._chunks: Iterator[str | bytes] = iter(source)
         self._source = source
@@ -73,15 +73,15 @@ class Tee(Iterator[bytes]):
 
     @property
     def over_limit(self) -> bool:
-        """Whether more than the limit has passed by; the copy is gone then."""
+        """Whether the body is longer than the limit. Then there is no copy."""
         return self._byte_size > self._limit
 
     def copied(self) -> bytes:
-        """What has passed by so far; nothing once it is over the limit."""
+        """Return the bytes sent so far; none once they are over the limit."""
         return b"".join(self._copy)
 
     def mute(self) -> None:
-        """Another answer has taken this one's place: nobody is told of its end."""
+        """Do not report the end: another response has replaced this one."""
         self._muted = True
 
     def __iter__(self) -> Tee:
@@ -96,7 +96,7 @@ class Tee(Iterator[bytes]):
         return data
 
     def close(self) -> None:
-        """Close the source first, so that the view's generator has done its last before the end is told."""
+        """Close the source, and then report the end: the view's generator may still act when it closes."""
         try:
             close = getattr(self._source, "close", None)
             if close is not None:
@@ -105,13 +105,13 @@ class Tee(Iterator[bytes]):
             self._ended(StreamEnd.CLOSED)
 
     def __del__(self) -> None:
-        # A collector may run this while this thread holds any lock, the store's own too: what waits here never wakes.
+        # The garbage collector may run this while this thread holds a lock, even the store's: waiting would deadlock.
         if self.end is None and not self._muted:
             self._abandoned.append(partial(self._on_end, StreamEnd.CLOSED))
 
     def _pull(self) -> bytes:
         if self._lost:
-            raise LeaseLost("the claim on this answer was lost while it was being sent")
+            raise LeaseLost("the claim was lost while its response was being sent")
         try:
             chunk = next(self._chunks)
         except StopIteration:
@@ -125,7 +125,7 @@ class Tee(Iterator[bytes]):
         return data
 
     def _look_ahead(self) -> None:
-        # No end marker follows a body of announced length: these bytes are the end, so they wait until it is told.
+        # No end marker follows a body of announced length: these bytes are its end, so report it before they leave.
         with suppress(StopIteration):
             self._ahead = self._pull()
 
@@ -139,15 +139,13 @@ class Tee(Iterator[bytes]):
     def _ended(self, end: StreamEnd) -> None:
         if self.end is None:
             self.end = end
-            if not self._muted:
-                self._tell(end)
-
-    def _tell(self, end: StreamEnd) -> None:
-        try:
-            self._on_end(end)
-        except LeaseLost:
-            self._lost = True
-            raise
+            if self._muted:
+                return
+            try:
+                self._on_end(end)
+            except LeaseLost:
+                self._lost = True
+                raise
 
 
 Pairs = tuple[tuple[str, str], ...]
@@ -170,42 +168,42 @@ OF_THE_BODY = frozenset(
         "accept-ranges",
     }
 )
-"""Fields that describe one particular body: false beside any other."""
+"""Fields that describe one body, and would be wrong for any other."""
 
 OF_THE_RESOURCE = frozenset({"accept-ranges", "etag", "last-modified"})
-"""Those of them that a successful answer to a state-changing request gives to the resource, and not to its own content.
+"""Those of them that describe the resource, in a successful response to a state-changing request.
 
 RFC 9110 section 8.8: "In a successful response to a state-changing request, validator fields describe the new
 representation that has replaced the prior selected representation as a result of processing the request." A client sends
 the ETag of a lost 201 in If-Match, so a tombstone keeps it. Section 14.3: Accept-Ranges is about the target resource.
-What section 8.3 to 8.7 and 14.4 say is about the content (Content-*, and the digests of RFC 9530), and goes with it.
+Fields of sections 8.3 to 8.7 and 14.4 (Content-*), and the digests of RFC 9530, describe the content and go with it.
 """
 
 _BODILESS = frozenset({204, 304})
 """Final statuses whose responses have no body."""
 
-# What would end a header early, or what HTTP cannot carry (it is Latin-1 on the wire).
+# Characters that end a header early, or that HTTP cannot carry (it uses Latin-1).
 _UNSAFE = re.compile(r"[\r\n\0]|[^\0-\xff]")
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedResponse:
-    """A snapshot of an answer, taken before other hooks touch it."""
+    """A snapshot of a response, before other hooks change it."""
 
     head: StoredResponse
-    """The answer without its body."""
+    """The response without its body."""
     body: bytes | None = field(repr=False)
-    """None: not kept, or still to come through `tee`."""
+    """None: it is not kept, or still to come through `tee`."""
     tee: Tee | None
-    """It calls whoever listens. Who is kept alive by that and keeps this, keeps a weak reference to it instead."""
+    """It refers to its `on_end`. An object that `on_end` refers to must hold only a weak reference to it."""
     headers: Pairs = field(repr=False)
-    """All fields that the answer had, also those that are never kept."""
+    """All fields of the response, also those that are never kept."""
     announced: int | None
     """Its Content-Length, if it had one."""
 
     @property
     def result(self) -> StoredResponse | None:
-        """What to store: the answer, or its tombstone. None for a stream that was not, or not yet, exhausted."""
+        """What to store: the response, or its tombstone. None for a stream that is not exhausted."""
         if self.tee is None:
             if self.body is None:
                 return self.tombstone
@@ -219,20 +217,20 @@ class CapturedResponse:
 
     @property
     def tombstone(self) -> StoredResponse:
-        """What to store when the work was done and the body cannot be kept."""
+        """What to store if the request completed and the body cannot be kept."""
         return self.head.without_body()
 
     def discard(self) -> None:
-        """Another answer takes this one's place: nobody is told how a stream of it ends, and its source is closed."""
+        """Drop the response, because another one replaces it: close its stream, and do not report the end."""
         if self.tee is not None:
             self.tee.mute()
             self.tee.close()
 
 
 def capture(response: Response, policy: Policy, *, on_end: OnEnd, abandoned: AbandonedStreams) -> CapturedResponse:
-    """Take the snapshot, and leave the response as it was, except for a stream: that passes through a tee from now on.
+    """Take a snapshot of a response, and leave it unchanged, except that a stream now passes through a `Tee`.
 
-    What cannot be stored becomes a tombstone and raises nothing. `on_end` and `abandoned` are the tee's, see there.
+    A response that cannot be stored becomes a tombstone, without an error. See `Tee` for `on_end` and `abandoned`.
     """
     headers, announced = tuple(response.headers), response.content_length
     status, storable = response.status_code, True
@@ -251,12 +249,12 @@ def capture(response: Response, policy: Policy, *, on_end: OnEnd, abandoned: Aba
     body, tee = None, None
     if storable and status in _BODILESS:
         body = b""
-    # Not touched when it is too long, so that a server's sendfile() still works.
+    # A body that is too long is left alone, so that a server's sendfile() still works.
     elif storable and (announced or 0) <= policy.max_body:
         buffered = isinstance(response.response, ClosingIterator) and announced is not None
         if buffered and not response.direct_passthrough:
-            # What abort() made comes as an iterator although all of it is there. Left so, its claim would stay open until
-            # the body is read, and some clients only look at the status.
+            # abort() makes an iterator of a body that is complete. As a stream, it would keep the claim open until a client
+            # reads the body, and some clients only read the status.
             response.make_sequence()
         if response.is_sequence:
             body = b"".join(response.iter_encoded())
@@ -275,12 +273,11 @@ def replay(
     docs_url: str = DOCS_URL,
     renderer: Renderer = render,
 ) -> Response:
-    """Build the stored response, byte for byte, marked as a replay. Of a tombstone: its status, and a problem as the body.
+    """Build the stored response, byte for byte, marked as a replay. A tombstone gets its status and a problem as the body.
 
-    Leaves out fields that this policy does not keep, by the same allow-list as when a response is stored. Somebody else may
-    have written to the store: a proxy acts on some fields (`X-Accel-Redirect`), and a body where none may be is read as
-    the next response on the same connection. Raises `CorruptRecord` rather than send what could split the response, or what
-    no server may send.
+    Leaves out fields that this policy does not keep, by the same allow-list as `capture`, because an attacker may have
+    written to the store. A proxy acts on some fields (`X-Accel-Redirect`), and a client reads a body where none may be as
+    the next response on the connection. Raises `CorruptRecord` for a response that no server may send, or that would split.
     """
     status = stored.status
     for name, value in (*stored.metadata, ("", stored.reason)):
@@ -300,10 +297,10 @@ def replay(
         response = renderer(problem, profile=PROFILES[policy.profile], docs_url=docs_url, response_class=response_class)
         response.status = line
         lost = OF_THE_BODY - OF_THE_RESOURCE if 200 <= status < 300 else OF_THE_BODY
-        # A renderer may set fields of its own. Of these two, one response may have several.
+        # A renderer may add fields. One response may have several Link and Vary fields.
         lost = lost | {"cache-control"} | ({name.lower() for name, _ in response.headers} - {"link", "vary"})
         pairs = (*(pair for pair in pairs if pair[0].lower() not in lost), *response.headers)
-    # The constructor invents a Content-Type and a Content-Length. Replacing all fields leaves those of the first response.
+    # The constructor adds a Content-Type and a Content-Length. Replace all fields by those of the first response.
     response.headers = Headers(pairs)
     for name, value in policy.replayed_header:
         response.headers[name] = value
@@ -312,12 +309,12 @@ def replay(
     return response
 
 
-def overlay(response: Response, answer: Response, *, policy: Policy, lost: CapturedResponse | None = None) -> None:
-    """Put another answer over this response, in place, and keep what hooks have added to it.
+def overlay(response: Response, other: Response, *, policy: Policy, lost: CapturedResponse | None = None) -> None:
+    """Replace the content of this response by another one in place, and keep the fields that hooks added.
 
-    For a replay at the capture point, and for a claim found to be lost after all hooks have run. Of the answer that
-    `lost` captured nothing is delivered, its own cookies included. Other fields stay, except for those that described
-    the old body. `answer` is used up.
+    Used for a replay at the capture point, and for a claim that proves lost after all hooks have run. Nothing that `lost`
+    captured is sent, its cookies included. Other fields stay, except those that described the old body. Do not use `other`
+    afterwards.
     """
     if lost is not None:
         lost.discard()
@@ -325,14 +322,14 @@ def overlay(response: Response, answer: Response, *, policy: Policy, lost: Captu
     if close is not None:
         close()
     own = set(lost.headers) if lost is not None else set()
-    gone = OF_THE_BODY | allowed_fields(policy.keep_headers) | {name.lower() for name, _ in answer.headers}
+    gone = OF_THE_BODY | allowed_fields(policy.keep_headers) | {name.lower() for name, _ in other.headers}
     stays = [pair for pair in response.headers if pair not in own and pair[0].lower() not in gone]
-    # A session or CORS hook may have said by what the answer varies; it still does.
+    # A session or CORS hook may have set Vary, which still applies.
     varies = [value for value in response.headers.getlist("Vary") if ("Vary", value) not in own]
-    response.status = answer.status
+    response.status = other.status
     response.direct_passthrough = False
-    response.response = answer.response
-    response.headers = Headers([*answer.headers, *stays])
+    response.response = other.response
+    response.headers = Headers([*other.headers, *stays])
     if varies:
         response.vary.update(token for value in varies for token in _tokens(value))
 
@@ -341,7 +338,7 @@ Looks: TypeAlias = tuple[str, list[tuple[str, str]], Any]
 
 
 def looks(response: Response) -> Looks:
-    """Return what others may change of a response."""
+    """Return the parts of a response that a hook may change."""
     return response.status, list(response.headers), response.response
 
 
@@ -356,7 +353,7 @@ def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
         field_name = name.lower()
         if field_name in allowed:
             if field_name in ("location", "content-location") and not value.isascii():
-                # Werkzeug lets a view name a place in any script, and writes it in ASCII only when the response starts.
+                # Werkzeug accepts non-ASCII locations, and encodes them only when the response starts.
                 with suppress(UnicodeError):
                     value = iri_to_uri(value)
             kept.append((name, value))
