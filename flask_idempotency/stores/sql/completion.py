@@ -1,9 +1,11 @@
 """The statements that put a response into a record, or change one that is there, and the class that completes a record.
 
-The statement that completes has eight forms, so that no response pays for what it does not use. `sealed`: only while the
-tenant's data key is there and the tenant was not erased since. `counted`: with the ledger in the same statement; the plain
-form leaves a counted record alone. `tells`: for the application's transaction; returns the row, because the lock timeout that
-the statement sets on PostgreSQL lasts until the transaction ends, and a second look would be under it.
+The completing statement has eight forms, so that no response pays for a feature that it does not use:
+
+* `sealed` completes only if the tenant's data key exists and the tenant was not erased since the first request.
+* `counted` also updates the quota ledger. The plain form changes no counted record.
+* `tells` returns the row, for the application's transaction. On PostgreSQL the statement sets a lock timeout until that
+  transaction ends, and a second read would run under it.
 """
 
 from __future__ import annotations
@@ -71,20 +73,20 @@ _r = records.c
 def complete(
     dialect: Dialect, *, sealed: bool = False, counted: bool = False, tells: bool = False
 ) -> ReturningUpdate[Any] | Select[Any]:
-    """The answer is there and will be kept this long. Returns the fence; the row but for its answer, if it `tells`."""
+    """Store the response and keep it this long. Return the fence; with `tells`, the row without its response."""
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     return _completed(dialect, statement, now, sealed=sealed, counted=counted, tells=tells)
 
 
 def resolve(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> ReturningUpdate[Any] | Select[Any]:
-    """The same in the owner's place, of a row that is quarantined as it was met. The token is another from now on."""
+    """Complete a quarantined row in its owner's place, if it still is as seen. The row gets a new token."""
     statement, now = others_update(dialect, _r.state == word(QUARANTINED))
     mine = statement.values(token=bindparam("my_token", type_=LargeBinary))
     return _completed(dialect, mine, now, sealed=sealed, counted=counted, tells=False)
 
 
 def book(dialect: Dialect) -> Insert:
-    """So much is added to an entry of the ledger, and to none if it is nothing. Negative numbers take away."""
+    """Add these amounts to an entry of the quota ledger. Negative amounts subtract."""
     names = (
         ("my_tenant_id", LargeBinary),
         ("my_kind", String),
@@ -99,20 +101,20 @@ def book(dialect: Dialect) -> Insert:
 
 
 def why_not_sealed(dialect: Dialect) -> Select[Any]:
-    """Why a sealed answer was not stored: whether its tenant was erased since, and whether its data key seals."""
-    told: list[ColumnElement[Any]] = [(~_unerased()).label("erased"), _key_is_there().label("kept")]
-    return select(*told).where(is_mine())
+    """Read why a sealed response was not stored: if its tenant was erased since, and if its data key is enabled."""
+    reasons: list[ColumnElement[Any]] = [(~_unerased()).label("erased"), _key_is_there().label("kept")]
+    return select(*reasons).where(is_mine())
 
 
 def may_be_sealed() -> ColumnElement[bool]:
-    """Whether an answer that is sealed with this data key may become a record's."""
+    """Match a row that may store a response sealed with this data key."""
     return and_(_key_is_there(), _unerased())
 
 
 def _completed(
     dialect: Dialect, statement: Update, now: ColumnElement[int], *, sealed: bool, counted: bool, tells: bool
 ) -> ReturningUpdate[Any] | Select[Any]:
-    # By a clock that was set back meanwhile it would be over before it began, as no row of ours is.
+    # If the clock was set back since the request, the completion would come first, and no valid row has that.
     begins: ColumnElement[int] = getattr(func, dialect.greatest)(now, _r.requested_at)
     ends = begins + duration("keep")
     if counted:
@@ -135,13 +137,13 @@ def _completed(
         succeeded=null(),
         resolver_due_at=ZERO,
     )
-    told = [*columns(without="response"), now.label("now")] if tells else [_r.fence]
+    returned = [*columns(without="response"), now.label("now")] if tells else [_r.fence]
     if not counted:
-        return completed.returning(*told)
+        return completed.returning(*returned)
     entry = [_r.tenant_id, _r.in_quota, _r.expires_at, _r.response_size]
     if dialect.name != POSTGRESQL:
-        return completed.returning(*(told if tells else [*told, *entry]))
-    done = completed.returning(*told, *(column.label(f"_{column.name}") for column in entry)).cte("done")
+        return completed.returning(*(returned if tells else [*returned, *entry]))
+    done = completed.returning(*returned, *(column.label(f"_{column.name}") for column in entry)).cte("done")
     added = select(done.c._tenant_id, word(RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size)
     into_ledger = booked(added.where(done.c._in_quota == ONE)).cte("into_ledger")
     return select(*(column for column in done.c if not column.name.startswith("_"))).add_cte(into_ledger)
@@ -171,13 +173,13 @@ def _shard() -> ColumnElement[int]:
 
 
 def page_end(dialect: Dialect) -> Select[Any]:
-    """The last row of a page, and one more if there is a next page. Nothing when the rest is shorter than the page."""
+    """Read the last row of a page, and the next row if there is one. Return no row if the page is not full."""
     rest = select(_r.record_id).where(_r.record_id > _bytes("my_after")).order_by(_r.record_id)
     return rest.offset(bindparam("my_limit", type_=Integer) - literal_column("1")).limit(literal_column("2"))
 
 
 def scan(dialect: Dialect) -> Select[Any]:
-    """The live answers up to there; of this tenant, if one is named, and not under that key of the ring, if one is."""
+    """Read the live responses of a page. Two parameters limit it: a tenant, and a wrapping key to leave out."""
     tenant_id, wrapping_key_id = _bytes("my_tenant_id"), bindparam("my_wrapping_key_id", type_=Text)
     shown = select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"))
     return shown.where(
@@ -190,7 +192,7 @@ def scan(dialect: Dialect) -> Select[Any]:
 
 
 def count_responses(dialect: Dialect) -> Select[Any]:
-    """How many there are under each key of the ring, those included whose life has ended, and not those that were wiped."""
+    """Count the responses under each wrapping key. Include expired responses, but not wiped ones."""
     under = func.coalesce(_r.wrapping_key_id, word("")).label("wrapping_key_id")
     counted: list[ColumnElement[Any]] = [under, func.count().label("responses")]
     is_wiped = func.coalesce(_r.data_key_number, ONE) == ZERO
@@ -198,25 +200,25 @@ def count_responses(dialect: Dialect) -> Select[Any]:
 
 
 def replace(dialect: Dialect) -> ReturningUpdate[Any]:
-    """Another payload in the place of the very one that was seen; its life ends when it would have."""
+    """Replace the payload if it still is the one that was seen. Keep the time at which it expires."""
     statement = update(records).where(is_mine(), is_answer(dialect), _holds_seen())
     return _replaced(statement)
 
 
 def replace_sealed(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The same, while the data key of the new one is there, and unless the tenant was erased since."""
+    """Replace like `replace`, if the new payload's data key exists and the tenant was not erased since."""
     statement = update(records).where(is_mine(), is_answer(dialect), _holds_seen(), may_be_sealed())
     return _replaced(statement)
 
 
 def read_if_as_seen(dialect: Dialect) -> Select[Any]:
-    """Whether the very payload is there that was seen: with a row. On PostgreSQL it is locked then."""
+    """Return a row if the payload still is the one that was seen. On PostgreSQL, lock it."""
     entry = (_r.in_quota, _r.expires_at, _r.response_size)
     return _locked(dialect, select(*entry).where(is_mine(), is_answer(dialect), _holds_seen()))
 
 
 def mark_corrupt(dialect: Dialect) -> ReturningUpdate[Any]:
-    """A completed row, whose answer nobody can open. All that it holds stays, and time does not end it any more."""
+    """Quarantine a completed row whose response cannot be opened. Keep all its data, and do not let it expire."""
     statement = update(records).where(is_mine(), is_answer(dialect), _holds_seen())
     quarantined = statement.values(
         state=word(QUARANTINED),
@@ -229,13 +231,13 @@ def mark_corrupt(dialect: Dialect) -> ReturningUpdate[Any]:
 
 
 def read_unreadable(dialect: Dialect) -> Select[Any]:
-    """As much of a row that is none of ours as its ledger needs. On PostgreSQL it is locked then."""
+    """Read the columns of an unreadable row that the quota ledger needs. On PostgreSQL, lock the row."""
     entry = (_r.state, _r.in_quota, _r.expires_at, _r.response_size, dialect.now.label("now"))
     return _locked(dialect, select(*entry).where(is_mine(), _r.state != word(QUARANTINED)))
 
 
 def mark_unreadable(dialect: Dialect) -> ReturningUpdate[Any]:
-    """A row that is none of ours is where time does not end it. Nobody will run what it was about again."""
+    """Quarantine an unreadable row, and do not let it expire. So its request does not run again."""
     return (
         update(records)
         .where(is_mine())
@@ -251,12 +253,12 @@ def mark_unreadable(dialect: Dialect) -> ReturningUpdate[Any]:
 
 
 def is_answer(dialect: Dialect, now: ColumnElement[int] | None = None) -> ColumnElement[bool]:
-    """Whether a row is completed, and its life has not ended: then, or when it is looked at."""
+    """Match a completed row that is not expired at `now`. The default is the server's time."""
     return and_(_is_completed(), _r.expires_at > (dialect.now if now is None else now))
 
 
 def _succeeded() -> ColumnElement[int]:
-    """What the state says of the answer, and will say no more."""
+    """Read from the state if the response is a success. A quarantined row no longer shows it there."""
     return case((_r.state == word(COMPLETED), ONE), (_r.state == word(FAILED), ZERO), else_=_r.succeeded)
 
 
@@ -278,7 +280,7 @@ def _replaced(statement: Any) -> ReturningUpdate[Any]:
 
 
 def _holds_seen() -> ColumnElement[bool]:
-    """By the clear facts first: they spare a comparison of mebibytes."""
+    """Match the payload that was seen. Compare the short columns first: a response may have mebibytes."""
     return and_(
         _r.state == bindparam("seen_state", type_=String),
         _r.status == bindparam("seen_status", type_=_r.status.type),
@@ -298,12 +300,14 @@ def _bytes(name: str) -> Any:
 
 
 SHARDS: Final = 8
-"""Rows that a tenant's completions of one moment are spread over: with one, each would wait for the commit of another
-(2,188 in a second, and 7,089 with eight: correctness.md, section 4)."""
+"""Ledger rows that share the concurrent completions of a tenant. With one row, each would wait for another's commit.
+
+Measured: 2,188 a second with one row, 7,089 with eight (correctness.md, section 4).
+"""
 
 
 class CompletionWriter:
-    """Completes records. Takes the form of the statement that a record needs, and the plain one until that is not enough."""
+    """Complete records with the form of the statement that each needs. Use the plain form until a record is counted."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -311,7 +315,7 @@ class CompletionWriter:
         self._book = book(dialect)
         self._why_not_sealed = why_not_sealed(dialect)
         self.counts = False
-        """Whether there are quotas here. False costs a counted record one statement more, and nothing else."""
+        """True if quotas are in use. While it is False, a counted record costs one more statement."""
 
     def write(
         self,
@@ -323,17 +327,18 @@ class CompletionWriter:
         tells: bool = False,
         checked: bool = False,
     ) -> Any | None:
-        """Complete a record. None: nothing was changed.
+        """Complete a record. Return None if no row was changed.
 
-        `alone`: the connection commits each statement by itself; else this is part of its transaction. `resolving`: in the
-        owner's place, and `parameters` say which record was met. `tells`: return the row but for its response. `checked`:
-        `refuse_without_key` was called a moment ago.
+        * `alone`: the connection commits each statement by itself. Otherwise this is part of its transaction.
+        * `resolving`: complete in the owner's place. `parameters` then hold the record that was seen.
+        * `tells`: return the row without its response.
+        * `checked`: the caller has just called `refuse_without_key`.
         """
         counted, in_file = self.counts, self._dialect.name == SQLITE
         sealed = bool(parameters["my_data_key_number"]) and not checked
         statement = self._made.get((resolving, sealed, counted, tells))
         if statement is None:
-            # Two threads may both do this at first: what they make is the same.
+            # The first two threads may both do this: both build the same.
             if resolving:
                 statement = resolve(self._dialect, sealed=sealed, counted=counted)
             else:
@@ -355,19 +360,19 @@ class CompletionWriter:
         return found
 
     def look_again(self, connection: Connection, parameters: dict[str, Any], standing: Any) -> None:
-        """Nothing was changed although the record is its owner's. Raises `DataKeyMissing` when that is why."""
+        """Prepare another try after a write changed no row of its owner. Raise `DataKeyMissing` if that was the reason."""
         self.counts = self.counts or bool(standing.in_quota)
         self.refuse_without_key(connection, parameters)
 
     def refuse_without_key(self, connection: Connection, parameters: dict[str, Any]) -> None:
-        """Raises `DataKeyMissing` when that is why nothing was changed, or would be."""
+        """Raise `DataKeyMissing` if a completion with these parameters would fail for want of its data key."""
         if not is_sealed(parameters):
             return
         found = connection.execute(self._why_not_sealed, parameters).one_or_none()
         if found is not None and found.erased:
-            raise DataKeyMissing("the tenant's answers were erased since the key was first used", erased=True)
+            raise DataKeyMissing("the tenant's responses were erased after the first request", erased=True)
         if found is not None and not found.kept:
-            raise DataKeyMissing("there is no open data key of this number", erased=False)
+            raise DataKeyMissing("the tenant has no enabled data key of this number", erased=False)
 
 
 def answer_of(key: StorageKey, payload: StoredPayload, keep: float) -> dict[str, Any]:
@@ -381,7 +386,7 @@ def answer_of(key: StorageKey, payload: StoredPayload, keep: float) -> dict[str,
 
 
 def facts_of(payload: StoredPayload, whose: str) -> dict[str, Any]:
-    """A payload as columns: `my_…` of what is brought, `seen_…` of what is compared."""
+    """Return a payload as parameters. `whose` is `my` for values to write, and `seen` for values to compare."""
     by = payload.sealed_by
     return {
         f"{whose}_state": COMPLETED if payload.success else FAILED,
@@ -398,7 +403,7 @@ def shard_of(key: StorageKey) -> int:
 
 
 def is_sealed(parameters: dict[str, Any]) -> bool:
-    """Whether a data key must be there. Number 0 stands for none."""
+    """Return True if the response needs a data key. Number 0 means none."""
     return bool(parameters["my_data_key_number"])
 
 

@@ -1,4 +1,4 @@
-"""Row ⇄ record: what a row must look like to be one of ours, and how texts are written that a database refuses."""
+"""Turn rows into records, check that a row is valid, and escape the texts that a database refuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FINGERPRINT_BYTES: Final = 17
 KID_LETTERS: Final = 255
 
 LARGEST_SIZE: Final = 2**53
-"""Bytes of an answer, as they are counted: sums of larger ones would not fit into a database's numbers."""
+"""Largest size of a response, in bytes. Sums of larger ones would overflow a database's integers."""
 
 _BIG: Final = 2**63 - 1
 _LATEST_US: Final = int(LATEST) * 1_000_000
@@ -59,11 +59,12 @@ def _unescaped(letter: re.Match[str]) -> str:
 
 
 escape: Final = partial(re.compile("[\0\ud800-\udfff␛]").sub, _escaped)
-"""Write this text in letters that every database takes: PostgreSQL has no NUL, and no encoding has lone surrogates.
+"""Escape a text for every database: PostgreSQL refuses NUL, and encodings refuse lone surrogates.
 
-No two texts become one."""
+Different texts stay different.
+"""
 unescape: Final = partial(re.compile("␛([0-9a-f]{4})").sub, _unescaped)
-"""Read a text that `escape` has written."""
+"""Reverse `escape`."""
 
 
 class Row(NamedTuple):
@@ -92,15 +93,15 @@ class Row(NamedTuple):
     data_key_number: int | None
     succeeded: int | None
     erased: bool | int | None
-    """Not of the row: what is known of the tenant, in the same look."""
+    """Not a column of the row: the statement reads it from the tenant."""
     now: int
 
     @property
     def deadline(self) -> int:
-        """When its lease ends; when the life of its response ends if it is completed or released."""
+        """When its lease expires. If the row is completed or released, when it expires."""
         deadline = self.lease_expires_at if self.state in (PROCESSING, QUARANTINED) else self.expires_at
         if deadline is None:
-            raise CorruptRecord("a record without a deadline cannot be ours")
+            raise CorruptRecord("the row has no deadline")
         return deadline
 
     def record(self) -> Record:
@@ -133,61 +134,61 @@ class Row(NamedTuple):
 
 
 def row_of(columns: Sequence[Any]) -> Row:
-    """Return the row that these columns are.
+    """Return these columns as a row.
 
-    Raise `CorruptRecord` if this package did not write it. Such a row is never taken for absent.
+    Raise `CorruptRecord` if this package did not write it. Such a key is never free.
     """
-    # Any: SQLite lets other tools write values of every type into every column.
+    # Any: on SQLite, other tools can write values of every type into every column.
     row: Any = Row(*columns)
     check_standing(row)
     fingerprint, response, kid = row.fingerprint, row.response, row.wrapping_key_id
     if row.on_expiry not in _RULES or not isinstance(fingerprint, bytes) or len(fingerprint) != FINGERPRINT_BYTES:
-        raise CorruptRecord("the row's rule or its fingerprint is none of ours")
+        raise CorruptRecord("the row's on_expiry or its fingerprint is invalid")
     for number, largest in ((row.fence, _BIG), (row.attempt, _BIG), (row.in_quota, 1)):
         if not isinstance(number, int) or not 0 <= number <= largest:
-            raise CorruptRecord("the row's fence or its attempt is no number of ours")
+            raise CorruptRecord("the row's fence, attempt or in_quota is invalid")
     ended = 0 if row.completed_at is None else row.completed_at, 0 if row.expires_at is None else row.expires_at
     for time in (row.requested_at, row.deadline, *ended):
         if not isinstance(time, int) or not 0 <= time <= _LATEST_US:
-            raise CorruptRecord("the row holds a time that is none, or lies behind the year 9999")
+            raise CorruptRecord("the row holds an invalid time, or one after the year 9999")
     for text in (row.tenant, row.principal, row.method, row.endpoint, "" if row.reason is None else row.reason):
         if not isinstance(text, str):
-            raise CorruptRecord("the row holds something else than texts where those belong")
+            raise CorruptRecord("the row holds a value that is not text in a text column")
     if response is not None and (not isinstance(response, bytes) or len(response) > LARGEST_PAYLOAD):
-        raise CorruptRecord("the row holds a response of a size or a status that no response has")
+        raise CorruptRecord("the row holds a response with an invalid size or status")
     for number, largest in ((row.status, _LARGEST_STATUS), (row.response_size, LARGEST_SIZE)):
         if number is not None and (not isinstance(number, int) or not 0 <= number <= largest):
-            raise CorruptRecord("the row holds a response of a size or a status that no response has")
+            raise CorruptRecord("the row holds a response with an invalid size or status")
     if row.succeeded is not None and not isinstance(row.succeeded, int):
-        raise CorruptRecord("the row does not say whether its response is a success")
+        raise CorruptRecord("the row's succeeded is not a number")
     if response is None or row.completed_at is None or row.status is None or row.response_size is None:
         if row.state in (COMPLETED, FAILED):
-            raise CorruptRecord("the row says that it is completed, and holds no response")
+            raise CorruptRecord("the row is completed, but holds no response")
         if row.state == QUARANTINED and row.reason == CORRUPT:
-            raise CorruptRecord("the row could not be read when it was claimed, and what it was is lost")
+            raise CorruptRecord("the row was quarantined as unreadable, and holds no response")
     if kid is not None or row.data_key_number is not None:
         number = row.data_key_number
         if not isinstance(kid, str) or len(kid) > KID_LETTERS or not isinstance(number, int) or not 0 <= number <= _BIG:
-            raise CorruptRecord("the row does not say which key opens its response")
+            raise CorruptRecord("the row's wrapping key or data key number is invalid")
     found: Row = row
     return found
 
 
 def completed_row(columns: Any, response: bytes) -> Row:
-    """Return the row that `completion.complete` with `tells` has written, with the response that it was given."""
+    """Return the row that `completion.complete` with `tells` has written, with this response."""
     return row_of(Row(response=response, **columns._mapping))
 
 
 def check_standing(row: Any) -> None:
-    """Raise `CorruptRecord` unless the state, the token and the times of this row can be ours."""
+    """Raise `CorruptRecord` if the state, the token or the times of this row are invalid."""
     if row.state not in STATES or not isinstance(row.token, bytes) or len(row.token) != TOKEN_BYTES:
-        raise CorruptRecord("the row's state or its token is none of ours")
+        raise CorruptRecord("the row's state or its token is invalid")
     if row.state in (COMPLETED, FAILED, RELEASED) and not isinstance(row.expires_at, int):
-        raise CorruptRecord("the row says that it has ended, and does not say until when it is kept")
+        raise CorruptRecord("the row has ended, but has no time to expire")
     if row.state in (COMPLETED, FAILED) and (
         not isinstance(row.completed_at, int) or row.expires_at < row.completed_at
     ):
-        raise CorruptRecord("the row says that the life of its response was over before it began")
+        raise CorruptRecord("the row expires before its completion")
 
 
 def is_gone(row: Any) -> bool:
@@ -200,6 +201,6 @@ def is_gone(row: Any) -> bool:
 def is_condemned(row: Any) -> bool:
     """Return True if the row was completed, or may have been, before it was quarantined: to its owner it is completed.
 
-    The row tells in `answered` whether it holds a response.
+    The column `answered` shows if the row holds a response.
     """
     return bool(row.state == QUARANTINED and (row.answered or row.reason == CORRUPT))

@@ -1,10 +1,10 @@
-"""Statements about one record, and the clauses that they share with the statements of other files.
+"""Build the statements about one record, and the clauses that other files' statements share with them.
 
-`tests/stores/sql/snapshots/` holds the text of each for each database. Those of the request path are built once for a store,
-so that SQLAlchemy compiles each of them once.
+`tests/stores/sql/snapshots/` holds the text of each statement for each database. A store builds those of the request path
+once, so that SQLAlchemy compiles each of them once.
 
-Parameters: `my_…` is what the caller brings, `seen_…` what it has read and now compares, `now` the time if a test passes one.
-Durations and times are microseconds.
+Parameters: `my_…` is a value to write, `seen_…` a value that the caller read before and compares, and `now` the time if a
+test passes one. Durations and times are microseconds.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ _r = records.c
 
 
 def columns(*, without: str = "") -> list[ColumnElement[Any]]:
-    """Those of a `PolicyRow`, but for `now`: the stored ones, and whether its answer was erased with its tenant's data keys."""
+    """Return the columns of a `Row` without `now`: the stored ones, and whether the response is erased with the tenant."""
     t = tenants.c
     by_key = case(
         (_r.data_key_number.is_(None), _r.requested_at <= t.erased_at),
         else_=_r.data_key_number <= t.shredded_key_number,
     )
-    # Spelt out: SQLAlchemy leaves tables away in what a statement returns on SQLite, and would write tenant_id = tenant_id.
+    # A literal: in RETURNING on SQLite, SQLAlchemy leaves out table names, and would write tenant_id = tenant_id.
     tid = literal_column("idempotency_records.tenant_id", LargeBinary)
     erased = select(by_key).where(t.tenant_id == tid, t.erased_at.is_not(None)).correlate(records).scalar_subquery()
     return [*(_r[name] for name in _STORED if name != without), erased.label("erased")]
@@ -89,23 +89,23 @@ def duration(name: str) -> ColumnElement[int]:
 
 
 def word(word: str) -> ColumnElement[str]:
-    """One of ours, spelt out: a parameter would tell whoever reads the text nothing."""
+    """Return one of our words as a literal, so that the statement's text shows it."""
     return literal_column(f"'{word}'", String)
 
 
 def owners(dialect: Dialect, *states: str) -> tuple[Update, ColumnElement[int]]:
-    """An update of the token's own row, if it is in one of these states; and what the time is there."""
+    """Update the token's own row, if it is in one of these states. Return the update, and the server's time in it."""
     owned = and_(_r.token == bindparam("my_token", type_=LargeBinary), _r.state.in_([word(state) for state in states]))
     return _with_lock_timeout(dialect, owned)
 
 
 def others_update(dialect: Dialect, *conditions: ColumnElement[bool]) -> tuple[Update, ColumnElement[int]]:
-    """An update of a row by somebody who is not its owner, if it still is what was met; and what the time is there."""
+    """Update a row without its owner's token, if it still is as seen. Return the update, and the server's time in it."""
     return _with_lock_timeout(dialect, is_as_met(), *conditions)
 
 
 def is_as_met() -> ColumnElement[bool]:
-    """Whether a row is the one that a `SeenRecord` tells of. Its state may be spelt in two ways when it is completed."""
+    """Match the row of a `SeenRecord`. A completed record may be in one of two states of the row."""
     states = (bindparam("seen_state", type_=String), bindparam("seen_other", type_=String))
     return and_(
         _r.state.in_(states),
@@ -123,9 +123,9 @@ def _with_lock_timeout(dialect: Dialect, *conditions: ColumnElement[bool]) -> tu
 
 
 def if_as_seen(dialect: Dialect, condition: ColumnElement[bool]) -> Update:
-    """An update of the row if it still is what was read, and this holds by the server's clock.
+    """Update the row if it still is as read, and if `condition` holds by the server's clock.
 
-    On PostgreSQL the row is found by a select that skips what somebody has locked: an update would wait for them.
+    On PostgreSQL, a select finds the row and skips it if another worker has locked it. A plain update would wait.
     """
     seen = and_(
         is_mine(),
@@ -142,22 +142,22 @@ def if_as_seen(dialect: Dialect, condition: ColumnElement[bool]) -> Update:
 
 
 def chosen(dialect: Dialect, some: Select[Any]) -> CTE | Subquery:
-    """These rows, without those that somebody has locked: on PostgreSQL they are ours until the statement is over."""
+    """Select these rows without locked ones. On PostgreSQL, lock them until the transaction ends."""
     if dialect.name != POSTGRESQL:
-        # sqlite3 counts what a statement has changed by its first word, which is not to be WITH.
+        # sqlite3 counts changed rows only if the statement does not start with WITH.
         return some.subquery("chosen")
-    # Chosen once: a subquery with a limit may be run again for each row that is compared with it, and choose others.
+    # As a CTE it runs once. A subquery with a limit may run for each compared row, and choose other rows each time.
     return some.with_for_update(skip_locked=True).cte("chosen")
 
 
 def has_answer() -> ColumnElement[bool]:
-    """In whatever state it is: only what completes a row puts one there, and only a new claim takes it away."""
+    """Match a row with a response, in any state. Only a completion stores one, and only a new claim removes it."""
     return _r.response.is_not(None)
 
 
 def is_absent(dialect: Dialect) -> ColumnElement[bool]:
-    """Of a row that is there: whether it is nobody's any more."""
-    # A life that ended before it began is a flipped bit, and says nothing of when it ends.
+    """Match a row whose key is free: it was released, or its response has expired."""
+    # If a response expires before its completion, a bit is flipped: do not trust either time.
     over = and_(_r.expires_at <= dialect.now, _r.expires_at >= _r.completed_at)
     expired = and_(_r.state.in_((word(COMPLETED), word(FAILED))), over)
     return or_(_r.state == word(RELEASED), expired)
@@ -168,16 +168,16 @@ def has_lapsed(dialect: Dialect, rule: str) -> ColumnElement[bool]:
 
 
 def _fence(dialect: Dialect) -> ColumnElement[int]:
-    """Taken when the row is written and not before: who waits for a lock must not come out with a smaller number."""
+    """Take the fence when the row is written, not before: otherwise a claim that waits for a lock could get a lower one."""
     if dialect.name == POSTGRESQL:
         return fences.next_value()
     return bindparam("my_fence", type_=BigInteger)
 
 
 def _new(dialect: Dialect) -> dict[str, ColumnElement[Any]]:
-    """What every grant writes, whether or not there was a row."""
-    brought = ("token", "fingerprint", "on_expiry", "tenant", "principal", "method", "endpoint")
-    values: dict[str, ColumnElement[Any]] = {name: bindparam(f"my_{name}", type_=_r[name].type) for name in brought}
+    """Return the values that every grant writes, to a new row or an old one."""
+    names = ("token", "fingerprint", "on_expiry", "tenant", "principal", "method", "endpoint")
+    values: dict[str, ColumnElement[Any]] = {name: bindparam(f"my_{name}", type_=_r[name].type) for name in names}
     in_quota = bindparam("my_in_quota", type_=_r.in_quota.type)
     return {"state": word(PROCESSING), "fence": _fence(dialect), **values, "in_quota": in_quota}
 
@@ -189,7 +189,7 @@ def regranted(
     attempt: ColumnElement[int],
     requested_at: ColumnElement[int],
 ) -> Update:
-    """The same update, that makes the row a claim in flight."""
+    """Extend this update: make the row a claim in flight."""
     response = (
         "completed_at",
         "expires_at",
@@ -202,7 +202,7 @@ def regranted(
     )
     values = _new(dialect)
     if dialect.name == POSTGRESQL:
-        # A sequence goes back: a new table has a new one, logical replication leaves it out, and anyone may restart it.
+        # A sequence may go back: a new table has a new one, logical replication skips it, and an administrator may restart it.
         values["fence"] = func.greatest(values["fence"], _r.fence + ONE)
     return statement.values(
         **values,
@@ -214,8 +214,8 @@ def regranted(
 
 
 def inserted(dialect: Dialect, *, within: Select[Any] | None = None) -> Insert:
-    """The row of a key that has none, if `within` has a row as well: that is looked at for no other key."""
-    # The patience is inside, where a replay does not come by: to set it takes a third as long as a replay.
+    """Insert the row of a new key, if `within` has a row. For a known key, the database does not run `within`."""
+    # Set the lock timeout here, where no replay passes: it takes a third as long as a replay.
     moment = dialect.moment(bounded=True).subquery("moment")
     values: dict[str, ColumnElement[Any]] = {
         "record_id": bindparam("my_record_id", type_=LargeBinary),
@@ -225,20 +225,20 @@ def inserted(dialect: Dialect, *, within: Select[Any] | None = None) -> Insert:
         "requested_at": moment.c.now,
         "lease_expires_at": moment.c.now + duration("lease"),
     }
-    # Without this a key that is there would take a number from the sequence at every replay; SQLite's parser, too,
-    # needs some WHERE before ON CONFLICT.
+    # Without this WHERE, every replay would take a number from the sequence. SQLite's parser also needs a WHERE before
+    # ON CONFLICT.
     unless_there = ~exists(select(literal_column("1")).select_from(records).where(is_mine()))
     source = select(*values.values()).select_from(moment).where(unless_there)
     if within is not None:
         source = source.where(exists(within))
-    # As a suffix, because SQLAlchemy 2.0 compiles a statement with its own ON CONFLICT anew each time it is executed.
+    # A suffix, because SQLAlchemy 2.0 does not cache compiled statements that have its own ON CONFLICT.
     return sqlalchemy.insert(records).from_select(
         list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING")
     )
 
 
 def cancelled(dialect: Dialect, keep: ColumnElement[int]) -> Insert:
-    """The row of a key that has none, as if its token's claim had come and been released. Nothing is known of that claim."""
+    """Insert a released row for a key that has none, so that this token's claim fails if it arrives later."""
     moment = dialect.moment(bounded=True).subquery("moment")
     nothing = {name: literal_column("''", _r[name].type) for name in ("tenant", "principal", "method", "endpoint")}
     values: dict[str, ColumnElement[Any]] = {
@@ -251,7 +251,7 @@ def cancelled(dialect: Dialect, keep: ColumnElement[int]) -> Insert:
         "requested_at": moment.c.now,
         "expires_at": moment.c.now + keep,
     }
-    # In need of some WHERE: see `inserted`.
+    # SQLite's parser needs a WHERE here: see `inserted`.
     source = select(*values.values()).select_from(moment).where(moment.c.now.is_not(None))
     return sqlalchemy.insert(records).from_select(
         list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING")
@@ -265,29 +265,31 @@ def booked(source: Select[Any]) -> Insert:
 
 
 LAST_FENCE: Final = "fence"
-"""The row of `idempotency_meta` that stands for a sequence where there are none."""
+"""The row of `idempotency_meta` with the last fence, for databases without sequences."""
 
 RELEASED_KEEP: Final = 86_400_000_000
-"""A released row answers nobody's request; a day is for whoever asks what became of the key."""
+"""A released row affects no request. It stays for a day, so that an operator can see what happened to the key."""
 
 LEASE_EXPIRED: Final = "lease-expired"
 COMMITTED_EARLY: Final = "committed-early"
 
 
 def read(dialect: Dialect) -> Select[Any]:
-    """The row of a key, and the time it was read at. Takes no lock and waits for none."""
+    """Read the row of a key and the time. Take no lock, and wait for none."""
     return select(*columns(), dialect.now.label("now")).where(is_mine())
 
 
 def read_state(dialect: Dialect) -> Select[Any]:
-    """As much of the row as tells an owner why its write found nothing to change."""
+    """Read the columns that explain why an owner's write changed no row."""
     facts: list[ColumnElement[Any]] = [_r.state, _r.token, _r.expires_at, _r.completed_at, _r.in_quota]
     return select(*facts, _r.reason, has_answer().label("answered"), dialect.now.label("now")).where(is_mine())
 
 
 def renew(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The lease ends no sooner than this long from now; never sooner than it did. Also of a row that was quarantined when
-    it ended: that stays so, but its owner lives."""
+    """Extend the lease to at least this long from now. Never shorten it.
+
+    This also works on a row in quarantine for an expired lease: the row stays there, but its owner lives.
+    """
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     lapsing = or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED))
     longer: ColumnElement[int] = getattr(func, dialect.greatest)(_r.lease_expires_at, now + duration("lease"))
@@ -295,21 +297,21 @@ def renew(dialect: Dialect) -> ReturningUpdate[Any]:
 
 
 def mark_point_of_no_return(dialect: Dialect) -> ReturningUpdate[Any]:
-    """From now on a lapse quarantines this row."""
+    """Quarantine this row, and do not let a claim take it over, if its lease expires from now on."""
     statement, _ = owners(dialect, PROCESSING)
     return statement.values(on_expiry=word(QUARANTINE)).returning(_r.fence)
 
 
 def mark_committed_early(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The same, in a transaction that its owner's work commits by itself: whether it has is then told by the reason."""
+    """Mark like `mark_point_of_no_return`, in a transaction of the view. The reason shows later if the view committed it."""
     statement, _ = owners(dialect, PROCESSING)
     return statement.values(on_expiry=word(QUARANTINE), reason=word(COMMITTED_EARLY)).returning(_r.fence)
 
 
 def release(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The key is free again. The row stays for a day: it is absent to everybody but an auditor.
+    """Free the key. The row stays for a day, but only an operator sees it.
 
-    Not so a condemned one: whether its answer can be read or not, the work was done.
+    Do not release a corrupt record: its view has run, even if its response is unreadable.
     """
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     uncondemned = statement.where(~has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
@@ -323,21 +325,21 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
 
 
 def cancel(dialect: Dialect) -> ReturningInsert[Any]:
-    """The row of a key that has none, released before it was claimed: what was asked with this token may still arrive."""
+    """Insert a released row for a key that has none: a claim with this token may still arrive, and must fail."""
     return cancelled(dialect, literal_column(str(RELEASED_KEEP), BigInteger)).returning(_r.fence)
 
 
 def quarantine(dialect: Dialect) -> ReturningUpdate[Any]:
-    """Nobody knows what happened, its owner included."""
+    """Quarantine a row, because its owner does not know the outcome."""
     statement, _ = owners(dialect, PROCESSING)
     return statement.values(state=word(QUARANTINED), reason=bindparam("my_reason", type_=Text)).returning(_r.fence)
 
 
 def claim_or_read(dialect: Dialect) -> Select[Any]:
-    """PostgreSQL, always one row: the new row's fence in `granted`, or the row that is there; and `now`.
+    """PostgreSQL: return one row, with `now` and either the new row's fence in `granted` or the existing row.
 
-    Neither is normal as well. Then somebody else's row was committed after this statement's snapshot was taken: ask
-    again. A key that is there costs neither a fence nor an attempt to insert.
+    It may hold neither: another worker committed a row after this statement took its snapshot. Then send it again. A known
+    key takes no fence and no attempt to insert.
     """
     granted = inserted(dialect).returning(_r.fence).cte("granted")
     moment = select(dialect.now.label("now")).subquery("moment")
@@ -346,12 +348,12 @@ def claim_or_read(dialect: Dialect) -> Select[Any]:
 
 
 def insert(dialect: Dialect) -> ReturningInsert[Any]:
-    """The row of a key that had none. Returns nothing when somebody else was faster."""
+    """Insert the row of a new key. Return no row if another worker was faster."""
     return inserted(dialect).returning(_r.fence)
 
 
 def take_over(dialect: Dialect) -> ReturningUpdate[Any]:
-    """The next attempt of a claim that has lapsed. When the key was first used stays, and whether it is counted."""
+    """Take over a claim whose lease has expired. Keep the time of the first request, and whether quotas count the record."""
     over = and_(has_lapsed(dialect, TAKEOVER), _r.fingerprint == bindparam("my_fingerprint", type_=LargeBinary))
     update = if_as_seen(dialect, over)
     again = regranted(dialect, update, attempt=_r.attempt + literal_column("1"), requested_at=_r.requested_at)
@@ -359,27 +361,27 @@ def take_over(dialect: Dialect) -> ReturningUpdate[Any]:
 
 
 def reclaim(dialect: Dialect) -> ReturningUpdate[Any]:
-    """A first attempt, in the row of a claim that was released or of an answer that has expired."""
+    """Claim a key that is free again, in the row of a released claim or of an expired response."""
     update = if_as_seen(dialect, is_absent(dialect))
     first = regranted(dialect, update, attempt=literal_column("1"), requested_at=dialect.now)
     return first.returning(_r.fence, _r.attempt)
 
 
 def quarantine_expired(dialect: Dialect) -> ReturningUpdate[Any]:
-    """A claim that has lapsed, and must not run again by itself. Its token stays good for `complete`."""
+    """Quarantine a claim whose lease has expired. Its owner can still `complete` it with its token."""
     statement = if_as_seen(dialect, has_lapsed(dialect, QUARANTINE))
     return statement.values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED)).returning(_r.fence, _r.attempt)
 
 
 def read_locked(dialect: Dialect) -> Select[Any]:
-    """PostgreSQL: the row, ours until the transaction ends. Absent and locked by somebody else both give no row."""
+    """PostgreSQL: read the row and lock it until the transaction ends. Return no row if it is absent or locked already."""
     return read(dialect).with_for_update(skip_locked=True)
 
 
 def wait_to_reclaim(dialect: Dialect) -> Select[Any]:
-    """PostgreSQL: when this is over, nobody has the row locked that is nobody's any more; or raises after a moment.
+    """PostgreSQL: wait for the lock of a row whose key is free. Raise after a short lock timeout.
 
-    Whoever has locked such a row removes it, or takes it. Of any other row nothing is found, and nothing is waited for.
+    A worker that locks such a row removes it or claims its key. Other rows do not match, so this does not wait for them.
     """
     moment = dialect.moment(bounded=True, lock_timeout_ms=SHORT_LOCK_TIMEOUT_MS).subquery("moment")
     absent = select(_r.record_id, moment.c.lock_timeout).select_from(moment.join(records, is_mine()))
@@ -387,9 +389,9 @@ def wait_to_reclaim(dialect: Dialect) -> Select[Any]:
 
 
 def advisory_lock(dialect: Dialect) -> Select[Any]:
-    """PostgreSQL: one asker at a time for keys of this number, until the transaction ends. Read in the NEXT statement.
+    """PostgreSQL: lock all keys of this number until the transaction ends. Read the row in the NEXT statement.
 
-    This one's snapshot is older than the lock. Never the session's lock: behind a pooler it belongs to strangers.
+    This statement's snapshot is older than the lock. Never lock the session: behind a pooler, it serves other clients too.
     """
     moment = dialect.moment(bounded=True).subquery("moment")
     lock = func.pg_advisory_xact_lock(bindparam("my_number", type_=BigInteger))
@@ -397,18 +399,18 @@ def advisory_lock(dialect: Dialect) -> Select[Any]:
 
 
 def has_written(dialect: Dialect) -> Select[Any]:
-    """PostgreSQL: whether this transaction has been given a number, as each is that writes."""
+    """PostgreSQL: read whether this transaction has written: only then it has a transaction id."""
     return select(func.txid_current_if_assigned().is_not(None))
 
 
 def next_fence(dialect: Dialect) -> ReturningInsert[Any]:
-    """SQLite: the next number, inside the transaction that grants it. From the clock if that is ahead.
+    """SQLite: take the next fence, in the transaction that grants it. Use the clock's time if it is higher.
 
-    Where the last one is not written down, it is above every fence of a record: what Alembic made has no rows, and
-    somebody may have deleted this one.
+    If the row of the last fence is missing, start above the highest fence of all records. Alembic creates the table without
+    rows, and an operator may delete this one.
     """
     written = select(meta.c.value).where(meta.c.name == literal_column(f"'{LAST_FENCE}'")).scalar_subquery()
-    # `coalesce` does not look at the records where one is written.
+    # `coalesce` reads the records only if that row is missing.
     last = func.coalesce(written, select(func.max(_r.fence)).scalar_subquery(), ZERO)
     risen = getattr(func, dialect.greatest)(last + literal_column("1"), dialect.now)
     first: Any = select(literal_column(f"'{LAST_FENCE}'"), risen).where(ONE == ONE)

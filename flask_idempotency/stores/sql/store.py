@@ -63,7 +63,7 @@ def note_cache(dialect: Dialect) -> Insert:
 
 
 class Statements:
-    """What the store itself sends. Built once for each store, so that SQLAlchemy compiles each statement once."""
+    """The statements of the request path. Each store builds them once, so that SQLAlchemy compiles each of them once."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.read = statements.read(dialect)
@@ -79,11 +79,11 @@ class Statements:
 
 
 class SqlStore:
-    """Keeps the contract for as long as the database keeps what it has committed.
+    """Keep the store's contract for as long as the database keeps committed data.
 
-    Replays, conflicts and mismatches are one statement, and so is every write of an owner. `strategy` says how a free
-    key is taken: `insert` (the default), `row_lock` or `advisory`; workers of all three may run side by side. Without a
-    `clock` the server's time counts: pass one in tests.
+    Replays, conflicts and mismatches take one statement, and so does every write of an owner. `strategy` selects how a
+    claim takes a free key: `insert` (the default), `row_lock` or `advisory`. Workers of all three may run side by side.
+    The server's clock counts; pass another `clock` in tests.
     """
 
     def __init__(self, database: Database, *, strategy: str = "insert", clock: Clock | None = None) -> None:
@@ -92,9 +92,9 @@ class SqlStore:
         self._clock = clock
         self._built: tuple[Statements, Strategy] | None = None
         self._prepared = False
-        """Whether this process has added what a migration tool does not write."""
+        """True if this process has added the rows that a migration tool does not write."""
         self._low = False
-        """Whether the last fence counts from one, and not from the clock."""
+        """True if the last fence was counted from one, and not from the clock."""
         self.data_keys = SqlDataKeys(database, now=self.now)
         self.responses = SqlResponses(database, lambda: self.statements.completing, now=self.now)
         self.ledger = SqlLedger(database, now=self.now)
@@ -111,26 +111,26 @@ class SqlStore:
 
     @property
     def schema(self) -> SqlSchema:
-        """The tables that this store needs, to look after them."""
+        """The store's tables, to create, check and migrate them."""
         return SqlSchema(self.database)
 
     def identity(self) -> bytes:
-        """What tells this database from every other. Asks it."""
+        """Query the bytes that identify this database among all others."""
         return self.database.run(identity)
 
     def note_cache(self) -> None:
-        """Some of its answers may be cached from now on. Remembered for good."""
+        """Note in the database that this host caches responses from now on. The note stays."""
         if not self.has_cache():
             statement, parameters = note_cache(self.database.dialect), {"now": self.now()}
             self.database.run(lambda connection: connection.execute(statement, parameters))
 
     def has_cache(self) -> bool:
-        """Whether some may have been, by whatever host."""
+        """Return True if any host has noted that it caches responses of this database."""
         statement = has_cache(self.database.dialect)
         return bool(self.database.run(lambda connection: connection.scalar(statement)))
 
     def close(self) -> None:
-        """Close the connections for records. Those of an application's own Engine are left alone."""
+        """Close the connections for records. The connections of an Engine that you passed stay open."""
         self.database.close()
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
@@ -142,7 +142,7 @@ class SqlStore:
         if quota is not None:
             statements.completing.counts = True
         if not self._prepared:
-            # Two threads that are first may both do this: it changes nothing the second time.
+            # The first two threads may both do this: the second time has no effect.
             self.database.run(prepare)
             self._prepared = True
         try:
@@ -208,7 +208,7 @@ class SqlStore:
 
     def _ready(self) -> tuple[Statements, Strategy]:
         if self._built is None:
-            # Two threads may both do this at first: what they make is the same.
+            # The first two threads may both do this: both build the same.
             dialect = self.database.dialect
             self._built = Statements(dialect), strategy_of(self._strategy_name, dialect)
         return self._built
@@ -235,10 +235,10 @@ class SqlStore:
         done: tuple[str, ...],
         absent: Any | None,
     ) -> None:
-        """Send an owner's write: this statement, or without one that which completes the record.
+        """Send an owner's write: this statement, or if it is None, the one that completes the record.
 
-        Where it changed no row, a second statement tells why: in a state of `done` it is done. With `absent` it is done
-        where the key is free, too; that statement is sent where the key never had a row.
+        If it changes no row, read the row's state: a state in `done` means that an earlier try was applied. With `absent`,
+        a free key means the same; if the key has no row, send `absent`.
         """
         statements = (self._built or self._ready())[0]
         completing = statements.completing
