@@ -1,4 +1,4 @@
-"""Invoices for clients that speak `X-Idempotency-Key`. A key is welcome here, and not required.
+"""Invoices for clients that speak `X-Idempotency-Key`. A key is optional here.
 
 The views commit by themselves, and a retry runs again what a vanished worker left. So each commit carries a unique marker
 of its request: a second run finds it, and changes nothing.
@@ -38,15 +38,15 @@ def replace(invoice_id: str) -> dict[str, Any]:
     simulate.execution_begins()
     for name, value in wanted.items():
         setattr(invoice, name, value)
-    # Not what is there after a second run: another request may have replaced the invoice since the first one.
+    # Do not return the row after a second run: another request may have replaced the invoice since the first.
     return {"id": written_once(invoice, wanted), **wanted}
 
 
 def written_once(invoice: Invoice, wanted: dict[str, Any]) -> str:
-    """Commit this invoice and the marker of its request, unless an earlier run has. Returns the invoice's id.
+    """Commit this invoice and the marker of its request, unless an earlier run has. Return the invoice's id.
 
-    A record ends after a day, and a marker does not. So the same key may come with other contents: that gets 422, and not a
-    201 for an invoice that nothing has written.
+    A record expires after a day, and a marker does not. So the same key may come with other contents: abort with 422 then,
+    because no invoice with these contents was written.
     """
     db.session.flush()
     written, contents = invoice.id, {"request": f"{request.method} {request.path}", **wanted}
@@ -61,6 +61,6 @@ def written_once(invoice: Invoice, wanted: dict[str, Any]) -> str:
         if earlier is None:
             raise
         if earlier.contents != contents:
-            abort(422, "This key has written another invoice, and nothing was done now. Send a new key.")
+            abort(422, "This key has already written another invoice. Send a new key.")
         written = earlier.invoice
     return written

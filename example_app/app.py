@@ -1,4 +1,4 @@
-"""The application, and on one page what each of its endpoints promises to a client that retries."""
+"""The application, and on one page the promise of each endpoint to a client that retries."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ idempotency.configure(payments, required=True, effects="transactional")
 idempotency.configure(charges, profile="stripe")
 # Each commit carries a unique marker of its request, so a retry may run again what a vanished worker left.
 idempotency.configure(accounting, profile="x-idempotency", effects="deduplicated")
-# A worker that is silent for five seconds here is gone: a charge takes less than one, and leases are renewed meanwhile.
+# A worker that is silent for five seconds here is gone: a charge takes less than one, and each worker renews its lease.
 idempotency.configure(gateway, profile="playbook", ignore_fields=("/timestamp", "/trace_id"), lease=5)
-# The others commit by themselves. Where a worker vanished in mid-view, this one can be asked what came of it.
+# The gateway view commits by itself. If its worker vanishes, this resolver finds out whether the charge was made.
 idempotency.resolver("gateway.create")(what_happened)
 
 
 def create_app(config: Mapping[str, Any] | None = None) -> Flask:
-    """The service. Configured by `config`, else by the environment: DATABASE_URL, IDEMPOTENCY_REDIS_URL and FLASK_…."""
+    """Return the application. `config` overrides the environment: DATABASE_URL, IDEMPOTENCY_REDIS_URL and FLASK_…."""
     app = Flask(__name__)
     app.config.from_mapping(
         SQLALCHEMY_DATABASE_URI=models.database_url(os.environ.get("DATABASE_URL") or DATABASE),

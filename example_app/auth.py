@@ -1,4 +1,4 @@
-"""Who is asking, and how much they may. Four made-up people in three made-up companies, known by bearer tokens."""
+"""Authenticate callers and limit tenants: four made-up people in three made-up companies, with bearer tokens."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CALLERS = {
 }
 
 PLANS = {"initech": Quota(records=3)}
-"""Initech is on trial, with three idempotency keys at a time. The others have what the configuration says: no limit."""
+"""Initech is on trial, with three idempotency keys at a time. The configuration sets no limit for the others."""
 
 
 def authenticate() -> None:
-    """A before_request hook: the library runs it before it claims or replays, so a stranger sees no stored answer."""
+    """Set the caller, or abort with 401. The library runs this hook before it claims or replays a key."""
     credentials = request.authorization
     token = credentials.token if credentials is not None and credentials.type == "bearer" else None
     if token not in CALLERS:
@@ -36,7 +36,7 @@ def authenticate() -> None:
 
 
 def principal() -> str:
-    """The subject, never the token: tokens rotate, and then a retry would be somebody else's first request."""
+    """Return the subject, never the token: after a token rotation, a retry would count as another principal's request."""
     return caller().principal
 
 

@@ -67,7 +67,7 @@ def shown(charge: Charge, metadata: dict[str, str]) -> dict[str, Any]:
 
 @charges.after_request
 def name_the_request(response: Response) -> Response:
-    # A replay gets a name of its own: hooks like this run for it too, and what they add is not stored.
+    # A replay gets another request id: hooks like this run for it too, and their headers are not stored.
     response.headers["Request-Id"] = f"req_{uuid4().hex[:14]}"
     return response
 

@@ -1,8 +1,8 @@
-"""A gateway whose clients stamp every attempt anew: another `timestamp` or `trace_id` is not another request.
+"""A gateway whose clients send a new `timestamp` and `trace_id` with each attempt at the same request.
 
-Its view commits by itself, so a worker that vanishes leaves an unknown outcome, and the janitor asks the resolver below.
-That a charge is not there proves nothing: a frozen worker may still make it. So the resolver refuses it first. A charge and
-its refusal are the same unique row, and the database accepts one of them.
+Its view commits by itself, so a worker that vanishes leaves an unknown outcome, and the janitor calls the resolver
+below. A missing charge is no proof: a frozen worker may still make it. So the resolver refuses it first. A charge and its
+refusal are the same unique row, and the database accepts one of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from example_app.schemas import GatewayChargeInput, json_body
 from flask_idempotency import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome, current_claim
 
 LOCK_MS = 5000
-"""The janitor asks one resolver at a time, so this one waits for no row for longer."""
+"""The longest wait for a row, in milliseconds: the janitor calls one resolver at a time."""
 
 gateway = Blueprint("gateway", __name__, url_prefix="/gateway")
 
@@ -53,13 +53,13 @@ def create() -> tuple[dict[str, Any], int]:
             abort(ruled_out())
         if (made.account_id, made.amount, made.currency) != (charge.account_id, charge.amount, charge.currency):
             # A record ends after a week, and a marker does not.
-            abort(422, "This key has made another charge, and nothing was done now. Send a new key.")
+            abort(422, "This key has already made another charge. Send a new key.")
         charge = made
     return shown(charge), 201
 
 
 def what_happened(unknown: UnknownOutcome) -> Resolution:
-    """Find the charge, or rule it out. Here our own tables know; elsewhere a payment provider does, by the same reference."""
+    """Find the charge, or rule it out. Here your tables know; elsewhere, query the provider by this reference."""
     reference = unknown.downstream_key("charge")
     charge = made_under(reference)
     if charge is not None:
@@ -89,8 +89,8 @@ def made_under(reference: str | None) -> GatewayCharge | None:
 
 
 def ruled_out() -> Response:
-    # 503, because nothing was done: it releases the key, if this attempt still holds it.
-    return problem(503, "charge-ruled-out", "This attempt was given up, and charged nothing. Send the request again.")
+    # A 503 releases the key, if this attempt still holds it. No charge was made.
+    return problem(503, "charge-ruled-out", "This attempt was cancelled, and made no charge. Send the request again.")
 
 
 def shown(charge: GatewayCharge) -> dict[str, Any]:

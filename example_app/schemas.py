@@ -93,13 +93,13 @@ class InvoiceInput(Money):
 
 class GatewayChargeInput(Money):
     account_id = text(64, required=True)
-    # Different in every attempt, and no part of what is asked for: see ignore_fields in app.py.
+    # Each attempt has other values, and they are no part of the request: see ignore_fields in app.py.
     timestamp = fields.Raw(validate=_check_timestamp)
     trace_id = text(64)
 
 
 class ChargeInput(Schema):
-    """Stripe's names, form-encoded: everything arrives as text."""
+    """A form with Stripe's field names. Every value arrives as text."""
 
     amount = Amount(written=True)
     currency = fields.String(required=True, validate=validate.Regexp(r"[a-z]{3}\Z"))

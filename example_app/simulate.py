@@ -3,7 +3,7 @@
     {"simulate": {"delay": 1.5, "status": 503, "crash": "before_commit" | "after_commit"}}
 
 A fault strikes the first execution of an operation only, so that the same request, sent again, can show the recovery.
-Every response then carries `X-Executions`. Nothing of this belongs into a real service.
+Every response then carries `X-Executions`. Keep all of this out of a real service.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from example_app.models import db, use_write_ahead_log
 from flask_idempotency import idempotent
 
 WITNESS = "example-witness"
-# A worker has eight threads: a handful of long pauses must not be able to hold all of them.
+# A worker has eight threads: a few long pauses must not hold all of them.
 LONGEST_DELAY_SECONDS = 5.0
 BRIEF_SECONDS = 2.0
 
@@ -38,7 +38,7 @@ class Fault:
     delay: float = 0.0
     status: int | None = None
     crash: str | None = None
-    """As SQLAlchemy names the moment: the last one before the commit is sent, or the first one after it has returned."""
+    """The SQLAlchemy event: right before the session sends the commit, or right after it returns."""
 
 
 class FaultInput(Schema):
@@ -56,7 +56,7 @@ class Wish(Schema):
 
 
 class Witness:
-    """Counts executions in a file of its own, so that the store under test cannot testify for itself."""
+    """Count executions in a separate file, independent of the store under test."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class Witness:
             connection.execute("CREATE TABLE IF NOT EXISTS executions (operation TEXT PRIMARY KEY, number INTEGER)")
 
     def count(self, operation: str) -> int:
-        """One more, and how many that makes. Committed when it returns: a SIGKILL right after it is counted."""
+        """Add one, commit, and return the new number: a SIGKILL right after this call cannot lose it."""
         with self._open() as connection, connection:
             [(number,)] = connection.execute(
                 "INSERT INTO executions VALUES (?, 1)"
@@ -96,33 +96,33 @@ def install(app: Flask) -> None:
 
 @idempotent(keep=BRIEF_SECONDS)
 def brief() -> dict[str, Any]:
-    """An answer that lives for a moment, so that somebody who watches sees it end."""
+    """Return a response that expires after two seconds, so that the demo can show an expired key."""
     execution_begins()
     return {"brief": True}
 
 
 def take_wish(body: Any) -> None:
-    """Removes `simulate` from a body and remembers it. While simulation is off it is left for validation to refuse."""
+    """Remove `simulate` from a body and store it for this request. If simulation is off, validation refuses it."""
     if witness() is not None and isinstance(body, dict) and "simulate" in body:
         g.fault = Wish().load({"simulate": body.pop("simulate")})["simulate"]
 
 
 def execution_begins() -> None:
-    """Before the business code: counts it, and lets happen what the request wished for. Otherwise does nothing."""
+    """Count this execution and simulate the fault that the request names. Call it before the business code."""
     counting = witness()
     if counting is None or counting.count(operation()) > 1:
         return
     fault = g.get("fault", Fault())
     time.sleep(fault.delay)
     if fault.status is not None:
-        abort(problems.problem(fault.status, "simulated", "As you wished."))
+        abort(problems.problem(fault.status, "simulated", "The request simulates this status."))
     if fault.crash is not None:
         # In this request's session, wherever its commit happens: in the view, or after it where the library commits.
         event.listen(db.session(), fault.crash, lambda session: crash(), once=True)
 
 
 def crash() -> None:
-    """Ends this worker as the kernel would: no cleanup, no goodbye. The client sees its connection drop."""
+    """Kill this worker as the kernel would, without cleanup. The client sees a broken connection."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -134,7 +134,7 @@ def add_executions(response: Response) -> Response:
 
 
 def operation() -> str:
-    """What counts as one operation: a caller's key. A request without a key is one by itself."""
+    """Return the id of this operation: a digest of the caller and the key, or a random one without a key."""
     if "operation" not in g:
         key = request.headers.get("Idempotency-Key") or request.headers.get("X-Idempotency-Key")
         parts = (repr(g.get("caller")), key.strip('"') if key else uuid4().hex)

@@ -92,9 +92,9 @@ def broker_of(settings: Settings) -> Broker:
         # The rest of its query is for the store's client; Celery's does not start with it.
         return Broker(_redis_url(settings.store, keep=("ssl_",)), {"visibility_timeout": VISIBILITY_SECONDS})
     raise ConfigurationError(
-        "The janitor's Celery worker needs a broker, and the store is no redis://, rediss:// or unix:// URL that could be "
-        f"one{_why(settings.store)}. Set IDEMPOTENCY_BROKER_URL to a Redis (redis://…), a RabbitMQ (amqp://…), or on a single "
-        "machine to a folder (filesystem:///var/lib/…); or register the tasks on your own Celery application; or do "
+        "The janitor's Celery worker needs a broker, and IDEMPOTENCY_STORE is no redis://, rediss:// or unix:// URL that could "
+        f"be one{_why(settings.store)}. Set IDEMPOTENCY_BROKER_URL to a Redis (redis://…), a RabbitMQ (amqp://…), or on a "
+        "single machine to a folder (filesystem:///var/lib/…); or register the tasks on your own Celery application; or do "
         "without Celery, and let cron run `flask idempotency reap` and `flask idempotency expire`."
     )
 
@@ -116,7 +116,7 @@ def _named(url: str) -> Broker:
     if scheme == "filesystem":
         return _folder(url)
     if why := _why(url):
-        raise ConfigurationError(f"IDEMPOTENCY_BROKER_URL: names no broker{why}. Name a Redis of its own (redis://…).")
+        raise ConfigurationError(f"IDEMPOTENCY_BROKER_URL: names no broker{why}. Name another Redis (redis://…).")
     if scheme == "memory":
         raise ConfigurationError(
             "IDEMPOTENCY_BROKER_URL: memory:// reaches no worker, because beat is another process. On a single machine "

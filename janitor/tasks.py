@@ -16,7 +16,7 @@ from flask_idempotency.settings import Settings
 from flask_idempotency.web.janitor import drain_of, intervals, janitor_of
 
 BUSY: Final = "busy elsewhere"
-UNANSWERED: Final = "the store did not answer"
+STORE_UNAVAILABLE: Final = "the store did not answer"
 
 _SERVED: Final = "_flask_idempotency"
 """Where a Celery application records whose tasks it runs: this module may be imported under two names, and keeps no state."""
@@ -97,7 +97,7 @@ def _do(flask_app: Flask, janitor: Janitor, task: Task, settings: Settings) -> M
             report = janitor.run(task, drain_of(task, settings))
         except StoreUnavailable:
             # Logged already, in one line. A traceback every few seconds of an outage would add no fact.
-            return UNANSWERED
+            return STORE_UNAVAILABLE
     return BUSY if report is None else asdict(report)
 
 

@@ -259,13 +259,11 @@ def paragraph(view: RecordView) -> str:
 def _owner(view: RecordView) -> list[tuple[str, str]]:
     if view.owner is None:
         return []
-    lease = "not over yet" if view.lease_ended_ago is None else f"ended {ago(view.lease_ended_ago)}"
+    lease = "not expired" if view.lease_ended_ago is None else f"expired {ago(view.lease_ended_ago)}"
     lives = (
-        f"may be at work for another {format_duration(view.owner.may_live_for)}"
-        if view.owner.may_live_for
-        else "not at work"
+        f"may run for another {format_duration(view.owner.may_live_for)}" if view.owner.may_live_for else "not running"
     )
-    then = "; then taken over by a retry" if view.on_lapse == "takeover" else "; then quarantined"
+    then = "; then a retry takes over" if view.on_lapse == "takeover" else "; then quarantined"
     return [
         ("lease", lease if view.state == State.QUARANTINED.value else lease + then),
         ("owner", f"last seen {ago(view.owner.last_seen_ago)}, {lives}"),
@@ -281,7 +279,7 @@ def _response(view: RecordView) -> list[tuple[str, str]]:
     if (answer := view.answer) is not None:
         sealed = f"encrypted under {clean(answer.sealed_under)}" if answer.sealed_under else "not encrypted"
         how = "erased" if answer.erased else sealed
-        lines.append(("answer", f"status {answer.status}, {answer.byte_size} bytes, {how}"))
+        lines.append(("response", f"status {answer.status}, {answer.byte_size} bytes, {how}"))
     return lines
 
 
@@ -303,5 +301,5 @@ def tenant_options(command: CommandT) -> CommandT:
 def chosen(tenant: str | None, *, no_tenant: bool) -> str | None:
     """Return the chosen tenant, or None for no tenant."""
     if no_tenant == (tenant is not None) or tenant == "":
-        raise click.UsageError("Say of whom: --tenant T, or --no-tenant.")
+        raise click.UsageError("Name the tenant: --tenant T, or --no-tenant.")
     return tenant

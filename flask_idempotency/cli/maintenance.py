@@ -87,13 +87,13 @@ def _task_text(command: _TaskCommand, report: Report | None) -> str:
 
 
 def _reaped(report: ReapReport) -> list[str]:
-    said = [f"Quarantined, because their owners have vanished: {report.quarantined}."]
+    said = [f"Quarantined, because their leases expired: {report.quarantined}."]
     if report.waiting:
-        said.append(f"To be taken over by their next retries: {report.waiting}.")
+        said.append(f"Their next retries take over: {report.waiting}.")
     if report.asked:
         said.append(
-            f"Resolvers were asked about {report.asked}: {report.completed} completed, {report.released} released, "
-            f"{report.unknown} unknown still, {report.failed} failed."
+            f"Resolvers were called for {report.asked} keys: {report.completed} completed, {report.released} released, "
+            f"{report.unknown} still unknown, {report.failed} failed."
         )
     if report.failed:
         said.append("The log says which resolver failed, and how.")
@@ -101,18 +101,18 @@ def _reaped(report: ReapReport) -> list[str]:
 
 
 def _expired(report: ExpireReport) -> list[str]:
-    return [f"Removed, because their time was over: {report.removed}."]
+    return [f"Removed, because they expired: {report.removed}."]
 
 
 def _rotated(report: RotateReport) -> list[str]:
     said = [
-        f"Sealed anew: {report.resealed}. Wiped, because they were erased: {report.wiped}.",
-        f"Data keys that seal no more: {report.closed}. Data keys that are gone: {report.retired}.",
+        f"Sealed again: {report.resealed}. Wiped, because they were erased: {report.wiped}.",
+        f"Data keys disabled: {report.closed}. Data keys deleted: {report.retired}.",
     ]
     if report.plain:
         said.append(
-            f"Not encrypted, and left as they are: {report.plain}. `flask idempotency seal` encrypts those that you stored "
-            "before you switched encryption on."
+            f"Not encrypted, and left as they are: {report.plain}. `flask idempotency seal` encrypts the responses that you "
+            "stored before you switched encryption on."
         )
     if report.unreadable:
         said.append(
@@ -121,34 +121,36 @@ def _rotated(report: RotateReport) -> list[str]:
     if report.blocked:
         said.append(f"Left alone, because their tenants' data keys cannot be used for now: {report.blocked}.")
     if not report.done:
-        said.append(f"Run it once more after {GRACE_SECONDS / 60:g} minutes: then the old data keys go as well.")
+        said.append(f"Run it again after {GRACE_SECONDS / 60:g} minutes, to delete the old data keys too.")
     return said
 
 
 def _reconciled(report: ReconcileReport) -> list[str]:
-    said = [f"Tenants: {report.tenants}. Ledgers that were wrong, and are right now: {report.drifted}."]
+    said = [f"Tenants: {report.tenants}. Ledgers corrected: {report.drifted}."]
     if report.drifted:
-        said.append(f"Wrong by {report.records} records, {report.bytes} bytes and {report.unsettled} unsettled claims.")
+        said.append(
+            f"Wrong by {report.records} records, {report.bytes} bytes and {report.unsettled} unfinished claims."
+        )
     if report.busy:
-        said.append(f"Changed while they were counted, and left for the next time: {report.busy}.")
+        said.append(f"Changed during the count, and left for the next run: {report.busy}.")
     return said
 
 
 def _no_rotation(parts: Services, chosen: Settings) -> str:
     if chosen.encryption == "off":
-        return "Encryption is off, so nothing is sealed anew: set IDEMPOTENCY_ENCRYPTION to on."
+        return "Encryption is off, so there is nothing to seal again: set IDEMPOTENCY_ENCRYPTION to on."
     if parts.responses is None or parts.data_keys is None:
-        return "The answers of this store cannot be walked through, so they cannot be sealed anew."
+        return "This store cannot list its responses, so they cannot be sealed again."
     return "There is no key ring: set IDEMPOTENCY_KEY_RING."
 
 
 def _no_reconciling(parts: Services, chosen: Settings) -> str:
     if parts.ledger is None:
         return "The store of this application does not count, so there is nothing to reconcile."
-    return "Quotas are off in this application, so nothing is counted, and there is nothing to reconcile."
+    return "Quotas are off in this application, so there is nothing to reconcile."
 
 
-_TOLD: Final = {
+_COMMANDS: Final = {
     "reap": _TaskCommand(
         "reap",
         "claims",
@@ -159,15 +161,15 @@ _TOLD: Final = {
     ),
     "expire": _TaskCommand(
         "expire",
-        "what is over",
+        "expired records",
         300.0,
         _expired,
         lambda report: True,
-        lambda parts, chosen: "The store of this application ends things by itself: it has no `expiry`.",
+        lambda parts, chosen: "The store of this application removes expired records by itself: it has no `expiry`.",
     ),
     "rotate": _TaskCommand(
         "rotate",
-        "answers",
+        "responses",
         3600.0,
         _rotated,
         lambda report: not report.unreadable and not report.blocked,
@@ -184,9 +186,9 @@ def _budget_option(task: Task) -> Callable[[Callable[..., None]], Callable[..., 
         "--budget",
         type=click.FloatRange(1, _LONGEST_BUDGET_SECONDS),
         metavar="SECONDS",
-        default=_TOLD[task].budget,
+        default=_COMMANDS[task].budget,
         show_default=True,
-        help=f"End after this, finished or not: {_LONGEST_BUDGET_SECONDS:,} at most, for no lock lasts longer than two hours.",
+        help=f"End after this, finished or not: {_LONGEST_BUDGET_SECONDS:,} at most, because no lock lasts over two hours.",
     )
 
 
@@ -198,7 +200,7 @@ def reap_command(budget: float, as_json: bool) -> None:
 
     Exits with 1 if a resolver failed. Safe to run again; if another process runs it, says so and exits with 0.
     """
-    _run(_TOLD["reap"], budget, as_json=as_json)
+    _run(_COMMANDS["reap"], budget, as_json=as_json)
 
 
 @cli.command("expire")
@@ -209,7 +211,7 @@ def expire_command(budget: float, as_json: bool) -> None:
 
     Safe to run again; if another process runs it, says so and exits with 0.
     """
-    _run(_TOLD["expire"], budget, as_json=as_json)
+    _run(_COMMANDS["expire"], budget, as_json=as_json)
 
 
 @cli.command("rotate")
@@ -222,7 +224,7 @@ def rotate_command(budget: float, as_json: bool) -> None:
     data keys; then `keys status` says which key of the ring you may remove. Exits with 1 if some responses cannot be opened.
     Safe to run again; if another process runs it, says so and exits with 0.
     """
-    _run(_TOLD["rotate"], budget, as_json=as_json)
+    _run(_COMMANDS["rotate"], budget, as_json=as_json)
 
 
 @cli.command("reconcile")
@@ -234,10 +236,10 @@ def reconcile_command(budget: float, as_json: bool) -> None:
     Exits with 1 if a ledger was wrong: that only happens after records were deleted by hand. Safe to run again; if another
     process runs it, says so and exits with 0.
     """
-    _run(_TOLD["reconcile"], budget, as_json=as_json)
+    _run(_COMMANDS["reconcile"], budget, as_json=as_json)
 
 
-# `flask idempotency doctor`: is all well, and what to do if not.
+# `flask idempotency doctor`
 
 _WIDTH = 100
 
@@ -296,32 +298,32 @@ def _line(finding: Finding, name: int) -> str:
     return "\n".join((head if number == 0 else indent) + line for number, line in enumerate(lines))
 
 
-# `flask idempotency seal`: encrypt the answers that were stored before encryption was switched on.
+# `flask idempotency seal`: encrypt the responses that were stored before encryption was switched on.
 
 _OFF: Final = "IDEMPOTENCY_ENCRYPTION is off, so nothing can be sealed. Set it to on first."
 _REQUIRED: Final = (
-    "IDEMPOTENCY_ENCRYPTION is required, so plain answers are never opened or sealed: anyone who can write to the store may "
+    "IDEMPOTENCY_ENCRYPTION is required, so plain responses are never opened or sealed: anyone who can write to the store may "
     "have planted them. If you stored them before you switched encryption on, set it to on, run this command, and set it to "
     "required again."
 )
 _WARNING: Final = (
-    "Answers in this store that are not encrypted: {plain}. A sealed answer counts as genuine from then on, and retries get "
-    "it. Seal them only if your application stored them before you switched encryption on, and no other party could write to "
-    "the store since. Else let them expire."
+    "Responses in this store that are not encrypted: {plain}. A sealed response counts as genuine from then on, and retries "
+    "get it. Seal them only if your application stored them before you switched encryption on, and no other party could write "
+    "to the store since. Else let them expire."
 )
-_NOTHING: Final = "Every stored answer is encrypted. There is nothing to seal."
+_NOTHING: Final = "Every stored response is encrypted. There is nothing to seal."
 
 
 @cli.command("seal")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @word_options(required=True)
 @as_json_option
 def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
-    """Encrypt the answers that were stored before you switched encryption on.
+    """Encrypt the responses that were stored before you switched encryption on.
 
-    Runs only while IDEMPOTENCY_ENCRYPTION is on. Anyone who can write to the store may have planted a plain answer, and this
-    command makes it genuine: so `rotate` and the janitor never do it, and nothing does it while encryption is required. Asks
-    first. Exits with 1 when some answers could not be sealed. Safe to run again, and to break off.
+    Runs only while IDEMPOTENCY_ENCRYPTION is on. Anyone who can write to the store may have planted a plain response, and this
+    command makes it genuine: so `rotate` and the janitor never do it, and this command refuses while encryption is required.
+    You confirm first. Exits with 1 if some responses could not be sealed. Safe to interrupt and to run again.
     """
     with giving_up(as_json=as_json):
         chosen, parts = settings(), built()
@@ -330,7 +332,7 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
         if chosen.encryption == "required":
             raise Refused(_REQUIRED)
         if parts.responses is None or chosen.key_ring is None:
-            raise Refused("This store cannot list its answers, so they cannot be sealed.")
+            raise Refused("This store cannot list its responses, so they cannot be sealed.")
         plain = parts.responses.count().get("", 0)
         if plain and not yes:
             say(_WARNING.format(plain=plain), err=True)
@@ -356,7 +358,7 @@ def _sealed(word: AuditNote) -> SealReport:
 
     owner = owner_mark(chosen.namespace)
     try:
-        with show_progress("answers") as progress:
+        with show_progress("responses") as progress:
             drain = Batcher(batch=500, budget=float("inf"), on_progress=progress)
             report = seal_plain(
                 parts.responses, parts.codec, chosen.key_ring, drain=drain, owner=owner, on_progress=count
@@ -370,7 +372,7 @@ def _sealed(word: AuditNote) -> SealReport:
 def _sealing_text(report: SealReport) -> list[str]:
     said = [f"Sealed: {report.sealed}."]
     if report.passed_over:
-        said.append(f"Left alone, because they were erased or changed in the meantime: {report.passed_over}.")
+        said.append(f"Left alone, because they were erased or changed during the run: {report.passed_over}.")
     if report.unreadable:
         said.append(f"Damaged, and left as they are: {report.unreadable}. A retry quarantines the key.")
     if report.blocked:

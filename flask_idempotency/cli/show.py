@@ -82,9 +82,9 @@ class PolicyRow:
 @click.argument("endpoint", required=False)
 @as_json_option
 def policy_command(endpoint: str | None, as_json: bool) -> None:
-    """Which policy applies to which endpoint; with an ENDPOINT, every value and where it was written.
+    """Show the policy of each endpoint. With an ENDPOINT, show every value and where it was written.
 
-    Leaves out the methods that are never in scope: GET, HEAD, OPTIONS and TRACE. Changes nothing, and asks no store.
+    Leaves out the methods that are never in scope: GET, HEAD, OPTIONS and TRACE. Changes nothing, and calls no store.
     """
     with giving_up(as_json=as_json):
         rules = policies()
@@ -131,7 +131,7 @@ def failed(policy: Policy) -> str:
         case "release":
             return "released"
         case "keep":
-            return "kept with its answer"
+            return "kept with its response"
         case "quarantine":
             return "quarantined"
         case None:
@@ -170,7 +170,7 @@ def _policy_text(row: PolicyRow) -> str:
     values = [
         (field.name, _spelled(field.name, getattr(policy, field.name)), origins[field.name]) for field in fields(Policy)
     ]
-    resolver = "asks its resolver" if row.resolver else "has no resolver"
+    resolver = "calls its resolver" if row.resolver else "has no resolver"
     facts = [
         f"a vanished worker's key is {abandoned(policy)}",
         f"a failed view's is {failed(policy)}",
@@ -272,10 +272,14 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option("--state", "of_state", required=True, type=click.Choice([state.value for state in State]), help="Which.")
 @tenant_options
 @click.option(
-    "--older-than", callback=_seconds, default="0", metavar="DURATION", help="First used before that: 90s, 15m, 2h, 3d."
+    "--older-than",
+    callback=_seconds,
+    default="0",
+    metavar="DURATION",
+    help="First used longer ago than this: 90s, 15m, 2h, 3d.",
 )
-@click.option("--endpoint", metavar="E", help="Of this endpoint only.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Not more than so many.")
+@click.option("--endpoint", metavar="E", help="Only this endpoint.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many records.")
 @as_json_option
 def list_command(
     of_state: str,
@@ -286,7 +290,7 @@ def list_command(
     limit: int,
     as_json: bool,
 ) -> None:
-    """One line for each record in a state, of everybody unless a tenant is named, in no particular order.
+    """List the records in a state, one line each, in no order. Of every tenant, unless you name one.
 
     By its handle `show`, `release` and `resolve` find it again. Changes nothing.
     """
@@ -300,7 +304,7 @@ def list_command(
     if as_json:
         say(json.dumps({"records": [asdict(each) for each in shown], "more": more}))
     elif not shown:
-        say("There are none.")
+        say("No record matches.")
     else:
         say(table(_RECORD_HEAD, [_line(each) for each in shown]))
         if more:
@@ -311,7 +315,7 @@ def list_command(
 @naming_options
 @as_json_option
 def show_command(named: RecordOptions, as_json: bool) -> None:
-    """Everything that an auditor is told of one record, and never its answer's body. Changes nothing.
+    """Show one record, without the body of its response. Changes nothing.
 
     Name it by its HANDLE (see `list`), by the id that a log line has as `record`, or by --key as the client knows it. A key
     that is typed stays in the history of the shell, and others see it while the command runs: with --key - it is read from

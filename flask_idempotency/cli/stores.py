@@ -186,13 +186,13 @@ def init(actor: str, reason: str, as_json: bool) -> None:
         memory = _memory()
         done = initialise(memory, built().recovery)
         named = memory.rules.store_id is not None
-    if done.anew:
+    if done.created:
         word = word_of(actor, reason)
         publish(StoreInitialised("", "", actor=word.actor, reason=word.reason, store_id=done.store_id))
     if as_json:
-        say(json.dumps({"store_id": done.store_id, "anew": done.anew, "named": named}))
+        say(json.dumps({"store_id": done.store_id, "anew": done.created, "named": named}))
         return
-    say(f"{'Made ready' if done.anew else 'It was ready before'}: this Redis is {clean(done.store_id)}.")
+    say(f"{'Made ready' if done.created else 'It was ready before'}: this Redis is {clean(done.store_id)}.")
     if not named:
         say(_NAME_IT.format(store_id=clean(done.store_id)))
 

@@ -42,39 +42,39 @@ from flask_idempotency.operations.admin import shred as shred_keys
 from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.web.janitor import policy_of
 
-_STAYS: Final = "Its records stay: a retry gets 410 and is not run again, until its time is over."
+_STAYS: Final = "Its records stay: until they expire, a retry gets 410 and does not run again."
 _SHREDDED: Final = (
-    f"Every encrypted answer of this tenant becomes unreadable, for good. {_STAYS} Answers that were stored in plain are not "
-    "given any more either, and stay readable for whoever reads the store until `flask idempotency purge` without --shred, "
-    "or `flask idempotency rotate`, has wiped them or their time is over."
+    f"Every encrypted response of this tenant becomes unreadable, for good. {_STAYS} No retry gets a plain response either. "
+    "Plain responses stay readable in the store until they expire, or until `flask idempotency purge` without --shred or "
+    "`flask idempotency rotate` wipes them."
 )
 _WIPED: Final = (
-    f"Every answer of this tenant is erased, for good: what is encrypted becomes unreadable, and all of it is wiped from the "
-    f"store, plain answers too. {_STAYS}"
+    f"Every response of this tenant is erased, for good: encrypted ones become unreadable, and all of them are wiped from the "
+    f"store, plain ones too. {_STAYS}"
 )
 _BACKUPS: Final = (
     "Backups made before hold the same data keys, wrapped by the ring: to make those unreadable too, rotate to a new key of "
     "the ring and destroy the old one. After restoring such a backup, purge again."
 )
 _PLAIN_BACKUPS: Final = (
-    "Plain answers can be read in backups for as long as you keep those, and in the files of a database until it has cleared "
-    "out what rows were before (VACUUM) and its logs are gone."
+    "Plain responses can be read in backups for as long as you keep those, and in the files of a database until it has removed "
+    "the old versions of rows (VACUUM) and its logs."
 )
 _SECRETS: Final = (
-    "Secrets looked under: {secrets}. What was claimed under any other has data keys of its own, which are still there: if "
+    "Secrets searched: {secrets}. Keys that were claimed under another secret have other data keys, which are still there: if "
     "another secret was in use within the last `keep`, list it in IDEMPOTENCY_SECRET here and purge again."
 )
 _NO_CACHE: Final = (
-    "IDEMPOTENCY_REDIS_URL is not set here, so no cache was told, and other hosts have one: purge again where it is set. Until "
-    "then it goes on replaying encrypted answers for up to a minute, and plain ones to their end."
+    "IDEMPOTENCY_REDIS_URL is not set here, so no cache was invalidated, and other hosts have one: purge again where it is "
+    "set. Until then the cache replays encrypted responses for up to a minute, and plain ones until they expire."
 )
 _OPEN: Final = (
-    "Uses of keys without an answer so far: {still_open}. One that a late worker brings is not given to anybody, but if it is "
-    "plain it can be read in the store: purge again when they are over."
+    "Uses of keys without a response so far: {still_open}. No retry gets a response that a late worker stores, but a plain one "
+    "can be read in the store: purge again when these requests have ended."
 )
 _NOT_SEARCHED: Final = (
-    "This store cannot be searched for what is not completed: answers that nobody could open are in it still, and plain ones "
-    "that late workers bring can be read there. Purge again when all that runs is over."
+    "This store cannot be searched for unfinished records: it still holds responses that no worker could open, and plain ones "
+    "that late workers store can be read in it. Purge again when all running requests have ended."
 )
 
 
@@ -90,17 +90,17 @@ class PurgeReport:
 
 @cli.command("purge")
 @tenant_options
-@click.option("--shred", is_flag=True, help="Only destroy the data keys: at once, and without looking at every answer.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--shred", is_flag=True, help="Only destroy the data keys, without a scan of every response.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @word_options(required=True)
 @as_json_option
 def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
-    """Erase the answers of one tenant: destroy the keys that they are encrypted with, and wipe what is stored.
+    """Erase the responses of one tenant: destroy their data keys, and wipe the stored responses.
 
-    Run it where every secret is listed that was in use within the last `keep`, for a tenant has other data keys under each;
-    and where IDEMPOTENCY_REDIS_URL is set, if any host has it, for the cache must be told.
+    Run it where every secret is listed that was in use within the last `keep`: a tenant has other data keys under each. If
+    any host has IDEMPOTENCY_REDIS_URL, run it where that is set, so that the cache is invalidated too.
 
-    Asks first. Exits with 2 if it is unknown whether all of it is done. Safe to interrupt and to run again.
+    You confirm first. Exits with 2 if it is unknown whether all of it is done. Safe to interrupt and to run again.
     """
     tenant = chosen(tenant, no_tenant=no_tenant)
     with giving_up(as_json=as_json):
@@ -108,7 +108,7 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
         _check(whom, shred=shred)
         if not yes:
             say(_SHREDDED if shred else _WIPED, err=True)
-            click.confirm("Destroy its data keys?" if shred else "Erase its answers?", abort=True, err=True)
+            click.confirm("Destroy its data keys?" if shred else "Erase its responses?", abort=True, err=True)
         erased = _Erasing(tenant, word_of(actor, reason)).run(whom, shred=shred)
     cache_unknown, secrets = _cache_unknown(), len(settings().secrets)
     if as_json:
@@ -134,11 +134,11 @@ def _check(whom: Sequence[bytes], *, shred: bool) -> None:
     if parts.data_keys is None:
         raise Refused("The store of this application keeps no data keys, so nothing in it can be erased.")
     if not shred and parts.responses is None:
-        raise Refused("The answers of this store cannot be walked through, so they cannot be wiped. See --shred.")
+        raise Refused("This store cannot list its responses, so they cannot be wiped. See --shred.")
     if shred and settings().key_ring is None and not holds_sealed(parts.data_keys, whom):
         raise Refused(
-            "There is no key ring here and no data key of this tenant in the store, so nothing of it is encrypted: purge "
-            "without --shred, which wipes plain answers; and set IDEMPOTENCY_ENCRYPTION to on for what is stored from now on."
+            "There is no key ring here and no data key of this tenant in the store, so none of its responses is encrypted: "
+            "purge without --shred, which wipes plain responses; and set IDEMPOTENCY_ENCRYPTION to on for later responses."
         )
 
 
@@ -168,7 +168,7 @@ class _Erasing:
             return PurgeReport(self._data_keys)
         # Count first: a response that completes after this is erased already, and the scan meets it or it is among these.
         running = None if parts.recovery is None else still_open(parts.recovery, whom)
-        with show_progress("answers") as progress:
+        with show_progress("responses") as progress:
             drain = Batcher(batch=500, budget=float("inf"), on_progress=progress)
             wipe(parts.responses, whom, drain=drain, on_progress=self._count)
         condemned = None
@@ -209,7 +209,7 @@ def _purge_object(erased: PurgeReport, *, shred: bool, secrets: int, cache_unkno
 def _purge_text(erased: PurgeReport, *, shred: bool, secrets: int, cache_unknown: bool) -> list[str]:
     said = [f"Data keys destroyed: {erased.data_keys}."]
     if not shred:
-        said[0] += f" Answers wiped: {erased.wiped}."
+        said[0] += f" Responses wiped: {erased.wiped}."
     said += [_SHREDDED if shred else _WIPED, _SECRETS.format(secrets=secrets)]
     if not shred and erased.still_open is None:
         said.append(_NOT_SEARCHED)
@@ -223,31 +223,31 @@ def _purge_text(erased: PurgeReport, *, shred: bool, secrets: int, cache_unknown
 # `flask idempotency quota …`
 
 _OFF = (
-    "Quotas are off in this application, so nothing is counted and no limit holds: set IDEMPOTENCY_QUOTA_* or register "
+    "Quotas are off in this application, so it counts no keys and no limit holds: set IDEMPOTENCY_QUOTA_* or register "
     "a quota_loader."
 )
 _DIVIDED = (
-    "Each of its {parts} parts has its share of that, rounded up: one that is full refuses, though others are not."
+    "Each of its {parts} parts has a share of that, rounded up: a full part refuses, even if others are not full."
 )
 
-quota = AppGroup("quota", help="What tenants have, and what they may have.")
+quota = AppGroup("quota", help="The usage and the limits of tenants.")
 cli.add_command(quota)
 
 
 @quota.command("show")
 @tenant_options
-@click.option("--all", "everybody", is_flag=True, help="All who have a ledger, by what stands for them in the store.")
+@click.option("--all", "every_tenant", is_flag=True, help="Every tenant with a ledger, by its id in the store.")
 @as_json_option
-def show(tenant: str | None, no_tenant: bool, everybody: bool, as_json: bool) -> None:
+def show(tenant: str | None, no_tenant: bool, every_tenant: bool, as_json: bool) -> None:
     """Show the usage and the limits of a tenant. Changes nothing.
 
-    An operator's limit (`quota set`) goes before what a quota_loader says, and that before the configuration.
+    An operator's limit (`quota set`) overrides that of a quota_loader, which overrides the configuration.
     """
-    if everybody == (no_tenant or tenant is not None):
-        raise click.UsageError("Say of whom: --tenant T, --no-tenant, or --all.")
+    if every_tenant == (no_tenant or tenant is not None):
+        raise click.UsageError("Name the tenant: --tenant T, --no-tenant, or --all.")
     with giving_up(as_json=as_json):
         ledger = _ledger()
-        if everybody:
+        if every_tenant:
             shown = [quota_show(ledger, [[tid]], name=tid.hex()) for tid in sorted(ledger.tenants())]
         else:
             shown = [quota_show(ledger, tids_by_secret(tenant), name=tenant)]
@@ -259,7 +259,7 @@ def show(tenant: str | None, no_tenant: bool, everybody: bool, as_json: bool) ->
             )
         )
         return
-    say("\n\n".join(_quota_text(each, configured) for each in shown) or "Nobody has a ledger.")
+    say("\n\n".join(_quota_text(each, configured) for each in shown) or "No tenant has a ledger.")
     if not _counting():
         say(_OFF)
 
@@ -267,11 +267,11 @@ def show(tenant: str | None, no_tenant: bool, everybody: bool, as_json: bool) ->
 @quota.command("set")
 @tenant_options
 @click.option("--records", type=click.IntRange(0, MAX_LIMIT), help="Most live records.")
-@click.option("--bytes", "byte_count", type=click.IntRange(0, MAX_LIMIT), help="Most bytes of stored answers.")
+@click.option("--bytes", "byte_count", type=click.IntRange(0, MAX_LIMIT), help="Most bytes of stored responses.")
 @click.option("--in-flight", type=click.IntRange(0, MAX_LIMIT), help="Most requests that run at once.")
 @click.option("--new-keys", type=click.IntRange(0, MAX_LIMIT), help="Most new keys in each window; needs --per.")
-@click.option("--per", type=float, metavar="SECONDS", help="How long such a window is.")
-@click.option("--clear", is_flag=True, help="Take back what was set before, all of it.")
+@click.option("--per", type=float, metavar="SECONDS", help="The length of each window.")
+@click.option("--clear", is_flag=True, help="Remove all limits that were set before.")
 @word_options(required=False)
 @as_json_option
 def set_(
@@ -287,12 +287,12 @@ def set_(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Set limits of one tenant, from its next new key on. Those that are not named stay as they were set before.
+    """Set limits of one tenant, from its next new key on. Limits that you do not name stay as they were set before.
 
-    They are kept in the store, and go before what the application's code and configuration say.
+    The store keeps them. They override the application's code and configuration.
     """
     if (new_keys is None) != (per is None):
-        raise click.UsageError("--new-keys and --per go together: so many keys in each so many seconds.")
+        raise click.UsageError("--new-keys and --per go together: a number of keys in each window of seconds.")
     tenant = chosen(tenant, no_tenant=no_tenant)
     with giving_up(as_json=as_json):
         rate = None if new_keys is None or per is None else NewKeys(new_keys, per)
@@ -306,13 +306,13 @@ def set_(
         limits = quota_set(_ledger(), tids_by_secret(tenant), named, clear=clear)
     now_set, word = _limits(limits), word_of(actor, reason)
     publish(QuotaSet("", "", tenant=pseudonym(tenant), actor=word.actor, reason=word.reason, limits=now_set))
-    say(json.dumps({"counting": _counting(), "limits": now_set}) if as_json else _said(limits))
+    say(json.dumps({"counting": _counting(), "limits": now_set}) if as_json else _limits_text(limits))
 
 
 def _ledger() -> Ledger:
     ledger = built().ledger
     if ledger is None:
-        raise Refused("The store of this application counts nothing: it has no `ledger`.")
+        raise Refused("The store of this application does not count: it has no `ledger`.")
     return ledger
 
 
@@ -320,12 +320,12 @@ def _counting() -> bool:
     return settings().quota is not None or state().loaders.quota is not None
 
 
-def _said(limits: Quota) -> str:
-    lines = [f"{name}: {_spelled(value)}" for name, value in _limits(limits).items() if value is not None]
+def _limits_text(limits: Quota) -> str:
+    lines = [f"{name}: {_shown(value)}" for name, value in _limits(limits).items() if value is not None]
     if lines and settings().tenant_shards > 1:
         lines.append(_DIVIDED.format(parts=settings().tenant_shards))
     return "\n".join(
-        [*(lines or ["No limits of its own: what the application says holds."]), *([] if _counting() else [_OFF])]
+        [*(lines or ["No limits set here: those of the application hold."]), *([] if _counting() else [_OFF])]
     )
 
 
@@ -344,11 +344,11 @@ def _quota_object(shown: TenantUsage) -> dict[str, object]:
 
 def _quota_text(shown: TenantUsage, configured: Quota | None) -> str:
     own, theirs = _limits(shown.limits), _limits(configured)
-    rows = [(name, str(used), _spelled(own[name]), _spelled(theirs[name])) for name, used in _used(shown.usage).items()]
+    rows = [(name, str(used), _shown(own[name]), _shown(theirs[name])) for name, used in _used(shown.usage).items()]
     return table((shown.name or "(no tenant)", "has", "set by hand", "configured"), rows)
 
 
-def _spelled(value: object) -> str:
+def _shown(value: object) -> str:
     match value:
         case None:
             return "-"

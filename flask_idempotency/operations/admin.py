@@ -34,7 +34,7 @@ from flask_idempotency.operations.records import Refused, format_duration
 
 
 def holds_sealed(data_keys: DataKeys, tids: Iterable[bytes]) -> bool:
-    """Return whether a response of this tenant was ever encrypted, whatever the settings say now."""
+    """Return whether a response of this tenant was ever encrypted, even if encryption is off now."""
     return any(data_keys.read_keys(tid).last for tid in tids)
 
 
@@ -148,7 +148,7 @@ class Initialised:
     """A store that is ready."""
 
     store_id: str
-    anew: bool
+    created: bool
     """False: it was ready before."""
 
 
@@ -161,11 +161,11 @@ def memory_status(memory: DataLossDetector) -> DataLossReport:
         sentences = _foreign(standing, rules.store_id)
     elif not losses:
         sentences = (
-            ("What it has forgotten was acknowledged." if standing.since else "It knows what it has promised."),
+            ("A data loss was acknowledged." if standing.since else "It has lost no data."),
             "",
         )
     elif rules.after_loss == "run":
-        sentences = "It has forgotten something, and what it does not know runs: IDEMPOTENCY_AFTER_LOSS is run.", ""
+        sentences = "It lost data, and unknown keys run: IDEMPOTENCY_AFTER_LOSS is run.", ""
     elif DataLoss.MISSING.value in losses:
         sentences = _missing(standing)
     else:
@@ -181,8 +181,8 @@ def _foreign(standing: DataLossStatus, expected: str | None) -> tuple[str, str]:
     else:
         text = "Its keys are laid out for another IDEMPOTENCY_TENANT_SHARDS, or for another release."
     remedy = (
-        "Point IDEMPOTENCY_STORE to the right Redis; or set IDEMPOTENCY_STORE_ID and IDEMPOTENCY_TENANT_SHARDS to what this "
-        "one was made for. There is nothing to acknowledge."
+        "Point IDEMPOTENCY_STORE to the right Redis; or set IDEMPOTENCY_STORE_ID and IDEMPOTENCY_TENANT_SHARDS as they were "
+        "when this one was initialised. There is nothing to acknowledge."
     )
     return text, remedy
 
@@ -190,12 +190,12 @@ def _foreign(standing: DataLossStatus, expected: str | None) -> tuple[str, str]:
 def _missing(standing: DataLossStatus) -> tuple[str, str]:
     lacking, parts = standing.parts[DataLoss.MISSING.value], sum(standing.parts.values())
     if lacking == parts:
-        text = "Nothing says that it was ever made ready: it is new, or was emptied."
+        text = "It was never initialised, or it was emptied."
         return (
             text,
             f"If this Redis is new: `flask idempotency redis init`. If it held keys before, it was emptied: {_ACK}. {_RISK}",
         )
-    text = f"{lacking} of its {parts} parts lack what it was made ready with: they were emptied, and all keys in them are gone."
+    text = f"{lacking} of its {parts} parts lack their identity: they were emptied, and all keys in them are gone."
     return text, f"{_BEFORE}; then: {_ACK}. {_RISK}"
 
 
@@ -203,12 +203,12 @@ def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[
     changed, parts = standing.parts[DataLoss.CHANGED.value], sum(standing.parts.values())
     since = format_duration(standing.now - (standing.since or standing.now))
     text = (
-        f"{since} ago it was noticed that another process keeps {changed} of its {parts} parts: it was restarted, failed "
-        "over or restored, and what was written last may be gone."
+        f"{since} ago a worker noticed that another process serves {changed} of its {parts} parts: Redis was restarted, "
+        "failed over or restored, and the last writes may be gone."
     )
     if runs:
-        return f"{text} New keys run again since.", f"Look at what was lost, and say that somebody has: {_ACK}."
-    itself = " New keys run by themselves when that time is over." if after_loss == "hold" else ""
+        return f"{text} New keys run again since.", f"Find out what was lost, then acknowledge it: {_ACK}."
+    itself = " New keys run again when that time is over." if after_loss == "hold" else ""
     return text, f"{_BEFORE}; then: {_ACK}. {_RISK}{itself}"
 
 
@@ -217,11 +217,11 @@ def initialise(memory: DataLossDetector, recovery: Recovery | None) -> Initialis
     before = memory.status()
     if before.store_id is None and not before.parts.keys() - {DataLoss.MISSING.value} and _in_use(recovery):
         raise Refused(
-            "Claims of requests are in this Redis, so it is not new: it was emptied, and their owners have put them back; or "
-            f"an earlier release wrote them. {_STATUS} says more, and {_ACK} lets new keys run. Nothing was changed."
+            "Claims of requests are in this Redis, so it is not new: it was emptied, and workers have restored their claims; "
+            f"or an earlier release wrote them. {_STATUS} shows more, and {_ACK} lets new keys run. Nothing was changed."
         )
     try:
-        return Initialised(memory.initialise(), anew=before.store_id is None)
+        return Initialised(memory.initialise(), created=before.store_id is None)
     except ConfigurationError as error:
         raise Refused(" ".join(error.faults)) from error
 
@@ -240,7 +240,7 @@ def check_acknowledgeable(status: DataLossReport, *, forced: bool) -> None:
     if status.wait and not forced:
         raise Refused(
             f"Workers that survived have {ceil(status.wait)} s left to restore their claims. Until then new keys "
-            "could run their requests twice: wait. To go before: --force. Nothing was changed."
+            "could run their requests twice: wait. To acknowledge now: --force. Nothing was changed."
         )
 
 

@@ -100,7 +100,7 @@ class IdentityChange:
 
     @property
     def text(self) -> str:
-        """One sentence for logs and for `doctor`."""
+        """Return one sentence for logs and for `doctor`."""
         if self.what == _WRONG:
             return (
                 f"{_WRONG}: no other release named keys like that. Keys that were used before may be new, and their retries "
@@ -138,7 +138,7 @@ def shape_of(
     keep: float,
     former: tuple[str, tuple[str, ...], tuple[str, ...]] | None = None,
 ) -> IdentityShape:
-    """Return the shape of an application. `former` is the former namespace, and what named tenants and principals then."""
+    """Return the shape of an application. `former` is the former namespace, and the former kinds of tenants and principals."""
     return IdentityShape(
         application=sha256(b"flask_idempotency/1/application" + _bytes(application)).hexdigest()[:12],
         present=LoaderUse(owner_mark(namespace).hex(), tenant, principal),
@@ -181,11 +181,11 @@ def look(task_log: TaskLog, shape: IdentityShape, *, note: bool, httpauth: bool 
     return IdentityHistory(now, tuple(changes), until if until > now else None, done, wrong)
 
 
-_WRONG: Final = "IDEMPOTENCY_FORMER_IDENTITY does not match what the store remembers"
+_WRONG: Final = "IDEMPOTENCY_FORMER_IDENTITY does not match the history in the store"
 
 
 def _is_wrong(mine: SeenShape, others: list[SeenShape], now: float) -> bool:
-    """Whether IDEMPOTENCY_FORMER_IDENTITY says what no other release did, as far as is noted."""
+    """Return whether IDEMPOTENCY_FORMER_IDENTITY matches no release in the history."""
     former = mine.shape.former
     if former is None or not any(_ends(mine, each) > now and not _is_apart(mine, each) for each in others):
         return False
@@ -193,13 +193,13 @@ def _is_wrong(mine: SeenShape, others: list[SeenShape], now: float) -> bool:
 
 
 def _is_apart(mine: SeenShape, other: SeenShape) -> bool:
-    """Whether the other shape is that of another application, which has the same name and another namespace."""
+    """Return whether the other shape is that of another application with the same name and another namespace."""
     both = min(other.last, mine.last) - max(other.since, mine.since)
     return mine.shape.present.owner != other.shape.present.owner and both >= APART_SECONDS
 
 
 def _loader_uses(shape: IdentityShape) -> list[LoaderUse]:
-    """All by which it claims keys, with Flask-HTTPAuth where that names callers or may do so."""
+    """Return the present and former use of this shape, with Flask-HTTPAuth if that may name callers."""
     present = shape.present
     if shape.httpauth and LOADER not in present.principal:
         present = replace(present, principal=(_HTTPAUTH, *present.principal))
@@ -207,14 +207,14 @@ def _loader_uses(shape: IdentityShape) -> list[LoaderUse]:
 
 
 def _meets(mine: SeenShape, other: SeenShape) -> bool:
-    """Whether every key that was used under the other shape is found under this one."""
+    """Return whether this shape finds every key that was used under the other."""
     if set(mine.shape.secrets).isdisjoint(other.shape.secrets):
         return False
     return any(
         _alike(one, its)
         for one in _loader_uses(mine.shape)
         for its in _loader_uses(other.shape)
-        # A former loader stands for what was there before it.
+        # A former loader names what was in use before it.
         if not (_is_believed(one) and mine.first < other.first) and not (_is_believed(its) and other.first < mine.first)
     )
 
@@ -232,16 +232,16 @@ def _alike(mine: LoaderUse, other: LoaderUse) -> bool:
 
 
 def _reproduces(mine: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Whether these kinds give the names that the others gave, or may do so."""
+    """Return whether these kinds may give the same names as the others."""
     if FORMER_LOADER in mine or FORMER_LOADER in other:
         return True
-    # Flask-HTTPAuth may be there and may not have named a caller yet.
+    # Flask-HTTPAuth may be set up without having named a caller yet.
     return set(mine) - {_HTTPAUTH} == set(other) - {_HTTPAUTH} and (_HTTPAUTH in mine or _HTTPAUTH not in other)
 
 
 def _ends(mine: SeenShape, other: SeenShape) -> float:
-    """Until when keys of the other shape may be retried."""
-    # It was noted every so often, so it was in use for a while after the last time.
+    """Return the time until which clients may retry keys of the other shape."""
+    # A process records its shape once an hour, so it was in use for a while after the last entry.
     return other.last + min(max(mine.first - other.last, 0.0), NOTED_EVERY_SECONDS) + other.shape.keep
 
 
@@ -259,7 +259,7 @@ def _change(
 
 
 def _only_added(shape: IdentityShape, other: IdentityShape) -> bool:
-    """Whether an extension has only joined others: callers whom it does not name keep their names."""
+    """Return whether an extension only joined others: callers that it does not name keep their names."""
     now, before = _loader_uses(shape)[0], _loader_uses(other)[0]
     alike = _alike(replace(now, principal=()), replace(before, principal=()))
     same = alike and not set(shape.secrets).isdisjoint(other.secrets)
@@ -267,8 +267,10 @@ def _only_added(shape: IdentityShape, other: IdentityShape) -> bool:
 
 
 def _renamed(mine: SeenShape, noted: Mapping[str, TaskReport], now: float) -> Iterator[IdentityChange]:
-    """Applications of other names with the same secret that went out of use when this one came into use: the name of a
-    Flask application is its namespace, unless that is written, and changes when a module is moved."""
+    """Yield the changes from applications with the same secret and another name that ended when this one began.
+
+    The name of a Flask application is its namespace by default, and changes when you move its module.
+    """
     for name, entry in noted.items():
         if not name.startswith(_PREFIX) or name == _PREFIX + mine.shape.application:
             continue
@@ -292,7 +294,7 @@ def _difference(shape: IdentityShape, other: IdentityShape, *, certain: bool) ->
         whats.append(f"a tenant_loader was {'added' if now.tenant else 'removed'}")
         former.append(f'"tenant": {_setting(before.tenant)}')
     if not _reproduces(now.principal, before.principal):
-        # Without Flask-HTTPAuth, of which only the past is known.
+        # Leave Flask-HTTPAuth out: only its past is known.
         whats.append(_renaming(shape.present.principal, before.principal))
         former.append(f'"principal": {_setting(before.principal)}')
         extensions = [kind for kind in before.principal if kind in EXTENSIONS]
@@ -305,11 +307,11 @@ def _difference(shape: IdentityShape, other: IdentityShape, *, certain: bool) ->
     if set(shape.secrets).isdisjoint(other.secrets):
         steps.append("list the former secret last in IDEMPOTENCY_SECRET")
     if not steps:
-        steps.append("put back what was dropped from IDEMPOTENCY_SECRET or IDEMPOTENCY_FORMER_IDENTITY")
+        steps.append("restore what was dropped from IDEMPOTENCY_SECRET or IDEMPOTENCY_FORMER_IDENTITY")
     remedy = f"Undo the change, or {' and '.join(steps)}, until then.{kept}"
     if now.owner != before.owner:
-        remedy += " If that is another application in the same store, nothing has to be done"
-        remedy += "; give each Flask application a name of its own to tell them apart." if certain else "."
+        remedy += " If that is another application in the same store, you need not act"
+        remedy += "; give each Flask application another name." if certain else "."
     return "; ".join(whats), remedy
 
 
@@ -324,7 +326,7 @@ def _renaming(now: tuple[str, ...], before: tuple[str, ...]) -> str:
 
 
 def _setting(before: tuple[str, ...]) -> str:
-    """What to write for what named tenants or callers before."""
+    """Return the value to write for the former tenant or principal."""
     if not before:
         return "False"
     if LOADER in before:
@@ -333,7 +335,7 @@ def _setting(before: tuple[str, ...]) -> str:
 
 
 def _note(task_log: TaskLog, shape: IdentityShape) -> bool:
-    """Add this shape to the history, or note that it is still in use. False: another process is at it."""
+    """Record this shape in the history, or that it is still in use. False: another process is writing."""
     name, token = _PREFIX + shape.application, secrets.token_bytes(16)
     if not task_log.lock(name, token, lease=_LOCK_SECONDS):
         return False
@@ -353,16 +355,16 @@ def _note(task_log: TaskLog, shape: IdentityShape) -> bool:
 
 
 def _written(now: float, seen: list[SeenShape]) -> str:
-    def spelt(seen: list[SeenShape]) -> str:
+    def encoded(seen: list[SeenShape]) -> str:
         return json.dumps({"at": now, "seen": [asdict(each) for each in seen]}, separators=(",", ":"))
 
-    while len(text := spelt(seen)) > _LONGEST and len(seen) > 1:
+    while len(text := encoded(seen)) > _LONGEST and len(seen) > 1:
         seen = seen[1:]
     return text
 
 
 def _read(entry: TaskReport | None) -> tuple[float, tuple[SeenShape, ...]] | None:
-    """The time, and the history. None: there is none, or it cannot be read. It comes from a store, so it is distrusted."""
+    """Return the time and the history. None: it is missing or unreadable. A store may hold anything, so verify it."""
     if entry is None or len(entry.report) > _LONGEST:
         return None
     try:

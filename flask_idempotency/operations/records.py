@@ -277,18 +277,18 @@ def by_short(recovery: Recovery, identities: Sequence[Identity], short: str, *, 
             f"{len(found)} records have this id. Name one by its whole handle: {', '.join(sorted(found.values()))}."
         )
     raise Refused(
-        "There is no record with this id from a log, and no handle that begins so: it was released, or its time is over. A "
-        "client's key is named by --key."
+        "No record has this id from a log, or a handle that begins so: it was released, or it expired. Name a client's key "
+        "with --key."
     )
 
 
 def with_rotated(case: Case, recovery: Recovery, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:
-    """The same, with the records of the same use under other secrets.
+    """Return the case with the records of the same use under other secrets.
 
     `theirs` are the ids of its tenant's parts under each secret, the newest first.
 
-    Found by its token, among what is not completed: those of a completed one would have to be looked for among all. Raises
-    `Refused` for a completed one, and where the tenant is not known.
+    Find them by their token among unfinished records. Raises `Refused` for a completed record, which would need a scan of
+    all, and if the tenant is unknown.
     """
     first = case.first
     if len(theirs) == 1:
@@ -297,8 +297,8 @@ def with_rotated(case: Case, recovery: Recovery, read: Read, theirs: Sequence[Se
     secret_of = {tid: number for number, parts in enumerate(theirs) for tid in parts}
     if first.record.state is State.COMPLETED or first.key.tid not in secret_of:
         raise Refused(
-            "Several secrets are in use, so there may be a record of the same use under another, and they are settled "
-            "together: name it by --key, or say --tenant T or --no-tenant beside the handle of one that is not completed."
+            "Several secrets are in use, so there may be a record of the same use under another, and both are resolved "
+            "together: name it by --key, or add --tenant T or --no-tenant beside the handle of one that is not completed."
         )
     met = {first.key: first}
     for state in (State.PROCESSING, State.QUARANTINED):
@@ -308,11 +308,10 @@ def with_rotated(case: Case, recovery: Recovery, read: Read, theirs: Sequence[Se
     return Case(tuple(sorted(met.values(), key=lambda found: -secret_of[found.key.tid])))
 
 
-# Resolve a key for its worker, and say what speaks against it.
+# Resolve a key for its worker, and warn of the risks.
 
-_NOBODY_KNOWS: Final = (
-    "Its worker may still run: this application has no such endpoint, or has it under another name, so it is unknown for "
-    "how long."
+_UNKNOWN_ENDPOINT: Final = (
+    "Its worker may still run, for an unknown time: this application has no endpoint of that name."
 )
 
 
@@ -333,22 +332,24 @@ class ResolveReport:
 
 
 def release_warnings(case: Case, policy: Policy, *, known: bool = True) -> list[str]:
-    """Why this key should not run again, one sentence each. Empty: it was not done, as far as we know, and nobody is at it.
+    """Return why this key should not run again, one sentence each. Empty: as far as is known, it neither completed nor runs.
 
-    `known`: the application has the endpoint that the key was used for, so the policy's `max_runtime` is what its views have.
+    `known`: the application has the endpoint of the key, so the policy's `max_runtime` applies.
     """
     said = []
     seconds = wait(case, policy)
     if any(found.record.state is State.COMPLETED for found in case.found):
-        said.append("Its work was done, and retries get the answer. Released, the next retry does it once more.")
+        said.append(
+            "Its request completed, and retries get the response. If you release it, the next retry runs again."
+        )
     elif any(found.record.payload is not None for found in case.found):
         said.append(
-            "Its work was done: the record holds an answer that nobody could open. Released, the next retry does it once "
-            "more. See `resolve --reopen` and `resolve --happened`."
+            "Its request completed: the record holds a response that no worker could open. If you release it, the next retry "
+            "runs again. See `resolve --reopen` and `resolve --happened`."
         )
     if not known and any(max_remaining(found.record, max_runtime=inf) == inf for found in case.found):
-        return [*said, _NOBODY_KNOWS]
-    # An owner that counts as gone does not speak against it, though it may be frozen: a second run does no harm there.
+        return [*said, _UNKNOWN_ENDPOINT]
+    # A worker that counts as gone may be frozen, but raises no warning: its policy allows a second run.
     lives = [living for found in case.found if seconds > 0 and (living := alive(found.record, policy)) is not None]
     return [*said, *lives[:1]]
 
@@ -374,7 +375,7 @@ def alive(record: Record, policy: Policy) -> str | None:
         return None
     until = moment(record.deadline - record.remaining + lives)
     return (
-        "Its owner may still be at work: it was last seen "
+        "Its worker may still run: it was last seen "
         f"{format_duration(idle_seconds(record, lease=policy.lease))} ago, and may go on "
         f"for {format_duration(lives)}, until {until}."
     )
@@ -399,7 +400,7 @@ def reopen(settler: Settler, case: Case, word: AuditNote, *, keep: float) -> Res
     """Complete the key with the response that its record holds. Raises `Refused` if that cannot be opened, or is missing."""
     check_quarantined(case)
 
-    def anew(found: SeenRecord) -> bool:
+    def reopened(found: SeenRecord) -> bool:
         try:
             return settler.reopen(found, keep=keep, actor=word.actor, reason=word.reason)
         except CorruptRecord as error:
@@ -407,7 +408,7 @@ def reopen(settler: Settler, case: Case, word: AuditNote, *, keep: float) -> Res
                 return False
             raise Refused(f"It cannot be reopened: {error}. Nothing was changed.") from error
 
-    return _each(case.found, anew)
+    return _each(case.found, reopened)
 
 
 def check_quarantined(case: Case) -> None:
@@ -416,10 +417,10 @@ def check_quarantined(case: Case) -> None:
         case State.QUARANTINED:
             return
         case State.COMPLETED:
-            raise Refused("There is nothing to resolve: its work was done, and retries get the answer.")
+            raise Refused("There is nothing to resolve: its request completed, and retries get the response.")
         case State.PROCESSING:
             raise Refused(
-                "Only a quarantined key can be resolved, and this one is in progress. When its lease is over, `flask "
+                "Only a quarantined key can be resolved, and this one is in progress. When its lease expires, `flask "
                 "idempotency reap` quarantines it; `release` frees it."
             )
 

@@ -53,7 +53,7 @@ def test_everything_of_this_tenant_is_wiped_and_nothing_runs_again(mode: dict[st
     told = run(world, *PURGE)
 
     keys = len(mode) and 1
-    assert (0, True) == (told.exit_code, told.output.startswith(f"Data keys destroyed: {keys}. Answers wiped: 2.\n"))
+    assert (0, True) == (told.exit_code, told.output.startswith(f"Data keys destroyed: {keys}. Responses wiped: 2.\n"))
     assert 1 == len(readable(world))
     assert [410, 410] == [paid(world, key).status_code for key in "ab"]
     assert (201, 3) == (paid(world, "a", Tenant="globex").status_code, len(world.runs))
@@ -63,10 +63,10 @@ def test_it_says_what_it_does_not_reach() -> None:
     """What is not said here is believed to be gone."""
     told = run(shop(), *PURGE).output
 
-    assert "all of it is wiped from the store, plain answers too" in told
-    assert "Its records stay: a retry gets 410" in told
-    assert "Plain answers can be read in backups" in told
-    assert "Secrets looked under: 1." in told
+    assert "all of them are wiped from the store, plain ones too" in told
+    assert "Its records stay: until they expire, a retry gets 410" in told
+    assert "Plain responses can be read in backups" in told
+    assert "Secrets searched: 1." in told
 
 
 def test_machines_get_numbers_and_repeating_it_is_harmless() -> None:
@@ -92,7 +92,7 @@ def test_what_is_still_running_is_counted_and_purged_when_it_is_over() -> None:
     """Its late answer is given to nobody, but can be read until then."""
     world = shop()
     vanished(world, "a"), lapsed(world, "b")
-    assert "Uses of keys without an answer so far: 2." in run(world, *PURGE).output
+    assert "Uses of keys without a response so far: 2." in run(world, *PURGE).output
 
     def finish(_: Any = None) -> None:
         run(world, *PURGE)
@@ -186,7 +186,7 @@ def test_a_store_that_cannot_be_searched_says_what_stays() -> None:
     told = run(world, *PURGE)
 
     assert (0, []) == (told.exit_code, readable(world))
-    assert "cannot be searched for what is not completed" in told.output
+    assert "cannot be searched for unfinished records" in told.output
     assert said(run(world, *PURGE, "--json"))["still_open"] is None
 
 

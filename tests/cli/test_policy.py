@@ -187,7 +187,7 @@ def test_one_endpoint_is_told_value_by_value() -> None:
     values = {line.split()[0]: " ".join(line.split()[1:]) for line in told.splitlines()}
 
     assert told.startswith(
-        "outer.inner.charge POST: a vanished worker's key is taken over; a failed view's is kept with its answer; has no "
+        "outer.inner.charge POST: a vanished worker's key is taken over; a failed view's is kept with its response; has no "
         "resolver; claimed in the view\n"
     )
     assert values["keep_statuses"].startswith("200-299, 404 @idempotent on")
@@ -202,7 +202,7 @@ def test_a_resolver_is_named_by_its_endpoint() -> None:
     told = run(shop(), "policy", "pay").output
 
     assert told.startswith(
-        "pay PATCH,POST: a vanished worker's key is quarantined; a failed view's is released; asks its resolver\n"
+        "pay PATCH,POST: a vanished worker's key is quarantined; a failed view's is released; calls its resolver\n"
     )
     assert "on_abandoned by effects default" in " ".join(told.split())
 

@@ -53,7 +53,7 @@ def test_a_shredded_tenants_retries_are_410_and_nobody_elses() -> None:
 
     told = run(world, *SHRED)
 
-    assert (0, True) == (told.exit_code, told.output.startswith("Data keys destroyed: 1.\nEvery encrypted answer"))
+    assert (0, True) == (told.exit_code, told.output.startswith("Data keys destroyed: 1.\nEvery encrypted response"))
     assert [410, 200] == [paid(world, tenant) for tenant in ("acme", "globex")]
     assert ["acme", "globex"] == world.runs
 
@@ -63,7 +63,7 @@ def test_it_tells_that_records_stay_and_what_of_backups() -> None:
     said = run(shop(), *SHRED).output
 
     assert "Its records stay" in said
-    assert "Answers that were stored in plain are not given any more either, and stay readable" in said
+    assert "No retry gets a plain response either. Plain responses stay readable" in said
     assert "Backups made before hold the same data keys" in said
 
 
@@ -109,10 +109,10 @@ def test_it_tells_under_which_secrets_it_looked() -> None:
 
     told = run(world, *SHRED)
 
-    assert "Secrets looked under: 1. What was claimed under any other has data keys of its own" in told.output
+    assert "Secrets searched: 1. Keys that were claimed under another secret have other data keys" in told.output
     assert [410, 200] == [paid(each) for each in (world, before)]
     whole = new_world(Flask("tests.web.app"), store=before.store, encryption="on", key_ring=RING, secret=["new", "old"])
-    assert "Secrets looked under: 2." in run(whole, *SHRED).output
+    assert "Secrets searched: 2." in run(whole, *SHRED).output
     assert 410 == paid(before)
 
 
@@ -120,7 +120,7 @@ def test_the_help_says_where_to_run_it() -> None:
     said = " ".join(run(shop(), "--help").output.split())
 
     assert "every secret is listed that was in use within the last `keep`" in said
-    assert "where IDEMPOTENCY_REDIS_URL is set" in said
+    assert "has IDEMPOTENCY_REDIS_URL, run it where that is set" in said
 
 
 def test_it_tells_that_a_cache_which_is_not_known_here_was_not_told(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_it_tells_that_a_cache_which_is_not_known_here_was_not_told(tmp_path: Pa
     assert not json.loads(run(world, *SHRED, "--json").stdout)["cache_unknown"]
     world.app.extensions["idempotency"].built.fronted.note_cache()
 
-    assert "IDEMPOTENCY_REDIS_URL is not set here, so no cache was told" in run(world, *SHRED).output
+    assert "IDEMPOTENCY_REDIS_URL is not set here, so no cache was invalidated" in run(world, *SHRED).output
     assert json.loads(run(world, *SHRED, "--json").stdout)["cache_unknown"]
     assert "IDEMPOTENCY_REDIS_URL" not in run(shop(), *SHRED).output
 

@@ -69,7 +69,7 @@ def test_show_all_names_nobody() -> None:
     assert (0, tids) == (told.exit_code, [tenant["tenant"] for tenant in shown["tenants"]])
     assert [1, 1] == [tenant["usage"]["records"] for tenant in shown["tenants"]]
     assert "acme" not in run(world, "show", "--all").output
-    assert "Nobody has a ledger.\n" == run(shop(quota_records=1), "show", "--all").output
+    assert "No tenant has a ledger.\n" == run(shop(quota_records=1), "show", "--all").output
 
 
 def test_machines_get_one_object() -> None:
@@ -195,7 +195,7 @@ def test_a_window_of_no_length_is_refused() -> None:
 def test_a_store_that_counts_nothing_is_refused() -> None:
     told = run(shop(store=FaultyStore(MemoryStore())), "show", "--all", "--json")
 
-    assert (1, True) == (told.exit_code, "counts nothing" in json.loads(told.stdout)["error"])
+    assert (1, True) == (told.exit_code, "does not count" in json.loads(told.stdout)["error"])
 
 
 def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_a_list_says_when_it_is_not_all() -> None:
 
 
 def test_a_list_of_nothing_says_so() -> None:
-    assert (0, "There are none.\n") == ((told := run(shop(), "list", "--state", "completed")).exit_code, told.output)
+    assert (0, "No record matches.\n") == ((told := run(shop(), "list", "--state", "completed")).exit_code, told.output)
 
 
 def test_one_use_under_two_secrets_is_one_line_and_shown_with_both() -> None:
@@ -153,7 +153,7 @@ def test_show_tells_what_an_auditor_is_told_of_a_completed_record() -> None:
     assert {"status": 201, "success": True, "byte_size": size, "sealed_under": None, "erased": False} == told["answer"]
     assert ("completed", 60.0, 0.0, None) == tuple(told[n] for n in ("state", "first_used_ago", "duration", "owner"))
     assert ("2001-09-09T01:46:40.000Z", "2001-09-10T01:46:40.000Z") == (told["completed_at"], told["expires_at"])
-    assert f"answer:       status 201, {size} bytes, not encrypted" in text
+    assert f"response:     status 201, {size} bytes, not encrypted" in text
     assert "kept until:   2001-09-10T01:46:40.000Z" in text
 
 
@@ -165,10 +165,10 @@ def test_show_says_when_the_owner_was_last_seen_and_whether_it_may_live() -> Non
     world.clock.advance(GONE)
     dead = run(world, "show", *ALICES).output
 
-    assert "lease:        not over yet; then quarantined" in alive
-    assert "owner:        last seen 10 s ago, may be at work for another 15 min 20 s" in alive
-    assert "lease:        ended 15 min 10 s ago; then quarantined" in dead
-    assert "owner:        last seen 15 min 40 s ago, not at work" in dead
+    assert "lease:        not expired; then quarantined" in alive
+    assert "owner:        last seen 10 s ago, may run for another 15 min 20 s" in alive
+    assert "lease:        expired 15 min 10 s ago; then quarantined" in dead
+    assert "owner:        last seen 15 min 40 s ago, not running" in dead
 
 
 def test_what_is_quarantined_is_not_told_that_it_will_be() -> None:
@@ -179,7 +179,7 @@ def test_what_is_quarantined_is_not_told_that_it_will_be() -> None:
     world.clock.advance(LEASE + 1)
     over = run(world, "show", *ALICES).output
 
-    assert ("lease:        not over yet\n" in held, "lease:        ended 1 s ago\n" in over) == (True, True)
+    assert ("lease:        not expired\n" in held, "lease:        expired 1 s ago\n" in over) == (True, True)
 
 
 def test_show_finds_by_handle_what_list_told() -> None:
@@ -233,7 +233,7 @@ def test_a_key_that_several_endpoints_know_is_ambiguous() -> None:
     ("arguments", "why"),
     (
         pytest.param(("non-sense",), "That is no handle", id="no handle"),
-        pytest.param(("nonsense",), "There is no record with this id from a log", id="unknown id"),
+        pytest.param(("nonsense",), "No record has this id from a log", id="unknown id"),
         pytest.param(("a" * 76 + "b",), "That is no handle", id="spare bits"),
         pytest.param(("a" * 77,), "There is no record under this handle", id="unknown handle"),
         pytest.param(("--key", "other", *ALICES[2:]), "There is no record of this key", id="unknown key"),

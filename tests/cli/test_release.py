@@ -155,7 +155,7 @@ def test_what_was_done_is_refused() -> None:
     world = shop()
     paid(world)
 
-    assert "Its work was done, and retries get the answer" in refusal(run(world, *RELEASE))
+    assert "Its request completed, and retries get the response" in refusal(run(world, *RELEASE))
     assert "true" == paid(world).headers["Idempotency-Replayed"]
     assert 1 == len(world.runs)
 
@@ -175,7 +175,7 @@ def test_what_was_done_and_cannot_be_opened_is_refused() -> None:
 
     told = refusal(run(world, *RELEASE))
 
-    assert "Its work was done: the record holds an answer that nobody could open" in told
+    assert "Its request completed: the record holds a response that no worker could open" in told
     assert "owner" not in told
     assert State.QUARANTINED is state(world)
 
@@ -198,7 +198,7 @@ def test_of_an_endpoint_that_is_not_there_nobody_knows_for_how_long_its_views_ru
 
     for command in (RELEASE, never) if quarantined and doubtful else (RELEASE,):
         told = run(world, *command)
-        assert doubtful is ("this application has no such endpoint" in told.stderr)
+        assert doubtful is ("this application has no endpoint of that name" in told.stderr)
         assert int(doubtful) == told.exit_code
     if doubtful:
         assert said(run(world, *RELEASE, "--force", "--json"))["forced"]
@@ -239,7 +239,7 @@ def test_it_asks_and_shows_what_about() -> None:
     told = [run(world, *RELEASE[:-1], typed=typed) for typed in ("n\n", "")]
 
     assert [1, 1] == [each.exit_code for each in told]
-    assert all("owner:        last seen 15 min 30 s ago, not at work" in each.stderr for each in told)
+    assert all("owner:        last seen 15 min 30 s ago, not running" in each.stderr for each in told)
     assert State.QUARANTINED is state(world)
     assert 0 == run(world, *RELEASE[:-1], typed="y\n").exit_code
     assert record(world) is None
@@ -251,7 +251,7 @@ def test_what_speaks_against_it_is_shown_to_whoever_forces_it() -> None:
 
     told = run(world, *RELEASE[:-1], "--force", typed="n\n")
 
-    assert "Its owner may still be at work" in told.stderr
+    assert "Its worker may still run" in told.stderr
     assert State.QUARANTINED is state(world)
 
 
@@ -400,7 +400,7 @@ def test_while_secrets_rotate_a_hashed_name_needs_its_tenant_said() -> None:
     world.clock.advance(LEASE)
     handle = said(run(world, "show", *ALICES, "--json"))["handle"]
 
-    assert "say --tenant T" in refusal(run(world, "release", handle, *WHY, "--yes"))
+    assert "add --tenant T" in refusal(run(world, "release", handle, *WHY, "--yes"))
     assert State.QUARANTINED in _all_states(world)
     assert 2 == said(run(world, "release", handle, "--tenant", "acme", *WHY, "--yes", "--json"))["settled"]
 

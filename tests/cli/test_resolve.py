@@ -174,7 +174,7 @@ def test_what_never_happened_is_refused_while_the_owner_may_live() -> None:
     lapsed(world)
     never = (*RESOLVE, "--never-happened")
 
-    assert "Its owner may still be at work" in refusal(run(world, *never))
+    assert "Its worker may still run" in refusal(run(world, *never))
     assert State.QUARANTINED is state(world)
     assert said(run(world, *never, "--force", "--json"))["forced"]
     assert record(world) is None
@@ -183,7 +183,7 @@ def test_what_never_happened_is_refused_while_the_owner_may_live() -> None:
 def test_what_never_happened_is_refused_of_what_holds_an_answer() -> None:
     world = sealed_and_lost()
 
-    assert "Its work was done" in refusal(run(world, *RESOLVE, "--never-happened"))
+    assert "Its request completed" in refusal(run(world, *RESOLVE, "--never-happened"))
     assert State.QUARANTINED is state(world)
 
 
@@ -236,7 +236,7 @@ def test_only_what_is_quarantined_can_be_resolved(verdict: tuple[str, ...]) -> N
     paid(done), vanished(busy)
     before = record(done), record(busy)
 
-    assert "retries get the answer" in refusal(run(done, *RESOLVE, *verdict))
+    assert "retries get the response" in refusal(run(done, *RESOLVE, *verdict))
     assert "this one is in progress" in refusal(run(busy, *RESOLVE, *verdict))
     assert before == (record(done), record(busy))
 
@@ -263,7 +263,7 @@ def test_an_owner_that_may_live_is_named_to_whoever_says_that_it_happened() -> N
 
     told = run(world, *RESOLVE[:-1], "--happened", "--status", "201", typed="n\n")
 
-    assert "Its owner may still be at work: it was last seen 31 s ago" in told.stderr
+    assert "Its worker may still run: it was last seen 31 s ago" in told.stderr
 
 
 @pytest.mark.parametrize("verdict", VERDICTS[:2], ids=lambda verdict: verdict[0])

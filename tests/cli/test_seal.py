@@ -111,7 +111,7 @@ def test_where_all_is_sealed_it_neither_asks_nor_tells() -> None:
     world.post()
     told = seal(world)
 
-    assert (0, "Every stored answer is encrypted. There is nothing to seal.\n") == (told.exit_code, told.output)
+    assert (0, "Every stored response is encrypted. There is nothing to seal.\n") == (told.exit_code, told.output)
     assert [] == world.told(ResponsesSealed)
 
 

@@ -51,7 +51,7 @@ def test_what_a_list_shows_can_be_shown_and_released(world: World) -> None:
     )
     assert 0 == run(world, "release", line["handle"], *WHY, "--yes", "--force").exit_code
     assert ([], 201) == (quarantined(world), paid(world).status_code)
-    assert "Its work was done" in refusal(run(world, "release", line["handle"], *WHY, "--yes"))
+    assert "Its request completed" in refusal(run(world, "release", line["handle"], *WHY, "--yes"))
     assert 1 == len(world.told(Resolved))
 
 

@@ -41,14 +41,14 @@ def object_of(result: Result) -> dict[str, Any]:
 
 
 def test_after_a_rotation_the_old_key_may_go() -> None:
-    """Sealed anew at once; the old data keys go with a run five minutes later, and then nothing needs the old key."""
+    """Sealed again at once; the old data keys go with a run five minutes later, and then nothing needs the old key."""
     world = shop({"old": OLD})
     world.post(key="a"), world.post(key="b")
     world = turned(world, BOTH)
     first = run(world, "rotate")
 
-    assert (0, True) == (first.exit_code, "Sealed anew: 2." in first.output)
-    assert "Run it once more after 5 minutes" in first.output
+    assert (0, True) == (first.exit_code, "Sealed again: 2." in first.output)
+    assert "Run it again after 5 minutes" in first.output
     assert "old  0        1          in use" in run(world, "keys", "status").output
     world.store.data_keys._shared._clock.advance(GRACE_SECONDS)  # type: ignore[attr-defined]
     second = object_of(run(world, "rotate", "--json"))
@@ -82,7 +82,7 @@ def test_a_ledger_that_nobody_touched_is_in_order() -> None:
     world.post()
     result = run(world, "reconcile")
 
-    assert (0, "Tenants: 1. Ledgers that were wrong, and are right now: 0.\n") == (result.exit_code, result.output)
+    assert (0, "Tenants: 1. Ledgers corrected: 0.\n") == (result.exit_code, result.output)
 
 
 def test_records_that_were_deleted_by_hand_are_told_once() -> None:
@@ -138,7 +138,7 @@ def test_reap_quarantines_what_its_owner_has_left() -> None:
         (told["quarantined"], told["waiting"]) for told in (early, *map(object_of, said))
     ]
     assert 1 == len(world.told(Reaped))
-    assert "To be taken over by their next retries: 1." in run(world, "reap").output
+    assert "Their next retries take over: 1." in run(world, "reap").output
 
 
 def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
@@ -157,7 +157,7 @@ def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
     told = run(world, "reap")
 
     assert 1 == told.exit_code
-    assert "Resolvers were asked about 2: 1 completed, 0 released, 0 unknown still, 1 failed." in told.output
+    assert "Resolvers were called for 2 keys: 1 completed, 0 released, 0 still unknown, 1 failed." in told.output
     assert "The log says which resolver failed" in told.output
 
 
@@ -168,7 +168,7 @@ def test_expire_removes_what_is_over() -> None:
     world.clock.advance(24 * 3600)
     told = run(world, "expire")
 
-    assert (0, "Removed, because their time was over: 2.\n") == (told.exit_code, told.output)
+    assert (0, "Removed, because they expired: 2.\n") == (told.exit_code, told.output)
     assert [None, None] == [apps.record(world, key) for key in "ab"]
     assert apps.record(world, "c") is not None
 
@@ -249,7 +249,7 @@ def test_a_task_whose_budget_ended_says_so() -> None:
     ("task", "why"),
     (
         ("reap", "cannot be searched for claims"),
-        ("expire", "ends things by itself"),
+        ("expire", "removes expired records by itself"),
         ("rotate", "set IDEMPOTENCY_ENCRYPTION to on"),
         ("reconcile", "does not count"),
     ),

@@ -22,7 +22,7 @@ from flask_idempotency.engine.recovery import StillUnknown
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, found, stand
-from janitor.tasks import BUSY, UNANSWERED, register
+from janitor.tasks import BUSY, STORE_UNAVAILABLE, register
 from tests.books import book_in
 from tests.janitor.apps import a_celery, a_flask, ours, run
 
@@ -216,7 +216,7 @@ def test_a_store_that_is_away_costs_one_line(caplog: pytest.LogCaptureFixture, m
 
     monkeypatch.setattr(store.task_log, "lock", away)
     with caplog.at_level(logging.WARNING, logger="flask_idempotency"):
-        assert UNANSWERED == run(celery_app, "reap")
+        assert STORE_UNAVAILABLE == run(celery_app, "reap")
 
     assert [("WARNING", None)] == [(record.levelname, record.exc_info) for record in caplog.records]
     assert "operation=reap" in caplog.text

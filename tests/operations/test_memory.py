@@ -57,12 +57,14 @@ def test_it_says_whether_new_keys_run(how: DataLossStatus, after_loss: str, run:
 @pytest.mark.parametrize(
     ("how", "rules", "says", "remedies"),
     (
-        pytest.param(FINE, {}, "It knows what it has promised.", (), id="fine"),
+        pytest.param(FINE, {}, "It has lost no data.", (), id="fine"),
         pytest.param(standing(acknowledged=1), {}, "was acknowledged", (), id="acknowledged"),
-        pytest.param(MISSING, {}, "is new, or was emptied", ("redis init", "redis ack"), id="all missing"),
+        pytest.param(
+            MISSING, {}, "never initialised, or it was emptied", ("redis init", "redis ack"), id="all missing"
+        ),
         pytest.param(standing(missing=3), {}, "3 of its 8 parts", ("redis ack", "list --state"), id="some missing"),
         pytest.param(CHANGED, {}, "1 min ago", ("redis ack", "list --state"), id="changed"),
-        pytest.param(CHANGED, {"after_loss": "hold"}, "1 min ago", ("by themselves",), id="changed, held"),
+        pytest.param(CHANGED, {"after_loss": "hold"}, "1 min ago", ("New keys run again when",), id="changed, held"),
         pytest.param(HELD_LONG_ENOUGH, {"after_loss": "hold"}, "run again since", ("redis ack",), id="held"),
         pytest.param(FOREIGN, {}, "theirs, and IDEMPOTENCY_STORE_ID names shop", ("nothing to ack",), id="another"),
         pytest.param(
@@ -137,9 +139,9 @@ def test_only_who_means_to_go_before_the_time_does(forced: bool) -> None:
     assert [("acknowledge", forced)] == kept.asked
 
 
-@pytest.mark.parametrize(("how", "anew"), ((MISSING, True), (FINE, False)))
-def test_a_store_is_made_ready_once(how: DataLossStatus, anew: bool) -> None:
-    assert anew is initialise(Kept(how), MemoryStore().recovery).anew
+@pytest.mark.parametrize(("how", "created"), ((MISSING, True), (FINE, False)))
+def test_a_store_is_made_ready_once(how: DataLossStatus, created: bool) -> None:
+    assert created is initialise(Kept(how), MemoryStore().recovery).created
 
 
 @pytest.mark.parametrize("records", (Records(in_flight=1), Records(lapsed=1), Records(quarantined=1)))
@@ -153,4 +155,4 @@ def test_a_store_with_claims_in_it_is_not_new(records: Records, monkeypatch: pyt
         initialise(emptied, store.recovery)
 
     assert [] == emptied.asked
-    assert not initialise(Kept(FINE), store.recovery).anew
+    assert not initialise(Kept(FINE), store.recovery).created

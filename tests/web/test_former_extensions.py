@@ -185,7 +185,7 @@ def test_the_prescribed_setting_makes_the_retry_replay(
     assert 1 == log().count("identity of keys has changed")
 
 
-WRONG = "does not match what the store remembers"
+WRONG = "does not match the history in the store"
 
 
 @pytest.mark.parametrize(

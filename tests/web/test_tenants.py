@@ -441,7 +441,7 @@ def test_usage_is_the_sum_over_parts_and_a_quota_is_divided(partitioned_shop: Sh
     assert '"records";q=12' == answer.headers["RateLimit-Policy"]
     assert (12, 12) == (len(partitioned_shop.runs), told["tenants"][0]["usage"]["records"])
     assert 10 == told["configured"]["records"]
-    assert "Tenants: 4. Ledgers that were wrong, and are right now: 0." in run(world, "reconcile").output
+    assert "Tenants: 4. Ledgers corrected: 0." in run(world, "reconcile").output
 
 
 def test_a_limit_that_is_set_by_hand_is_divided_over_all_parts(partitioned_shop: Shop) -> None:
