@@ -1,6 +1,6 @@
-"""How a claim is decided and written, in three ways that end in the same row.
+"""Decide and write a claim, with one of three strategies that end in the same row.
 
-`classify` says what the row of a key means for a claim. A strategy reads that row, and writes the grant. A lock only saves
+`classify` returns what the row of a key means for a claim. A strategy reads that row, and writes the grant. A lock only saves
 work: every write compares the token of the row, so strategies may run side by side.
 """
 
@@ -41,7 +41,7 @@ RETRY_SECONDS: Final = 1.0
 """The `retry_after` of a claim that could not see who holds the key. Another worker is writing to the row right now."""
 
 PAUSE_SECONDS: Final = (0.01, 0.04)
-"""Between two tries to get a tenant's lock. Of different lengths, so that processes which met once do not meet each time."""
+"""Pause between two tries to get a tenant's lock. It is random, so that two processes do not collide each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ClaimQuery:
 
     @property
     def must_wait(self) -> bool:
-        """Whether no new key can be granted without the tenant's lock: some limit is no higher than the margin below it."""
+        """True if a new key needs the tenant's lock, because a limit of the quota is no higher than its margin."""
         return self.quota is not None and self.parameters["my_margin"] > 0 and is_narrow(self.quota)
 
     def granted(self, fence: int, *, attempt: int) -> Grant:
@@ -120,7 +120,7 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
 
 
 def refusal(standing: Any) -> OverQuota | None:
-    """Return why a new key must not be granted, by what `quota.tenant_counts` tells of the tenant."""
+    """Return the refusal of a new key by the counts of `quota.tenant_counts`, or None."""
     now = standing.now
     ends = (standing.first_bucket_end or now) - now
     if standing.max_records is not None and standing.unsettled + standing.records >= standing.max_records:
@@ -198,7 +198,7 @@ Once: TypeAlias = Callable[[Connection, ClaimQuery], StoreOutcome | None]
 
 
 class QuotaGate:
-    """PostgreSQL: what all strategies do around their tries. The quota of a tenant is checked here."""
+    """PostgreSQL: repeat the tries of all strategies, and check the tenant's quota."""
 
     def __init__(self, dialect: Dialect, writer: ClaimWriter) -> None:
         self._lock = quota.tenant_lock(dialect)
@@ -232,7 +232,7 @@ class QuotaGate:
         try:
             outcome = once(connection, query)
         except DBAPIError as error:
-            # Two claims met in the ledger, where the role's isolation is stricter than is needed.
+            # Two claims collided in the ledger, because the role's isolation is stricter than needed.
             if not is_serialization_failure(error):
                 raise
             outcome = None
@@ -254,7 +254,7 @@ class QuotaGate:
     def _refused(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
         """Refuse without a lock, so that a client that floods a full tenant makes no other wait. None: it is not full.
 
-        What others have not committed yet is not seen, and would only make the tenant fuller.
+        Uncommitted claims are invisible here. They could only make the tenant fuller.
         """
         standing = checked(connection.execute(self._standing, query.parameters).one())
         refused = refusal(standing)
@@ -268,7 +268,7 @@ class QuotaGate:
     def _alone(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
         with transaction(connection):
             connection.execute(self._lock, query.parameters)
-            # In separate statements: what was committed while the first waited for the lock is seen by the next.
+            # In separate statements: the next one sees what others committed while the first waited for the lock.
             outcome = self._writer.insert(connection, query)
             if outcome is not None:
                 return outcome
@@ -283,7 +283,7 @@ class QuotaGate:
 
 @dataclass(frozen=True, slots=True)
 class NearLimit:
-    """So little of the quota is left that only a claim under the tenant's lock can decide: `wait_for_tenant`."""
+    """The tenant is near a limit of its quota, so the claim needs the tenant's lock: see `wait_for_tenant`."""
 
     gate: QuotaGate
     query: ClaimQuery
@@ -292,7 +292,7 @@ class NearLimit:
 def wait_for_tenant(database: Database, near: NearLimit) -> StoreOutcome | None:
     """Claim under the tenant's lock. None: the lock was not free in time.
 
-    In this process one claim of the tenant at a time has a connection for it, and gives that back between its tries.
+    In this process, one claim of the tenant at a time uses a connection for this, and returns it between its tries.
     """
     timeout = dialects.LOCK_TIMEOUT_MS / 1000
     until = time.monotonic() + timeout
@@ -306,10 +306,10 @@ def wait_for_tenant(database: Database, near: NearLimit) -> StoreOutcome | None:
 
 
 class Strategy(Protocol):
-    """Takes a free key for one of all claims, and returns to the others what `classify` says."""
+    """Grant a free key to one claim, and return the outcome of `classify` to the others."""
 
     def claim(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | NearLimit:
-        """Repeatable: the connection is fresh, and may be the second one."""
+        """Claim the key. The caller may repeat this on a new connection."""
         ...
 
 
@@ -345,7 +345,7 @@ class Insert:
         return self._writer.write(connection, outcome, row, query) if isinstance(outcome, Move) else outcome
 
     def _look_first(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
-        """With a quota the statement that inserts is long, and a replay must not pay for having it planned."""
+        """Read first: with a quota the inserting statement is long, and a replay must not pay for planning it."""
         found = connection.execute(self._read, query.parameters).one_or_none()
         if found is None:
             return self._writer.insert(connection, query)
@@ -405,8 +405,8 @@ class InsertIntoFile:
 class RowLock:
     """PostgreSQL: one short transaction for each claim, which locks the row before it writes to it.
 
-    Take it if other tools of yours lock rows of this table as well. A row that is locked is not waited for, and may be read
-    all the same. So absent and locked are told apart, which `SKIP LOCKED` by itself does not; and a replay writes nothing.
+    Use it if other tools of yours lock rows of this table. A claim does not wait for a locked row, but reads it first. So it
+    can distinguish an absent row from a locked one, which `SKIP LOCKED` alone cannot. A replay does not write.
     """
 
     dialects = (POSTGRESQL,)
@@ -438,8 +438,8 @@ class RowLock:
 class Advisory:
     """PostgreSQL: one short transaction for each claim. Claims queue by the key's number, whether or not there is a row.
 
-    Two keys of one number wait for each other, and that is all they do. The lock only saves work: releases that use another
-    strategy do not take it, so every write still compares.
+    Two keys of one number only wait for each other. The lock only saves work: workers with another strategy do not take it,
+    so every write still compares.
     """
 
     dialects = (POSTGRESQL,)
@@ -466,7 +466,7 @@ class Advisory:
 
 
 def number_of(rid: bytes) -> int:
-    """Return 64 of its bits, as PostgreSQL counts. It is a digest, so any will do."""
+    """Return 64 bits of the digest, as a signed number for PostgreSQL. Any 64 will do."""
     return int.from_bytes(rid[:8], "big", signed=True)
 
 
@@ -474,13 +474,13 @@ STRATEGIES: Final = {"insert": (Insert, InsertIntoFile), "row_lock": (RowLock,),
 
 
 def strategy_of(name: str, dialect: Dialect) -> Strategy:
-    """Return this strategy for this database. Raise `ConfigurationError` where it could not keep its promise."""
+    """Return this strategy for this database. Raise `ConfigurationError` if it does not work there."""
     if name not in STRATEGIES:
         raise ConfigurationError(f"IDEMPOTENCY_CLAIM_STRATEGY: {name!r} is none of {', '.join(STRATEGIES)}")
     by_dialect = {which: kind for kind in STRATEGIES[name] for which in kind.dialects}
     if dialect.name not in by_dialect:
         raise ConfigurationError(
             f"IDEMPOTENCY_CLAIM_STRATEGY: {name} works on {' and '.join(by_dialect)}, not on {dialect.name}. "
-            "Take insert, which works on all."
+            "Use insert, which works on all."
         )
     return by_dialect[dialect.name](dialect)

@@ -1,9 +1,9 @@
-"""Connections for records, apart from those that the application's sessions hold.
+"""Open connections for records, separate from those of the application's sessions.
 
-An application brings a URL or an Engine. Records get a pool of their own beside it, that bounds every wait and logs no row. A
-forked child neither uses nor closes connections that its parent opened: both would write to one socket and read each other's
-results, `Connection.close()` in the child would end the parent's session at the server, and SQLAlchemy sends ROLLBACK on a
-checked-out connection that is garbage. Source: SQLAlchemy, "Using Connection Pools with Multiprocessing or os.fork()".
+An application passes a URL or an Engine. Records get a separate pool, which bounds every wait and logs no row. A forked
+child neither uses nor closes connections that its parent opened. Both would write to one socket, and read each other's
+results. `Connection.close()` in the child would end the parent's session at the server. SQLAlchemy also sends ROLLBACK when
+it collects a checked-out connection. Source: SQLAlchemy, "Using Connection Pools with Multiprocessing or os.fork()".
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ EngineT = TypeVar("EngineT", bound=Engine)
 
 
 def hide_parameters(engine: EngineT) -> EngineT:
-    """The same engine, that from now on logs what it sends, and never what it gets."""
+    """Stop this engine from logging result rows. It still logs its statements. Return the engine."""
     engine._should_log_debug = _never  # type: ignore[method-assign]
     return engine
 
 
 @contextmanager
 def without_logging(connection: Connection) -> Iterator[None]:
-    """On a connection of the application's, whose engine may log parameters as well: in here nothing is logged."""
-    told = connection._echo
+    """Log no statement of this connection. The engine of the application may log parameters too."""
+    echo = connection._echo
     connection._echo = False
     try:
         yield
     finally:
-        connection._echo = told
+        connection._echo = echo
 
 
 def _never() -> bool:
@@ -56,17 +56,18 @@ def _never() -> bool:
 
 
 READ_TIMEOUT_SECONDS: Final = 5.0
-"""How long psycopg waits for an answer: longer than the lock timeout, and than any of our statements takes.
+"""How long psycopg waits for a reply: longer than the lock timeout, and than any of our statements takes.
 
 No setting of the server or of the kernel gives this bound. A server process that is stopped, or a pooler that holds the
 statement, runs no `statement_timeout`, and its host still acknowledges our bytes and keepalives: `tcp_user_timeout` does not
-pass. libpq would wait for ever. psycopg2 waits inside libpq, so there only a host that is gone is noticed."""
+pass. libpq would wait for ever. psycopg2 waits inside libpq, so it notices only a host that is gone.
+"""
 
 _READ_TIMED_OUT: Final = "the server did not answer in time"
 
 
 def set_read_timeout(connection: Any, record: object) -> None:
-    """Have this connection of psycopg raise when an answer takes too long, and close it then. The outcome is unknown."""
+    """Make this psycopg connection close and raise if a reply takes too long. The outcome is then unknown."""
     wait = connection.wait
 
     def wait_with_timeout(generator: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
@@ -76,12 +77,12 @@ def set_read_timeout(connection: Any, record: object) -> None:
 
 
 def is_read_timeout(error: BaseException | None) -> bool:
-    """Whether this is what `set_read_timeout` makes a connection raise. Do not try again: it would take as long again."""
+    """Return True for the error of `set_read_timeout`. Do not try again: it would take as long again."""
     return _READ_TIMED_OUT in getattr(error, "args", ())
 
 
 def _with_deadline(generator: Generator[Any, Any, Any], connection: Any) -> Generator[Any, Any, Any]:
-    """Run this generator while the server answers. Without an answer psycopg resumes it with 0 several times a second."""
+    """Run this generator while the server replies. Without a reply, psycopg resumes it with 0 several times a second."""
     deadline = time.monotonic() + READ_TIMEOUT_SECONDS
     try:
         wanted = next(generator)
@@ -90,7 +91,7 @@ def _with_deadline(generator: Generator[Any, Any, Any], connection: Any) -> Gene
             if ready == 0 and time.monotonic() >= deadline:
                 from psycopg import OperationalError
 
-                # The answer may still come, and the next statement would take it for its own.
+                # The reply may still come, and the next statement would take it as its result.
                 connection.close()
                 raise OperationalError(_READ_TIMED_OUT)
             wanted = generator.send(ready)
@@ -100,16 +101,16 @@ def _with_deadline(generator: Generator[Any, Any, Any], connection: Any) -> Gene
 
 CONNECT_SECONDS: Final = 3
 UNANSWERED_MS: Final = 5000
-"""A network that swallows what we send is noticed after this long. The kernel's own patience is fifteen minutes."""
+"""How long the kernel waits for a network that drops our packets. Its default is fifteen minutes."""
 
 POOL_SECONDS: Final = 5
-"""A statement takes milliseconds: who waits this long for a connection waits for a database that is gone."""
+"""A statement takes milliseconds. If no connection is free for this long, the database is gone."""
 
 BUSY_MS: Final = 5000
-"""SQLite has one writer at a time. As long as Python's own default."""
+"""SQLite has one writer at a time. This wait is Python's default."""
 
 _for_records: ContextVar[bool] = ContextVar("flask_idempotency_for_records", default=False)
-"""Whether the connection that is being made here is one of ours."""
+"""True while this thread opens a connection for records."""
 
 Bind: TypeAlias = str | URL | Engine | Callable[[], Engine]
 
@@ -120,7 +121,7 @@ class Engines:
     records: Engine
     dialect: Dialect
     ours: bool
-    """Whether `base` was made here, from a URL."""
+    """True if this module made `base` from a URL."""
 
 
 def open_engines(bind: Bind) -> Engines:
@@ -138,7 +139,7 @@ def open_engines(bind: Bind) -> Engines:
 
 
 def _engine_from(bind: str | URL) -> Engine:
-    # Not a word of the original errors, nor the errors themselves: what they quote may be the password.
+    # Do not quote or chain the original errors: they may contain the password.
     try:
         url = make_url(bind)
     except (ArgumentError, ValueError):
@@ -158,7 +159,7 @@ def _engine_from(bind: str | URL) -> Engine:
             "psycopg, or sqlite:///…, which needs nothing."
         ) from None
     if engine.driver == "psycopg":
-        # The pool for records is made like this one, and does as this one does.
+        # The pool for records copies the listeners of this one.
         event.listen(engine, "connect", _never_prepare)
     return engine
 
@@ -190,12 +191,12 @@ def names_memory(url: URL) -> bool:
 
 
 def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
-    # A new pool with the same way to connect, and with whatever the application hooked into the old one.
+    # The new pool connects in the same way, and keeps the listeners that the application added.
     pool = base.pool.recreate()
-    # A stale connection is noticed by its first statement, and that is sent again. A ping would double every call.
+    # The first statement notices a stale connection, and is repeated. A ping would double every call.
     pool._pre_ping = False
     _connect_in_time(base, pool)
-    # Behind the application's own and before SQLAlchemy's, which could not change a transaction that has begun.
+    # After the application's listeners, and before SQLAlchemy's, which cannot change a transaction that has begun.
     event.listen(pool, "connect", _end_transaction)
     engine = create_engine(base.url, pool=pool, isolation_level="AUTOCOMMIT", hide_parameters=True)
     if dialect.name == SQLITE:
@@ -208,9 +209,9 @@ def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
 
 
 def _connect_in_time(base: Engine, pool: Pool) -> None:
-    """Have this pool give up on a server that accepts connections and says nothing, however long the application waits.
+    """Make this pool give up on a server that accepts connections but stays silent, also if the application waits longer.
 
-    What the application says of its connections is in a closure of SQLAlchemy's, so ours are told apart as they are made.
+    The application's connect arguments are in a closure of SQLAlchemy's. So mark our connections while they open.
     """
     wanted = _connect_args(base.url)
     connect = pool._invoke_creator
@@ -231,21 +232,23 @@ def _connect_in_time(base: Engine, pool: Pool) -> None:
 
 
 def _end_transaction(connection: Any, record: object) -> None:
-    """What the application has set up with a statement, `SET search_path` say, is part of a transaction until now."""
+    """Commit the settings of the application's listeners, such as `SET search_path`."""
     connection.commit()
 
 
 def _never_prepare(connection: Any, record: object) -> None:
-    """PgBouncer gives the next statement to another server connection, which has not heard of what was prepared.
+    """Disable prepared statements: PgBouncer may send the next statement to a server connection that lacks them.
 
-    An application's own Engine does as the application has chosen for it: its sessions are behind the same PgBouncer.
+    An application's own Engine keeps its setting: its sessions use the same PgBouncer.
     """
     connection.prepare_threshold = None
 
 
 def _insist_on_durability(connection: Any, record: object) -> None:
-    """A claim must be on disk when it is granted: of 10,425 that were not, a crash of the server lost two
-    (correctness.md, section 3)."""
+    """Raise `ConfigurationError` if commits do not wait for the disk: then a crash may lose a granted claim.
+
+    Measured: a crash lost two of 10,425 claims (correctness.md, section 3).
+    """
     cursor = connection.cursor()
     cursor.execute("SELECT current_setting('synchronous_commit')")
     if cursor.fetchone()[0] == "off":
@@ -263,7 +266,7 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
     cursor = connection.cursor()
     waits = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
     cursor.execute("PRAGMA busy_timeout=0")
-    # Refused as long as somebody writes, or where nobody may: then it stays as it is, and a later connection tries again.
+    # SQLite refuses this during a write, and in a read-only file. Then a later connection tries again.
     with suppress(sqlite3.OperationalError):
         cursor.execute("PRAGMA journal_mode=WAL").fetchone()
     cursor.execute(f"PRAGMA busy_timeout={max(waits, BUSY_MS)}")
@@ -355,19 +358,19 @@ event.listen(Pool, "connect", _remember)
 
 
 class TenantLock:
-    """Remembers only tenants that somebody is waiting for."""
+    """One lock for each tenant in this process. Keep only the locks that a thread holds or waits for."""
 
     def __init__(self) -> None:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a child: whoever was in here is not here to leave."""
+        """In a child: drop all locks, because the threads that held them do not exist here."""
         self._lock = threading.Lock()
         self._crowds: dict[bytes, _Queue] = {}
 
     @contextmanager
     def turn(self, tid: bytes, *, timeout: float) -> Iterator[bool]:
-        """Nobody else has this tenant's until it is left. False: it was not free for so many seconds."""
+        """Hold this tenant's lock inside the context. It yields False if the lock was not free within `timeout` seconds."""
         with self._lock:
             crowd = self._crowds.setdefault(tid, _Queue())
             crowd.size += 1
@@ -395,7 +398,7 @@ class _Queue:
 
 
 TRIES: Final = 5
-"""Times that a statement is sent while the database says that others were faster."""
+"""How often to send a statement that meets serialization conflicts."""
 
 AnswerT = TypeVar("AnswerT")
 ArgumentTs = TypeVarTuple("ArgumentTs")
@@ -404,8 +407,8 @@ ArgumentTs = TypeVarTuple("ArgumentTs")
 class Database:
     """Where records are kept: a URL, an Engine of the application's, or a function that returns one at first use.
 
-    Every record's statement commits by itself, on a connection from a pool of its own. In the application's pool it
-    would wait for the very connection that its own request holds.
+    Every record's statement commits by itself, on a connection from a separate pool. In the application's pool, it might
+    wait for the connection that its own request holds.
 
     A forked child gets new pools: for records, and for the application's Engine. `shared` returns the other engines
     that the application's sessions use by now, such as those of further binds; they get new pools too.
@@ -418,7 +421,7 @@ class Database:
         self._engines: Engines | None = None
         self._opens_in_child = False
         self.tenant_lock = TenantLock()
-        """For who would keep a connection only to wait for others of the same tenant."""
+        """Lets claims of one tenant wait for each other without a connection."""
         if not callable(bind):
             self._open()
         before_fork(self.before_fork)
@@ -426,7 +429,7 @@ class Database:
 
     @property
     def known(self) -> bool:
-        """Whether it is clear by now which database this is: not yet, for a function that was never asked."""
+        """True if the engine is known. A function as `bind` is called at the first use."""
         return self._engines is not None
 
     @property
@@ -472,7 +475,7 @@ class Database:
         ) from failed
 
     def close(self) -> None:
-        """Close the connections for records. The application's own are left alone."""
+        """Close the connections for records. The application's own stay open."""
         engines = self._engines
         if engines is not None:
             engines.records.dispose()
@@ -490,9 +493,9 @@ class Database:
                 engine.dispose()
 
     def after_fork(self) -> None:
-        """In a child: use and close none of the parent's connections. The lock may never be given back.
+        """In a child: use and close none of the parent's connections. Replace the lock, which a lost thread may hold.
 
-        The application's pools are replaced as well: its rows and our records are committed on one connection.
+        Replace the application's pools as well: one connection commits its rows and our records.
         """
         self._lock = threading.Lock()
         self.tenant_lock.after_fork()
@@ -501,7 +504,7 @@ class Database:
             _renew(engine)
 
     def _used(self) -> list[Engine]:
-        """All engines that are known by now, once each."""
+        """Return all engines that are known by now, once each."""
         engines = self._engines
         known = () if engines is None else (engines.records, engines.base)
         return list(dict.fromkeys((*known, *self._shared())))
@@ -526,10 +529,12 @@ def _renew(engine: Engine) -> None:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """In here statements of a connection that commits each by itself are one transaction, and each sees what was committed
-    before it."""
+    """Make the statements in this context one transaction of an autocommit connection.
+
+    Each statement sees what other transactions committed before it.
+    """
     if connection.dialect.name == SQLITE:
-        # Begun as a reader, a transaction that comes to write is refused at once when somebody else has written.
+        # If it began as a reader, SQLite would refuse its first write after another connection has written.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         try:
             yield
@@ -539,24 +544,24 @@ def transaction(connection: Connection) -> Iterator[None]:
             raise
         connection.exec_driver_sql("COMMIT")
         return
-    # What SQLAlchemy takes for a transaction is none here: nothing is sent for its end.
+    # SQLAlchemy believes in a transaction, but there is none: this rollback sends no statement.
     connection.rollback()
     with connection.execution_options(isolation_level="READ COMMITTED").begin():
         yield
 
 
 def _give_up(error: SQLAlchemyError) -> NoReturn:
-    told = explained(error)
-    if told is None:
+    explanation = explained(error)
+    if explanation is None:
         raise error
-    if isinstance(told, ConfigurationError):
-        # The remedy is the last line of a log. Above it would be the statement, which says nothing more.
-        raise told from None
-    raise told from error
+    if isinstance(explanation, ConfigurationError):
+        # Do not chain the statement's error: the remedy says all, and stays the last line of the log.
+        raise explanation from None
+    raise explanation from error
 
 
 def _may_be_repeated(error: DBAPIError, before: DBAPIError | None) -> bool:
-    """Others were faster; or the connection was stale, as all are after a restart. At the first, SQLAlchemy drops all."""
+    """Return True after a serialization conflict, or for the first stale connection. SQLAlchemy then drops all stale ones."""
     if is_serialization_failure(error):
         return True
     stale_before = before is not None and before.connection_invalidated
