@@ -1,4 +1,4 @@
-"""The tests that every store must pass: subclass `StoreContract`, give it a `store` and a `clock`, and run pytest.
+"""The tests that every store must pass: subclass `StoreContract`, add a `store` and a `clock`, and run pytest.
 
     class TestMyStore(StoreContract):
         @pytest.fixture

@@ -30,13 +30,13 @@ from flask_idempotency.testing.contract.support import (
 )
 from flask_idempotency.testing.doubles import FrozenClock
 
-# What a record may stand at while a claim of it is refused without a word being written.
+# The states of a record in which the store refuses a claim without a write.
 REFUSING = ("in flight", "completed", "quarantined")
 EVERY_STANDING = (*REFUSING, "lapsed, takeover", "lapsed, quarantine")
 
 
 class Claiming:
-    """The order in which `claim` looks at a key, and that looking changes nothing."""
+    """`claim` checks a key in a fixed order, and a refused claim changes no record."""
 
     def test_a_free_key_is_granted(self, store: Store) -> None:
         """The first request gets the key, as attempt 1, for the requested lease."""
@@ -48,7 +48,7 @@ class Claiming:
 
     @pytest.mark.parametrize("on_lapse", list(OnExpiry))
     def test_a_granted_claim_can_be_read(self, store: Store, clock: FrozenClock, on_lapse: OnExpiry) -> None:
-        """Everything the record was given, and a deadline on the store's clock."""
+        """The record holds all fields of the claim, and a deadline on the store's clock."""
         key, token = a_key(), a_token()
         grant = granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
 
@@ -98,7 +98,7 @@ class Claiming:
 
     def test_the_same_token_is_granted_again(self, store: Store, clock: FrozenClock) -> None:
         """
-        A claim whose reply was lost is repeated, by client libraries without anybody's knowledge. It must not be told
+        A claim whose reply was lost is repeated, by client libraries without the caller's knowledge. It must not be told
         that the key is taken: it was taken by itself. Nothing is gained by it either, such as a longer lease.
         """
         key, token = a_key(), a_token()
@@ -125,7 +125,7 @@ class Claiming:
         assert (first.fence, 1, 0.0) == (again.fence, again.attempt, again.lease)
 
     def test_a_taken_key_is_in_flight(self, store: Store, clock: FrozenClock) -> None:
-        """The duplicate learns how much of the owner's lease is left."""
+        """The duplicate gets the seconds that are left of the worker's lease."""
         key = a_key()
         stand(store, clock, key, "in flight")
         clock.advance(12)
@@ -274,7 +274,7 @@ class Cancelling:
     """The sender of a released token has gone. A grant to it would block the key until its lease expires."""
 
     def test_a_claim_that_comes_after_its_release_is_not_granted(self, store: Store) -> None:
-        """The key stays free, for the next who asks."""
+        """The key stays free for the next request."""
         key, token = a_key(), a_token()
         store.release(key, token)
 
@@ -299,7 +299,7 @@ class Cancelling:
         granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
 
     def test_a_claim_that_was_given_up_learns_what_others_do(self, store: Store) -> None:
-        """The store refuses it as any other claim, and returns what it knows of the key."""
+        """The store refuses it as any other claim, and returns the state of the key."""
         key, token, others = a_key(), a_token(), a_token()
         store.release(key, token)
         granted(store.claim(a_request(key), token=others, lease=LEASE))
@@ -387,7 +387,7 @@ class Ownership:
         "write", (_renew, _mark, _complete, _hold), ids=("renew", "mark_point_of_no_return", "complete", "quarantine")
     )
     def test_a_released_key_takes_no_writes(self, store: Store, clock: FrozenClock, write: Write) -> None:
-        """An absent record has no owner, and no write brings it back."""
+        """An absent record has no owner, and no write restores it."""
         key = a_key()
         former = stand(store, clock, key, "in flight")
         store.release(key, former)
@@ -403,7 +403,7 @@ class Ownership:
     ) -> None:
         """
         A stalls, B takes over and releases, C claims: the key looks as it did when A left it. A's write is refused and
-        C's answer is the one that stays.
+        C's response stays.
         """
         key = a_key()
         first = stand(store, clock, key, "lapsed, takeover")

@@ -73,14 +73,14 @@ def replayed(store: DataKeyStore, key: StorageKey) -> Record:
 
 
 class DataKeysContract:
-    """The specification of `upkeep.DataKeys`. Override `store`."""
+    """The contract of `flask_idempotency.engine.capabilities.DataKeys`. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:
         return FrozenClock()
 
     def test_a_tenant_begins_without_keys(self, store: DataKeyStore) -> None:
-        """And no number was given."""
+        """No number was used."""
         shelf = store.data_keys.read_keys(a_key().tid)
 
         assert (shelf.keys, shelf.last) == ((), 0)
@@ -97,7 +97,7 @@ class DataKeysContract:
         assert store.data_keys.read_keys(other).keys == ()
 
     def test_numbers_rise(self, store: DataKeyStore) -> None:
-        """By one or by many, and never back: one that was given is not given again."""
+        """The store never reuses a number, with one worker or many."""
         tid = a_key().tid
 
         assert [add(store, tid, number) for number in (0, 7, 7, 6, 2**30)] == [False, True, False, False, True]
@@ -138,7 +138,7 @@ class DataKeysContract:
         assert not store.data_keys.add(tid, DataKey(2, "2026-11", WRAPPED), store=shelf.store + b"x", after=1)
 
     def test_a_closed_key_opens_and_seals_no_more(self, store: DataKeyStore, clock: FrozenClock) -> None:
-        """The store says since when, and the worker seals with another key."""
+        """The store returns the time of the change, and the worker seals with another key."""
         key, token = a_key(), a_token()
         add(store, key.tid), add(store, key.tid, 2)
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -224,7 +224,7 @@ class DataKeysContract:
     def test_responses_of_an_erased_tenant_are_reported_as_erased(
         self, store: DataKeyStore, clock: FrozenClock, payload: StoredPayload
     ) -> None:
-        """At once and to everybody, plain ones too; and those of other tenants are not."""
+        """Every response of the tenant is erased from now on, plain ones too; those of other tenants stay."""
         key, other = a_key(), a_key()
         add(store, key.tid), add(store, other.tid)
         complete(store, key, payload)
@@ -250,7 +250,7 @@ class DataKeysContract:
     def test_a_late_worker_cannot_bring_back_an_erased_tenant(
         self, store: DataKeyStore, clock: FrozenClock, standing: str
     ) -> None:
-        """Not with the old key, not with a new one. That the work was done may still be said."""
+        """Neither the old key nor a new one seals it. The record may still show that the request completed."""
         key = a_key()
         add(store, key.tid)
         token = stand(store, clock, key, standing)  # type: ignore[arg-type]
@@ -288,7 +288,7 @@ class DataKeysContract:
             store.complete(a_key(), a_token(), SEALED, keep=KEEP)
 
     def test_data_keys_are_counted_by_the_key_of_the_ring(self, store: DataKeyStore) -> None:
-        """Then an operator knows when a key of the ring is no longer needed."""
+        """This count tells an operator when a key of the ring may go."""
         tid, kid = a_key().tid, a_token().hex()
         add(store, tid, 1, kid), add(store, tid, 2, kid)
         other = a_key().tid
@@ -307,7 +307,7 @@ class SystemStore(RecoveryStore, DataKeyStore, LedgerStore, Protocol):
 
 
 class SettledLedger:
-    """The counts are right after `quarantine_expired`, `resolve` and `force_release`."""
+    """The ledger is right after `quarantine_expired`, `resolve` and `force_release`."""
 
     @pytest.fixture
     def tenant(self, store: SystemStore) -> Tenant:
@@ -357,7 +357,7 @@ class SettledLedger:
     def test_who_is_freed_is_counted_no_more(
         self, tenant: Tenant, store: SystemStore, clock: FrozenClock, standing: str
     ) -> None:
-        """Its record, its bytes and its place in flight are given back, once."""
+        """Its record, its bytes and its place in flight are subtracted once."""
         tenant.complete()
         key, token = tenant.claim(on_lapse=OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE)
         if standing in ("completed", "condemned"):
@@ -374,7 +374,7 @@ class SettledLedger:
         assert (Usage(1, PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
     def test_who_is_refused_counts_nothing(self, tenant: Tenant, store: SystemStore, clock: FrozenClock) -> None:
-        """Nor does who repeats it."""
+        """A repeated call does not either."""
         key, token = tenant.claim()
         before = seen(store, key)
         store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -409,7 +409,7 @@ class SettledLedger:
 
 
 class SettledMachine(LedgerMachine):
-    """Others act on what they saw, which may be long ago."""
+    """Make random calls, in which janitors and operators act on records that they read long ago."""
 
     store: SystemStore
 
@@ -464,7 +464,7 @@ class SettledSecrets:
         assert store.recovery.resolve(held, token=a_token(), payload=other, keep=KEEP)
 
     def test_no_write_restores_an_erased_tenant(self, store: SystemStore, clock: FrozenClock) -> None:
-        """Not with the old key, not with a new one. That the work was done may be said."""
+        """Neither the old key nor a new one seals it. The record may show that the request completed."""
         held, _ = stood(store, clock, "quarantined")
         key = held.key
         add(store, key.tid)

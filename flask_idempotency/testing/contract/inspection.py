@@ -48,7 +48,7 @@ STATES: dict[Standing, State] = {
 
 
 class Listing:
-    """`walk` and `standing`. There may be others' records beside a test's own."""
+    """`scan` and `counts`. The store may hold records of other tests too."""
 
     @pytest.mark.parametrize("standing", STANDINGS)
     def test_a_record_is_met_in_its_state_alone(
@@ -162,7 +162,7 @@ class Listing:
         assert now.lapsed > before.lapsed
 
     def test_the_age_of_the_oldest_quarantine_is_returned(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """The one that has waited longest says it; others' may be older than a test's own."""
+        """The oldest one sets it; records of other tests may be older."""
         noticed(store, clock)
         stood(store, clock, "lapsed, takeover")
         clock.advance(400 * 86400)
@@ -191,7 +191,7 @@ class Listing:
 
 
 class ResponseStore(DataKeyStore, Protocol):
-    """A store that can be walked through."""
+    """A store that has `responses`."""
 
     @property
     def responses(self) -> Responses: ...
@@ -226,7 +226,7 @@ def _walked(store: ResponseStore, limit: int, tid: bytes | None, other_than: str
 
 
 class ResponsesContract:
-    """The specification of `upkeep.Answers`. Override `store`."""
+    """The contract of `flask_idempotency.engine.capabilities.Responses`. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:
@@ -306,7 +306,7 @@ class ResponsesContract:
         assert payload == found(store, key).payload
 
     def test_wiped_answers_are_not_counted(self, store: ResponseStore) -> None:
-        """Nothing is sealed in them, and nothing is plain."""
+        """They hold no sealed response and no plain one."""
         key = a_key()
         (by,) = with_keys(store, key.tid, a_token().hex())
         payload, plain = complete(store, key, by), store.responses.count().get("", 0)

@@ -32,7 +32,7 @@ LONG = 400 * 86400.0
 
 
 class Retention:
-    """COMPLETED is the only state that time ends, and the clock on the record decides when."""
+    """Only a COMPLETED record expires, by the store's clock."""
 
     def test_an_expired_record_is_absent(self, store: Store, clock: FrozenClock) -> None:
         """Whether or not the store has swept it: for `read`, and for a claim by any request."""
@@ -111,7 +111,7 @@ class Retention:
 
 
 class LeaseExpiry:
-    """The record's own rule decides. Only its owner renews and marks it."""
+    """The record's `on_expiry` decides what an expired lease means. Only its owner renews and marks it."""
 
     @pytest.mark.parametrize("asked", list(OnExpiry))
     def test_an_expired_claim_is_quarantined(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
@@ -209,7 +209,7 @@ class LeaseExpiry:
         assert (before.requested_at, before.info) == (once.requested_at, once.info)
 
     def test_an_expired_lease_can_be_renewed(self, store: Store, clock: FrozenClock) -> None:
-        """The owner was late and no other worker noticed: it goes on, and a duplicate is in flight again."""
+        """The owner renews late, before another worker noticed: it continues, and a duplicate is in flight again."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, takeover")
 
@@ -253,7 +253,7 @@ class LeaseExpiry:
             store.renew(key, token, lease=lease)
 
     def test_a_marked_record_is_never_taken_over(self, store: Store, clock: FrozenClock) -> None:
-        """Past the point of no return only its owner, or a person, can know what happened."""
+        """Past the point of no return, only its owner or an operator can know the outcome."""
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         store.mark_point_of_no_return(key, token)
@@ -280,7 +280,7 @@ class LeaseExpiry:
     def test_marking_after_the_lease_works_until_another_worker_takes_over(
         self, store: Store, clock: FrozenClock
     ) -> None:
-        """The owner may go on, because no other worker can run the view now."""
+        """The owner may continue, because no other worker can run the view now."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, takeover")
 

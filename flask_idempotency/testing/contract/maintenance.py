@@ -34,7 +34,7 @@ AGES = 400 * 86400.0
 
 
 class ExpiringStore(LedgerStore, Protocol):
-    """A store that has to be cleared of what is over, and counts."""
+    """A store that has `expiry` and a ledger."""
 
     @property
     def expiry(self) -> Expiry: ...
@@ -50,9 +50,9 @@ def swept(store: ExpiringStore, *, horizon: float, limit: int = 1000) -> int:
 
 
 class ExpiryContract:
-    """The specification of `tasks.Expiry`. Override `store`.
+    """The contract of `flask_idempotency.engine.capabilities.Expiry`. Override `store`.
 
-    A store may end things by itself and return 0 at once; and there may be others' things beside a test's own.
+    A store may remove expired records by itself and return 0. It may hold records of other tests too.
     """
 
     @pytest.fixture
@@ -85,7 +85,7 @@ class ExpiryContract:
         assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     def test_an_answer_is_not_removed_before_its_life_is_over(self, store: ExpiringStore, clock: FrozenClock) -> None:
-        """Whatever the horizon: it is the store's clock that ends it."""
+        """A horizon in the future removes no live record: the store's clock decides."""
         key = a_key()
         stand(store, clock, key, "completed")
         clock.advance(KEEP - 0.125)
@@ -104,7 +104,7 @@ class ExpiryContract:
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
     def test_what_is_over_is_free_before_and_after(self, store: ExpiringStore, clock: FrozenClock) -> None:
-        """To sweep is to give back space: no request can tell whether anybody has."""
+        """A removal only frees space: requests behave the same before and after."""
         removed, lying = a_key(), a_key()
         stand(store, clock, removed, "completed")
         fence = found(store, removed).fence
@@ -118,7 +118,7 @@ class ExpiryContract:
         assert ([grant.attempt for grant in again], again[0].fence > fence) == ([1, 1], True)
 
     def test_a_released_key_keeps_its_fence_rising(self, store: ExpiringStore, clock: FrozenClock) -> None:
-        """Also when nothing is remembered of it any more."""
+        """Also after its record was removed."""
         key = a_key()
         token = stand(store, clock, key, "in flight")
         fence = found(store, key).fence
@@ -162,7 +162,7 @@ class ExpiryContract:
             self.answered(store, 30)
             clock.advance(KEEP)
             alone = at_once(*[lambda: swept(store, horizon=clock.now, limit=4)] * sweepers)
-            # Whoever finds that others are at what is left may end before them.
+            # A call that finds the rest locked by other calls may return before them.
             removed.append(sum(alone) + swept(store, horizon=clock.now))
 
         assert removed[0] == removed[1]
@@ -215,7 +215,7 @@ LOCK = 60.0
 
 
 class TaskLogStore(Protocol):
-    """A store that has a book of tasks."""
+    """A store that has a task log."""
 
     @property
     def task_log(self) -> TaskLog: ...
@@ -227,7 +227,7 @@ def a_task() -> str:
 
 
 class TaskLogContract:
-    """The specification of `tasks.TaskLog`. Override `store`."""
+    """The contract of `flask_idempotency.engine.capabilities.TaskLog`. Override `store`."""
 
     @pytest.fixture
     def clock(self) -> FrozenClock:
@@ -252,12 +252,12 @@ class TaskLogContract:
         store.task_log.report(task, '{"removed":1}')
         clock.advance(100)
         store.task_log.report(other, "{}")
-        assert (near(100), '{"removed":1}') == told(store.task_log.reports(), task)
+        assert (near(100), '{"removed":1}') == report_of(store.task_log.reports(), task)
         store.task_log.report(task, '{"removed":2}')
         clock.advance(0.5)
 
-        assert (near(0.5), '{"removed":2}') == told(store.task_log.reports(), task)
-        assert (near(0.5), "{}") == told(store.task_log.reports(), other)
+        assert (near(0.5), '{"removed":2}') == report_of(store.task_log.reports(), task)
+        assert (near(0.5), "{}") == report_of(store.task_log.reports(), other)
 
     @pytest.mark.parametrize(
         "report",
@@ -282,7 +282,7 @@ class TaskLogContract:
         store.task_log.report(task, "{}")
         clock.advance(400 * 86400)
 
-        assert (near(400 * 86400), "{}") == told(store.task_log.reports(), task)
+        assert (near(400 * 86400), "{}") == report_of(store.task_log.reports(), task)
 
     def test_one_at_a_time(self, store: TaskLogStore, clock: FrozenClock) -> None:
         """The second is refused, and a third; another task is another's."""
@@ -295,7 +295,7 @@ class TaskLogContract:
     def test_a_dead_janitor_keeps_the_lock_until_its_lease_expires(
         self, store: TaskLogStore, clock: FrozenClock
     ) -> None:
-        """Not a moment longer, and its late word then counts for nothing."""
+        """The lock ends on time, and a late unlock has no effect."""
         task, dead, next_one = a_task(), a_token(), a_token()
         assert store.task_log.lock(task, dead, lease=LOCK)
         clock.advance(LOCK - 0.125)
@@ -337,7 +337,7 @@ class TaskLogContract:
         assert store.task_log.lock(task, a_token(), lease=LOCK)
 
     def test_a_lock_is_no_report(self, store: TaskLogStore, clock: FrozenClock) -> None:
-        """What is noted, taken and given back goes each its own way."""
+        """Reports, locks and unlocks of two tasks are independent."""
         task, token = a_task(), a_token()
         store.task_log.report(task, '{"removed":1}')
         assert store.task_log.lock(task, token, lease=LOCK)
@@ -346,7 +346,7 @@ class TaskLogContract:
         assert not store.task_log.lock(task, a_token(), lease=LOCK)
         store.task_log.unlock(task, token)
 
-        assert (near(0), '{"removed":2}') == told(store.task_log.reports(), task)
+        assert (near(0), '{"removed":2}') == report_of(store.task_log.reports(), task)
 
     def test_of_many_one_has_it(self, store: TaskLogStore) -> None:
         """All other janitors learn that the lock is taken."""
@@ -371,5 +371,5 @@ class TaskLogContract:
             assert [each for each in taken if each] == [True]
 
 
-def told(book: Mapping[str, TaskReport], task: str) -> tuple[float, str]:
-    return book[task].ago, book[task].report
+def report_of(reports: Mapping[str, TaskReport], task: str) -> tuple[float, str]:
+    return reports[task].ago, reports[task].report

@@ -34,14 +34,14 @@ EXTRA = KEEP / 32
 
 
 class LedgerStore(Store, Protocol):
-    """A store that counts."""
+    """A store that has a ledger."""
 
     @property
     def ledger(self) -> Ledger: ...
 
 
 class Tenant:
-    """One that has used no key yet, and what it does."""
+    """A tenant that has used no key yet, with the calls of its requests."""
 
     def __init__(self, store: LedgerStore, quota: Quota | None = PLENTY) -> None:
         self.store, self.quota, self.tid = store, quota, a_key().tid
@@ -68,14 +68,14 @@ class Tenant:
 
 
 class Counting:
-    """Who is counted, and when."""
+    """The ledger counts each record of a tenant with a quota."""
 
     @pytest.fixture
     def tenant(self, store: LedgerStore) -> Tenant:
         return Tenant(store)
 
     def test_what_is_claimed_without_a_quota_is_not_counted(self, store: LedgerStore) -> None:
-        """A tenant without a quota costs nothing, and its expiry is not rounded."""
+        """The ledger counts no record of a tenant without a quota, and its expiry is not rounded."""
         tenant = Tenant(store, quota=None)
         key = tenant.complete()
         tenant.claim()
@@ -121,7 +121,7 @@ class Counting:
     def test_who_vanishes_holds_its_place_for_one_lease(
         self, tenant: Tenant, store: LedgerStore, clock: FrozenClock
     ) -> None:
-        """Without anybody's help. Its record stays, and stays counted."""
+        """No janitor is needed. The record stays, and stays counted."""
         tenant.claim()
         clock.advance(LEASE - 0.125)
         assert Usage(1, 0, 1) == tenant.usage
@@ -139,7 +139,7 @@ class Counting:
         assert tenant.usage.in_flight == 0
 
     def test_the_quarantined_are_counted(self, tenant: Tenant, store: LedgerStore, clock: FrozenClock) -> None:
-        """By its owner, after an expired lease, or because it was corrupt: until it is resolved."""
+        """Quarantined by its owner, after an expired lease, or as corrupt, it counts until it is resolved."""
         held, token = tenant.claim()
         store.quarantine(held, token, "why")
         lapsed, _ = tenant.claim()
@@ -200,7 +200,7 @@ class Counting:
         assert Usage(1, 0, 1) == tenant.usage
 
     def test_a_recount_finds_what_the_ledger_says(self, tenant: Tenant, store: LedgerStore, clock: FrozenClock) -> None:
-        """In every state that a record can be in. Who has a ledger can be found."""
+        """It is right for every state of a record. `tenants` lists every tenant with a ledger."""
         tenant.complete()
         clock.advance(KEEP + EXTRA)
         tenant.complete()
@@ -222,11 +222,11 @@ class Counting:
         assert {"processing", "completed", "quarantined"} == {state.value for state in State}
 
 
-# Quotas: who is refused, when, and what is never refused.
+# Quotas: which claims the store refuses, when, and which it never refuses.
 
 
 class Limiting:
-    """Limits are checked in the claim itself, and are for new keys only."""
+    """The claim itself checks the limits, for new keys only."""
 
     @pytest.fixture
     def tenant(self, store: LedgerStore) -> Tenant:
@@ -297,7 +297,7 @@ class Limiting:
         assert isinstance(tenant.ask(), OverQuota)
 
     def test_a_key_that_was_released_or_has_expired_is_a_new_one(self, store: LedgerStore, clock: FrozenClock) -> None:
-        """Nothing is known of it."""
+        """The store knows no record of it."""
         tenant = Tenant(store)
         released, token = tenant.claim()
         store.release(released, token)
@@ -309,7 +309,7 @@ class Limiting:
         assert isinstance(tenant.ask(expired), OverQuota)
 
     def test_new_keys_are_counted_in_windows_of_the_stores_clock(self, store: LedgerStore, clock: FrozenClock) -> None:
-        """Whatever became of them. A new window begins at a multiple of its length."""
+        """They count even if they were released. A new window begins at a multiple of its length."""
         tenant = Tenant(store, Quota(new_keys=NewKeys(2, 60)))
         clock.advance(60 - clock.now % 60 + 50)
         for _ in range(2):
@@ -340,7 +340,7 @@ class Limiting:
         assert tenant.usage.new_keys == 2
 
     def test_a_refused_claim_gets_a_retry_time(self, store: LedgerStore, clock: FrozenClock) -> None:
-        """When a lease expires, or the first responses do: the store cannot know more."""
+        """Wait until a lease or the first responses expire: the store cannot know more."""
         flying, full = Tenant(store, Quota(in_flight=1)), Tenant(store, Quota(records=1))
         flying.claim()
         key = full.complete()

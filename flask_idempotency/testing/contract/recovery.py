@@ -61,14 +61,14 @@ class Reaping:
         assert not not_stale & stale(store, horizon=clock.now + LEASE - 1).keys()
 
     def test_a_lease_that_ended_after_the_horizon_is_not_stale(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """The store's clock may have been set forward: the janitor's own says what is over."""
+        """The store's clock may have been set forward: the janitor's horizon decides which leases expired."""
         lapsed, _ = stood(store, clock, "lapsed, quarantine")
 
         assert lapsed.key not in stale(store, horizon=lapsed.record.deadline - 0.125)
         assert lapsed.key in stale(store, horizon=lapsed.record.deadline + 0.125)
 
     def test_a_lease_that_has_not_ended_is_not_stale(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Whatever the horizon: the janitor's clock may be the wrong one."""
+        """A horizon in the future has no effect: the janitor's clock may be wrong."""
         flying, _ = stood(store, clock, "in flight")
         clock.advance(LEASE - 0.125)
         assert flying.key not in stale(store, horizon=clock.now + AGES)
@@ -114,7 +114,7 @@ class Reaping:
         assert Unknown("lease-expired") == store.claim(a_request(lapsed.key), token=a_token(), lease=LEASE)
 
     def test_what_is_to_be_taken_over_is_not_quarantined(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """The next retry runs it: only that knows the request."""
+        """The next retry takes over: only that knows the request."""
         lapsed, _ = stood(store, clock, "lapsed, takeover")
 
         assert not store.recovery.quarantine_expired(lapsed, horizon=clock.now)
@@ -187,7 +187,7 @@ class Reaping:
         assert found(store, lapsed.key).payload == PAYLOAD
 
     def test_a_late_owner_may_still_release(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """It alone knows."""
+        """Only its worker knows the outcome."""
         lapsed, token = stood(store, clock, "lapsed, quarantine")
         assert store.recovery.quarantine_expired(lapsed, horizon=clock.now)
         store.release(lapsed.key, token)
@@ -265,7 +265,7 @@ def _given(store: RecoveryStore, *, horizon: float, limit: int) -> Sequence[Seen
 
 
 class ResolverQueue:
-    """`next_for_resolver`: no key is given to two resolvers at the same time, and none is left out."""
+    """`next_for_resolver` returns each due key to one janitor at a time, and skips none."""
 
     @pytest.mark.parametrize("how", ("held", "lapsed in a claim", "lapsed by a janitor", "condemned"))
     def test_a_newly_quarantined_key_is_due_immediately(
@@ -312,7 +312,7 @@ class ResolverQueue:
         assert turns == [False, True, True]
 
     def test_a_renewed_claim_gets_its_first_turn_again(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """It lives, or has: what was said before is about the past."""
+        """Its worker has run since, so the earlier turn no longer counts."""
         key, token = a_key(), a_token()
         store.claim(a_request(key), token=token, lease=LEASE)
         clock.advance(LEASE)
@@ -325,7 +325,7 @@ class ResolverQueue:
         assert [each.returned_before for each in due(store, horizon=clock.now) if each.key == key] == [False]
 
     def test_only_those_are_given_that_are_meant(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Two applications may share a store, and neither can ask about the other's. Their turns are not taken."""
+        """Two applications may share a store. Neither gets the other's keys or uses up their turns."""
         several = [noticed(store, clock)[0] for _ in range(4)]
         for ours in several[1:3]:
             owner = ours.record.token[:OWNER_BYTES]
@@ -365,7 +365,7 @@ class ResolverQueue:
         assert not several & set(keys(due(store, horizon=clock.now)))
 
     def test_parallel_janitors_get_different_keys(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Each key is given to exactly one janitor."""
+        """Exactly one janitor gets each key."""
         several = {stood(store, clock, "quarantined")[0].key for _ in range(20)}
         given = at_once(*[lambda: due(store, horizon=clock.now, limit=3)] * 8)
         ours = [key for each in given for key in keys(each) if key in several]

@@ -41,13 +41,13 @@ from flask_idempotency.testing.doubles import FrozenClock
 
 
 class ForceReleasing:
-    """`free`: as if the key had never been used, but for the fence."""
+    """`force_release`: the key is as unused, except for its fence."""
 
     @pytest.mark.parametrize("standing", STANDINGS)
     def test_a_key_is_freed_whatever_state_it_is_in(
         self, store: RecoveryStore, clock: FrozenClock, standing: Standing
     ) -> None:
-        """At once, for any request; and its fence rises."""
+        """The next claim gets it, from any request, with a higher fence."""
         seen, _ = stood(store, clock, standing)
 
         assert store.recovery.force_release(seen)
@@ -260,7 +260,7 @@ class Resolving:
     def test_what_does_not_stand_as_it_was_seen_is_not_settled(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
-        """Its owner was faster, or it is another claim: the seen record no longer exists."""
+        """Its owner was faster, or the record is of another claim: the seen record no longer exists."""
         held, token = stood(store, clock, "quarantined")
         if event in ("completed", "condemned"):
             store.complete(held.key, token, PAYLOAD, keep=KEEP)
@@ -287,7 +287,7 @@ class Resolving:
         assert before == found(store, in_flight.key)
 
     def test_an_expired_response_is_not_resolved(self, store: RecoveryStore, clock: FrozenClock) -> None:
-        """Nothing is there by then, and nothing comes of it."""
+        """The record is gone by then, and the call changes no record."""
         held, token = stood(store, clock, "quarantined")
         store.complete(held.key, token, PAYLOAD, keep=KEEP)
         clock.advance(KEEP)
@@ -299,7 +299,7 @@ class Resolving:
     def test_an_answer_by_another_without_an_end_is_refused(
         self, store: RecoveryStore, clock: FrozenClock, keep: float
     ) -> None:
-        """As its owner's response would be."""
+        """The store keeps it as long as its owner's response."""
         held, _ = stood(store, clock, "quarantined")
         with pytest.raises(ValueError, match="duration"):
             store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=keep)

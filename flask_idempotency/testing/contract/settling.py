@@ -106,7 +106,7 @@ class MarkingCorrupt:
             replace(PAYLOAD, data=b""),
             replace(PAYLOAD, sealed_by=SealedBy("2026", 1)),
         ),
-        ids=("another answer", "longer", "empty", "under a key"),
+        ids=("another response", "longer", "empty", "under a key"),
     )
     def test_another_payload_than_was_found_is_not_condemned(
         self, store: Store, clock: FrozenClock, other: StoredPayload
@@ -158,7 +158,7 @@ PAYLOADS = {
 
 
 class Settling:
-    """What is stored is what came of the work; what is stored first stays."""
+    """The first response that the store accepts stays."""
 
     @pytest.mark.parametrize("payload", list(PAYLOADS.values()), ids=list(PAYLOADS))
     def test_a_result_is_replayed_unchanged(self, store: Store, payload: StoredPayload) -> None:
@@ -259,7 +259,7 @@ class Settling:
         assert store.read(key) is None
 
     def test_the_owner_may_release_its_quarantined_record(self, store: Store, clock: FrozenClock) -> None:
-        """It alone knows that nothing happened."""
+        """Only the owner knows that its view had no effect."""
         key = a_key()
         token = stand(store, clock, key, "quarantined")
 
@@ -292,7 +292,7 @@ class Settling:
         assert before == found(store, key)
 
     def test_held_is_quarantined(self, store: Store, clock: FrozenClock) -> None:
-        """With the reason given, the token and the lease as they were."""
+        """The record has this reason, and keeps its token and its lease."""
         key = a_key()
         token = stand(store, clock, key, "in flight")
         before = found(store, key)
@@ -315,7 +315,7 @@ class Settling:
 
     @pytest.mark.parametrize("standing", ("held", "lapsed"))
     def test_the_first_reason_stays(self, store: Store, clock: FrozenClock, standing: str) -> None:
-        """Holding what is quarantined already is no error and changes nothing."""
+        """A second quarantine is no error and changes no record."""
         key = a_key()
         token = stand(store, clock, key, "quarantined" if standing == "held" else "lapsed, quarantine")
         store.claim(a_request(key), token=a_token(), lease=LEASE)

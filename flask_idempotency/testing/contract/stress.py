@@ -63,7 +63,7 @@ payloads = st.builds(
 
 @dataclass(frozen=True)
 class Row:
-    """What the model remembers of a key that is in use. Whole seconds, so that nothing is rounded."""
+    """A record in the model. Times are whole seconds, so that no store rounds them."""
 
     state: State
     token: bytes
@@ -80,7 +80,7 @@ Lost: TypeAlias = bool
 
 
 class Model:
-    """The table of transitions in `engine/record.py`, in the fewest words."""
+    """A model of the states and transitions of one record."""
 
     def __init__(self, clock: FrozenClock) -> None:
         self._clock = clock
@@ -182,7 +182,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(token=tokens, fingerprint=fingerprints, on_lapse=st.sampled_from(OnExpiry), lease=machine_durations)
     def claim(self, token: bytes, fingerprint: bytes, on_lapse: OnExpiry, lease: int) -> None:
-        # What becomes of a claim that was given up is not for a model without a past: see `Cancelling`.
+        # The model has no history, so it leaves cancelled claims out: see `Cancelling`.
         if token in self.released:
             return
         request = a_request(self.key, fingerprint=fingerprint, on_lapse=on_lapse)
@@ -264,7 +264,7 @@ def run(machine: type[RuleBasedStateMachine], *, examples: int, steps: int) -> N
 
 
 class Modelled:
-    """What no example above thought of."""
+    """Random sequences of calls, compared with the model."""
 
     def test_any_sequence_of_calls_ends_as_modelled(self, store: Store, clock: FrozenClock) -> None:
         """The store and a model of a hundred lines agree on every outcome and every record."""
@@ -276,7 +276,7 @@ class Modelled:
         run(ThisStoreMachine, examples=MACHINE_EXAMPLES, steps=MACHINE_STEPS)
 
 
-# Many at once.
+# Races between threads.
 
 THREADS = 16
 ROUNDS = 10
@@ -294,10 +294,10 @@ def at_once(*calls: Callable[[], ReturnT]) -> list[ReturnT]:
         return call()
 
     usual, collected = sys.getswitchinterval(), gc.isenabled()
-    # Python 3.11 crashes when one thread collects garbage while it makes an object's `__dict__`, and another thread asks
-    # for the same one meanwhile: both get theirs, over one array. SQLAlchemy's statements are full of such moments.
+    # Python 3.11 crashes when one thread collects garbage while it makes an object's `__dict__`, and another thread
+    # reads the same one: both get a dict over one array. SQLAlchemy's statements often do this.
     gc.disable()
-    # Python lets a thread run for 5 ms, in which a store in memory answers a hundred times: no race would ever show.
+    # Python lets a thread run for 5 ms, in which a store in memory handles a hundred calls: no race would ever show.
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(len(calls)) as threads:
@@ -309,7 +309,7 @@ def at_once(*calls: Callable[[], ReturnT]) -> list[ReturnT]:
 
 
 class Racing:
-    """`claim` is one atomic step."""
+    """`claim` is atomic: of many threads, one gets the key."""
 
     def test_of_many_exactly_one_is_granted(self, store: Store) -> None:
         """All other claims get `InFlight`."""
@@ -382,7 +382,7 @@ class Racing:
         assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence > max(every)
 
 
-# Any sequence of calls on several keys of a tenant: the ledger says what a recount of its records does.
+# Random calls on several keys of a tenant: the ledger must equal a recount of its records.
 
 KEYS, TOKENS = 4, 3
 RECOUNT_EXAMPLES, RECOUNT_STEPS = 20, 40
@@ -396,7 +396,7 @@ quotas = st.sampled_from((None, Quota(), Quota(records=3), Quota(in_flight=1), Q
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Counts from the records alone, which the rest of the contract is about, and compares."""
+    """Make random calls, and compare the ledger with a recount of the records."""
 
     def __init__(self, store: LedgerStore, clock: FrozenClock) -> None:
         super().__init__()
@@ -436,7 +436,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def release(self, key: int, token: int) -> None:
         with suppress(LeaseLost):
             self.store.release(self.keys[key], self.tokens[token])
-        # What becomes of a claim that was given up is not counted here: see `Cancelling`.
+        # Cancelled claims are left out here: see `Cancelling`.
         self.tokens[token] = a_token()
 
     @rule(key=keys, token=tokens)
@@ -480,7 +480,7 @@ def _size(record: Record) -> int:
 
 
 class Recounted:
-    """What no example of `LedgerContract` thought of."""
+    """Random sequences of calls, with a correct ledger after each."""
 
     def test_after_any_sequence_of_calls_the_ledger_is_a_recount(self, store: LedgerStore, clock: FrozenClock) -> None:
         """Exactly right, and never below zero: after expired leases, take-overs, expiry and every other call."""
