@@ -156,7 +156,7 @@ def fill(url: str, keys: int) -> tuple[int, int]:
         store.complete(key, token, payload, keep=KEEP_SECONDS)
     store.close()
     with redis.Redis.from_url(url) as client:
-        name = layout.ledger(identity.tenant_id(APP, None))
+        name = layout.tenant_quota(identity.tenant_id(APP, None))
         return int(client.info("memory")["used_memory"]), int(client.memory_usage(name, samples=0) or 0)
 
 

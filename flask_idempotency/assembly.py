@@ -75,7 +75,7 @@ class Services:
     """The log behind `tasks`, with the tasks of all applications that share the store."""
     health: Health | None = None
     data_loss: DataLossDetector | None = None
-    fronted: KnowsCache | None = None
+    cache_marker: KnowsCache | None = None
     """The store, if a cache may stand in front of it. These settings need not name that cache."""
 
 
@@ -136,7 +136,7 @@ def build(
         shared_task_log=offered.task_log,
         health=offered.health,
         data_loss=offered.data_loss,
-        fronted=system if isinstance(system, KnowsCache) else None,
+        cache_marker=system if isinstance(system, KnowsCache) else None,
     )
 
 

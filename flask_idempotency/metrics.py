@@ -123,7 +123,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 {"limit": ("records", "bytes", "in-flight", "new-keys", OTHER)},
             ),
             Family(
-                "idempotency_memory_losses",
+                "idempotency_data_losses",
                 "Data losses that a request or the janitor detected, by kind.",
                 {"loss": (*(loss.value for loss in DataLoss), OTHER)},
             ),
@@ -131,7 +131,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 "idempotency_completions", "Responses that the store saved.", {"status": _CLASSES, "answer": _ANSWERS}
             ),
-            Family("idempotency_answer_size_bytes", "Sizes of stored responses, as they were sent.", buckets=_SIZES),
+            Family("idempotency_response_size_bytes", "Sizes of stored responses, as they were sent.", buckets=_SIZES),
             Family("idempotency_releases", "Keys that were released.", {"cause": _CAUSES}),
             Family(
                 "idempotency_quarantines",
@@ -143,12 +143,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family("idempotency_max_runtime_exceeded", "Views that ran longer than max_runtime."),
             Family("idempotency_early_commits", "Transactional views that committed before their response was known."),
             Family(
-                "idempotency_settlement_failures",
+                "idempotency_completion_failures",
                 "Responses that the store did not save: retried (delayed), or given up (abandoned).",
                 {"outcome": ("delayed", "abandoned")},
             ),
             Family(
-                "idempotency_settled_by_others",
+                "idempotency_resolutions",
                 "Keys that operators and resolvers resolved, or may have (uncertain).",
                 {"verb": ("completed", "released", "reopened", "uncertain", OTHER), "by": ("resolver", "person")},
             ),
@@ -425,17 +425,17 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         ),
         events.ErasedRefused: (_refused("response-erased"),),
         events.RefusedAfterDataLoss: (_refused("memory-lost"),),
-        events.DataLossDetected: (Counts("memory_losses", _by(lambda event: str(event.loss))),),
+        events.DataLossDetected: (Counts("data_losses", _by(lambda event: str(event.loss))),),
         events.ClaimRestored: (Counts("restored_claims", _one()),),
-        events.Completed: (Counts("completions", _by(_class, _answer)), Counts("answer_size_bytes", _size)),
+        events.Completed: (Counts("completions", _by(_class, _answer)), Counts("response_size_bytes", _size)),
         events.Released: (Counts("releases", _by(_cause)),),
         events.Quarantined: (Counts("quarantines", _by(_cause)),),
         events.CommittedEarly: (Counts("early_commits", _one()),),
         events.LeaseExpired: (Counts("lease_losses", _one()),),
         events.RenewalFailed: (Counts("renewal_failures", _one()),),
         events.MaxRuntimeExceeded: (Counts("max_runtime_exceeded", _one()),),
-        events.CompletionRetrying: (Counts("settlement_failures", _one("delayed")),),
-        events.CompletionFailed: (Counts("settlement_failures", _one("abandoned")),),
+        events.CompletionRetrying: (Counts("completion_failures", _one("delayed")),),
+        events.CompletionFailed: (Counts("completion_failures", _one("abandoned")),),
         events.StoreFailed: (
             Counts("store_failures", _by(lambda event: "unprotected" if event.unprotected else "refused")),
         ),
@@ -444,7 +444,7 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.Reaped: (Counts("quarantines", _one("lease-expired")),),
         events.Resolved: (
             Counts(
-                "settled_by_others",
+                "resolutions",
                 _by(
                     lambda event: event.verb if event.certain else "uncertain",
                     lambda event: "resolver" if event.actor == "resolver" else "person",

@@ -266,13 +266,13 @@ def key_of(
 
 
 def vanished(
-    world: World, key: str = "k", *, on_lapse: OnExpiry = OnExpiry.QUARANTINE, endpoint: str = "pay", **scope: Any
+    world: World, key: str = "k", *, on_expiry: OnExpiry = OnExpiry.QUARANTINE, endpoint: str = "pay", **scope: Any
 ) -> tuple[StorageKey, bytes]:
     """Make a claim whose worker vanishes. Return its storage key and token, with which it could come back."""
     storage_key = key_of(world, key, **scope)
     token = new_token(storage_key.mark)
     about = RequestInfo("acme", "alice", "POST", endpoint)
-    asked = ClaimRequest(storage_key, fingerprint=bytes(32), on_expiry=on_lapse, info=about)
+    asked = ClaimRequest(storage_key, fingerprint=bytes(32), on_expiry=on_expiry, info=about)
     assert isinstance(world.store.claim(asked, token=token, lease=LEASE), Grant)
     return storage_key, token
 

@@ -127,7 +127,7 @@ def pseudonym(tenant: str | None) -> str:
 
 
 @contextmanager
-def giving_up(*, as_json: bool) -> Iterator[None]:
+def exit_on_error(*, as_json: bool) -> Iterator[None]:
     """End the command with one sentence and no traceback if the block raises an `IdempotencyError`."""
     try:
         yield
@@ -263,7 +263,7 @@ def _owner(view: RecordView) -> list[tuple[str, str]]:
     lives = (
         f"may run for another {format_duration(view.owner.may_live_for)}" if view.owner.may_live_for else "not running"
     )
-    then = "; then a retry takes over" if view.on_lapse == "takeover" else "; then quarantined"
+    then = "; then a retry takes over" if view.on_expiry == "takeover" else "; then quarantined"
     return [
         ("lease", lease if view.state == State.QUARANTINED.value else lease + then),
         ("owner", f"last seen {ago(view.owner.last_seen_ago)}, {lives}"),

@@ -18,7 +18,7 @@ from flask_idempotency.cli.context import (
     UNKNOWN,
     as_json_option,
     built,
-    giving_up,
+    exit_on_error,
     publish,
     say,
     settings,
@@ -60,7 +60,7 @@ class _TaskCommand:
 
 
 def _run(command: _TaskCommand, budget: float, *, as_json: bool) -> None:
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         parts, chosen = built(), settings()
         janitor = janitor_of(current_app._get_current_object())  # type: ignore[attr-defined]
         if command.task not in janitor.tasks:
@@ -258,7 +258,7 @@ def doctor_command(as_json: bool, worker_timeout: float | None, proxy_timeout: f
     Exits with 2 if the store did not answer or a check failed, so that the result is unknown; else with 1 if there is a
     fault. Advice and unknown are no faults. Changes nothing.
     """
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         built()
         examination = run_checks(
             current_app._get_current_object(),  # type: ignore[attr-defined]
@@ -325,7 +325,7 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
     command makes it genuine: so `rotate` and the janitor never do it, and this command refuses while encryption is required.
     You confirm first. Exits with 1 if some responses could not be sealed. Safe to interrupt and to run again.
     """
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         chosen, parts = settings(), built()
         if chosen.encryption == "off":
             raise Refused(_OFF)

@@ -98,7 +98,7 @@ def naming_options(command: CommandT) -> CommandT:
     return found
 
 
-def case_of(named: RecordOptions, *, whole: bool) -> Case:
+def find_record(named: RecordOptions, *, whole: bool) -> Case:
     """Return the use of a key that the options name. Raises `Refused` if there is none, or if there are several.
 
     `whole`: with its records under every secret, because the command will resolve them.

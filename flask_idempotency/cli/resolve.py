@@ -15,7 +15,7 @@ from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import (
     as_json_option,
     built,
-    giving_up,
+    exit_on_error,
     paragraph,
     policies,
     say,
@@ -25,7 +25,7 @@ from flask_idempotency.cli.context import (
     word_of,
     word_options,
 )
-from flask_idempotency.cli.record_options import STDIN, RecordOptions, case_of, naming_options
+from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.records import (
@@ -72,8 +72,8 @@ def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, re
     event says so. With effects "deduplicated" and "transactional" a worker counts as gone when it has not renewed its lease
     for three leases. Asks first.
     """
-    with giving_up(as_json=as_json):
-        case = case_of(named, whole=True)
+    with exit_on_error(as_json=as_json):
+        case = find_record(named, whole=True)
         _check_cache(case)
         done, forced = _freed(case, force=force, yes=yes, actor=actor, reason=reason)
     _say(done, "released", "Released: the next retry runs.", as_json=as_json, forced=forced)
@@ -139,8 +139,8 @@ def resolve_command(
     word = word_of(actor, reason)
     forced = False
     dropped: list[str] = []
-    with giving_up(as_json=as_json):
-        case = case_of(named, whole=True)
+    with exit_on_error(as_json=as_json):
+        case = find_record(named, whole=True)
         check_quarantined(case)
         _check_cache(case)
         policy = policy_of(policies(), case.first.record.info)
@@ -183,10 +183,10 @@ def _check(verdict: str | None, given: GivenResponse, named: RecordOptions, *, f
 
 def _check_cache(case: Case) -> None:
     """Raise `Refused` if only another host can invalidate the cached response of this case."""
-    fronted = built().fronted
-    if fronted is None or settings().redis_url is not None:
+    cache_marker = built().cache_marker
+    if cache_marker is None or settings().redis_url is not None:
         return
-    if any(found.record.payload is not None for found in case.found) and fronted.has_cache():
+    if any(found.record.payload is not None for found in case.found) and cache_marker.has_cache():
         raise Refused(_CACHED)
 
 

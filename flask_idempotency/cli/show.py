@@ -21,7 +21,7 @@ from flask_idempotency.cli.context import (
     built,
     chosen,
     clean,
-    giving_up,
+    exit_on_error,
     paragraph,
     policies,
     recovery,
@@ -33,7 +33,7 @@ from flask_idempotency.cli.context import (
     tenant_options,
     tids,
 )
-from flask_idempotency.cli.record_options import RecordOptions, case_of, naming_options
+from flask_idempotency.cli.record_options import RecordOptions, find_record, naming_options
 from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import OnExpiry, State
@@ -86,7 +86,7 @@ def policy_command(endpoint: str | None, as_json: bool) -> None:
 
     Leaves out the methods that are never in scope: GET, HEAD, OPTIONS and TRACE. Changes nothing, and calls no store.
     """
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         rules = policies()
         if endpoint is not None and endpoint not in {each for each, _ in rules.pairs()}:
             raise Refused("This application has no such endpoint: `flask idempotency policy` names them all.")
@@ -296,7 +296,7 @@ def list_command(
     """
     everybody = tenant is None and not no_tenant
     whose = None if everybody else chosen(tenant, no_tenant=no_tenant)
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         wanted = RecordFilter(State(of_state), (None,) if everybody else tids(whose), older_than, endpoint)
         found = list(islice(listed(recovery(), wanted), limit + 1))
         shown = [show_of(each) for each in found[:limit]]
@@ -321,8 +321,8 @@ def show_command(named: RecordOptions, as_json: bool) -> None:
     that is typed stays in the history of the shell, and others see it while the command runs: with --key - it is read from
     standard input.
     """
-    with giving_up(as_json=as_json):
-        case = case_of(named, whole=False)
+    with exit_on_error(as_json=as_json):
+        case = find_record(named, whole=False)
         shown = show_of(case.first)
     if as_json:
         say(json.dumps({**asdict(shown), "also": list(case.also)}))
@@ -355,7 +355,7 @@ def _line(view: RecordView) -> tuple[str, ...]:
 @as_json_option
 def stats_command(quick: bool, as_json: bool) -> None:
     """Show how many records there are in each state, and when each janitor task last ran. Changes nothing."""
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         found, parts = recovery(), built()
         if not quick and sys.stderr.isatty():
             say("Counting the completed records; --quick leaves them out.", err=True)

@@ -16,7 +16,7 @@ from flask_idempotency.cli.context import (
     as_json_option,
     built,
     clean,
-    giving_up,
+    exit_on_error,
     publish,
     say,
     settings,
@@ -74,7 +74,7 @@ def check(as_json: bool) -> None:
 
 
 def _tell(verb: Callable[[Schema], SchemaReport], fine: str, *, as_json: bool) -> None:
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         schema: Schema | None = state().schema
         report = None if schema is None else verb(schema)
     say(_schema_object(report) if as_json else _schema_text(report, fine))
@@ -107,7 +107,7 @@ def generate(kid: str | None) -> None:
 
     The command stores it nowhere. It needs no application: you make the first key before there is a ring.
     """
-    with giving_up(as_json=False):
+    with exit_on_error(as_json=False):
         try:
             from flask_idempotency.codec.key_sources import generate as made
         except ModuleNotFoundError as error:
@@ -127,7 +127,7 @@ def status(as_json: bool) -> None:
 
     Exits with 1 if a response is sealed under a key that the ring lacks: it cannot be opened. Changes nothing.
     """
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         parts, ring = built(), settings().key_ring
         if ring is None:
             raise Refused("There is no key ring: set IDEMPOTENCY_KEY_RING.")
@@ -182,7 +182,7 @@ def init(actor: str, reason: str, as_json: bool) -> None:
     A Redis that held keys before was emptied, and its keys would run again. An operator has to acknowledge that (`ack`), so
     do not run this in every deployment.
     """
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         memory = _memory()
         done = initialise(memory, built().recovery)
         named = memory.rules.store_id is not None
@@ -204,7 +204,7 @@ def status_(as_json: bool) -> None:
 
     This also detects a loss that no request has detected yet.
     """
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         memory = _memory()
         status = memory_status(memory)
         expected = memory.rules.store_id
@@ -224,7 +224,7 @@ def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
     Lost keys that were completed, and are still retried, run again. Refused until IDEMPOTENCY_DATA_LOSS_GRACE has
     passed since the loss was detected, unless you give --force. Asks first.
     """
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         memory = _memory()
         before = memory_status(memory)
         check_acknowledgeable(before, forced=force)

@@ -16,7 +16,7 @@ from flask_idempotency.cli.context import (
     built,
     check_layout,
     chosen,
-    giving_up,
+    exit_on_error,
     policies,
     pseudonym,
     publish,
@@ -103,7 +103,7 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
     You confirm first. Exits with 2 if it is unknown whether all of it is done. Safe to interrupt and to run again.
     """
     tenant = chosen(tenant, no_tenant=no_tenant)
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         whom = tids(tenant)
         _check(whom, shred=shred)
         if not yes:
@@ -123,7 +123,7 @@ def _cache_unknown() -> bool:
     if parts.schema is None or settings().redis_url is not None:
         return False
     try:
-        return parts.fronted is None or parts.fronted.has_cache()
+        return parts.cache_marker is None or parts.cache_marker.has_cache()
     except IdempotencyError:  # the responses are erased by now, and the operator must see that
         return True
 
@@ -245,7 +245,7 @@ def show(tenant: str | None, no_tenant: bool, every_tenant: bool, as_json: bool)
     """
     if every_tenant == (no_tenant or tenant is not None):
         raise click.UsageError("Name the tenant: --tenant T, --no-tenant, or --all.")
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         ledger = _ledger()
         if every_tenant:
             shown = [quota_show(ledger, [[tid]], name=tid.hex()) for tid in sorted(ledger.tenants())]
@@ -294,7 +294,7 @@ def set_(
     if (new_keys is None) != (per is None):
         raise click.UsageError("--new-keys and --per go together: a number of keys in each window of seconds.")
     tenant = chosen(tenant, no_tenant=no_tenant)
-    with giving_up(as_json=as_json):
+    with exit_on_error(as_json=as_json):
         rate = None if new_keys is None or per is None else NewKeys(new_keys, per)
         try:
             named = Quota(records, byte_count, in_flight, rate)

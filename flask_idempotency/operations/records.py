@@ -89,7 +89,7 @@ class RecordView:
     first_used_ago: float
     lease_ended_ago: float | None
     """None: there is lease left, or the record is completed."""
-    on_lapse: str
+    on_expiry: str
     reason: str
     owner: OwnerView | None
     completed_at: str | None
@@ -136,7 +136,7 @@ def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
         requested_at=moment(record.requested_at),
         first_used_ago=age(record),
         lease_ended_ago=round(-record.remaining, 3) if unfinished and record.remaining <= 0 else None,
-        on_lapse=record.on_expiry.value,
+        on_expiry=record.on_expiry.value,
         reason=record.reason,
         owner=_owner(record, policy) if unfinished else None,
         completed_at=None if record.completed_at is None else moment(record.completed_at),

@@ -74,7 +74,7 @@ def test_machines_get_the_whole_record() -> None:
         "requested_at": "2001-09-09T01:46:40.000Z",
         "first_used_ago": LEASE + 1,
         "lease_ended_ago": 1.0,
-        "on_lapse": "quarantine",
+        "on_expiry": "quarantine",
         "reason": "lease-expired",
         "owner": {"last_seen_ago": LEASE + 1, "may_live_for": MAX_RUNTIME - 1},
         "completed_at": None,

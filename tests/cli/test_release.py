@@ -55,11 +55,11 @@ def test_a_key_whose_owner_is_gone_for_good_is_free() -> None:
     assert 1 == len(world.runs)
 
 
-@pytest.mark.parametrize("on_lapse", OnExpiry)
-def test_one_that_is_in_progress_and_whose_owner_is_gone_for_good_is_free_too(on_lapse: OnExpiry) -> None:
+@pytest.mark.parametrize("on_expiry", OnExpiry)
+def test_one_that_is_in_progress_and_whose_owner_is_gone_for_good_is_free_too(on_expiry: OnExpiry) -> None:
     """Nobody has to wait for a janitor."""
     world = shop()
-    vanished(world, on_lapse=on_lapse)
+    vanished(world, on_expiry=on_expiry)
     world.clock.advance(GONE)
 
     assert (0, {"verb": "released", "forced": False, "settled": 1, "left": 0}) == (
@@ -121,7 +121,7 @@ def test_of_a_deduplicated_endpoint_three_silent_leases_are_enough(command: tupl
 def test_a_deduplicated_owner_that_renews_between_the_look_and_the_release_wins() -> None:
     """It was silent for three leases, and is at work after all: no second run begins."""
     world = shop(effects="deduplicated")
-    key, token = vanished(world, on_lapse=OnExpiry.TAKEOVER)
+    key, token = vanished(world, on_expiry=OnExpiry.TAKEOVER)
     world.clock.advance(3 * LEASE)
 
     told = _meanwhile(world, lambda: world.store.renew(key, token, lease=LEASE))
@@ -134,7 +134,7 @@ def test_a_deduplicated_owner_that_renews_between_the_look_and_the_release_wins(
 @pytest.mark.parametrize(("effects", "left"), (("plain", 840), ("marked", 840), ("deduplicated", 1)))
 def test_the_refusal_names_the_seconds_that_are_left(effects: str, left: int) -> None:
     world = shop(effects=effects)
-    vanished(world, on_lapse=OnExpiry.QUARANTINE if effects == "plain" else OnExpiry.TAKEOVER)
+    vanished(world, on_expiry=OnExpiry.QUARANTINE if effects == "plain" else OnExpiry.TAKEOVER)
     world.clock.advance(3 * LEASE - 0.25)
 
     assert f"Repeat this in {left if left == 1 else left + 1} s, or " in refusal(run(world, *RELEASE))

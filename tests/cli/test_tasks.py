@@ -128,7 +128,7 @@ def test_a_store_that_does_not_answer_is_not_said_to_be_in_order() -> None:
 def test_reap_quarantines_what_its_owner_has_left() -> None:
     """Once: the second time there is nothing to do. What is to be taken over is left to its retry."""
     world = apps.shop()
-    apps.vanished(world, "a"), apps.vanished(world, "b", on_lapse=OnExpiry.TAKEOVER)
+    apps.vanished(world, "a"), apps.vanished(world, "b", on_expiry=OnExpiry.TAKEOVER)
     early = object_of(run(world, "reap", "--json"))
     world.clock.advance(apps.LEASE + 1)
     said = [run(world, "reap", "--json") for _ in range(2)]

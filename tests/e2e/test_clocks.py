@@ -195,7 +195,7 @@ def test_40_time_ends_nothing_that_is_not_completed(place: Place, step: float) -
 def test_41_fences_rise_whatever_the_clock_says(place: Place) -> None:
     """Over take-overs and releases, with a janitor between them, and also after the clock has come back."""
     key, fences, till = a_key(), [], Till(place.store)
-    request = a_request(key, on_lapse=OnExpiry.TAKEOVER)
+    request = a_request(key, on_expiry=OnExpiry.TAKEOVER)
     for ahead in (0, HOUR, -HOUR, 2 * DAY, 0, -HOUR, 0):
         place.set_ahead(ahead)
         till.sweep()

@@ -78,7 +78,7 @@ class Neglected:
         over = [tenant.complete() for _ in range(size)]
         clock.advance(KEEP + EXTRA + 1)
         lapsed = [tenant.claim()[0] for _ in range(size)]
-        waiting = [tenant.claim(on_lapse=OnExpiry.TAKEOVER)[0] for _ in range(size)]
+        waiting = [tenant.claim(on_expiry=OnExpiry.TAKEOVER)[0] for _ in range(size)]
         clock.advance(LEASE + 1)
         living = [tenant.complete() for _ in range(size)]
         held = list[StorageKey]()

@@ -147,7 +147,7 @@ class Round:
 
     def claim(self, diary: Diary, token: bytes, chance: random.Random) -> bool:
         self.clock.pass_some(chance)
-        request = a_request(diary.key, on_lapse=diary.on_expiry)
+        request = a_request(diary.key, on_expiry=diary.on_expiry)
         outcome = self.store.claim(request, token=token, lease=LEASE, quota=PLENTY)
         if not isinstance(outcome, Grant):
             return False

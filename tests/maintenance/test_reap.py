@@ -37,7 +37,7 @@ def test_an_expired_claim_is_quarantined_and_published_once(yard: Yard) -> None:
 
 def test_a_claim_under_takeover_is_left_to_the_next_retry(yard: Yard) -> None:
     """Only that knows the request. It is counted as often as it is met, and told to nobody."""
-    key, _ = yard.vanished(on_lapse=OnExpiry.TAKEOVER)
+    key, _ = yard.vanished(on_expiry=OnExpiry.TAKEOVER)
     before = yard.read(key)
 
     assert ReapReport(waiting=1) == yard.reap() == yard.reap()
@@ -71,7 +71,7 @@ def test_a_lease_that_ended_after_the_horizon_is_left_alone(yard: Yard, clock: F
 def test_expired_claims_are_found_in_batches(yard: Yard, clock: FrozenClock, batch: int) -> None:
     """Whatever rule each of them has."""
     for number in range(10):
-        yard.claim(on_lapse=OnExpiry.TAKEOVER if number % 2 else OnExpiry.QUARANTINE)
+        yard.claim(on_expiry=OnExpiry.TAKEOVER if number % 2 else OnExpiry.QUARANTINE)
     clock.advance(LEASE)
 
     assert ReapReport(quarantined=5, waiting=5) == yard.reap(drain=still(batch))
@@ -143,7 +143,7 @@ def test_a_step_is_retried_after_a_store_failure(
 ) -> None:
     """Nothing is left behind, and nothing counted or told twice."""
     keys = [yard.claim()[0] for _ in range(40)]
-    waiting = [yard.claim(on_lapse=OnExpiry.TAKEOVER)[0] for _ in range(10)]
+    waiting = [yard.claim(on_expiry=OnExpiry.TAKEOVER)[0] for _ in range(10)]
     clock.advance(LEASE)
     store = yard.store
     yard.store = type("", (), {"recovery": Failing(store, verb=verb, nth=nth, reply=reply)})()

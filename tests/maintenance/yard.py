@@ -44,10 +44,10 @@ class Yard:
         self.policy = POLICY
 
     def claim(
-        self, *, on_lapse: OnExpiry = OnExpiry.QUARANTINE, key: StorageKey | None = None
+        self, *, on_expiry: OnExpiry = OnExpiry.QUARANTINE, key: StorageKey | None = None
     ) -> tuple[StorageKey, bytes]:
         key, token = key or a_key(), a_token()
-        outcome = self.store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE)
+        outcome = self.store.claim(a_request(key, on_expiry=on_expiry), token=token, lease=LEASE)
         assert isinstance(outcome, Grant)
         return key, token
 
@@ -57,9 +57,9 @@ class Yard:
         self.store.quarantine(key, token, "view-crashed")
         return key, token
 
-    def vanished(self, *, ago: float = 1.0, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> tuple[StorageKey, bytes]:
+    def vanished(self, *, ago: float = 1.0, on_expiry: OnExpiry = OnExpiry.QUARANTINE) -> tuple[StorageKey, bytes]:
         """Its lease has ended so long ago, with no word from its owner."""
-        key, token = self.claim(on_lapse=on_lapse)
+        key, token = self.claim(on_expiry=on_expiry)
         self.clock.advance(LEASE + ago)
         return key, token
 

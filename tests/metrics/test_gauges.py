@@ -40,9 +40,9 @@ class Store(MemoryStore):
 
         self.recovery.counts = standing  # type: ignore[method-assign]
 
-    def stand(self, *, lease: float, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> tuple[Any, bytes]:
+    def stand(self, *, lease: float, on_expiry: OnExpiry = OnExpiry.QUARANTINE) -> tuple[Any, bytes]:
         key, token = a_key(), a_token()
-        self.claim(ClaimRequest(key, b"\1" + bytes(16), on_lapse), token=token, lease=lease)
+        self.claim(ClaimRequest(key, b"\1" + bytes(16), on_expiry), token=token, lease=lease)
         return key, token
 
 

@@ -98,15 +98,15 @@ class OwnersMachine(RuleBasedStateMachine):
         place=places,
         owner=owners,
         fingerprint=fingerprints,
-        on_lapse=st.sampled_from(OnExpiry),
+        on_expiry=st.sampled_from(OnExpiry),
         lease=durations,
         weather=weather,
     )
     def claim(
-        self, place: int, owner: bytes, fingerprint: bytes, on_lapse: OnExpiry, lease: int, weather: Weather
+        self, place: int, owner: bytes, fingerprint: bytes, on_expiry: OnExpiry, lease: int, weather: Weather
     ) -> None:
         key = self.keys[place]
-        request = a_request(key, fingerprint=fingerprint, on_lapse=on_lapse)
+        request = a_request(key, fingerprint=fingerprint, on_expiry=on_expiry)
         gone = self.just_released == (key, owner) and self.reference.would_grant(request, owner)
         if owner in self.given_up and self.reference.would_grant(request, owner):
             self.claim_what_was_given_up(request, owner, lease, surely_refused=gone)
@@ -191,7 +191,7 @@ class OwnersMachine(RuleBasedStateMachine):
         fresh=fresh,
         owner=owners,
         payloads=st.tuples(payloads, payloads),
-        on_lapse=st.sampled_from(OnExpiry),
+        on_expiry=st.sampled_from(OnExpiry),
         leases=st.tuples(durations, durations),
         back=st.sampled_from((0, 0, 50)),
         keep=durations,
@@ -202,20 +202,20 @@ class OwnersMachine(RuleBasedStateMachine):
         fresh: bool,
         owner: bytes,
         payloads: tuple[StoredPayload, StoredPayload],
-        on_lapse: OnExpiry,
+        on_expiry: OnExpiry,
         leases: tuple[int, int],
         back: int,
         keep: int,
     ) -> None:
         owner = self.begin(place, owner, fresh=fresh)
-        self.claim(place, owner, FINGERPRINT, on_lapse, leases[0], "fine")
+        self.claim(place, owner, FINGERPRINT, on_expiry, leases[0], "fine")
         self.renew(place, owner, leases[1], "fine")
         self.records_are_as_they_should_be()
         if back:
             self.the_clock_is_set_back(back)
         for payload in payloads:
             self.complete(place, owner, payload, keep, "fine")
-        self.claim(place, owner, FINGERPRINT, on_lapse, leases[0], "fine")
+        self.claim(place, owner, FINGERPRINT, on_expiry, leases[0], "fine")
 
     @rule(place=places, fresh=fresh, owner=owners, lease=durations, then=st.sampled_from(("claim", "hold")))
     def give_up(self, place: int, fresh: bool, owner: bytes, lease: int, then: str) -> None:
@@ -232,20 +232,20 @@ class OwnersMachine(RuleBasedStateMachine):
         place=places,
         fresh=fresh,
         owner=owners,
-        on_lapse=st.sampled_from(OnExpiry),
+        on_expiry=st.sampled_from(OnExpiry),
         marks=st.booleans(),
         lease=durations,
     )
-    def vanish(self, place: int, fresh: bool, owner: bytes, on_lapse: OnExpiry, marks: bool, lease: int) -> None:
+    def vanish(self, place: int, fresh: bool, owner: bytes, on_expiry: OnExpiry, marks: bool, lease: int) -> None:
         """And the next one asks, a moment before its lease ends or after that."""
         owner = self.begin(place, owner, fresh=fresh)
-        self.claim(place, owner, FINGERPRINT, on_lapse, lease, "fine")
+        self.claim(place, owner, FINGERPRINT, on_expiry, lease, "fine")
         if marks:
             self.mark_point_of_no_return(place, owner, "fine")
         self.time_passes(lease - 1 or 1)
-        self.claim(place, a_token(), FINGERPRINT, on_lapse, lease, "fine")
+        self.claim(place, a_token(), FINGERPRINT, on_expiry, lease, "fine")
         self.time_passes(1)
-        self.claim(place, a_token(), FINGERPRINT, on_lapse, lease, "fine")
+        self.claim(place, a_token(), FINGERPRINT, on_expiry, lease, "fine")
 
     # What time does.
 
@@ -360,4 +360,4 @@ def _facts(record: Record) -> tuple[object, ...]:
 
 
 def _facts_of(row: Row) -> tuple[object, ...]:
-    return row.state, row.token, row.attempt, row.fingerprint, row.on_lapse, row.reason, row.payload
+    return row.state, row.token, row.attempt, row.fingerprint, row.on_expiry, row.reason, row.payload

@@ -74,7 +74,7 @@ class ReferenceMachine(OwnersMachine):
         fresh=fresh,
         owner=owners,
         payload=payloads,
-        on_lapse=st.sampled_from(OnExpiry),
+        on_expiry=st.sampled_from(OnExpiry),
         between=st.sampled_from(("nothing", "nothing", "time", "renew", "hold", "complete", "anew", "anew")),
         verb=st.sampled_from(("lapse", "lapse", "settle", "free")),
         ahead=horizons,
@@ -85,7 +85,7 @@ class ReferenceMachine(OwnersMachine):
         fresh: bool,
         owner: bytes,
         payload: StoredPayload,
-        on_lapse: OnExpiry,
+        on_expiry: OnExpiry,
         between: str,
         verb: str,
         ahead: int,
@@ -95,7 +95,7 @@ class ReferenceMachine(OwnersMachine):
             self.give_up(place, fresh, owner, 30, "hold")
         else:
             owner = self.begin(place, owner, fresh=fresh)
-            self.claim(place, owner, FINGERPRINT, on_lapse, 30, "fine")
+            self.claim(place, owner, FINGERPRINT, on_expiry, 30, "fine")
         record = self.store.read(self.keys[place])
         if record is None:
             return
@@ -113,7 +113,7 @@ class ReferenceMachine(OwnersMachine):
                 # Another's, and in everything but its token the same.
                 self.free(found)
                 self.give_up(place, False, a_token(), 30, "hold") if verb == "settle" else self.claim(
-                    place, a_token(), FINGERPRINT, on_lapse, 30, "fine"
+                    place, a_token(), FINGERPRINT, on_expiry, 30, "fine"
                 )
         match verb:
             case "lapse":

@@ -32,7 +32,7 @@ class Row:
     token: bytes
     attempt: int
     fingerprint: bytes
-    on_lapse: OnExpiry
+    on_expiry: OnExpiry
     first_seen: int
     deadline: int
     payload: StoredPayload | None = None
@@ -97,7 +97,7 @@ class Reference:
             return Grant, row.attempt
         if row.deadline > self.now:
             return InFlight, row.deadline - self.now
-        if row.on_lapse is OnExpiry.QUARANTINE:
+        if row.on_expiry is OnExpiry.QUARANTINE:
             self._rows[request.key] = replace(row, state=State.QUARANTINED, reason=LAPSED)
             return Unknown, LAPSED
         self._rows[request.key] = replace(granted, attempt=row.attempt + 1, first_seen=row.first_seen)
@@ -108,7 +108,7 @@ class Reference:
         row = self.row(request.key)
         if row is None:
             return True
-        lapsed = row.state is State.PROCESSING and row.deadline <= self.now and row.on_lapse is OnExpiry.TAKEOVER
+        lapsed = row.state is State.PROCESSING and row.deadline <= self.now and row.on_expiry is OnExpiry.TAKEOVER
         return lapsed and row.token != token and row.fingerprint == request.fingerprint
 
     def renew(self, key: StorageKey, token: bytes, lease: int) -> bool:
@@ -122,7 +122,7 @@ class Reference:
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> bool:
         row = self._unanswered(key, token)
         if row is not None and row.state is State.PROCESSING:
-            self._rows[key] = replace(row, on_lapse=OnExpiry.QUARANTINE)
+            self._rows[key] = replace(row, on_expiry=OnExpiry.QUARANTINE)
         return row is not None
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, keep: int) -> bool:
@@ -192,7 +192,7 @@ class Reference:
 
     def _stale(self, row: Row, horizon: int) -> bool:
         lapsed = row.state is State.PROCESSING and row.deadline <= min(horizon, self.now)
-        return lapsed and row.on_lapse is OnExpiry.QUARANTINE
+        return lapsed and row.on_expiry is OnExpiry.QUARANTINE
 
     def _completed(self, row: Row, payload: StoredPayload, keep: int) -> Row:
         # Under a clock that was set back it would end before it began.

@@ -550,8 +550,8 @@ def test_a_lease_below_six_seconds_is_advised_against(seconds: float, verdict: V
 # Keys that wait.
 
 
-def claim(store: MemoryStore, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> None:
-    store.claim(a_request(a_key(), on_lapse=on_lapse), token=a_token(), lease=LEASE)
+def claim(store: MemoryStore, on_expiry: OnExpiry = OnExpiry.QUARANTINE) -> None:
+    store.claim(a_request(a_key(), on_expiry=on_expiry), token=a_token(), lease=LEASE)
 
 
 def test_quarantined_keys_are_counted_with_their_age(store: MemoryStore, clock: FrozenClock) -> None:
@@ -581,7 +581,7 @@ def looked(store: MemoryStore) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    ("on_lapse", "since", "verdict"),
+    ("on_expiry", "since", "verdict"),
     (
         pytest.param(OnExpiry.QUARANTINE, -1, Verdict.FINE, id="at work"),
         pytest.param(OnExpiry.QUARANTINE, PATIENCE_SECONDS - 1, Verdict.FINE, id="the janitor's turn is to come"),
@@ -591,10 +591,10 @@ def looked(store: MemoryStore) -> list[Finding]:
     ),
 )
 def test_an_expired_lease_is_reported_once_it_is_overdue(
-    on_lapse: OnExpiry, since: float, verdict: Verdict, store: MemoryStore, clock: FrozenClock
+    on_expiry: OnExpiry, since: float, verdict: Verdict, store: MemoryStore, clock: FrozenClock
 ) -> None:
     """A janitor's, by its rule, or the next retry's."""
-    claim(store, on_lapse)
+    claim(store, on_expiry)
     clock.advance(LEASE + since)
 
     assert verdict is worst(looked(store))

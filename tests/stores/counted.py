@@ -35,5 +35,5 @@ def everything(client: redis.Redis) -> dict[bytes, object]:
 
 def fields(client: redis.Redis, tid: bytes, prefix: bytes) -> dict[bytes, bytes]:
     """Of this tenant's ledger: those that begin so."""
-    told: dict[Any, Any] = client.hgetall(layout.ledger(tid))
+    told: dict[Any, Any] = client.hgetall(layout.tenant_quota(tid))
     return {field: text for field, text in told.items() if field[:1] == prefix}

@@ -32,11 +32,11 @@ WORD = AuditNote("ops", "asked the bank")
 class Race:
     """One key, its owner, and a person who has looked at it."""
 
-    def __init__(self, store: Any, *, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> None:
+    def __init__(self, store: Any, *, on_expiry: OnExpiry = OnExpiry.QUARANTINE) -> None:
         self.store = store
         self.events: list[Event] = []
         self.key, self.token = a_key(), a_token()
-        granted(store.claim(a_request(self.key, on_lapse=on_lapse), token=self.token, lease=LEASE))
+        granted(store.claim(a_request(self.key, on_expiry=on_expiry), token=self.token, lease=LEASE))
         self.settler = Settler(store.recovery, EnvelopeCodec(), self.events.append, label=lambda key: "label")
 
     def seen(self) -> Case:
@@ -177,7 +177,7 @@ def test_44_a_silent_owner_that_comes_back_is_not_released_behind_its_back(store
     """
     policy = Policy(lease=LEASE, effects="deduplicated")
     for _ in range(ROUNDS):
-        _race_of_release_without_force(Race(store, on_lapse=OnExpiry.TAKEOVER), clock, policy)
+        _race_of_release_without_force(Race(store, on_expiry=OnExpiry.TAKEOVER), clock, policy)
 
 
 def _race_of_release_without_force(race: Race, clock: FrozenClock, policy: Policy) -> None:

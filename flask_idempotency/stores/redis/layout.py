@@ -93,7 +93,13 @@ def keys(key: StorageKey) -> Keys:
 @lru_cache(maxsize=1024)
 def _tenant_keys(tid: bytes) -> tuple[bytes, tuple[bytes, bytes, bytes, bytes, bytes, bytes]]:
     """Return the prefix of a tenant's records, and the other keys. Cached: building them takes a microsecond."""
-    return _prefix(tid) + b"r:", (*indexes(tid), memory(tid), unsettled(tid), ledger(tid), data_keys(tid))
+    return _prefix(tid) + b"r:", (
+        *indexes(tid),
+        partition_facts(tid),
+        tenant_unfinished(tid),
+        tenant_quota(tid),
+        data_keys(tid),
+    )
 
 
 def name(keys: Sequence[bytes]) -> bytes:
@@ -152,7 +158,7 @@ def indexes_in(partition: int) -> tuple[bytes, bytes]:
     return prefix + b"i", prefix + b"z"
 
 
-def memory(tid: bytes) -> bytes:
+def partition_facts(tid: bytes) -> bytes:
     """Return the hash with the facts of the tenant's partition."""
     return _prefix(tid) + b"m"
 
@@ -162,12 +168,12 @@ def memory_in(partition: int) -> bytes:
     return _beginning(partition) + b"m"
 
 
-def unsettled(tid: bytes) -> bytes:
+def tenant_unfinished(tid: bytes) -> bytes:
     """Return the sorted set of the tenant's unfinished records that count in its quota."""
     return _prefix(tid) + b"f:" + _text(tid)
 
 
-def ledger(tid: bytes) -> bytes:
+def tenant_quota(tid: bytes) -> bytes:
     """Return the hash of the tenant's totals of completed records, and of its limits."""
     return _prefix(tid) + b"q:" + _text(tid)
 

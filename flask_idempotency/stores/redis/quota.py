@@ -27,7 +27,7 @@ class RedisLedger:
         self._scan = Scan(server)
 
     def usage(self, tid: bytes) -> Usage:
-        keys = layout.unsettled(tid), layout.ledger(tid)
+        keys = layout.tenant_unfinished(tid), layout.tenant_quota(tid)
         now, unsettled, in_flight, pairs = self._server.run(scripts.QUOTA_USAGE, keys)
         fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
         ended = [_counts(text, 2) for edge, text in _numbered(_BUCKET, fields) if edge * 1000 <= now]
@@ -40,15 +40,17 @@ class RedisLedger:
         )
 
     def limits(self, tid: bytes) -> Quota:
-        text = self._server.execute("HGET", layout.ledger(tid), _LIMITS)
+        text = self._server.execute("HGET", layout.tenant_quota(tid), _LIMITS)
         return Quota() if text is None else _decode_limits(text)
 
     def limit(self, tid: bytes, quota: Quota) -> None:
         if quota.unlimited:
-            self._server.execute("HDEL", layout.ledger(tid), _LIMITS)
+            self._server.execute("HDEL", layout.tenant_quota(tid), _LIMITS)
             return
         seconds = "" if quota.new_keys is None else repr(quota.new_keys.seconds)
-        self._server.execute("HSET", layout.ledger(tid), _LIMITS, ",".join((*map(str, limits_of(quota)), seconds)))
+        self._server.execute(
+            "HSET", layout.tenant_quota(tid), _LIMITS, ",".join((*map(str, limits_of(quota)), seconds))
+        )
 
     def tenants(self) -> Sequence[bytes]:
         found = {layout.tid(name) for names in self._scan.all(layout.EVERY_LEDGER) for name in names}
@@ -65,19 +67,19 @@ class RedisLedger:
         # Read in this order: a record moves from the first index to the second, never back.
         names = {
             name: None
-            for index in (layout.unsettled(tid), in_flight, quarantined)
+            for index in (layout.tenant_unfinished(tid), in_flight, quarantined)
             for name in self._server.execute("ZRANGE", index, 0, -1)
         }
         drift, left = 0, iter(names)
         while batch := list(islice(left, BATCH)):
-            keys = layout.unsettled(tid), *(layout.record(tid, name) for name in batch)
+            keys = layout.tenant_unfinished(tid), *(layout.record(tid, name) for name in batch)
             removed, added = self._server.run(scripts.QUOTA_REPAIR_UNFINISHED, keys, tid, *batch)
             drift += removed - added
         return drift
 
     def _repair_completed(self, tid: bytes) -> tuple[int, int, int]:
         """Count completed records by bucket, and correct each bucket that did not change during the count."""
-        ledger = layout.ledger(tid)
+        ledger = layout.tenant_quota(tid)
         fields = self._server.execute("HGETALL", ledger)
         if not isinstance(fields, dict):  # Some clients return a mapping, others a list.
             fields = dict(zip(fields[::2], fields[1::2], strict=True))

@@ -46,16 +46,16 @@ class Claiming:
 
         assert (token, 1, near(LEASE)) == (grant.token, grant.attempt, grant.lease)
 
-    @pytest.mark.parametrize("on_lapse", list(OnExpiry))
-    def test_a_granted_claim_can_be_read(self, store: Store, clock: FrozenClock, on_lapse: OnExpiry) -> None:
+    @pytest.mark.parametrize("on_expiry", list(OnExpiry))
+    def test_a_granted_claim_can_be_read(self, store: Store, clock: FrozenClock, on_expiry: OnExpiry) -> None:
         """The record holds all fields of the claim, and a deadline on the store's clock."""
         key, token = a_key(), a_token()
-        grant = granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
+        grant = granted(store.claim(a_request(key, on_expiry=on_expiry), token=token, lease=LEASE))
 
         record = found(store, key)
 
         assert (State.PROCESSING, token, grant.fence, 1) == (record.state, record.token, record.fence, record.attempt)
-        assert (FINGERPRINT, on_lapse, ABOUT) == (record.fingerprint, record.on_expiry, record.info)
+        assert (FINGERPRINT, on_expiry, ABOUT) == (record.fingerprint, record.on_expiry, record.info)
         assert (near(clock.now), near(clock.now + LEASE)) == (record.requested_at, record.deadline)
         assert (near(LEASE), None, None, "") == (record.remaining, record.completed_at, record.payload, record.reason)
 
@@ -111,16 +111,16 @@ class Claiming:
         assert (first.fence, 1, near(LEASE - 10)) == (again.fence, again.attempt, again.lease)
         assert before.deadline == found(store, key).deadline
 
-    @pytest.mark.parametrize("on_lapse", list(OnExpiry))
+    @pytest.mark.parametrize("on_expiry", list(OnExpiry))
     def test_the_same_token_is_granted_again_after_its_lease(
-        self, store: Store, clock: FrozenClock, on_lapse: OnExpiry
+        self, store: Store, clock: FrozenClock, on_expiry: OnExpiry
     ) -> None:
         """The lease limits what other workers may do, and none has acted."""
         key, token = a_key(), a_token()
-        first = granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
+        first = granted(store.claim(a_request(key, on_expiry=on_expiry), token=token, lease=LEASE))
         clock.advance(LEASE + 1)
 
-        again = granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
+        again = granted(store.claim(a_request(key, on_expiry=on_expiry), token=token, lease=LEASE))
 
         assert (first.fence, 1, 0.0) == (again.fence, again.attempt, again.lease)
 
@@ -161,7 +161,7 @@ class Claiming:
         stand(store, clock, key, standing)
         before = found(store, key)
         ask = a_request(
-            key, fingerprint=fingerprint, on_lapse=OnExpiry.TAKEOVER, about=RequestInfo(principal="mallory")
+            key, fingerprint=fingerprint, on_expiry=OnExpiry.TAKEOVER, about=RequestInfo(principal="mallory")
         )
 
         second = store.claim(ask, token=a_token(), lease=600)
@@ -232,7 +232,7 @@ class Fencing:
         fences = []
         for _ in range(4):
             token = a_token()
-            ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
+            ask = a_request(key, on_expiry=OnExpiry.TAKEOVER)
             fences.append(granted(store.claim(ask, token=token, lease=LEASE)).fence)
             match ended:
                 case "released":
@@ -251,7 +251,7 @@ class Fencing:
     def test_a_clock_set_back_does_not_free_a_key(self, store: Store, clock: FrozenClock) -> None:
         """The lease lasts longer then: late, not unsafe. The take-over still gets the higher fence."""
         key = a_key()
-        ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
+        ask = a_request(key, on_expiry=OnExpiry.TAKEOVER)
         first = granted(store.claim(ask, token=a_token(), lease=LEASE))
         clock.advance(-86400)
         refused = store.claim(ask, token=a_token(), lease=LEASE)
@@ -408,9 +408,9 @@ class Ownership:
         key = a_key()
         first = stand(store, clock, key, "lapsed, takeover")
         second, third = a_token(), a_token()
-        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=second, lease=LEASE))
+        granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=second, lease=LEASE))
         store.release(key, second)
-        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=third, lease=LEASE))
+        granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=third, lease=LEASE))
 
         with pytest.raises(LeaseLost):
             write(store, key, first)

@@ -359,7 +359,9 @@ class SettledLedger:
     ) -> None:
         """Its record, its bytes and its place in flight are subtracted once."""
         tenant.complete()
-        key, token = tenant.claim(on_lapse=OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE)
+        key, token = tenant.claim(
+            on_expiry=OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE
+        )
         if standing in ("completed", "condemned"):
             store.complete(key, token, PAYLOAD, keep=KEEP)
         if standing == "condemned":

@@ -123,7 +123,7 @@ class LeaseExpiry:
         token = stand(store, clock, key, "lapsed, quarantine")
         before = found(store, key)
 
-        outcome = store.claim(a_request(key, on_lapse=asked), token=a_token(), lease=LEASE)
+        outcome = store.claim(a_request(key, on_expiry=asked), token=a_token(), lease=LEASE)
 
         record = found(store, key)
         assert Unknown("lease-expired") == outcome
@@ -139,7 +139,7 @@ class LeaseExpiry:
         key, token = a_key(), a_token()
         stand(store, clock, key, "lapsed, takeover")
         before = found(store, key)
-        retry = a_request(key, on_lapse=asked, about=RequestInfo(principal="alice", operation="payments.v2"))
+        retry = a_request(key, on_expiry=asked, about=RequestInfo(principal="alice", operation="payments.v2"))
 
         grant = granted(store.claim(retry, token=token, lease=2 * LEASE))
 
@@ -255,18 +255,18 @@ class LeaseExpiry:
     def test_a_marked_record_is_never_taken_over(self, store: Store, clock: FrozenClock) -> None:
         """Past the point of no return, only its owner or an operator can know the outcome."""
         key, token = a_key(), a_token()
-        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         store.mark_point_of_no_return(key, token)
         clock.advance(LEASE + 1)
 
-        outcome = store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
+        outcome = store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
 
         assert Unknown("lease-expired") == outcome
 
     def test_marking_changes_nothing_else(self, store: Store, clock: FrozenClock) -> None:
         """The lease is neither shortened nor lengthened, and twice is once."""
         key, token = a_key(), a_token()
-        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         before = found(store, key)
 
         store.mark_point_of_no_return(key, token)
@@ -292,7 +292,7 @@ class LeaseExpiry:
         """This is what keeps a worker that stalled just before its effect from having it beside its successor's."""
         key = a_key()
         token = stand(store, clock, key, "lapsed, takeover")
-        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
+        granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
 
         with pytest.raises(LeaseLost):
             store.mark_point_of_no_return(key, token)
@@ -302,7 +302,7 @@ class LeaseExpiry:
     def test_marking_what_is_quarantined_changes_nothing(self, store: Store) -> None:
         """It will not be taken over: what marking promises holds already."""
         key, token = a_key(), a_token()
-        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         store.quarantine(key, token, "view-crashed")
         before = found(store, key)
 

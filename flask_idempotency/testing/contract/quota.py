@@ -47,14 +47,14 @@ class Tenant:
         self.store, self.quota, self.tid = store, quota, a_key().tid
 
     def ask(
-        self, key: StorageKey | None = None, *, token: bytes = b"", on_lapse: OnExpiry = OnExpiry.QUARANTINE
+        self, key: StorageKey | None = None, *, token: bytes = b"", on_expiry: OnExpiry = OnExpiry.QUARANTINE
     ) -> StoreOutcome:
-        request = a_request(key or a_key(tid=self.tid), on_lapse=on_lapse)
+        request = a_request(key or a_key(tid=self.tid), on_expiry=on_expiry)
         return self.store.claim(request, token=token or a_token(), lease=LEASE, quota=self.quota)
 
-    def claim(self, *, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> tuple[StorageKey, bytes]:
+    def claim(self, *, on_expiry: OnExpiry = OnExpiry.QUARANTINE) -> tuple[StorageKey, bytes]:
         key, token = a_key(tid=self.tid), a_token()
-        granted(self.ask(key, token=token, on_lapse=on_lapse))
+        granted(self.ask(key, token=token, on_expiry=on_expiry))
         return key, token
 
     def complete(self) -> StorageKey:
@@ -156,10 +156,10 @@ class Counting:
 
     def test_who_takes_over_is_not_counted_again(self, tenant: Tenant, store: LedgerStore, clock: FrozenClock) -> None:
         """One key is one record, whichever worker owns it. The late worker changes no count."""
-        key, late = tenant.claim(on_lapse=OnExpiry.TAKEOVER)
+        key, late = tenant.claim(on_expiry=OnExpiry.TAKEOVER)
         clock.advance(LEASE)
         token = a_token()
-        granted(tenant.ask(key, token=token, on_lapse=OnExpiry.TAKEOVER))
+        granted(tenant.ask(key, token=token, on_expiry=OnExpiry.TAKEOVER))
 
         assert Usage(1, 0, 1) == tenant.usage
         for write in (store.release, lambda key, token: store.complete(key, token, PAYLOAD, keep=KEEP)):
@@ -172,10 +172,10 @@ class Counting:
     def test_what_was_claimed_uncounted_stays_so(self, store: LedgerStore, clock: FrozenClock) -> None:
         """Quotas may be switched on while claims are in flight: what was not counted up is not counted down."""
         tenant = Tenant(store, quota=None)
-        key, _ = tenant.claim(on_lapse=OnExpiry.TAKEOVER)
+        key, _ = tenant.claim(on_expiry=OnExpiry.TAKEOVER)
         clock.advance(LEASE)
         tenant.quota, token = PLENTY, a_token()
-        granted(tenant.ask(key, token=token, on_lapse=OnExpiry.TAKEOVER))
+        granted(tenant.ask(key, token=token, on_expiry=OnExpiry.TAKEOVER))
         store.complete(key, token, PAYLOAD, keep=KEEP)
 
         assert (Usage(), False) == (tenant.usage, found(store, key).in_quota)
@@ -282,7 +282,7 @@ class Limiting:
         done = tenant.complete()
         held, token = tenant.claim()
         store.quarantine(held, token, "why")
-        lapsed, _ = tenant.claim(on_lapse=OnExpiry.TAKEOVER)
+        lapsed, _ = tenant.claim(on_expiry=OnExpiry.TAKEOVER)
         clock.advance(LEASE)
         flying, owner = tenant.claim()
         tenant.quota = Quota(0, 0, 0, NewKeys(0, 60))
@@ -293,7 +293,7 @@ class Limiting:
         assert isinstance(tenant.ask(held), Unknown)
         assert isinstance(tenant.ask(flying), InFlight)
         assert isinstance(tenant.ask(flying, token=owner), Grant)
-        assert isinstance(tenant.ask(lapsed, on_lapse=OnExpiry.TAKEOVER), Grant)
+        assert isinstance(tenant.ask(lapsed, on_expiry=OnExpiry.TAKEOVER), Grant)
         assert isinstance(tenant.ask(), OverQuota)
 
     def test_a_key_that_was_released_or_has_expired_is_a_new_one(self, store: LedgerStore, clock: FrozenClock) -> None:

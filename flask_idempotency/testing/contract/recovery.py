@@ -222,8 +222,8 @@ class Reaping:
 
     def test_a_janitor_and_a_retry_do_not_both_decide(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """What is taken over is in flight; what is quarantined is not taken over."""
-        for on_lapse in OnExpiry:
-            standing: Standing = "lapsed, takeover" if on_lapse is OnExpiry.TAKEOVER else "lapsed, quarantine"
+        for on_expiry in OnExpiry:
+            standing: Standing = "lapsed, takeover" if on_expiry is OnExpiry.TAKEOVER else "lapsed, quarantine"
             lapsed, token = stood(store, clock, standing)
 
             def retry(lapsed: SeenRecord = lapsed) -> object:
@@ -234,7 +234,7 @@ class Reaping:
 
             at_once(retry, reap)
             record = found(store, lapsed.key)
-            if on_lapse is OnExpiry.TAKEOVER:
+            if on_expiry is OnExpiry.TAKEOVER:
                 assert (record.state, record.attempt) == (State.PROCESSING, 2)
                 with pytest.raises(LeaseLost):
                     store.complete(lapsed.key, token, PAYLOAD, keep=KEEP)

@@ -104,7 +104,7 @@ class ForceReleasing:
     ) -> None:
         """The operator decided before the response was stored."""
         key, token = a_key(), a_token()
-        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
         clock.advance(LEASE)
         lapsed = SeenRecord(key, found(store, key))
         events: dict[str, Callable[[], object]] = {

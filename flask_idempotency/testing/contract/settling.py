@@ -306,7 +306,7 @@ class Settling:
     def test_a_held_claim_is_never_taken_over(self, store: Store, clock: FrozenClock) -> None:
         """Not even if its lease has expired under take-over: the owner has declared the outcome unknown."""
         key = a_key()
-        ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
+        ask = a_request(key, on_expiry=OnExpiry.TAKEOVER)
         token = granted(store.claim(ask, token=a_token(), lease=LEASE)).token
         store.quarantine(key, token, "view-crashed")
         clock.advance(LEASE + 1)

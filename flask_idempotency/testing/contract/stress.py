@@ -69,7 +69,7 @@ class Row:
     token: bytes
     attempt: int
     fingerprint: bytes
-    on_lapse: OnExpiry
+    on_expiry: OnExpiry
     first_seen: float
     deadline: float
     payload: StoredPayload | None = None
@@ -92,9 +92,9 @@ class Model:
             self._row = None
         return self._row
 
-    def claim(self, token: bytes, fingerprint: bytes, on_lapse: OnExpiry, lease: int) -> object:
+    def claim(self, token: bytes, fingerprint: bytes, on_expiry: OnExpiry, lease: int) -> object:
         now, row = self._clock.now, self.row
-        fresh = Row(State.PROCESSING, token, 1, fingerprint, on_lapse, now, now + lease)
+        fresh = Row(State.PROCESSING, token, 1, fingerprint, on_expiry, now, now + lease)
         if row is None:
             self._row = fresh
             return Grant, 1
@@ -108,7 +108,7 @@ class Model:
             return Grant, row.attempt
         if row.deadline > now:
             return InFlight, row.deadline - now
-        if row.on_lapse is OnExpiry.TAKEOVER:
+        if row.on_expiry is OnExpiry.TAKEOVER:
             self._row = replace(fresh, attempt=row.attempt + 1, first_seen=row.first_seen)
             return Grant, row.attempt + 1
         self._row = replace(row, state=State.QUARANTINED, reason="lease-expired")
@@ -127,7 +127,7 @@ class Model:
         if row is None or row.token != token or row.state is State.COMPLETED:
             return True
         if row.state is State.PROCESSING:
-            self._row = replace(row, on_lapse=OnExpiry.QUARANTINE)
+            self._row = replace(row, on_expiry=OnExpiry.QUARANTINE)
         return False
 
     def complete(self, token: bytes, payload: StoredPayload, keep: int) -> Lost:
@@ -180,13 +180,13 @@ class StoreMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.clock.advance(seconds)
 
-    @rule(token=tokens, fingerprint=fingerprints, on_lapse=st.sampled_from(OnExpiry), lease=machine_durations)
-    def claim(self, token: bytes, fingerprint: bytes, on_lapse: OnExpiry, lease: int) -> None:
+    @rule(token=tokens, fingerprint=fingerprints, on_expiry=st.sampled_from(OnExpiry), lease=machine_durations)
+    def claim(self, token: bytes, fingerprint: bytes, on_expiry: OnExpiry, lease: int) -> None:
         # The model has no history, so it leaves cancelled claims out: see `Cancelling`.
         if token in self.released:
             return
-        request = a_request(self.key, fingerprint=fingerprint, on_lapse=on_lapse)
-        expected = self.model.claim(token, fingerprint, on_lapse, lease)
+        request = a_request(self.key, fingerprint=fingerprint, on_expiry=on_expiry)
+        expected = self.model.claim(token, fingerprint, on_expiry, lease)
         match self.store.claim(request, token=token, lease=lease):
             case Grant() as grant:
                 assert expected == (Grant, grant.attempt)
@@ -231,7 +231,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert (row, record) == (None, None)
             return
         assert (row.state, row.token, row.attempt) == (record.state, record.token, record.attempt)
-        assert (row.fingerprint, row.on_lapse, row.reason) == (record.fingerprint, record.on_expiry, record.reason)
+        assert (row.fingerprint, row.on_expiry, row.reason) == (record.fingerprint, record.on_expiry, record.reason)
         assert (near(row.deadline), near(row.first_seen)) == (record.deadline, record.requested_at)
         assert row.payload == record.payload
 
@@ -326,7 +326,7 @@ class Racing:
         for _ in range(ROUNDS):
             key = a_key()
             stand(store, clock, key, "lapsed, takeover")
-            ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
+            ask = a_request(key, on_expiry=OnExpiry.TAKEOVER)
 
             outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
 
@@ -409,10 +409,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    @rule(key=keys, token=tokens, on_lapse=st.sampled_from(OnExpiry), lease=recount_durations, quota=quotas)
-    def claim(self, key: int, token: int, on_lapse: OnExpiry, lease: float, quota: Quota | None) -> None:
+    @rule(key=keys, token=tokens, on_expiry=st.sampled_from(OnExpiry), lease=recount_durations, quota=quotas)
+    def claim(self, key: int, token: int, on_expiry: OnExpiry, lease: float, quota: Quota | None) -> None:
         before, live = self.usage, self.store.read(self.keys[key])
-        request = a_request(self.keys[key], on_lapse=on_lapse)
+        request = a_request(self.keys[key], on_expiry=on_expiry)
         outcome = self.store.claim(request, token=self.tokens[token], lease=lease, quota=quota)
         if live is not None:
             assert not isinstance(outcome, OverQuota)

@@ -47,10 +47,10 @@ def a_request(
     key: StorageKey,
     *,
     fingerprint: bytes = FINGERPRINT,
-    on_lapse: OnExpiry = OnExpiry.QUARANTINE,
+    on_expiry: OnExpiry = OnExpiry.QUARANTINE,
     about: RequestInfo = ABOUT,
 ) -> ClaimRequest:
-    return ClaimRequest(key=key, fingerprint=fingerprint, on_expiry=on_lapse, info=about)
+    return ClaimRequest(key=key, fingerprint=fingerprint, on_expiry=on_expiry, info=about)
 
 
 def granted(outcome: StoreOutcome) -> Grant:
@@ -74,8 +74,8 @@ def near(seconds: float) -> Any:
 def stand(store: Store, clock: FrozenClock, key: StorageKey, standing: Standing) -> bytes:
     """Bring the record of a new key into this state. Return its owner's token."""
     token = a_token()
-    on_lapse = OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE
-    granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
+    on_expiry = OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE
+    granted(store.claim(a_request(key, on_expiry=on_expiry), token=token, lease=LEASE))
     match standing:
         case "completed":
             store.complete(key, token, PAYLOAD, keep=KEEP)

@@ -214,7 +214,7 @@ def test_no_claim_is_taken_over_in_a_store_without_id(
 ) -> None:
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
-    redis_client.delete(layout.memory(key.tid))
+    redis_client.delete(layout.partition_facts(key.tid))
 
     assert "missing" == refused(store, key).loss
     assert State.PROCESSING is found(store, key).state

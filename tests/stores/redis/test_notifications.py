@@ -32,8 +32,8 @@ from tests.tooling.processes import DEADLINE_SECONDS, eventually
 IN_REDIS = [name for name in BACKENDS if name.startswith(tuple(f"{kind}-" for kind in REDIS_KINDS))]
 
 
-def awaited(key: StorageKey, *, on_lapse: OnExpiry = OnExpiry.QUARANTINE) -> ClaimRequest:
-    return replace(a_request(key, on_lapse=on_lapse), notify_on_completion=True)
+def awaited(key: StorageKey, *, on_expiry: OnExpiry = OnExpiry.QUARANTINE) -> ClaimRequest:
+    return replace(a_request(key, on_expiry=on_expiry), notify_on_completion=True)
 
 
 class Ear:
@@ -138,7 +138,7 @@ def test_a_key_without_waiters_is_not_published(store: RedisStore, heard: Callab
 def test_a_marked_and_renewed_claim_keeps_its_waiters(store: RedisStore, heard: Callable[[], list[bytes]]) -> None:
     """What a claim has said holds until it is settled; and its answer is none the more successful for it."""
     key, token = a_key(), a_token()
-    granted(store.claim(awaited(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
+    granted(store.claim(awaited(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
     store.mark_point_of_no_return(key, token)
     store.renew(key, token, lease=2 * LEASE)
     failed = replace(PAYLOAD, status=500, success=False)
@@ -153,7 +153,7 @@ def test_after_a_take_over_the_new_claim_decides_about_publishing(
 ) -> None:
     """It is another process' claim, perhaps of a release that lets nobody wait."""
     key, token = a_key(), a_token()
-    granted(store.claim(awaited(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
+    granted(store.claim(awaited(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
     clock.advance(LEASE + 1)
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, PAYLOAD, keep=KEEP)

@@ -90,7 +90,7 @@ def test_a_write_survives_a_broken_connection(
     """Repeated by the client it ends as once would have, without an error."""
     key, token, twin, twins = a_key(), a_token(), a_key(), a_token()
     for each, its in ((key, token), (twin, twins)):
-        granted(proxied_store.claim(a_request(each, on_lapse=OnExpiry.TAKEOVER), token=its, lease=LEASE))
+        granted(proxied_store.claim(a_request(each, on_expiry=OnExpiry.TAKEOVER), token=its, lease=LEASE))
     before = proxy.requests
     lose(proxy, what)
 
@@ -376,7 +376,7 @@ def test_a_full_server_accepts_writes_of_owners(
     store, client = server_to_fill
     keys = {verb: (a_key(), a_token()) for verb in WRITES}
     for key, token in keys.values():
-        granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
     fill(client)
 
     for verb, (key, token) in keys.items():

@@ -36,11 +36,11 @@ def test_a_quota_hash_has_one_field_per_bucket(
         clock.advance(600)
 
     kept = fields(redis_client, tid, b"b")
-    redis_client.hset(layout.ledger(tid), mapping=dict.fromkeys(kept, b"99999 99999999999999"))
-    redis_client.hset(layout.ledger(tid), "t", "9999999 999999999999999 1795186930040")
+    redis_client.hset(layout.tenant_quota(tid), mapping=dict.fromkeys(kept, b"99999 99999999999999"))
+    redis_client.hset(layout.tenant_quota(tid), "t", "9999999 999999999999999 1795186930040")
     for seconds in (1, 30, 60, 3600, 86_400):
         claim(store, tid, Quota(new_keys=NewKeys(10**6, seconds)))
-    usage = redis_client.memory_usage(layout.ledger(tid))
+    usage = redis_client.memory_usage(layout.tenant_quota(tid))
     assert 32 <= len(kept) <= 66
     assert usage is not None
     assert usage < 4096
@@ -68,9 +68,9 @@ def test_a_refused_claim_writes_no_data(
 
 def test_an_uncounted_claim_writes_no_quota(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
     """Whatever becomes of it."""
-    for on_lapse in OnExpiry:
+    for on_expiry in OnExpiry:
         key, token = a_key(), a_token()
-        granted(store.claim(a_request(key, on_lapse=on_lapse), token=token, lease=LEASE))
+        granted(store.claim(a_request(key, on_expiry=on_expiry), token=token, lease=LEASE))
         store.renew(key, token, lease=2 * LEASE)
         clock.advance(3 * LEASE)
         store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -95,7 +95,7 @@ def test_a_claim_after_a_long_pause_clears_old_buckets_once(
     claim(store, tid)
 
     assert fields(redis_client, tid, b"b") == {}
-    assert redis_client.hget(layout.ledger(tid), "t") == b"0 0 0"
+    assert redis_client.hget(layout.tenant_quota(tid), "t") == b"0 0 0"
     assert Usage(1, 0, 1) == replace(store.ledger.usage(tid), new_keys=0)
 
 
@@ -109,7 +109,7 @@ def test_past_rate_windows_are_dropped(store: RedisStore, redis_client: redis.Re
             claim(store, tid, Quota(new_keys=NewKeys(2, seconds)))
     names = {seconds: b"w%d000000" % seconds for seconds in (*lengths, 60)}
     assert {names[seconds] for seconds in lengths} == set(fields(redis_client, tid, b"w"))
-    redis_client.hset(layout.ledger(tid), "w", "of another release")
+    redis_client.hset(layout.tenant_quota(tid), "w", "of another release")
     clock.advance(10)
     complete(store, tid, keep=1)
     assert {names[seconds] for seconds in (30, 60, 86_400)} == set(fields(redis_client, tid, b"w"))
@@ -126,7 +126,7 @@ def test_past_rate_windows_are_dropped(store: RedisStore, redis_client: redis.Re
 def test_an_unreadable_rate_window_starts_again(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
     """It would end by itself, and until then it would shut the tenant out."""
     tid = a_key().tid
-    redis_client.hset(layout.ledger(tid), "w60000000", text)
+    redis_client.hset(layout.tenant_quota(tid), "w60000000", text)
     claim(store, tid)
 
     assert store.ledger.usage(tid).new_keys == 1
@@ -218,7 +218,7 @@ def test_a_quota_key_of_another_type_stops_before_the_first_write(
     """A script that stopped half-way would leave a record in an index and not, or counted and not."""
     tid = a_key().tid
     (key, token), done = claim(store, tid), complete(store, tid)
-    lapsed, _ = claim(store, tid, on_lapse=OnExpiry.TAKEOVER)
+    lapsed, _ = claim(store, tid, on_expiry=OnExpiry.TAKEOVER)
     clock.advance(LEASE)
     name = layout.keys(key)[which]
     redis_client.delete(name)
@@ -254,7 +254,7 @@ def test_unreadable_totals_grant_no_claim_and_are_repaired(
     tid = a_key().tid
     complete(store, tid)
     key, token = claim(store, tid)
-    redis_client.hset(layout.ledger(tid), "t", text)
+    redis_client.hset(layout.tenant_quota(tid), "t", text)
 
     with pytest.raises(CorruptRecord):
         claim(store, tid)
@@ -269,7 +269,7 @@ def test_unreadable_totals_grant_no_claim_and_are_repaired(
 def test_unreadable_limits_grant_no_claim(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
     """Until somebody sets them again."""
     tid = a_key().tid
-    redis_client.hset(layout.ledger(tid), "l", text)
+    redis_client.hset(layout.tenant_quota(tid), "l", text)
     with pytest.raises(CorruptRecord):
         claim(store, tid)
     store.ledger.limit(tid, Quota(records=1))
@@ -305,9 +305,9 @@ def test_quarantined_records_leave_room_for_a_take_over(store: RedisStore, clock
     """A lapsed claim that is taken over passes every limit: its key is known."""
     tid, key = a_key().tid, a_key()
     key = a_key(tid=tid)
-    granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=PLENTY))
+    granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=PLENTY))
     clock.advance(LEASE)
-    again = store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=SHUT[0])
+    again = store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=SHUT[0])
 
     assert isinstance(again, Grant)
     assert found(store, key).in_quota
@@ -342,7 +342,7 @@ def test_a_recount_restores_lost_quota(store: RedisStore, redis_client: redis.Re
     key, token = claim(store, tid)
     store.quarantine(key, token, "why")
     usage = replace(store.ledger.usage(tid), new_keys=0)
-    redis_client.delete(layout.ledger(tid), layout.unsettled(tid))
+    redis_client.delete(layout.tenant_quota(tid), layout.tenant_unfinished(tid))
 
     assert Drift(-1, -PAYLOAD.byte_size, -2) == store.ledger.reconcile(tid)
     assert usage == store.ledger.usage(tid)

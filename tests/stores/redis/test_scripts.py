@@ -340,7 +340,7 @@ def every_operation(store: RedisStore, cache: RedisReplayCache, clock: FrozenClo
     store.task_log.lock("reap", token, lease=LEASE)
     store.task_log.unlock("reap", token)
     taken = a_key()
-    granted(store.claim(a_request(taken, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
+    granted(store.claim(a_request(taken, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
     keys = layout.keys(taken)
     store._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), b"unreadable")
 

@@ -273,7 +273,7 @@ def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redi
     redis_client.setrange(layout.keys(key)[0], 24, b"\xfe")
     attempts = []
     for _ in range(3):
-        outcome = store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
+        outcome = store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
         assert isinstance(outcome, Grant)
         attempts.append(outcome.attempt)
         clock.advance(LEASE)
@@ -441,7 +441,7 @@ def test_an_unreadable_record_stays_for_ever(
 
     for _ in range(2):
         with pytest.raises(CorruptRecord):
-            store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
+            store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE)
         assert quarantined(redis_client, key)
         clock.advance(100 * 86_400)
     assert stored(redis_client, key) == data

@@ -63,7 +63,7 @@ def test_the_store_uses_the_server_time(open_store: OpenStore, strategy: str) ->
 def test_a_lease_ends_by_the_servers_clock(open_store: OpenStore, strategy: str) -> None:
     """Whoever asks after it takes over, and is the only one."""
     store, key = open_store(strategy=strategy, clock=store_time), a_key()
-    granted(store.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=a_token(), lease=0.000_001))
+    granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=0.000_001))
     attempts: list[int] = []
 
     def taken_over() -> bool:
@@ -96,7 +96,7 @@ def test_a_refusal_takes_no_fence(open_store: OpenStore, clock: FrozenClock, str
 def test_strategies_may_be_mixed(open_store: OpenStore, clock: FrozenClock, first: str, second: str) -> None:
     """While a release that uses another one is rolled out, both are at work."""
     one, other, key, token = open_store(strategy=first), open_store(strategy=second), a_key(), a_token()
-    fence = granted(one.claim(a_request(key, on_lapse=OnExpiry.TAKEOVER), token=token, lease=LEASE)).fence
+    fence = granted(one.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE)).fence
     assert isinstance(other.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
     clock.advance(LEASE)
     successor = a_token()
@@ -200,7 +200,7 @@ def test_the_fence_of_a_key_rises_where_the_sequence_went_back(
     A new table has a new sequence, logical replication leaves sequences out, and not every role may set one. The worker of
     before must not pass for the newer one.
     """
-    store, request, token = open_store(strategy=strategy), a_request(a_key(), on_lapse=OnExpiry.TAKEOVER), a_token()
+    store, request, token = open_store(strategy=strategy), a_request(a_key(), on_expiry=OnExpiry.TAKEOVER), a_token()
     before = granted(store.claim(request, token=token, lease=LEASE, quota=quota))
     if released:
         store.release(request.key, token)
@@ -331,7 +331,7 @@ def test_exactly_one_thread_takes_over(open_store: OpenStore, clock: FrozenClock
     for _ in range(ROUNDS):
         key = a_key()
         stand(store, clock, key, "lapsed, takeover")
-        ask = a_request(key, on_lapse=OnExpiry.TAKEOVER)
+        ask = a_request(key, on_expiry=OnExpiry.TAKEOVER)
 
         outcomes = at_once(*[lambda ask=ask: store.claim(ask, token=a_token(), lease=LEASE)] * THREADS)
 

@@ -115,11 +115,11 @@ class TieredMachine(RuleBasedStateMachine):
         key=keys,
         token=tokens,
         fingerprint=st.sampled_from((FINGERPRINT, FINGERPRINT, OTHER_FINGERPRINT)),
-        on_lapse=st.sampled_from(OnExpiry),
+        on_expiry=st.sampled_from(OnExpiry),
         lease=durations,
     )
-    def claim(self, key: StorageKey, token: bytes, fingerprint: bytes, on_lapse: OnExpiry, lease: int) -> None:
-        request = a_request(key, fingerprint=fingerprint, on_lapse=on_lapse)
+    def claim(self, key: StorageKey, token: bytes, fingerprint: bytes, on_expiry: OnExpiry, lease: int) -> None:
+        request = a_request(key, fingerprint=fingerprint, on_expiry=on_expiry)
         expected = self.alone.claim(request, token=token, lease=lease)
         told = self.store.claim(request, token=token, lease=lease)
         if isinstance(told, Record) and isinstance(expected, Record) and isinstance(self.system, TellingStore):

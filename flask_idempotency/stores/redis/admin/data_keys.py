@@ -75,7 +75,7 @@ class RedisDataKeys:
         if len(kid) > 255:
             raise ValueError(f"the id of a wrapping key has {len(kid)} bytes; the limit is 255")
         value = bytes((len(kid),)) + kid + key.wrapped
-        keys = layout.memory(tid), layout.data_keys(tid)
+        keys = layout.partition_facts(tid), layout.data_keys(tid)
         result = self._server.run(scripts.DATA_KEYS_ADD, keys, store, key.number, value, after)
         if result == b"CORRUPT":
             raise corrupt()
@@ -130,7 +130,7 @@ class RedisDataKeys:
         return keys, corrupt_keys
 
     def _look(self, tid: bytes) -> tuple[int, bytes, dict[bytes, bytes]]:
-        keys = layout.memory(tid), layout.data_keys(tid)
+        keys = layout.partition_facts(tid), layout.data_keys(tid)
         now, store, pairs = self._server.run(scripts.DATA_KEYS_READ, keys, secrets.token_bytes(_ID_BYTES))
         return now, store, dict(zip(pairs[::2], pairs[1::2], strict=True))
 

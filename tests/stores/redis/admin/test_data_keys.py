@@ -289,13 +289,13 @@ def test_replacing_a_response_keeps_its_lifetime_and_quota(
     complete(store, key)
     shelf = store.data_keys.read_keys(key.tid)
     assert store.data_keys.add(key.tid, DataKey(1, "2026-11", b"wrapped"), store=shelf.store, after=0)
-    name, ledger = layout.keys(key)[0], redis_client.hgetall(layout.ledger(key.tid))
+    name, ledger = layout.keys(key)[0], redis_client.hgetall(layout.tenant_quota(key.tid))
     redis_client.pexpire(name, 1_000_000)
     new = replace(PAYLOAD, data=b"sealed", sealed_by=SealedBy("2026-11", 1))
 
     assert store.responses.replace(key, PAYLOAD, new)
     assert 900_000 < redis_client.pttl(name) <= 1_000_000
-    assert redis_client.hgetall(layout.ledger(key.tid)) == ledger
+    assert redis_client.hgetall(layout.tenant_quota(key.tid)) == ledger
 
 
 class Node:

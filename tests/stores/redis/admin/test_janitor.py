@@ -238,8 +238,8 @@ def test_the_janitor_works_on_a_full_server(
     """Most of all then: each is found, quarantined, given to a resolver, and settled or freed."""
     store, client = full
     tid = a_key().tid
-    for on_lapse in (OnExpiry.QUARANTINE,) * 3 + (OnExpiry.TAKEOVER,):
-        granted(store.claim(a_request(a_key(tid=tid), on_lapse=on_lapse), token=a_token(), lease=LEASE, quota=quota))
+    for on_expiry in (OnExpiry.QUARANTINE,) * 3 + (OnExpiry.TAKEOVER,):
+        granted(store.claim(a_request(a_key(tid=tid), on_expiry=on_expiry), token=a_token(), lease=LEASE, quota=quota))
     answered, token = a_key(tid=tid), a_token()
     granted(store.claim(a_request(answered), token=token, lease=LEASE, quota=quota))
     store.complete(answered, token, PAYLOAD, keep=KEEP)
