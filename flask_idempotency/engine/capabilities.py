@@ -167,10 +167,7 @@ RISK: Final = (
 
 
 class DataLoss(Enum):
-    """The kinds of data loss. After one, a key that the store does not know may have run before.
-
-    Protocol: research/correctness.md, sections 1.1, 3 and 8.
-    """
+    """The kinds of data loss. After one, a key that the store does not know may have run before."""
 
     MISSING = "missing"
     """The store has no identity: it was emptied, or is new."""

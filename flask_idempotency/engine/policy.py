@@ -28,8 +28,8 @@ Decide: TypeAlias = Callable[[Any, BaseException | None], "Decision | str | None
 """(response, exception) → a decision, its name, or None to leave it to the other rules."""
 
 RELEASED_BY_DEFAULT = frozenset({307, 308, 401, 403, 407, 408, 409, 419, 421, 425, 429, 501, 503})
-"""Statuses that say that the request had no effect. Another resource serves it (3xx), or it may succeed later (P-45 in
-research/peers). After any other 5xx it is unknown how far the view came."""
+"""Statuses that say that the request had no effect. Another resource serves it (3xx), or it may succeed later.
+After any other 5xx it is unknown how far the view came."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ executed* after_request hook of that scope. On a replay it puts the stored respo
 all other hooks run again on identical input. `finish` ends the claim after all of them succeeded: a stored 200 must not
 follow a failed commit. `teardown` handles crashes only. It runs first, because a failing teardown function stops the rest.
 
-`research/flask-hooks.md` has the facts; `tests/web/test_hooks_contexts.py` tests those that this module relies on.
+`tests/web/test_hooks_contexts.py` tests the facts about Flask that this module relies on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Detect that a Redis has lost records, and decide what happens to keys that it does not know.
 
 Each partition holds the store's id, its layout and the Redis process. Without them, the partition was emptied. Another
-process means a restart, a fail-over or an older copy, and each may lose the last writes. research/correctness.md,
-section 3, has the measurements.
+process means a restart, a fail-over or an older copy, and each may lose the last writes.
+`docs/redis-memory.md` says what each deployment of Redis may lose.
 
 A restart loses no record if Redis flushed each write before its reply, and loaded the files of the process before it.
 No single fact proves this, so four are needed:
