@@ -136,7 +136,7 @@ def test_it_tells_that_a_cache_which_is_not_known_here_was_not_told(tmp_path: Pa
     assert 0 == world.app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"]).exit_code
 
     assert not json.loads(run(world, *SHRED, "--json").stdout)["cache_unknown"]
-    world.app.extensions["idempotency"].built.fronted.note_cache()
+    world.app.extensions["idempotency"].built.cache_marker.note_cache()
 
     assert "IDEMPOTENCY_REDIS_URL is not set here, so no cache was invalidated" in run(world, *SHRED).output
     assert json.loads(run(world, *SHRED, "--json").stdout)["cache_unknown"]
@@ -153,7 +153,7 @@ def test_where_nobody_can_tell_whether_there_is_a_cache_it_says_so(tmp_path: Pat
     world = new_world(Flask("tests.web.app"), store=f"sqlite:///{tmp_path / 'records.db'}")  # type: ignore[arg-type]
     assert 0 == world.app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"]).exit_code
     state = world.app.extensions["idempotency"]
-    world.app.extensions["idempotency"] = replace(state, built=replace(state.built, fronted=Silent()))
+    world.app.extensions["idempotency"] = replace(state, built=replace(state.built, cache_marker=Silent()))
 
     assert json.loads(run(world, "--tenant", "acme", *WHY, "--yes", "--json").stdout)["cache_unknown"]
 
