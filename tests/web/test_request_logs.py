@@ -296,7 +296,7 @@ def test_an_id_from_a_log_is_shown_and_released(store: Any, secret: Any) -> None
 
     assert (label, "quarantined", "pay") == (shown["record"], shown["state"], shown["endpoint"])
     assert 0 == run(world, "release", label, *WHY, "--yes", "--force").exit_code
-    assert "no record with this id" in refusal(run(world, "show", label))
+    assert "No record has this id" in refusal(run(world, "show", label))
     assert 201 == paid(world).status_code
 
 
@@ -315,7 +315,7 @@ def test_a_completed_record_is_shown_by_its_id(store: Any) -> None:
     label = logged(world)
 
     assert "completed" == said(run(world, "show", label, "--tenant", "acme", "--json"))["state"]
-    assert "no record with this id" in refusal(run(world, "show", label, "--tenant", "globex"))
+    assert "No record has this id" in refusal(run(world, "show", label, "--tenant", "globex"))
 
 
 def test_the_beginning_of_a_handle_is_enough(store: Any) -> None:

@@ -461,7 +461,7 @@ def test_a_limit_that_is_set_by_hand_is_divided_over_all_parts(partitioned_shop:
     told = run(world, "quota", "set", "--tenant", "acme", "--records", "10", "--actor", "ops").output
     run(world, "quota", "set", "--tenant", "acme", "--in-flight", "0", "--actor", "ops")
 
-    assert told.startswith("records: 12\nEach of its 4 parts has its share of that, rounded up")
+    assert told.startswith("records: 12\nEach of its 4 parts has a share of that, rounded up")
     assert [Quota(records=3, in_flight=0)] * 8 == limits()
     shown = said(run(world, "quota", "show", "--tenant", "acme", "--json"))["tenants"][0]["limits"]
     assert (12, 0) == (shown["records"], shown["in-flight"])
