@@ -107,6 +107,8 @@ _INVALIDATED_BYTES = 24
 """The part of a record up to its fence: shorter than any record."""
 _ENDLESS = (1 << 52).to_bytes(7, "big")
 """Microseconds: in the future by every clock, and exact in Lua."""
+_NO_RESPONSE = _ENDLESS * 2 + bytes(_INVALIDATED_BYTES - _FENCE_BYTES)
+"""An entry without a response, up to its fence."""
 
 
 class RedisReplayCache:
@@ -163,8 +165,9 @@ class RedisReplayCache:
             self._guarded(self._keep, names, missed_at, left, sealed)
 
     def forget(self, key: StorageKey) -> None:
-        # The script keeps the entry of an invalidated response.
-        self._guarded(self._drop, (layout.cached_response(key), layout.cache_erasure(key.tid)))
+        # The script keeps the entry of an invalidated response, and the fence of any other: a response of an earlier claim
+        # may still be on its way here.
+        self._guarded(self._drop, (layout.cached_response(key), layout.cache_erasure(key.tid)), _NO_RESPONSE)
 
     def invalidate(self, key: StorageKey, *, fence: int) -> bool:
         return bool(self._guarded(self._invalidate, layout.cached_response(key), fence))
@@ -206,8 +209,8 @@ class RedisReplayCache:
                 self._refusing = True
                 _log.warning("The Redis that caches responses refuses writes (%s)", type(error).__name__)
 
-    def _drop(self, names: Sequence[bytes]) -> None:
-        self._run(scripts.CACHE_DELETE, names, _TIMES_BYTES + _INVALIDATED_BYTES)
+    def _drop(self, names: Sequence[bytes], beginning: bytes = b"") -> None:
+        self._run(scripts.CACHE_DELETE, names, _TIMES_BYTES + _INVALIDATED_BYTES, beginning)
 
     def _guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of this call, or None if Redis does not answer or the breaker skips it."""
@@ -241,7 +244,7 @@ def _sealed(key: StorageKey, record: Record) -> bytes:
 
 def _invalidated(fence: int) -> bytes:
     """Return an entry without a response. Its fence is above `fence`, so `put` does not replace it with an older one."""
-    return _ENDLESS * 2 + bytes(_INVALIDATED_BYTES - _FENCE_BYTES) + (fence + 1).to_bytes(_FENCE_BYTES, "big")
+    return _NO_RESPONSE + (fence + 1).to_bytes(_FENCE_BYTES, "big")
 
 
 def _opened(key: StorageKey, sealed: bytes) -> Record:

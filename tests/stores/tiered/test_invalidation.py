@@ -141,6 +141,33 @@ def test_a_cache_that_forgets_a_key_still_drops_late_fills(
     assert isinstance(other.claim(a_request(key), token=a_token(), lease=LEASE), Grant)
 
 
+@pytest.mark.parametrize("change", ("marked corrupt", "sealed again"))
+def test_a_late_fill_does_not_pass_a_forgotten_response_of_a_later_claim(
+    cache: RedisReplayCache, system: FullSystem, clock: FrozenClock, change: str
+) -> None:
+    """The key was released and completed again. Forgetting the second response must not let the first one in."""
+    slow = HeldUp(cache)
+    late, other, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
+    stand(late, clock, key, "completed")
+    first = replayed(late, key)
+    assert other.recovery.force_release(seen(system, key))
+    stand(other, clock, key, "completed")
+    assert replayed(other, key).fence > first.fence
+    if change == "marked corrupt":
+        other.mark_corrupt(key, PAYLOAD)
+    else:
+        assert other.responses.replace(key, PAYLOAD, OTHER_PAYLOAD)
+    slow.arrive()
+
+    outcome = other.claim(a_request(key), token=a_token(), lease=LEASE)
+    if change == "marked corrupt":
+        assert outcome == Unknown(CORRUPT)
+    else:
+        assert [replayed(other, key).payload for _ in range(2)] == [OTHER_PAYLOAD] * 2
+    cached_now = cache.get(key)
+    assert not isinstance(cached_now, Record) or cached_now.fence > first.fence
+
+
 def test_a_resolved_response_survives_a_second_corrupt_mark_of_the_old_one(
     store: TieredStore, system: FullSystem, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
