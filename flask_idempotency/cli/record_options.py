@@ -217,5 +217,5 @@ def _one(cases: list[Case], named: RecordOptions) -> Case:
         raise Refused(f"This key was used for another endpoint, {other}: name that, or leave --endpoint out.")
     raise Refused(
         "There is no record of this key under any secret in use: it was never used, was "
-        "released, or its time is over; or it is somebody else's, so look at --tenant and --principal."
+        "released, or it expired; or it belongs to another caller: check --tenant and --principal."
     )

@@ -43,7 +43,9 @@ from flask_idempotency.operations.records import (
 from flask_idempotency.web.janitor import policy_of, result_of
 
 _FASTER: Final = "Another process resolved it first, or its worker has just renewed its lease. Nothing was changed."
-_LEFT: Final = "Records of the same use under other secrets that had changed meanwhile, and stay as they are: {left}."
+_LEFT: Final = (
+    "Records of the same use under other secrets that changed during this command, and stay as they are: {left}."
+)
 _CACHED: Final = (
     "It holds an answer, and other hosts have a cache that would go on giving it: IDEMPOTENCY_REDIS_URL is not set here, so "
     "that cannot be told. Nothing was changed. Do this where it is set as it is for the web hosts; --force does not help. If "

@@ -427,7 +427,7 @@ def canary(data_loss: DataLossDetector) -> list[Finding]:
 
 @check("after-loss", asks_store=True)
 def after_loss(data_loss: DataLossDetector, endpoints: Iterable[Endpoint], *, lenient: bool) -> list[Finding]:
-    """Report whether the store is told from another, and whether workers have time to restore their claims."""
+    """Report whether the store can be distinguished from another, and whether workers have time to restore their claims."""
     rules = data_loss.rules
     if rules.after_loss == "run":
         if lenient:

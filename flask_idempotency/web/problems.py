@@ -182,7 +182,7 @@ _ROWS = (
     ProblemType(
         code="outcome-unknown",
         status=409,
-        title="Nobody knows whether the first request was carried out",
+        title="It is unknown whether the first request was carried out",
         detail=(
             "The first request with this idempotency key failed or was interrupted, and how far it came is not known. The "
             "request will not run again until that is settled."
@@ -242,7 +242,7 @@ _ROWS = (
         guide=(
             "The request was carried out up to the point where its changes were to be made permanent. Then the database "
             "refused that, or the service's rules did not let the response stand. Nothing of it remains, and the key is free: "
-            "sending the request again with the same key is safe and runs it anew. If it ends the same way again, the request "
+            "sending the request again with the same key is safe and runs it again. If it ends the same way again, the request "
             "contradicts what is stored, or those rules are wrong; the service's log says which."
         ),
         retry=True,
@@ -251,7 +251,7 @@ _ROWS = (
     ProblemType(
         code="commit-unknown",
         status=500,
-        title="Nobody knows whether the request's changes were kept",
+        title="It is unknown whether the request's changes were kept",
         detail="The database did not say whether it has kept this request's changes, and the request carries no key.",
         guide=(
             "The request was carried out, and when its changes were to be made permanent the database did not answer any "
@@ -299,9 +299,9 @@ _ROWS = (
             "again."
         ),
         guide=(
-            "The request was carried out once, and this attempt did nothing. Its answer was destroyed together with "
-            "all other answers of its tenant, so nobody can read it any more. Retrying gets this same "
-            "answer for as long as the key is remembered. Read the resource's present state with a GET."
+            "The request was carried out once, and this attempt did nothing. Its response was destroyed "
+            "together with all other responses of its tenant, and cannot be read any more. Retrying gets this same "
+            "problem for as long as the key is remembered. Read the resource's present state with a GET."
         ),
         retry=False,
     ),

@@ -274,12 +274,12 @@ class ResponsesContract:
         old, new = with_keys(store, key.tid, "old", "new")
         payload = complete(store, key, old)
         clock.advance(KEEP / 2)
-        before, anew = found(store, key), replace(payload, data=b"sealed anew", sealed_by=new)
+        before, resealed = found(store, key), replace(payload, data=b"sealed again", sealed_by=new)
 
-        assert store.responses.replace(key, payload, anew)
-        assert replace(before, payload=anew) == found(store, key)
+        assert store.responses.replace(key, payload, resealed)
+        assert replace(before, payload=resealed) == found(store, key)
         clock.advance(KEEP / 2 - 0.125)
-        assert anew == found(store, key).payload
+        assert resealed == found(store, key).payload
         clock.advance(0.125)
         assert store.read(key) is None
 

@@ -13,6 +13,7 @@ from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     KEEP,
     LEASE,
+    LONG,
     OTHER_FINGERPRINT,
     PAYLOAD,
     Standing,
@@ -25,10 +26,6 @@ from flask_idempotency.testing.contract.support import (
     stand,
 )
 from flask_idempotency.testing.doubles import FrozenClock
-
-# What time ends, and what it does not.
-
-LONG = 400 * 86400.0
 
 
 class Retention:
@@ -116,7 +113,7 @@ class LeaseExpiry:
     @pytest.mark.parametrize("asked", list(OnExpiry))
     def test_an_expired_claim_is_quarantined(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
         """
-        Nobody knows what its owner did. The rule is the one written into the record: a retry from a newer release, with
+        The work of its owner is unknown. The rule in the record decides: a retry from a newer release, with
         another policy, does not change what the first request was promised.
         """
         key = a_key()

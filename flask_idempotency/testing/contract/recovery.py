@@ -140,7 +140,7 @@ class Reaping:
             assert not store.recovery.quarantine_expired(each, horizon=clock.now + AGES)
             assert State.PROCESSING is found(store, each.key).state
 
-    @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "lapsed", "freed", "begun anew"))
+    @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "lapsed", "freed", "begun again"))
     def test_a_record_that_has_changed_is_not_quarantined(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
@@ -154,7 +154,7 @@ class Reaping:
             "held": lambda: store.quarantine(lapsed.key, token, "view-crashed"),
             "lapsed": lambda: store.recovery.quarantine_expired(lapsed, horizon=clock.now),
             "freed": lambda: store.release(lapsed.key, token),
-            "begun anew": lambda: begin_anew(store, lapsed.key, token),
+            "begun again": lambda: begin_anew(store, lapsed.key, token),
         }
         events[event]()
         clock.advance(2 * LEASE)
@@ -261,7 +261,7 @@ def _given(store: RecoveryStore, *, horizon: float, limit: int) -> Sequence[Seen
     for _ in range(9):
         with suppress(StoreUnavailable):
             return store.recovery.next_for_resolver(horizon=horizon, least=LEAST, most=MOST, limit=limit)
-    raise AssertionError("nobody was ever told")
+    raise AssertionError("the store stayed unavailable for nine calls")
 
 
 class ResolverQueue:

@@ -98,7 +98,7 @@ class ForceReleasing:
             assert not store.recovery.force_release(each)
             assert store.read(each.key) is None
 
-    @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "begun anew"))
+    @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "begun again"))
     def test_what_does_not_stand_as_it_was_seen_is_not_freed(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
@@ -112,7 +112,7 @@ class ForceReleasing:
             "taken over": lambda: granted(store.claim(a_request(key), token=a_token(), lease=LEASE)),
             "completed": lambda: store.complete(key, token, PAYLOAD, keep=KEEP),
             "held": lambda: store.quarantine(key, token, "view-crashed"),
-            "begun anew": lambda: begin_anew(store, key, token),
+            "begun again": lambda: begin_anew(store, key, token),
         }
         events[event]()
         before = found(store, key)
@@ -256,7 +256,7 @@ class Resolving:
         assert not store.recovery.resolve(other, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert other.record == found(store, other.key)
 
-    @pytest.mark.parametrize("event", ("completed", "condemned", "released", "begun anew", "lapsed anew"))
+    @pytest.mark.parametrize("event", ("completed", "condemned", "released", "begun again", "lapsed again"))
     def test_what_does_not_stand_as_it_was_seen_is_not_settled(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
@@ -268,9 +268,9 @@ class Resolving:
                 store.mark_corrupt(held.key, PAYLOAD)
         else:
             store.release(held.key, token)
-            if event == "begun anew":
+            if event == "begun again":
                 stand(store, clock, held.key, "in flight")
-            if event == "lapsed anew":
+            if event == "lapsed again":
                 stand(store, clock, held.key, "quarantined")
         before = store.read(held.key)
 

@@ -24,6 +24,7 @@ from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
     KEEP,
     LEASE,
+    LONG,
     OTHER_FINGERPRINT,
     OTHER_PAYLOAD,
     PAYLOAD,
@@ -37,10 +38,6 @@ from flask_idempotency.testing.contract.support import (
     stand,
 )
 from flask_idempotency.testing.doubles import FrozenClock
-
-# A record that cannot be opened is quarantined. It never counts as absent.
-
-LONG = 400 * 86400.0
 
 
 class MarkingCorrupt:

@@ -26,6 +26,8 @@ from flask_idempotency.testing.doubles import FrozenClock
 
 LEASE = 30.0
 KEEP = 3600.0
+LONG = 400 * 86400.0
+"""Seconds: longer than any record is kept."""
 FINGERPRINT = b"\x01" + b"f" * 16
 OTHER_FINGERPRINT = b"\x01" + b"F" * 16
 ABOUT = RequestInfo(tenant="acme", principal="alice", method="POST", operation="payments.create")
