@@ -4,6 +4,7 @@
     python3 run.py demo [--exit] [--port N]   the example payments service, with a tour
     python3 run.py test [pytest arguments]    the tests
     python3 run.py check                      lint, format, types, the direction of imports and luacheck
+    python3 run.py docs [linkcheck]           the documentation site, into build/docs
     python3 run.py bench [arguments]          the benchmarks
     python3 run.py walk [stores] [--markdown] the functions of this package that one request crosses, in call order
     python3 run.py mutants [names] [--since C] faults seeded in the code; a named test must notice each
@@ -11,7 +12,8 @@
     python3 run.py setup                      only prepare .venv, for every command
 
 A command makes .venv and installs the packages that it needs: demo those in requirements/demo.txt,
-test, bench, walk and mutants those in requirements/test.txt, the others all of requirements.txt.
+test, bench, walk and mutants those in requirements/test.txt, bench those in requirements/bench.txt too,
+the others all of requirements.txt.
 
 Set FLASK_VERSION=3.0.3 to run demo, test, bench, walk or mutants on that Flask,
 SQLALCHEMY_VERSION=2.0.58 for that SQLAlchemy, MARSHMALLOW_VERSION=3.20.2 for that marshmallow.
@@ -39,10 +41,20 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "made-by-run.py"
-TYPED = ("flask_idempotency", "janitor", "example_app", "benchmarks", "tests", "requirements", "run.py", "setup.py")
+TYPED = (
+    "flask_idempotency",
+    "janitor",
+    "example_app",
+    "benchmarks",
+    "tests",
+    "docs",
+    "requirements",
+    "run.py",
+    "setup.py",
+)
 # Each of these becomes the process of run.py, so signals, the terminal and the exit code are its own.
 MODULES = {"demo": "example_app.demo", "test": "pytest", "bench": "benchmarks", "walk": "benchmarks.walk"}
-MODULES.update({"mutants": "tests.mutants", "lock": "requirements.lock"})
+MODULES.update({"mutants": "tests.mutants", "lock": "requirements.lock", "docs": "docs"})
 # The variables that name another version of a package than the pinned one.
 OTHER_VERSIONS = {"FLASK_VERSION": "Flask", "SQLALCHEMY_VERSION": "SQLAlchemy", "MARSHMALLOW_VERSION": "marshmallow"}
 # Raise this number to make every .venv again.
@@ -90,12 +102,12 @@ def check() -> int:
 
 def needed_by(command: str) -> list[Path]:
     """Return the files of pins that a command needs."""
-    if command in ("check", "setup", "lock"):
+    if command in ("check", "setup", "lock", "docs"):
         return [ROOT / "requirements.txt"]
     names = ["demo"]
     if command != "demo" or any(map(os.environ.get, OTHER_VERSIONS)):
         # Another version of a package may depend on packages that the pinned one does not need.
-        names = ["test"]
+        names = ["test", "bench"] if command == "bench" else ["test"]
     elif os.environ.get("DATABASE_URL", "").startswith("postgres"):
         names = ["demo", "postgresql"]
     return [ROOT / "requirements" / f"{name}.txt" for name in names]

@@ -13,7 +13,15 @@ EXTRAS = {
     "sql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2"],
     "postgresql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2", "psycopg[binary]>=3.2,<4"],
     "crypto": ["cryptography>=43"],
-    "celery": ["celery>=5.6.3,<6"],
+    # kombu's transport for Redis imports packaging, and requires it with an extra of its own only.
+    "celery": ["celery>=5.6.3,<6", "packaging>=23"],
+    "rabbitmq": ["pika>=1.3,<2"],
+    "kafka": ["confluent-kafka>=2.6,<3"],
+    "cli": ["rich>=13.9,<16"],
+    "zstd": ["backports.zstd>=1; python_version < '3.14'"],
+    "speed": ["orjson>=3.11.5,<4"],
+    "openapi": ["apispec>=6.4,<7"],
+    "client": ["httpx>=0.27,<1", "requests>=2.32,<3", "urllib3>=2,<3"],
     "metrics": ["prometheus_client>=0.20,<1"],
 }
 
@@ -28,7 +36,7 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["flask_idempotency", "flask_idempotency.*"]), *JANITOR],
     package_dir={"flask_idempotency.janitor": "janitor"},
-    package_data={"": ["py.typed", "lua/*.lua", "lua/lib/*.lua"]},
+    package_data={"": ["py.typed", "lua/*.lua", "lua/lib/*.lua", "*.schema.json", "browser/*.js"]},
     # Found even where the application cannot start: the first key of a ring is made before there is a ring.
     entry_points={"flask.commands": ["idempotency = flask_idempotency.cli:cli"]},
     install_requires=["flask>=3.0,<4", "marshmallow>=3.20,<5"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,14 +12,29 @@ from contextlib import closing, contextmanager
 
 import redis
 
-from benchmarks import features, paths, serving, sql, storage
+from benchmarks import client as http_client
+from benchmarks import comparison, features, gate, imports, messages, outbox, page, paths, profiling, sql, storage
+from benchmarks.apps import plain_installation
 from benchmarks.harness import BUSY, OURS, OURS_MEMORY, PATHS, Cores, choose_cores, describe, is_idle, pin, pinned
 from benchmarks.report import Section
 from example_app.demo.servers import RedisServer
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.store import RedisStore
 
-PARTS = ("requests", "trips", "serving", "memory", "sql", "compliance", "promises", "expiry")
+ROUNDS, REQUESTS = 21, 200
+PARTS = (
+    "compare",
+    "sql",
+    "memory",
+    "growth",
+    "import",
+    "client",
+    "messages",
+    "compliance",
+    "promises",
+    "expiry",
+    "outbox",
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,11 +43,17 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := set(options.part) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
     if options.quick:
-        options.rounds, options.requests, options.seconds = 3, 50, 0.5
+        options.rounds, options.requests, options.seconds = 3, 50, 0.25
         options.rows = min(options.rows, 20_000)
+    if not (options.gate or options.commit):
+        options.rounds, options.requests = options.rounds or ROUNDS, options.requests or REQUESTS
+    # After a minute the extension warns that no janitor reports.
+    logging.getLogger("flask_idempotency").setLevel(logging.ERROR)
     cores = choose_cores()
-    with _server(options.redis_url, cores) as (client, url), pinned(cores.application):
+    with plain_installation(), empty_server(options.redis_url, cores) as (client, url), pinned(cores.application):
         about, idle = describe(client, cores), is_idle()
+        if options.gate:
+            return gate.report(*gate.check(client, url, cores, **_of_gate(options)))
         shown = [section for make in _chosen(options, client, url, cores) for section in make()]
     if options.json:
         print(json.dumps({"machine": about, "sections": [section.as_json() for section in shown]}, indent=2))
@@ -45,16 +67,27 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="run.py bench", description=__doc__)
-    parser.add_argument("part", nargs="*", help=f"what to measure: {', '.join(PARTS)} (default: all of them)")
-    parser.add_argument("--rounds", type=int, default=21, help="interleaved rounds, each with every case (default 21)")
-    parser.add_argument("--requests", type=int, default=200, help="requests of each case in a round (default 200)")
+    parser.add_argument("part", nargs="*", help=f"what to measure: {', '.join(PARTS)} (default: {PARTS[0]})")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds, each with every case (default 21)")
+    parser.add_argument("--requests", type=int, help="requests of each case in a round (default 200)")
     parser.add_argument(
-        "--seconds", type=float, default=2.0, help="seconds of each case in a gunicorn round (default 2)"
+        "--seconds", type=float, default=1.5, help="seconds of each case in a gunicorn round (default 1.5)"
     )
     parser.add_argument(
         "--rows", type=int, default=storage.ROWS, help=f"records for `expiry` to remove (default {storage.ROWS:,})"
     )
     parser.add_argument("--quick", action="store_true", help="a few rounds of everything, for a first impression")
+    parser.add_argument(
+        "--gate", action="store_true", help="only this: fail if a ratio to by hand is 15 %% above the committed one"
+    )
+    parser.add_argument(
+        "--commit", action="store_true", help="only this: write the ratios that --gate compares with (idle machine)"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="only this: all figures of docs/reference/speed.md, its charts and the committed ratios (idle machine)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument(
         "--redis-url",
@@ -69,7 +102,9 @@ def _parser() -> argparse.ArgumentParser:
         "is emptied afterwards (default: DATABASE_URL)",
     )
     parser.add_argument(
-        "--million", action="store_true", help="only this: claims among 1 M live keys (takes minutes and 1.5 GB)"
+        "--keys",
+        type=int,
+        help="the most live keys of `growth` (default 100,000; with --write 1,000,000, which takes minutes and 2 GB)",
     )
     parser.add_argument(
         "--profile",
@@ -92,28 +127,60 @@ Make = Callable[[], list[Section]]
 
 
 def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: Cores) -> Iterator[Make]:
-    if options.million:
-        yield lambda: [storage.million_section(cores)]
+    if options.commit:
+        yield lambda: [gate.commit(client, url, cores, **_of_gate(options, rounds=gate.COMMIT_ROUNDS))]
+        return
+    if options.write:
+        yield lambda: page.write(
+            client,
+            url,
+            options.database_url,
+            cores,
+            rounds=options.rounds,
+            requests=options.requests,
+            serving_rounds=_serving_rounds(options),
+            seconds=options.seconds,
+            most_keys=options.keys or storage.MOST_KEYS,
+        )
         return
     if options.profile:
         yield lambda: _profiled(options, url, cores)
         return
     parts: dict[str, Make] = {
-        "requests": lambda: [paths.requests_section(client, url, rounds=options.rounds, requests=options.requests)],
-        "trips": lambda: [paths.trips_section(url)],
-        "serving": lambda: [serving.section(url, cores, rounds=_serving_rounds(options), seconds=options.seconds)],
+        "compare": lambda: comparison.sections(
+            comparison.compare(
+                client,
+                url,
+                cores,
+                rounds=options.rounds,
+                requests=options.requests,
+                serving_rounds=_serving_rounds(options),
+                seconds=options.seconds,
+            )
+        ),
         "memory": lambda: [storage.memory_section(client, url)],
+        "growth": lambda: [
+            storage.growth(cores, levels=[each for each in storage.LEVELS if each <= (options.keys or 100_000)])[1]
+        ],
+        "import": lambda: [imports.import_section(url, rounds=max(3, options.rounds // 2))],
+        "client": lambda: [http_client.section(rounds=options.rounds, requests_each=max(1, options.requests // 4))],
+        "messages": lambda: [messages.section(url, rounds=options.rounds, messages=options.requests)],
         "compliance": lambda: features.compliance_sections(
             client, url, rounds=options.rounds, requests=options.requests
         ),
         "promises": lambda: [features.data_loss_section(cores, rounds=options.rounds, requests=options.requests)],
-        "expiry": lambda: storage.expiry_sections(options.database_url, cores, rows=options.rows),
-        "sql": lambda: sql.sections(
-            options.database_url, client, url, cores, rounds=options.rounds, requests=options.requests
+        "outbox": lambda: outbox.sections(
+            options.database_url, cores, rounds=options.rounds, messages=options.requests
         ),
+        "expiry": lambda: storage.expiry_sections(options.database_url, cores, rows=options.rows),
+        "sql": lambda: sql.sections(options.database_url, url, cores, rounds=options.rounds, requests=options.requests),
     }
-    for name in options.part or PARTS:
+    for name in options.part or PARTS[:1]:
         yield parts[name]
+
+
+def _of_gate(options: argparse.Namespace, rounds: int = gate.ROUNDS) -> dict[str, int]:
+    return {"rounds": options.rounds or rounds, "requests": options.requests or gate.REQUESTS}
 
 
 def _serving_rounds(options: argparse.Namespace) -> int:
@@ -124,17 +191,20 @@ def _serving_rounds(options: argparse.Namespace) -> int:
 def _profiled(options: argparse.Namespace, url: str, cores: Cores) -> list[Section]:
     if options.on_sql:
         with sql.one_case(options.on_sql, options.profile, options.database_url, url, cores) as case:
-            return paths.profile_sections(case, requests=options.requests * 10)
+            return profiling.profile_sections(case, requests=options.requests * 10)
     name: str
     store: object
     name, store = (OURS_MEMORY, MemoryStore()) if options.on_memory else (OURS, url)
     with paths.our_cases(name, store) as cases:
         case = next(case for case in cases if case.path == options.profile)
-        return paths.profile_sections(case, requests=options.requests * 10)
+        return [
+            profiling.parts_section([case], seconds=options.seconds),
+            *profiling.profile_sections(case, requests=options.requests * 10),
+        ]
 
 
 @contextmanager
-def _server(url: str | None, cores: Cores) -> Iterator[tuple[redis.Redis, str]]:
+def empty_server(url: str | None, cores: Cores) -> Iterator[tuple[redis.Redis, str]]:
     """Yield an empty server on the core of the store, or the server at this URL, which is empty afterwards too."""
     if url is None:
         with RedisServer() as server:

@@ -1,11 +1,6 @@
 """The applications that a run compares, and their requests and responses.
 
-One payments view: alone, with Redis calls written by hand, and with this library.
-
-By hand means what a developer who knows Redis puts into the view: `SET NX` and `SET` for a first request, `GET` for a
-replay. It has no fingerprint, no scope, no lease, keeps no headers and survives no crash. It is the floor of what the
-round trips cost, and no alternative. It is two applications: one application would need another round trip to tell a
-first request from a replay, and then it would not be the floor.
+One payments service, alone and with this library. `by_hand` and `peer` guard the same service in their way.
 """
 
 from __future__ import annotations
@@ -14,16 +9,21 @@ import json
 import threading
 import zlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
-import redis
-from flask import Flask, Response, request
+from flask import Flask, Response, request, request_finished
 
 from flask_idempotency import Idempotency
+from flask_idempotency.codec import canonical
+from flask_idempotency.engine.fingerprint import json_digest
 
 APP, PRINCIPAL, SECRET = "benchmark", "alice", "benchmark-9f2c47d1e8b35a60"
 LEASE_SECONDS = 30
+# By hand and the peer renew no lease. So theirs outlast the run that holds a key in flight.
+UNRENEWED_SECONDS = 3600
 KEEP_SECONDS = 24 * 3600
 LOCATION = "/payments/ch_3MmlLrLkdIwHu7ix0snN0B15"
 
@@ -136,7 +136,7 @@ ANSWER = json.dumps(
 ).encode()
 
 
-def _payments(count: int) -> bytes:
+def payments(count: int) -> bytes:
     data = [
         {
             "id": f"pay_{zlib.crc32(number.to_bytes(2, 'big')):08x}",
@@ -153,9 +153,9 @@ def _payments(count: int) -> bytes:
     return json.dumps({"object": "list", "url": "/v1/payments", "has_more": False, "data": data}).encode()
 
 
-LIST_ANSWER = _payments(10)
+LIST_ANSWER = payments(10)
 # As large as the largest response that the library keeps by default.
-LARGE_ANSWER = _payments(1270)
+LARGE_ANSWER = payments(1270)
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 View = Callable[[], Response]
@@ -190,37 +190,26 @@ def bare(pay: View | None = None, *, gate: Gate | None = None) -> Flask:
     return app
 
 
-def by_hand_writing(client: redis.Redis) -> Flask:
-    """Return the floor of a first request, with two round trips, and of a conflict."""
-
-    def pay() -> Response:
-        key = request.headers.get("Idempotency-Key")
-        if key is None:
-            return paid()
-        if not client.set("by-hand:" + key, b"", nx=True, ex=LEASE_SECONDS):
-            return Response(b'{"title": "in flight"}', 409, content_type="application/problem+json")
-        response = paid()
-        client.set("by-hand:" + key, response.get_data(), ex=KEEP_SECONDS)
-        return response
-
-    return bare(pay)
+def plain_installation() -> Any:
+    """Return a patch that leaves out the extra `speed`: figures are those of an application that did not choose it."""
+    return patch.object(canonical, "fastest_json_digest", cache(lambda: json_digest))
 
 
-def by_hand_reading(client: redis.Redis) -> Flask:
-    """Return the floor of a replay, with one round trip. An unknown key runs, and its response is stored."""
+def empty_hooks(*, gate: Gate | None = None) -> Flask:
+    """Return the service with as many hooks as this library has, and one receiver. They do nothing: its floor."""
+    app = bare(gate=gate)
+    for _ in range(2):
+        app.before_request(lambda: None)
+    app.after_request(lambda response: response)
+    app.teardown_request(lambda error: None)
 
-    def pay() -> Response:
-        key = request.headers.get("Idempotency-Key")
-        if key is None:
-            return paid()
-        stored = client.get("by-hand:" + key)
-        if isinstance(stored, bytes):
-            return answered(stored)
-        response = paid()
-        client.set("by-hand:" + key, response.get_data(), ex=KEEP_SECONDS)
-        return response
+    def finished(sender: Flask, response: Response, **_: Any) -> None:
+        """Do nothing."""
 
-    return bare(pay)
+    request_finished.connect(finished, app)
+    # Signals hold their receivers weakly.
+    app.extensions["finished"] = finished
+    return app
 
 
 def ours(store: Any, *, gate: Gate | None = None, config: Mapping[str, Any] = NOTHING) -> Flask:
@@ -250,21 +239,6 @@ def shown(payment: str) -> Response:
 
 def answered(answer: bytes = ANSWER) -> Response:
     return Response(answer, 201, content_type="application/json", headers={"Location": LOCATION})
-
-
-def served(name: str, url: str) -> Flask:
-    """Return an application for a server process: `gunicorn "benchmarks.apps:served('ours', 'redis://…')"`."""
-    match name:
-        case "bare":
-            return bare()
-        case "by hand, writing":
-            return by_hand_writing(redis.Redis.from_url(url))
-        case "by hand, reading":
-            return by_hand_reading(redis.Redis.from_url(url))
-        case "ours":
-            return ours(url)
-        case _:
-            raise ValueError(f"there is no application called {name!r}")
 
 
 def compressed(answer: bytes) -> float:

@@ -8,89 +8,110 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from uuid import uuid4
+from urllib.request import urlopen
 
-from benchmarks import report
-from benchmarks.apps import PAYMENT
-from benchmarks.harness import Cores, pin
-from benchmarks.report import Row, Section, Verdict, at_least
+import redis
+from flask import Flask, Response
+
+from benchmarks.apps import Gate, plain_installation
+from benchmarks.harness import EXPECTED, FIRST, REPLAY, Case, Cores, pin
+from benchmarks.paths import APPLICATIONS
 
 THREADS = 8
 CONNECTIONS = 8
 START_SECONDS = 120.0
+WARM_UP_SECONDS = 0.5
 # On a stalled machine a connection must survive the pause between two requests.
 KEEP_ALIVE_SECONDS = 30
-
-NOTE = (
-    f"gunicorn gthread, 1 worker, {THREADS} threads, {CONNECTIONS} keep-alive connections. Medians of interleaved rounds; "
-    "each ratio is within a round. A request also pays for gunicorn here."
-)
+PROCESSOR = "/processor"
 
 
 @dataclass(slots=True)
 class Served:
-    """An application in its server, and one kind of request to it."""
+    """One case under gunicorn, by round: requests/s, times of a request and processor time of the worker in µs."""
 
-    name: str
-    application: str
-    key: str | None
-    kind: str
+    case: Case
     rates: list[float] = field(default_factory=list)
+    p50: list[float] = field(default_factory=list)
+    p99: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
 
-    def of(self, other: Served) -> float:
+    @property
+    def rate(self) -> float:
+        return median(self.rates)
+
+    def rate_of(self, other: Served) -> float:
+        """Return the median of the ratios within each round."""
         return median(mine / its for mine, its in zip(self.rates, other.rates, strict=True))
 
 
-def section(url: str, cores: Cores, *, rounds: int, seconds: float) -> Section:
-    known = str(uuid4())
-    served = [
-        Served("bare Flask", "bare", None, "201"),
-        Served("by hand: first", "by hand, writing", None, "201"),
-        Served("by hand: replay", "by hand, reading", known, "201"),
-        Served("ours: first", "ours", None, "201"),
-        Served("ours: replay", "ours", known, "201 replayed"),
-    ]
+def serve(cases: Sequence[Case], url: str, cores: Cores, *, rounds: int, seconds: float) -> list[Served]:
+    """Measure these cases in the servers of their applications, in interleaved rounds.
+
+    A key in flight is held by this process: the servers share its Redis.
+    """
+    served = [Served(case) for case in cases]
     with ExitStack() as running:
         ports = {
-            name: running.enter_context(_gunicorn(name, url, cores))
-            for name in dict.fromkeys(each.application for each in served)
+            name: running.enter_context(_gunicorn(name, url, cores)) for name in dict.fromkeys(c.app for c in cases)
         }
         for each in served:
-            _rate(each, ports[each.application], cores, seconds=min(0.5, seconds), checked=False)
+            _drive(each, ports[each.case.app], cores, seconds=min(WARM_UP_SECONDS, seconds))
+        for each in served:
+            for taken in (each.rates, each.p50, each.p99, each.processor):
+                taken.clear()
         for _ in range(rounds):
             for each in random.sample(served, len(served)):
-                each.rates.append(_rate(each, ports[each.application], cores, seconds=seconds))
-    bare, first, replay = served[0], served[1], served[2]
-    floors = {"ours: first": first, "ours: replay": replay}
-    return Section("Requests per second", NOTE, [_row(each, bare, floors.get(each.name)) for each in served])
+                _drive(each, ports[each.case.app], cores, seconds=seconds)
+    return served
 
 
-def _row(each: Served, bare: Served, floor: Served | None) -> Row:
-    cells: dict[str, float | str] = {"requests/s": median(each.rates), "of bare": each.of(bare)}
-    if floor is not None:
-        cells["of by hand"] = each.of(floor)
-    verdicts: list[Verdict] = []
-    if each.name == "ours: first":
-        verdicts = [at_least("≥ 0.55 of bare", each.of(bare), report.FIRST_OF_BARE_RATE)]
-    if each.name == "ours: replay":
-        verdicts = [at_least("≥ 0.80 of bare", each.of(bare), report.REPLAY_OF_BARE_RATE)]
-    return Row(each.name, cells, verdicts)
+def application(name: str, url: str) -> Flask:
+    """Return an application for a server process: `gunicorn "benchmarks.serving:application('ours', 'redis://…')"`."""
+    plain_installation().start()
+    app = APPLICATIONS[name](redis.Redis.from_url(url), url, Gate())
+    app.add_url_rule(PROCESSOR, view_func=lambda: Response(str(time.process_time_ns())))
+    return app
 
 
-def _rate(each: Served, port: int, cores: Cores, *, seconds: float, checked: bool = True) -> float:
+def _drive(each: Served, port: int, cores: Cores, *, seconds: float) -> None:
+    request = each.case.make()
     command = [sys.executable, "-m", "benchmarks.load", "--port", str(port), "--seconds", str(seconds)]
-    command += ["--connections", str(CONNECTIONS)]
-    command += ["--key", each.key] if each.key is not None else []
+    command += [
+        "--connections",
+        str(CONNECTIONS),
+        "--method",
+        request["REQUEST_METHOD"],
+        "--path",
+        request["PATH_INFO"],
+    ]
     command += ["--core", str(cores.load)] if cores.load is not None else []
-    measured = json.loads(subprocess.run(command, input=PAYMENT, capture_output=True, check=True).stdout)
-    if checked and set(measured["kinds"]) != {each.kind}:
-        raise RuntimeError(f"{each.name}: got {measured['kinds']}, expected only {each.kind}")
-    rate: float = measured["rate"]
-    return rate
+    if "HTTP_IDEMPOTENCY_KEY" not in request:
+        command += ["--no-key"]
+    elif each.case.path != FIRST:
+        command += ["--key", request["HTTP_IDEMPOTENCY_KEY"]]
+    before = _processor(port)
+    ended = subprocess.run(command, input=request["wsgi.input"].read(), capture_output=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"{each.case.app}, {each.case.path}: {ended.stderr.decode()}")
+    used, measured = _processor(port) - before, json.loads(ended.stdout)
+    kind = str(EXPECTED[each.case.path]) + (" replayed" if each.case.path == REPLAY else "")
+    if set(measured["kinds"]) != {kind}:
+        raise RuntimeError(f"{each.case.app}, {each.case.path}: got {measured['kinds']}, expected only {kind}")
+    each.rates.append(measured["rate"])
+    each.p50.append(measured["p50"])
+    each.p99.append(measured["p99"])
+    each.processor.append(used / measured["kinds"][kind])
+
+
+def _processor(port: int) -> float:
+    """Return the processor time of the worker in µs. There is one."""
+    with urlopen(f"http://127.0.0.1:{port}{PROCESSOR}", timeout=START_SECONDS) as response:
+        return int(response.read()) / 1000
 
 
 @contextmanager
@@ -99,7 +120,7 @@ def _gunicorn(name: str, url: str, cores: Cores) -> Iterator[int]:
     port = _free_port()
     command = [sys.executable, "-m", "gunicorn", "--worker-class", "gthread", "--workers", "1"]
     command += ["--threads", str(THREADS), "--keep-alive", str(KEEP_ALIVE_SECONDS), "--bind", f"127.0.0.1:{port}"]
-    command += ["--log-level", "warning", "--no-control-socket", f"benchmarks.apps:served({name!r}, {url!r})"]
+    command += ["--log-level", "warning", "--no-control-socket", f"benchmarks.serving:application({name!r}, {url!r})"]
     server = subprocess.Popen(command)
     try:
         pin(server.pid, cores.application)

@@ -1,31 +1,36 @@
 """The payments service on a SQL database, and the databases for a run: a PostgreSQL, and a SQLite file.
 
-By hand is what a developer who knows SQLAlchemy writes. The record uses Core, compiled once, on an engine that commits
-every statement. The rows use Flask-SQLAlchemy's session. It has a key and a response, but no scope, no lease, no token and
-no server clock. It is the floor of what those statements cost through SQLAlchemy, and no alternative.
+By hand is what a good engineer who knows SQLAlchemy writes in two hooks, with what `by_hand` has on Redis. The record uses
+Core, compiled once, on an engine that commits every statement. The rows use Flask-SQLAlchemy's session, and with transactional
+effects the second hook writes the response in the session's transaction and commits both.
 """
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flask import Flask, Response, request
+from flask import Flask, Response, g, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import (
+    BigInteger,
     Column,
     Engine,
+    Integer,
     LargeBinary,
     NullPool,
     String,
     Table,
     bindparam,
     create_engine,
+    delete,
     inspect,
     select,
     text,
@@ -33,7 +38,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from benchmarks.apps import LEASE_SECONDS, PRINCIPAL, SECRET, Gate, answered, bare, ours, paid
+from benchmarks.apps import KEEP_SECONDS, LEASE_SECONDS, PRINCIPAL, SECRET, UNRENEWED_SECONDS, Gate, bare, ours, paid
+from benchmarks.by_hand import fingerprint, invalid_key, kept_headers, replayed, reused_key, running, scoped, sent_key
 from benchmarks.harness import Cores, pin
 from flask_idempotency import Idempotency
 from flask_idempotency.stores.sql.database import Database as SqlDatabase
@@ -47,7 +53,6 @@ MISSING = (
     "NOT MEASURED: there is no PostgreSQL on this machine. `python3 run.py setup` installs the pinned one. Or name yours with "
     "--database-url or DATABASE_URL."
 )
-REFUSED = b'{"title": "in flight"}'
 
 
 class Base(DeclarativeBase):
@@ -67,13 +72,31 @@ class Payment(Base):
 
 
 metadata = Base.metadata
-_keys = Table("benchmark_keys", metadata, Column("key", String, primary_key=True), Column("answer", LargeBinary))
+_keys = Table(
+    "benchmark_keys",
+    metadata,
+    Column("key", String, primary_key=True),
+    Column("fingerprint", String, nullable=False),
+    Column("token", LargeBinary, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("status", Integer),
+    Column("headers", String),
+    Column("body", LargeBinary),
+)
 _mine = _keys.c.key == bindparam("my_key", type_=String)
 
 # Text works on both databases. SQLAlchemy 2.0 compiles its ON CONFLICT again at every execution.
-_CLAIM = text("INSERT INTO benchmark_keys (key) VALUES (:my_key) ON CONFLICT DO NOTHING RETURNING key")
-_COMPLETE = update(_keys).where(_mine).values(answer=bindparam("my_answer", type_=LargeBinary))
-_READ = select(_keys.c.answer).where(_mine)
+_CLAIM = text(
+    "INSERT INTO benchmark_keys (key, fingerprint, token, expires_at) VALUES (:key, :fingerprint, :token, :expires_at) "
+    "ON CONFLICT DO NOTHING RETURNING key"
+)
+_READ = select(_keys.c.fingerprint, _keys.c.expires_at, _keys.c.status, _keys.c.headers, _keys.c.body).where(_mine)
+_FORGET = delete(_keys).where(_mine, _keys.c.expires_at < bindparam("now"))
+_COMPLETE = (
+    update(_keys)
+    .where(_mine, _keys.c.token == bindparam("my_token", type_=LargeBinary))
+    .values({name: bindparam(f"my_{name}") for name in ("status", "headers", "body", "expires_at")})
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,59 +123,60 @@ def business(url: str) -> SqlApp:
     return SqlApp(*_with_rows(bare(pay), db, url))
 
 
-def by_hand_writing(url: str) -> SqlApp:
-    """Return the floor of a first request, with two statements that commit by themselves, and of a conflict."""
-    engine = _autocommit(url)
+def by_hand(url: str, gate: Gate, *, transactional: bool = False) -> SqlApp:
+    """Return the service with two hooks by hand. `transactional` puts the view's row and the response in one commit."""
+    engine, db = _autocommit(url), _db() if transactional else None
+    app, engines = (bare(gate=gate), ()) if db is None else _with_rows(bare(lambda: _paid_into(db), gate=gate), db, url)
 
-    def pay() -> Response:
-        key = request.headers["Idempotency-Key"]
+    @app.before_request
+    def before() -> Response | None:
+        sent = sent_key()
+        if sent is None:
+            return None
+        if not 1 <= len(sent) <= 255:
+            return invalid_key()
+        key, mine, token, now = scoped(sent), fingerprint(), secrets.token_bytes(16), int(time.time() * 1000)
+        claim = {"key": key, "fingerprint": mine, "token": token, "expires_at": now + UNRENEWED_SECONDS * 1000}
+        g.claim = key, token
         with engine.connect() as connection:
-            if connection.execute(_CLAIM, {"my_key": key}).one_or_none() is None:
-                return _refused()
-        response = paid()
-        with engine.connect() as connection:
-            connection.execute(_COMPLETE, {"my_key": key, "my_answer": response.get_data()})
-        return response
+            if connection.execute(_CLAIM, claim).one_or_none():
+                return None
+            stored = connection.execute(_READ, {"my_key": key}).one_or_none()
+            if stored is None or stored.expires_at < now:
+                connection.execute(_FORGET, {"my_key": key, "now": now})
+                if connection.execute(_CLAIM, claim).one_or_none():
+                    return None
+        g.pop("claim")
+        if stored is None:
+            return running()
+        if stored.fingerprint != mine:
+            return reused_key()
+        return running() if stored.status is None else replayed(stored.status, stored.headers, stored.body)
 
-    return SqlApp(bare(pay), (engine,))
-
-
-def by_hand_transactional(url: str) -> SqlApp:
-    """Return the floor of transactional effects: a statement that commits by itself, and one in the rows' transaction."""
-    engine, db = _autocommit(url), _db()
-
-    def pay() -> Response:
-        key = request.headers["Idempotency-Key"]
-        with engine.connect() as connection:
-            if connection.execute(_CLAIM, {"my_key": key}).one_or_none() is None:
-                return _refused()
-        response = _paid_into(db)
-        db.session.flush()
-        db.session.connection().execute(_COMPLETE, {"my_key": key, "my_answer": response.get_data()})
+    @app.after_request
+    def after(response: Response) -> Response:
+        claimed = g.pop("claim", None)
+        if claimed is None or response.status_code >= 500:
+            return response
+        values = {
+            "my_key": claimed[0],
+            "my_token": claimed[1],
+            "my_status": response.status_code,
+            "my_headers": kept_headers(response),
+            "my_body": response.get_data(),
+            "my_expires_at": int(time.time() + KEEP_SECONDS) * 1000,
+        }
+        if db is None:
+            with engine.connect() as connection:
+                connection.execute(_COMPLETE, values)
+            return response
+        if not db.session.connection().execute(_COMPLETE, values).rowcount:
+            db.session.rollback()
+            return running()
         db.session.commit()
         return response
 
-    flask, engines = _with_rows(bare(pay), db, url)
-    return SqlApp(flask, (engine, *engines))
-
-
-def by_hand_reading(url: str) -> SqlApp:
-    """Return the floor of a replay, with one statement. An unknown key runs, and its response is stored."""
-    engine = _autocommit(url)
-
-    def pay() -> Response:
-        key = request.headers["Idempotency-Key"]
-        with engine.connect() as connection:
-            stored = connection.execute(_READ, {"my_key": key}).scalar_one_or_none()
-        if stored is not None:
-            return answered(stored)
-        response = paid()
-        with engine.connect() as connection:
-            connection.execute(_CLAIM, {"my_key": key})
-            connection.execute(_COMPLETE, {"my_key": key, "my_answer": response.get_data()})
-        return response
-
-    return SqlApp(bare(pay), (engine,))
+    return SqlApp(app, (engine, *engines))
 
 
 def ours_plain(url: str, gate: Gate, *, strategy: str = "insert") -> SqlApp:
@@ -192,10 +216,6 @@ def _paid_into(db: SQLAlchemy) -> Response:
     response, payment = paid(), request.get_json()
     db.session.add(Payment(**{name: payment[name] for name in ("account", "amount", "currency", "description")}))
     return response
-
-
-def _refused() -> Response:
-    return Response(REFUSED, 409, content_type="application/problem+json")
 
 
 class NotEmpty(Exception):

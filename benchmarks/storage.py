@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
@@ -19,9 +19,10 @@ import redis
 from sqlalchemy import Engine, create_engine, func, select
 
 from benchmarks import report, sql_apps
-from benchmarks.apps import ANSWER, APP, LIST_ANSWER, LOCATION, PAYMENT, PRINCIPAL, SECRET, compressed, ours
-from benchmarks.harness import Cores, call, environ, pin, quantile
-from benchmarks.report import Row, Section, at_most
+from benchmarks.apps import ANSWER, APP, LIST_ANSWER, LOCATION, PRINCIPAL, SECRET, compressed, ours
+from benchmarks.harness import Cores, pin, quantile
+from benchmarks.report import Row, Section, Verdict, at_most
+from benchmarks.server_cost import RECORDS, kept_keys
 from benchmarks.sql_apps import MISSING, POSTGRESQL, Database
 from example_app.demo.servers import RedisServer
 from flask_idempotency.assembly import build_store
@@ -40,8 +41,6 @@ from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.database import Database as SqlDatabase
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.web.janitor import BATCHES
-
-RECORDS = 50
 
 MEMORY_NOTE = (
     "Bytes. `memory` is MEMORY USAGE of all Redis keys of one request, `value` their contents. `to` is the compressed size as "
@@ -68,7 +67,7 @@ def _overhead() -> Row:
 
 
 def _record(name: str, path: str, answer: bytes, client: redis.Redis, url: str) -> Row:
-    keys = kept_keys(client, url, path=path, records=RECORDS)
+    keys = kept_keys(client, ours(url), path=path, records=RECORDS)
     used = sum(client.memory_usage(key, samples=0) or 0 for key in keys) / RECORDS
     cells: dict[str, float | str] = {
         "answer": len(answer),
@@ -77,17 +76,7 @@ def _record(name: str, path: str, answer: bytes, client: redis.Redis, url: str) 
         "value": sum(_held(client, key) for key in keys) / RECORDS,
         "memory": used,
     }
-    return Row(name, cells, [at_most("≤ 1.1 KB", used, report.RECORD_BYTES)])
-
-
-def kept_keys(client: redis.Redis, url: str, *, path: str, records: int) -> list[bytes]:
-    """Send so many first requests. Return their Redis keys, without those that all requests share."""
-    app = ours(url)
-    call(app, environ("POST", path, body=PAYMENT, key="makes-what-all-share"))
-    before = set(client.scan_iter(count=1000))
-    for number in range(records):
-        call(app, environ("POST", path, body=PAYMENT, key=f"{path}-{number}"))
-    return sorted(set(client.scan_iter(count=1000)) - before)
+    return Row(name, cells, [at_most(f"≤ {report.RECORD_BYTES:,.0f} B", used, report.RECORD_BYTES)])
 
 
 def _held(client: redis.Redis, key: bytes) -> int:
@@ -97,66 +86,89 @@ def _held(client: redis.Redis, key: bytes) -> int:
     return int(client.strlen(key))
 
 
-KEYS = 1_000_000
-MILLION_ROUNDS = 20
-CLAIMS_A_ROUND = 500
+LEVELS: Final = (0, 1_000, 10_000, 100_000, 1_000_000)
+GROWTH_ROUNDS = 20
+CLAIMS_A_ROUND = 250
 KEEP_SECONDS = 24 * 3600
 
 SPREAD_SECONDS = 23 * 3600
 """The full store's requests ended within this time: every bucket of the ledger has some, and no record has expired."""
 
-QUOTA = Quota(records=10 * KEYS, bytes=10**15, in_flight=KEYS, new_keys=NewKeys(10 * KEYS, 3600))
+MOST_KEYS: Final = LEVELS[-1]
+QUOTA = Quota(records=10 * MOST_KEYS, bytes=10**15, in_flight=MOST_KEYS, new_keys=NewKeys(10 * MOST_KEYS, 3600))
 
-MILLION_NOTE = (
+GROWTH_NOTE = (
     "µs of `claim` with every limit of a quota on the store itself, new keys of one tenant, interleaved rounds on an empty and "
-    "a full server. The records of the full server were claimed and completed one by one, over a day of its clock."
+    "a filled server. The records of the filled server were claimed and completed one by one, over a day of its clock."
 )
 
 
-def million_section(cores: Cores, *, keys: int = KEYS, rounds: int = MILLION_ROUNDS) -> Section:
-    """Time a claim among a million live keys of one tenant, beside a claim in an empty store."""
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The time of a claim in µs among so many live keys, and in an empty store in the same rounds."""
+
+    keys: int
+    p50: float
+    p99: float
+    empty_p50: float
+    empty_p99: float
+
+
+def growth(cores: Cores, *, levels: Sequence[int] = LEVELS, rounds: int = GROWTH_ROUNDS) -> tuple[list[Level], Section]:
+    """Time a claim among more and more live keys of one tenant, beside a claim in an empty store."""
+    found: list[Level] = []
     with ExitStack() as running:
         empty = running.enter_context(_redis(cores))
         full = running.enter_context(_redis(cores))
-        used, ledger = fill(full, keys)
-        stores = {
-            empty: build_store(empty, memory={"after_loss": "run"}),
-            full: build_store(full, memory={"after_loss": "run"}),
-        }
-        taken: dict[str, list[float]] = {empty: [], full: []}
-        for _ in range(rounds):
-            for url in random.sample([empty, full], 2):
-                taken[url] += _redis_claims(stores[url])
-    ratio = quantile(taken[full], 0.99) / quantile(taken[empty], 0.99)
-    verdict = at_most("p99 ≤ 2 × empty", ratio, report.FULL_TO_EMPTY)
-    cells = [{"median": quantile(times, 0.5), "p99": quantile(times, 0.99)} for times in (taken[empty], taken[full])]
-    return Section(
-        f"Claims among {keys:,} live keys",
-        MILLION_NOTE,
-        [
-            Row("empty", cells[0]),
-            Row("full", {**cells[1], "× empty": ratio, "MB used": used / 1e6}, [verdict]),
-            Row("the tenant's ledger", {"bytes": ledger}, [at_most("< 4 KB", ledger, report.LEDGER_BYTES)]),
-        ],
-    )
+        stores = {url: build_store(url, memory={"after_loss": "run"}) for url in (empty, full)}
+        for before, keys in zip((0, *levels), levels, strict=False):
+            fill(full, before, keys, most=max(levels))
+            taken: dict[str, list[float]] = {empty: [], full: []}
+            for url in (empty, full):
+                _redis_claims(stores[url])
+            for _ in range(rounds):
+                for url in random.sample([empty, full], 2):
+                    taken[url] += _redis_claims(stores[url])
+            times = [quantile(taken[url], part) for url in (full, empty) for part in (0.5, 0.99)]
+            found.append(Level(keys, *times))
+        used, ledger = _sizes(full)
+    rows = [Row(f"{level.keys:,} keys", *_level_cells(level)) for level in found]
+    rows.append(Row("the tenant's ledger", {"bytes": ledger}, [at_most("< 4 KB", ledger, report.LEDGER_BYTES)]))
+    rows.append(Row("the filled server", {"MB": used / 1e6}))
+    return found, Section("Claims among live keys", GROWTH_NOTE, rows)
 
 
-def fill(url: str, keys: int) -> tuple[int, int]:
-    """Write so many live records of one tenant. Return the memory of the server, and of the tenant's ledger."""
+def _level_cells(level: Level) -> tuple[dict[str, float | str], list[Verdict]]:
+    ratio = level.p99 / level.empty_p99
+    cells: dict[str, float | str] = {
+        "p50": level.p50,
+        "p99": level.p99,
+        "p50 × empty": level.p50 / level.empty_p50,
+        "p99 × empty": ratio,
+    }
+    return cells, [at_most("p99 ≤ 2 × empty", ratio, report.FULL_TO_EMPTY)] if level.keys else []
+
+
+def fill(url: str, start: int, end: int, *, most: int) -> None:
+    """Write the live records of one tenant with these numbers. Their times spread over a day, as those of `most` records."""
     identity, scope = Identity(SECRET.encode()), Scope(APP, tenant=None, principal=PRINCIPAL)
-    began, number = time.time() - SPREAD_SECONDS, 0
+    began, number = time.time() - SPREAD_SECONDS, start
     store = RedisStore(
-        url, rules=RedisDataLossPolicy(after_loss="run"), clock=lambda: began + SPREAD_SECONDS * number / keys
+        url, rules=RedisDataLossPolicy(after_loss="run"), clock=lambda: began + SPREAD_SECONDS * number / most
     )
     payload = EnvelopeCodec().seal(StoredResponse(201, body=ANSWER), _UNBOUND)
-    for number in range(keys):
+    for number in range(start, end):
         key, token = identity.storage_key(scope, str(number)), os.urandom(16)
         request = ClaimRequest(key=key, fingerprint=os.urandom(SIZE), on_expiry=OnExpiry.QUARANTINE)
         assert isinstance(store.claim(request, token=token, lease=30, quota=QUOTA), Grant)
         store.complete(key, token, payload, keep=KEEP_SECONDS)
     store.close()
+
+
+def _sizes(url: str) -> tuple[int, int]:
+    """Return the memory of the server, and of the tenant's ledger."""
     with redis.Redis.from_url(url) as client:
-        name = layout.tenant_quota(identity.tenant_id(APP, None))
+        name = layout.tenant_quota(Identity(SECRET.encode()).tenant_id(APP, None))
         return int(client.info("memory")["used_memory"]), int(client.memory_usage(name, samples=0) or 0)
 
 

@@ -2,38 +2,78 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from typing import Final
 
 import click
 
-from flask_idempotency.cli import cli
+from flask_idempotency.cli import EXIT_CODES, cli
 
-_HEAD = """\
+_EXAMPLE: Final = "\b\nExample:\n"
+"""The first lines of the paragraph that holds the example. The first keeps click from wrapping it."""
+
+_HEAD: Final = """\
 # The command line
 
 {notice}
-[Operating it by hand](operations.md) says what they are for.
+You operate the records of your application with `flask idempotency …`, by hand or from cron.
+[Records](../operate/records.md) says which command helps in which situation.
+[See what the commands print](../operate/screenshots.md) has pictures of the most used ones.
 
 | exit code | means |
 | --- | --- |
-| 0 | all is in order, or was done |
-| 1 | something is not in order, or the command was refused: one sentence says why, and nothing was changed |
-| 2 | nobody can tell, because the store did not answer; or something was mistyped |
+{codes}
 
-With `--json` one object is printed for machines, and an error as `{{"error": "…"}}`.
+Code 1 comes with one sentence that says why. A command that refuses has changed nothing.
+With `--json` a command prints one object for machines, and an error as `{{"error": "…"}}`. The codes are the same.
+
+## Complete commands with Tab
+
+Write these lines once, in a shell where `flask` is on the path. Then Tab completes commands, options and states.
+It also completes the names of endpoints if your application can be loaded. A completion calls no store.
+
+For bash:
+
+```console
+$ _FLASK_COMPLETE=bash_source flask > ~/.flask-complete.bash
+$ echo '. ~/.flask-complete.bash' >> ~/.bashrc
+$ exec bash
+```
+
+For zsh, if your `~/.zshrc` calls `compinit`:
+
+```console
+$ _FLASK_COMPLETE=zsh_source flask > ~/.flask-complete.zsh
+$ echo '. ~/.flask-complete.zsh' >> ~/.zshrc
+$ exec zsh
+```
+
+For fish:
+
+```console
+$ mkdir -p ~/.config/fish/completions
+$ _FLASK_COMPLETE=fish_source flask > ~/.config/fish/completions/flask.fish
+$ exec fish
+```
 
 """
 
 
 def page(notice: str) -> str:
     """Everything that a command's own help says."""
-    return _HEAD.format(notice=notice) + "\n\n".join(_section(name, command) for name, command in commands(cli)) + "\n"
+    codes = "\n".join(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES)
+    return (
+        _HEAD.format(notice=notice, codes=codes)
+        + "\n\n".join(_section(name, command) for name, command in commands(cli))
+        + "\n"
+    )
 
 
 def subcommands(group: click.Group) -> dict[str, click.Command]:
-    """Every command of this group by its name. A lazy group imports them."""
+    """Every command of this group by its name, in the order of its help. A lazy group imports them."""
     context = click.Context(group)
-    found = {name: group.get_command(context, name) for name in sorted(group.list_commands(context))}
+    found = {name: group.get_command(context, name) for name in group.list_commands(context)}
     return {name: command for name, command in found.items() if command is not None}
 
 
@@ -46,12 +86,27 @@ def commands(group: click.Group, *above: str) -> Iterator[tuple[str, click.Comma
             yield " ".join((*above, name)), command
 
 
+def examples(command: click.Command) -> list[str]:
+    """Return the command lines that the help of this command shows as examples."""
+    return [
+        line.strip().removeprefix("$ ")
+        for paragraph in _paragraphs(command)
+        if paragraph.startswith(_EXAMPLE)
+        for line in paragraph.removeprefix(_EXAMPLE).strip().splitlines()
+    ]
+
+
+def _paragraphs(command: click.Command) -> list[str]:
+    return inspect.cleandoc(command.help or "").split("\n\n")
+
+
 def _section(name: str, command: click.Command) -> str:
     arguments = [f"[{each.name or ''}]".upper() for each in command.params if isinstance(each, click.Argument)]
     options = [_option(each) for each in command.params if isinstance(each, click.Option)]
-    paragraphs = [" ".join(each.split()) for each in (command.help or "").split("\n\n")]
-    heading = " ".join((f"### `{name}", *arguments)) + "`"
-    return "\n\n".join([heading, *paragraphs, *(["\n".join(options)] if options else [])])
+    text = [" ".join(each.split()) for each in _paragraphs(command) if not each.startswith(_EXAMPLE)]
+    console = ["```console", *(f"$ {line}" for line in examples(command)), "```"]
+    heading = " ".join((f"## `{name}", *arguments)) + "`"
+    return "\n\n".join([heading, *text, "\n".join(console), *(["\n".join(options)] if options else [])])
 
 
 def _option(option: click.Option) -> str:

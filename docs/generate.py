@@ -18,6 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from docs import diagrams, screenshots
 from docs.commands import page as cli
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
 from flask_idempotency.engine.model import TRANSITIONS, State
@@ -25,6 +26,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import Store
 from flask_idempotency.logs import LOGGER
 from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family, Uncounted
+from flask_idempotency.settings.consumers import ConsumerPolicy, ConsumerSchema
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
@@ -43,7 +45,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 def _shown(value: object) -> str:
     match value:
         case frozenset():
-            return f"`{sorted(value)}`" if value else "none"
+            return ", ".join(f"`{each}`" for each in sorted(value)) or "none"
         case tuple() if not value:
             return "none"
         case tuple():
@@ -56,36 +58,160 @@ def _shown(value: object) -> str:
             return f"`{value}`"
 
 
+# The tables of the configuration page: heading, guides, options. `_tables` fails if an option is in none of them.
+POLICY_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
+    (
+        "Key and request",
+        "[Choose endpoints](../guides/endpoints.md), [forms](../guides/forms.md).",
+        (
+            "required",
+            "profile",
+            "header",
+            "form_field",
+            "max_key_length",
+            "key_format",
+            "methods",
+            "scope",
+            "max_request_body",
+            "published",
+        ),
+    ),
+    (
+        "The same request",
+        "[What makes two requests the same](../guides/endpoints.md).",
+        ("fingerprint", "ignore_fields", "fingerprint_headers"),
+    ),
+    (
+        "Effects and failures",
+        "[What is promised](../how-it-works/promises.md), [quarantine](../operate/quarantine.md).",
+        ("effects", "on_abandoned", "on_error", "keep_statuses", "release_statuses", "decide", "on_store_down"),
+    ),
+    ("Time", "[What is promised](../how-it-works/promises.md).", ("keep", "lease", "max_runtime")),
+    ("Duplicates of a running request", "[Waiting](../guides/waiting.md).", ("in_flight", "wait")),
+    (
+        "Stored response",
+        "[What a retry gets](../guides/endpoints.md).",
+        ("max_body", "keep_headers", "replayed_header"),
+    ),
+)
+DEPLOYMENT_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
+    (
+        "Application",
+        "[Choose endpoints](../guides/endpoints.md).",
+        ("enabled", "guard", "namespace", "docs_url", "status_url", "browser_module", "publish", "metrics"),
+    ),
+    (
+        "Store",
+        "[Stores and URLs](api/stores.md), [SQL](../guides/sql.md), [Redis](../guides/redis.md).",
+        ("store", "redis_url", "claim_strategy", "replicas", "tenant_shards", "max_waiters"),
+    ),
+    (
+        "Loss of data in Redis",
+        "[When a Redis loses data](../how-it-works/data-loss.md).",
+        ("after_loss", "data_loss_grace", "store_id", "client_clock_skew"),
+    ),
+    (
+        "Callers and secrets",
+        "[Whose key it is](../guides/identity.md).",
+        ("secret", "allow_anonymous", "credential_headers", "former_identity", "hash_identities"),
+    ),
+    (
+        "Encryption",
+        "[Encryption](../guides/encryption.md).",
+        ("encryption", "key_ring", "compression", "allow_plaintext_transport"),
+    ),
+    (
+        "Quotas",
+        "[Quotas](../guides/tenants.md).",
+        ("quota_records", "quota_bytes", "quota_in_flight", "quota_new_keys"),
+    ),
+    (
+        "Janitor",
+        "[Janitor](../guides/janitor.md).",
+        (
+            "reap_interval",
+            "relay_interval",
+            "expire_interval",
+            "expire_rate",
+            "rotate_interval",
+            "reconcile_interval",
+            "heartbeat_interval",
+            "broker_url",
+        ),
+    ),
+    ("Timeouts that only `doctor` uses", "[Doctor](../operate/doctor.md).", ("worker_timeout", "proxy_timeout")),
+)
+
+
 def configuration() -> str:
-    """Every setting, its default and its meaning."""
+    """Every setting, its default and its meaning, by topic."""
     plain = Policy()
-    policy = [
-        (f"`{name}`", _default(name, plain), str(field.metadata["doc"]))
+    policy = {
+        name: (f"`{name}`", _default(name, plain), str(field.metadata["doc"]))
         for name, field in PolicySchema().fields.items()
-    ]
-    deployment = [
-        (f"`IDEMPOTENCY_{name.upper()}`", _shown_default(field.metadata.get("default")), str(field.metadata["doc"]))
+    }
+    deployment = {
+        name: (
+            f"`IDEMPOTENCY_{name.upper()}`",
+            _shown_default(field.metadata.get("default")),
+            str(field.metadata["doc"]),
+        )
         for name, field in DeploymentSchema().fields.items()
-        if name not in PolicySchema().fields
-    ]
+        if name not in policy
+    }
     return (
         f"# Configuration\n\n{NOTICE}\n"
-        "An unknown `IDEMPOTENCY_*` key is an error with a suggestion, and all faults are reported together when the "
-        "extension is set up.\n\n"
-        "A fault of the whole application stops it when it starts. A fault of one view closes that endpoint: it answers 500 "
-        "[`misconfigured`](problems/misconfigured.md) and never runs unprotected; all other URLs work. Your log has all such "
-        "faults together, when the extension is set up and before the first request. `flask idempotency doctor` lists them.\n\n"
-        "A view with `@idempotent` or `@claim_here`, or a blueprint that you passed to `configure`, needs the extension. An "
-        "application without `Idempotency(app)` answers 500 in its place and names the remedy. Tests that call the view as a "
-        "function are not affected, and `@exempt` views run. `IDEMPOTENCY_ENABLED=False` runs the views without protection, "
-        "also where the extension was never set up.\n\n## Policy\n\n"
-        "Usable in `Idempotency(…)`, `idempotency.configure(blueprint, …)`, `@idempotent(…)`, and as `IDEMPOTENCY_<UPPER>`.\n"
-        "The innermost that names a value decides: application, blueprint, nested blueprint, view, method of a view.\n"
-        "A value that you write at any layer beats every value that a profile brings, whichever layer names the profile.\n"
-        "Durations are seconds or a `timedelta`.\n\n"
-        + _table(("keyword", "default", "meaning"), policy)
-        + "\n## Deployment\n\nConfiguration or `Idempotency(…)` only.\n\n"
-        + _table(("key", "default", "meaning"), deployment)
+        "You look up a policy keyword or a setting: its default, and its effect.\n\n"
+        "| | where you write it | who decides |\n| --- | --- | --- |\n"
+        "| [policy](#policy) | `Idempotency(…)`, `idempotency.configure(blueprint, …)`, `@idempotent(…)`, or "
+        "`IDEMPOTENCY_<UPPER>` | the innermost: application, blueprint, nested blueprint, view, method of a view |\n"
+        "| [messages](#messages) | `idempotency.inbox(name, …)`, `@idempotent_task(…)` | that call |\n"
+        "| [deployment](#deployment) | `Idempotency(…)` or `IDEMPOTENCY_<UPPER>` | `Idempotency(…)` |\n\n"
+        "A value that you write at any layer beats every value of a profile. Durations are seconds or a `timedelta`.\n\n"
+        "## Faults\n\n"
+        "- An unknown `IDEMPOTENCY_*` key is an error with a suggestion. The extension reports all faults together when you "
+        "set it up.\n"
+        "- A fault of the whole application stops it at its start. A fault of one view closes that endpoint: it answers 500 "
+        "[`misconfigured`](../problems/misconfigured.md) and never runs unprotected. Other URLs work.\n"
+        "- Your log has all faults of views together, at set-up and before the first request. `flask idempotency doctor` "
+        "lists them.\n"
+        "- In an application without `Idempotency(app)`, a view with `@idempotent` or `@claim_here`, or of a configured "
+        "blueprint, answers 500 and names the remedy. `@exempt` views run, and so do tests that call the view as a "
+        "function.\n"
+        "- `IDEMPOTENCY_ENABLED=False` runs all views without protection, also where the extension was never set up.\n\n"
+        "## Policy\n\n" + _tables("keyword", policy, POLICY_TOPICS) + "## Messages\n\n"
+        "The keywords of `idempotency.inbox(name, …)`, `Inbox.standalone(…)` and `@idempotent_task(…)`. They are separate from "
+        "those above: no setting, profile or policy of endpoints reaches a message. "
+        "See [messages](../guides/messages.md).\n\n"
+        + _table(("keyword", "default", "meaning"), _consumer_rows())
+        + "\n"
+        + "## Deployment\n\n"
+        + _tables("key", deployment, DEPLOYMENT_TOPICS).rstrip("\n")
+        + "\n"
+    )
+
+
+def _consumer_rows() -> list[tuple[str, ...]]:
+    plain = ConsumerPolicy()
+    read = {"keep": " (7 days)", "max_runtime": " (6 hours)", "max_result": " (256 KiB)"}
+    defaults = {"in_flight": "`later`", "decide": "none"}
+    return [
+        (
+            f"`{name}`",
+            defaults.get(name) or _shown(getattr(plain, name)) + read.get(name, ""),
+            str(field.metadata["doc"]),
+        )
+        for name, field in ConsumerSchema().fields.items()
+    ]
+
+
+def _tables(first: str, rows: Mapping[str, tuple[str, ...]], topics: Sequence[tuple[str, str, Sequence[str]]]) -> str:
+    placed = [name for _, _, names in topics for name in names]
+    if sorted(placed) != sorted(rows):
+        raise ValueError(f"each option belongs to one topic; look at {sorted({*placed} ^ {*rows})}")
+    return "".join(
+        f"### {heading}\n\n{guides}\n\n" + _table((first, "default", "meaning"), [rows[name] for name in names]) + "\n"
+        for heading, guides, names in topics
     )
 
 
@@ -95,31 +221,68 @@ def _default(name: str, plain: Policy) -> str:
     if name in ("decide", "form_field"):
         return "none"
     if name == "max_request_body":
-        return "what Flask allows"
-    return _shown(getattr(plain, name))
+        return "Flask's `MAX_CONTENT_LENGTH`"
+    read = {"keep": " (24 hours)", "max_runtime": " (15 minutes)", "max_body": " (256 KiB)"}
+    return _shown(getattr(plain, name)) + read.get(name, "")
 
 
 def _shown_default(default: object) -> str:
-    return str(default) if isinstance(default, str) and " " in default else _shown(default)
+    return str(default) if isinstance(default, str) and (" " in default or default == "none") else _shown(default)
+
+
+OPERATORS: Mapping[str, str] = {
+    "missing-key": "[`required`](../reference/configuration.md#key-and-request) makes the key mandatory.",
+    "invalid-key": "[`key_format` and `max_key_length`](../reference/configuration.md#key-and-request) decide what is valid.",
+    "unknown-operation": "[The status of a key](../guides/status.md) finds the operation by your URL map.",
+    "truncated-body": "[Proxies](../guides/proxies.md) that cut uploads short are the usual cause.",
+    "request-too-large": "[`max_request_body`](../reference/configuration.md#key-and-request) sets the limit.",
+    "in-flight": "[Let duplicates wait](../guides/waiting.md) for the response instead.",
+    "key-reused": "[Choose what is compared](../guides/endpoints.md), or ignore fields that change between attempts.",
+    "outcome-unknown": "[Resolve the quarantined key](../operate/quarantine.md).",
+    "store-unavailable": "[Handle a store outage](../operate/incidents.md).",
+    "memory-lost": "[Acknowledge the loss of data](../how-it-works/data-loss.md).",
+    "not-committed": "[Transactional views](../guides/transactional.md) commit rows and response together.",
+    "commit-unknown": "[Transactional views](../guides/transactional.md) run without a key too; set `required=True`.",
+    "transaction-conflict": "[Transactional views](../guides/transactional.md) release the key after a conflict.",
+    "response-not-kept": "[`max_body`](../reference/configuration.md#stored-response) sets the limit for a stored response.",
+    "response-erased": "[Erase a tenant's responses](../guides/encryption.md).",
+    "quota-exceeded": "[Set quotas](../guides/tenants.md), and show what a tenant uses.",
+    "replay-forbidden": "Your [`replay_guard`](api/application.md) refused the replay.",
+    "principal-required": "[Name the caller](../guides/identity.md).",
+    "misconfigured": "[Run the doctor](../operate/doctor.md): it lists all faults of policies.",
+    "record-corrupt": "[Resolve the quarantined key](../operate/quarantine.md), and find out what damaged the record.",
+}
+"""For the operator who reads the page of a problem."""
 
 
 def problems() -> str:
     """The list of all problems."""
-    rows = [(f"[`{row.code}`]({row.code}.md)", _status(row), row.title) for row in PROBLEMS.values()]
+    rows = [
+        (f"[`{row.code}`]({row.code}.md)", _status(row), row.again, row.happened.partition(". ")[0].rstrip(".") + ".")
+        for row in PROBLEMS.values()
+    ]
     return (
         f"# Problems\n\n{NOTICE}\n"
-        "Every refusal is an RFC 9457 problem document with a stable `code`; its `type` is `IDEMPOTENCY_DOCS_URL` followed "
-        "by the code.\nThe profiles `stripe` and `playbook` and a `problem_renderer` of yours give it another form.\n"
-        "No key, record, payload or principal appears in one.\n"
-        "In debug mode only, `outcome-unknown` names the record by its handle, and `misconfigured` says what is wrong.\n\n"
-        + _table(("code", "status", "what it says"), rows)
+        "Your client got a refusal with a `code`, and you want to know what happened and what to send next.\n"
+        "Each refusal is an RFC 9457 problem document. Its `type` is `IDEMPOTENCY_DOCS_URL` followed by the code.\n\n"
+        "You can send the same request with the same key again: it does not run twice while the service keeps the key (24 "
+        "hours by default). There are three exceptions: after `commit-unknown`, because that request has no key; after "
+        "`memory-lost`, once an operator accepts the risk; and after a response with `Idempotency-Status: unprotected`. The "
+        "third column shows whether a retry helps.\n\n"
+        + _table(("code", "status", "send it again?", "what it means"), rows)
+        + "\nNo key, record, payload or principal appears in a problem. In debug mode only, `outcome-unknown` names the "
+        "record by its id, and `misconfigured` names the fault.\n"
+        "The profiles `stripe` and `playbook`, and a `problem_renderer` of yours, give problems another form.\n"
+        + "\n```{toctree}\n:hidden:\n\n"
+        + "\n".join(PROBLEMS)
+        + "\n```\n"
     )
 
 
 def _status(problem: ProblemType) -> str:
     if problem.status is None:
-        return "that of the first answer"
-    # 500 if the application lacks what would name the caller: see `Asking._unnamed_caller`.
+        return "that of the first response"
+    # 500 if the application lacks a setting that names the caller: see `Guard`.
     own = "403 or 500" if problem.code == "principal-required" else str(problem.status)
     others = [
         f"`{profile.name}`: {profile.statuses[problem.code]}"
@@ -130,28 +293,40 @@ def _status(problem: ProblemType) -> str:
 
 
 def _problem_page(problem: ProblemType) -> str:
-    """What happened, is it safe to retry, what to do."""
-    again = "yes" if problem.retry else "no"
+    """What happened, and what to do next."""
+    operator = OPERATORS[problem.code].replace("(api/", "(../reference/api/")
     return (
         f"# {problem.title}\n\n{NOTICE}\n"
-        f"Code `{problem.code}`, status {_status(problem)}.\n"
-        f"Can the same request under the same key end better when a machine sends it again: {again}.\n\n{problem.guide}\n"
+        f"Code `{problem.code}`, status {_status(problem)}. Send it again? {problem.again[0].upper()}{problem.again[1:]}.\n\n"
+        f"{problem.happened}\n\n## What to do\n\n{problem.remedy}\n\n"
+        f"## If you operate the service\n\n{operator}\n"
     )
 
 
 def signals() -> str:
-    """Every event, its signal and what it tells."""
+    """Every event, its signal and its fields."""
     rows = [
-        (f"`{kind.__name__}`", f"`{signal.name}`", _facts(kind), " ".join((kind.__doc__ or "").split()))
-        for kind, signal in SIGNALS.items()
+        (f"`signals.{_attribute(kind)}`", f"`{kind.__name__}`", _facts(kind), " ".join((kind.__doc__ or "").split()))
+        for kind in SIGNALS
     ]
     return (
         f"# Signals\n\n{NOTICE}\n"
-        "Receivers get the application as sender and the event as `event`.\n"
-        "Every event carries `record`, a short keyed hash that tells two keys apart and leads back to neither, and "
-        "`operation`, the endpoint.\nWhat a receiver raises is logged and passed over.\n\n"
-        + _table(("event", "signal", "facts", "meaning"), rows)
+        "You connect a receiver to a Blinker signal, to react when a key is claimed, replayed or quarantined.\n\n"
+        "```python\nfrom flask_idempotency import signals\n\n\n"
+        "def alert(application, event):\n"
+        '    print(f"{event.operation}: {event.reason}")\n\n\n'
+        "signals.quarantined.connect(alert)\n```\n\n"
+        "A receiver gets the application as sender, and the event as `event`. It runs in the thread of the request, or in "
+        "the lease thread, so keep it quick. The extension logs what a receiver raises, and goes on.\n"
+        "Each event has `record` and `operation` (the endpoint). `record` is a short keyed hash: it distinguishes keys and "
+        "reveals none. [The API](api/event-classes.md) has the event classes.\n\n"
+        + _table(("signal", "event", "fields", "meaning"), rows)
     )
+
+
+def _attribute(kind: type[Event]) -> str:
+    """Return the name of the signal in `flask_idempotency.signals`."""
+    return name_of(kind).replace("-", "_")
 
 
 def _facts(kind: type[Event]) -> str:
@@ -163,10 +338,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def events() -> str:
-    """Where each event is heard of: as a signal, in the log, and as a metric; and every metric."""
+    """Where each event appears: as a signal, in the log, and as a metric; and every metric."""
     rows = [
-        (f"`{kind.__name__}`", f"`{signal.name}`", f"`{name_of(kind)}`", _levels(kind), _counted(kind))
-        for kind, signal in SIGNALS.items()
+        (f"`{kind.__name__}`", f"`signals.{_attribute(kind)}`", f"`{name_of(kind)}`", _levels(kind), _counted(kind))
+        for kind in SIGNALS
     ]
     sentences = [(f"`{name_of(kind)}`", kind.SENTENCE, _facts(kind)) for kind in kinds()]
     counted = [
@@ -175,20 +350,20 @@ def events() -> str:
     gauges = [(f"`{name}`", _listed(labels), about) for name, (about, labels) in GAUGES.items()]
     return (
         f"# Events, logs and metrics\n\n{NOTICE}\n"
-        "Whatever happens to a key is told once, and heard of in three ways: as a [signal](signals.md), as a line on the "
-        f"logger `{LOGGER}`, and as a [metric](metrics.md).\n\n"
+        "You look up an event, a log line or a metric by name.\n"
+        f"Each event appears once in three places: as a [signal](signals.md), as a line on the logger `{LOGGER}`, and as a "
+        "[metric](../operate/metrics.md).\n\n"
         + _table(("event", "signal", "`event` in the log", "level", "metrics"), rows)
         + "\n## The log\n\n"
-        "The sentence is always the same, so that lines can be counted by it. Everything else is a field of the log record "
-        "(`extra`): `event`, `app` (the namespace), `record` (a short keyed hash that leads back to no key), `operation` (the "
-        "endpoint, or the task), and the facts of the event. A formatter for JSON writes them; others show them behind the "
-        "sentence.\nNo key, principal or body is ever in one, and a tenant only as its pseudonym, where an operator "
-        "named it.\n\n"
-        + _table(("`event`", "sentence", "facts"), sentences)
-        + "\n## The metrics\n\nEach has the label `app` as well, which is the application's namespace.\n\n"
+        "The sentence of an event never varies, so you can count lines by it. Every other fact is a field of the log record "
+        "(`extra`): `event`, `app` (the namespace), `record` (a short keyed hash), `operation` (the endpoint or the task), and "
+        "the fields of the event. A JSON formatter writes them as fields; others append them to the sentence.\n"
+        "No line contains a key, principal or body. A tenant appears only as its pseudonym, after an operator named it.\n\n"
+        + _table(("`event`", "sentence", "fields"), sentences)
+        + "\n## The metrics\n\nEach also has the label `app`, the application's namespace.\n\n"
         + _table(("metric", "type", "labels", "what it counts"), counted)
-        + "\n## The gauges\n\nRead from the store when somebody scrapes, and at most once in ten seconds.\n\n"
-        + _table(("gauge", "labels", "what it says"), gauges)
+        + "\n## The gauges\n\nThe extension reads them from the store at a scrape, at most once in ten seconds.\n\n"
+        + _table(("gauge", "labels", "value"), gauges)
     )
 
 
@@ -217,8 +392,13 @@ def states() -> str:
     rows = [(name[before], verb, name[after], who) for (before, verb), (after, who) in TRANSITIONS.items()]
     return (
         f"# States of a record\n\n{NOTICE}\n"
-        "What is not listed changes nothing. An expired record is an absent one, whether or not it is still stored.\n\n"
-        + _table(("from", "verb", "to", "who, and when"), rows)
+        "Each key has at most one record, in one of three states. A key is *absent* if it has no record, or if its record has "
+        "expired. The store may still hold an expired record for a while.\n\n"
+        f"![The states of a record and their transitions, as in the table below.](../_static/diagrams/states.svg)\n\n"
+        "These are all transitions. A store refuses every other call, and the record stays as it is.\n\n"
+        + _table(("from", "transition", "to", "who may, and when"), rows)
+        + "\n*Worker's token*: the store compares the token of the call with the token of the record. A worker whose key was "
+        "taken over has an old token, so its calls change nothing.\n"
     )
 
 
@@ -249,12 +429,13 @@ def layout() -> str:
 def _tree(folder: Path, depth: int) -> Iterator[str]:
     indent = "  " * depth
     scripts, libraries = len(list(folder.glob("*.lua"))), len(list(folder.glob("lib/*.lua")))
-    yield _described(
-        f"{indent}{folder.name}/",
-        f"{scripts} scripts, one for each operation, and {libraries} libraries in lib/."
-        if scripts
-        else _first(folder / "__init__.py"),
-    )
+    if scripts:
+        told = f"{scripts} scripts, one for each operation, and {libraries} libraries in lib/."
+    elif modules := sorted(path.name for path in folder.glob("*.js")):
+        told = f"The module for browsers, as it is served: {', '.join(modules)}."
+    else:
+        told = _first(folder / "__init__.py")
+    yield _described(f"{indent}{folder.name}/", told)
     files = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
     for path in files:
         yield _described(f"{indent}  {path.name}", _first(path))
@@ -304,13 +485,13 @@ def walks() -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     **{f"problems/{row.code}.md": partial(_problem_page, row) for row in PROBLEMS.values()},
-    "problems/README.md": problems,
-    "cli.md": lambda: cli(NOTICE),
-    "configuration.md": configuration,
-    "events.md": events,
-    "signals.md": signals,
-    "states.md": states,
-    "walk.md": walks,
+    "problems/index.md": problems,
+    "reference/cli.md": lambda: cli(NOTICE),
+    "reference/configuration.md": configuration,
+    "reference/events.md": events,
+    "reference/signals.md": signals,
+    "how-it-works/states.md": states,
+    "contributing/walk.md": walks,
 }
 
 # The parts that a page written by hand may hold, by name.
@@ -329,7 +510,9 @@ def with_parts(page: str) -> str:
 
 
 def main() -> None:
-    """Write every page, and the generated parts of the others."""
+    """Write every page, diagram and screenshot, and the generated parts of the other pages."""
+    diagrams.write()
+    screenshots.write()
     for page, render in PAGES.items():
         (HERE / page).parent.mkdir(exist_ok=True)
         (HERE / page).write_text(render(), encoding="utf-8")

@@ -8,17 +8,15 @@ from typing import Any
 
 from flask import Flask
 
-from example_app import auth, models, problems, simulate
+from example_app import auth, events, models, openapi, problems, simulate
 from example_app.accounting import accounting
 from example_app.charges import charges
+from example_app.extension import idempotency
 from example_app.gateway import gateway, what_happened
 from example_app.payments import payments
-from flask_idempotency import Idempotency
+from example_app.shop import shop
 
 DATABASE = "sqlite:///example.sqlite3"
-
-idempotency = Idempotency(principal=auth.principal, tenant=auth.tenant)
-idempotency.quota_loader(auth.plan)
 
 # A payment and its record are committed together: a worker that vanishes leaves both or neither, and no unknown outcome.
 idempotency.configure(payments, required=True, effects="transactional")
@@ -27,16 +25,26 @@ idempotency.configure(charges, profile="stripe")
 idempotency.configure(accounting, profile="x-idempotency", effects="deduplicated")
 # A worker that is silent for five seconds here is gone: a charge takes less than one, and each worker renews its lease.
 idempotency.configure(gateway, profile="playbook", ignore_fields=("/timestamp", "/trace_id"), lease=5)
+# People click twice: the second click waits for the first, and gets the same page.
+idempotency.configure(
+    shop, required=True, effects="transactional", form_field="idempotency_key", in_flight="wait", wait=5
+)
 # The gateway view commits by itself. If its worker vanishes, this resolver finds out whether the charge was made.
 idempotency.resolver("gateway.create")(what_happened)
 
 
 def create_app(config: Mapping[str, Any] | None = None) -> Flask:
-    """Return the application. `config` overrides the environment: DATABASE_URL, IDEMPOTENCY_REDIS_URL and FLASK_…."""
+    """Return the application. `config` overrides the environment: DATABASE_URL, IDEMPOTENCY_REDIS_URL and FLASK_….
+
+    Without a SECRET_KEY there is no shop page, because Flask cannot sign its cookie.
+    """
     app = Flask(__name__)
     app.config.from_mapping(
         SQLALCHEMY_DATABASE_URI=models.database_url(os.environ.get("DATABASE_URL") or DATABASE),
         IDEMPOTENCY_STORE="flask-sqlalchemy://",
+        IDEMPOTENCY_PUBLISH=True,
+        IDEMPOTENCY_BROWSER_MODULE="/idempotency.js",
+        SESSION_COOKIE_SAMESITE="Lax",
         DEMO_SIMULATE=simulate.wanted(),
         DEMO_WITNESS=os.path.join(app.instance_path, "witness.sqlite3"),
     )
@@ -48,8 +56,12 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     app.before_request(auth.authenticate)
     for blueprint in (payments, charges, accounting, gateway):
         app.register_blueprint(blueprint)
+    if app.secret_key:
+        app.register_blueprint(shop)
+    openapi.install(app)
     problems.install(app)
     models.install(app)
+    events.install(app)
     if app.config["DEMO_SIMULATE"]:
         simulate.install(app)
     idempotency.init_app(app)

@@ -1,11 +1,16 @@
-"""Authenticate callers and limit tenants: four made-up people in three made-up companies, with bearer tokens."""
+"""Authenticate callers and limit tenants: four made-up people in three made-up companies, with bearer tokens.
+
+The visitors of the shop page have no account. A signed cookie tells them apart.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from secrets import token_hex
 
-from flask import abort, g, request
+from flask import abort, g, request, session
 
+from example_app.openapi import PUBLIC
 from flask_idempotency import Quota
 
 
@@ -22,17 +27,38 @@ CALLERS = {
     "tok_dave": Caller("initech", "dave"),
 }
 
+POLICY = frozenset({"idempotency_policy", "idempotency_policy_schema"})
+"""The endpoints of the policy document, which every client may read."""
+
+PAGES = frozenset({"static", "idempotency_browser_module"})
+"""The endpoints of the scripts that the shop page loads."""
+
 PLANS = {"initech": Quota(records=3)}
 """Initech is on trial, with three idempotency keys at a time. The configuration sets no limit for the others."""
 
 
 def authenticate() -> None:
     """Set the caller, or abort with 401. The library runs this hook before it claims or replays a key."""
+    if request.endpoint in PUBLIC | POLICY | PAGES:
+        return
+    if request.blueprint == "shop":
+        g.caller = Caller("shop", _visitor())
+        return
     credentials = request.authorization
     token = credentials.token if credentials is not None and credentials.type == "bearer" else None
     if token not in CALLERS:
         abort(401, "Send one of the demo's tokens, for instance: Authorization: Bearer tok_alice")
     g.caller = CALLERS[token]
+
+
+def _visitor() -> str:
+    """Return who this visitor is. The session's cookie is SameSite=Lax, so no page of another site can pay for a visitor."""
+    if "visitor" not in session:
+        if request.method == "POST":
+            abort(401, "Open /shop first, and allow its cookie.")
+        session["visitor"] = token_hex(16)
+    visitor: str = session["visitor"]
+    return visitor
 
 
 def principal() -> str:

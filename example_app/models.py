@@ -46,6 +46,18 @@ class Payment(Model):
     created: Mapped[int] = mapped_column(default=lambda: int(time.time()))
 
 
+class LedgerEntry(Model):
+    """What the ledger's consumer books of a payment. No constraint refuses a second one: a payment booked twice would show."""
+
+    __tablename__ = "ledger_entries"
+
+    payment: Mapped[str]
+    tenant: Mapped[str]
+    amount: Mapped[int]
+    currency: Mapped[str]
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
 class Charge(Model):
     __tablename__ = "charges"
 

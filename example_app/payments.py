@@ -12,6 +12,7 @@ from marshmallow import ValidationError
 
 from example_app import simulate
 from example_app.auth import caller
+from example_app.events import payment_created
 from example_app.models import Payment, db
 from example_app.schemas import PaymentInput, is_text, json_body
 from flask_idempotency import idempotent
@@ -26,6 +27,7 @@ def create() -> tuple[dict[str, Any], int, dict[str, str]]:
     payment = Payment(tenant=caller().tenant, principal=caller().principal, **wanted)
     db.session.add(payment)
     db.session.flush()  # gives it its id
+    payment_created(payment)
     return shown(payment), 201, {"Location": url_for(".show", payment_id=payment.id)}
 
 

@@ -73,7 +73,9 @@ class Money(Schema):
     amount = Amount()
     # Not "$", which also matches before a line break at the end.
     currency = fields.String(
-        required=True, validate=validate.Regexp(r"[A-Za-z]{3}\Z", error="Three letters, such as EUR.")
+        required=True,
+        validate=validate.Regexp(r"[A-Za-z]{3}\Z", error="Three letters, such as EUR."),
+        metadata={"pattern": "^[A-Za-z]{3}$"},  # for OpenAPI, where "$" matches at the end alone
     )
 
     @post_load
@@ -94,7 +96,7 @@ class InvoiceInput(Money):
 class GatewayChargeInput(Money):
     account_id = text(64, required=True)
     # Each attempt has other values, and they are no part of the request: see ignore_fields in app.py.
-    timestamp = fields.Raw(validate=_check_timestamp)
+    timestamp = fields.Raw(validate=_check_timestamp, metadata={"type": ["number", "string"]})
     trace_id = text(64)
 
 
@@ -102,7 +104,7 @@ class ChargeInput(Schema):
     """A form with Stripe's field names. Every value arrives as text."""
 
     amount = Amount(written=True)
-    currency = fields.String(required=True, validate=validate.Regexp(r"[a-z]{3}\Z"))
+    currency = fields.String(required=True, validate=validate.Regexp(r"[a-z]{3}\Z"), metadata={"pattern": "^[a-z]{3}$"})
     source = text(64)
     customer = text(64)
     description = text(1000)

@@ -1,8 +1,9 @@
 """Faults on request, and an independent witness of how often the business code ran. Only with DEMO_SIMULATE=1.
 
-    {"simulate": {"delay": 1.5, "status": 503, "crash": "before_commit" | "after_commit"}}
+    {"simulate": {"delay": 1.5, "status": 503, "crash": "before_commit" | "after_commit", "booking": "before_commit" | …}}
 
 A fault strikes the first execution of an operation only, so that the same request, sent again, can show the recovery.
+`booking` is the crash of the worker that books the payment.
 Every response then carries `X-Executions`. Keep all of this out of a real service.
 """
 
@@ -31,6 +32,7 @@ WITNESS = "example-witness"
 # A worker has eight threads: a few long pauses must not hold all of them.
 LONGEST_DELAY_SECONDS = 5.0
 BRIEF_SECONDS = 2.0
+CRASHES = ("before_commit", "after_commit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,15 @@ class Fault:
     status: int | None = None
     crash: str | None = None
     """The SQLAlchemy event: right before the session sends the commit, or right after it returns."""
+    booking: str | None = None
+    """The same in the worker that books the payment."""
 
 
 class FaultInput(Schema):
     delay = fields.Float(validate=validate.Range(0, LONGEST_DELAY_SECONDS))
     status = fields.Integer(strict=True, validate=validate.Range(400, 599))
-    crash = fields.String(validate=validate.OneOf(["before_commit", "after_commit"]))
+    crash = fields.String(validate=validate.OneOf(CRASHES))
+    booking = fields.String(validate=validate.OneOf(CRASHES))
 
     @post_load
     def as_fault(self, loaded: dict[str, Any], **_: Any) -> Fault:
@@ -117,8 +122,24 @@ def execution_begins() -> None:
     if fault.status is not None:
         abort(problems.problem(fault.status, "simulated", "The request simulates this status."))
     if fault.crash is not None:
-        # In this request's session, wherever its commit happens: in the view, or after it where the library commits.
-        event.listen(db.session(), fault.crash, lambda session: crash(), once=True)
+        crash_at(fault.crash)
+
+
+def booking_fault() -> str | None:
+    """Return the fault that this request wishes for the worker that books its payment."""
+    return None if witness() is None else g.get("fault", Fault()).booking
+
+
+def booking_begins(payment: str, fault: str | None) -> None:
+    """Count this booking, and simulate the fault that came with its message."""
+    counting = witness()
+    if counting is not None and counting.count(f"booking {payment}") == 1 and fault is not None:
+        crash_at(fault)
+
+
+def crash_at(moment: str) -> None:
+    """Kill this worker at the commit of the current session, wherever that is: in the view, or after it in the library."""
+    event.listen(db.session(), moment, lambda session: crash(), once=True)
 
 
 def crash() -> None:

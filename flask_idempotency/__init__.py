@@ -1,12 +1,24 @@
-"""Make unsafe HTTP endpoints of a Flask application safe to retry. These are the public names."""
+"""Make unsafe HTTP endpoints of a Flask application safe to retry. These are the public names.
 
-from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.policy import Decision
-from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
-from flask_idempotency.extension import Idempotency
-from flask_idempotency.web.current_claim import current_claim, idempotency_field
-from flask_idempotency.web.policies import claim_here, exempt, idempotent
+`import flask_idempotency` loads nothing else. Each name is imported from its module when you first use it (PEP 562), and a
+store with its client when `Idempotency` is set up on an application, before the first request.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, LeaseLost, StoreUnavailable
+    from flask_idempotency.engine.policy import Decision
+    from flask_idempotency.engine.quota import NewKeys, Quota
+    from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
+    from flask_idempotency.extension import Idempotency
+    from flask_idempotency.settings import derived_secret
+    from flask_idempotency.settings.profiles import cors_headers
+    from flask_idempotency.web.current_claim import current_claim, idempotency_field
+    from flask_idempotency.web.key_status import key_status
+    from flask_idempotency.web.policies import claim_here, exempt, idempotent
+    from flask_idempotency.web.webhooks import webhook
 
 __all__ = [
     "ConfigurationError",
@@ -23,8 +35,43 @@ __all__ = [
     "StoreUnavailable",
     "UnknownOutcome",
     "claim_here",
+    "cors_headers",
     "current_claim",
+    "derived_secret",
     "exempt",
     "idempotency_field",
     "idempotent",
+    "key_status",
+    "webhook",
 ]
+
+# The imports above once more, for Python. tests/test_imports.py compares the two.
+_NAMES = {
+    "engine.errors": ("ConfigurationError", "IdempotencyError", "LeaseLost", "StoreUnavailable"),
+    "engine.policy": ("Decision",),
+    "engine.quota": ("NewKeys", "Quota"),
+    "engine.recovery": ("Happened", "NeverHappened", "Resolution", "StillUnknown", "UnknownOutcome"),
+    "extension": ("Idempotency",),
+    "settings": ("derived_secret",),
+    "settings.profiles": ("cors_headers",),
+    "web.current_claim": ("current_claim", "idempotency_field"),
+    "web.key_status": ("key_status",),
+    "web.policies": ("claim_here", "exempt", "idempotent"),
+    "web.webhooks": ("webhook",),
+}
+
+# A type checker would take any name for one of ours if it saw this function.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import this public name, and keep it: Python calls this function only for names that are not here yet."""
+        for module, names in _NAMES.items():
+            if name in names:
+                # Two threads may do this at the same time. Python imports a module once, so both find the same object.
+                value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
+from flask_idempotency.codec.envelope import COMPRESSIONS, ZSTD_REMEDY, EnvelopeCodec, zstd_is_installed
 from flask_idempotency.engine.capabilities import (
     DataKeys,
     DataLossDetector,
@@ -26,7 +27,7 @@ from flask_idempotency.engine.capabilities import (
 )
 from flask_idempotency.engine.claim import Dependencies
 from flask_idempotency.engine.engine import Engine
-from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.keys import Identity, owner_mark
@@ -35,9 +36,11 @@ from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.security import NO_DATA_KEYS
-from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.tiered import CachedRecovery
 from flask_idempotency.stores.timed import TimedStore, Timing
+
+_log = logging.getLogger("flask_idempotency")
+if TYPE_CHECKING:
+    from flask_idempotency.stores.sql.outbox import OutboxTable  # needs a package that is optional
 
 _FACTORY = re.compile(r"[\w.]+:\w+")
 _PORT = ("claim", "renew", "mark_point_of_no_return", "complete", "release", "quarantine", "read", "mark_corrupt")
@@ -168,10 +171,17 @@ def _recovery(store: Store, system: Store) -> Recovery | None:
     recovery = capabilities_of(store).recovery
     if recovery is None or store is not system or not isinstance(system, KnowsCache):
         return recovery
+    # Only for a cache in front of the store.
+    from flask_idempotency.stores.tiered import CachedRecovery
+
     return CachedRecovery(recovery, lambda key, fence: not system.has_cache())
 
 
 def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Codec:
+    if settings.compression == "zstd" and not zstd_is_installed():
+        raise ConfigurationError(
+            f"IDEMPOTENCY_COMPRESSION is zstd, which Python has from 3.14 on: {ZSTD_REMEDY} on every host first."
+        )
     envelope = EnvelopeCodec(compression=COMPRESSIONS[settings.compression] if settings.compression else None)
     if data_keys is None and settings.encryption != "off":
         raise ConfigurationError(NO_DATA_KEYS.format(mode=settings.encryption, store=store))
@@ -190,7 +200,12 @@ def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Cod
 
 def is_process_local(settings: Settings) -> bool:
     """Return True if the records are in this process's memory, where no other process sees them."""
-    return isinstance(settings.store, MemoryStore) or urlsplit(str(settings.store)).scheme == "memory"
+    if isinstance(settings.store, str):
+        return urlsplit(settings.store).scheme == "memory"
+    # Only here, because a worker whose records are elsewhere does not need this store.
+    from flask_idempotency.stores.memory import MemoryStore
+
+    return isinstance(settings.store, MemoryStore)
 
 
 def identities(settings: Settings) -> tuple[Identity, ...]:
@@ -215,6 +230,8 @@ def build_store(
         return _from_object(choice, memory, replicas)
     scheme = choice.partition(":")[0].lower() if ":" in choice else ""
     if scheme == "memory":
+        from flask_idempotency.stores.memory import MemoryStore
+
         return MemoryStore()
     if scheme in _REDIS_SCHEMES:
         return _redis_store(choice, memory, replicas)
@@ -253,7 +270,7 @@ def _from_object(choice: Any, memory: Mapping[str, Any], replicas: int) -> Store
     missing = [name for name in _PORT if not callable(getattr(choice, name, None))]
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: {type(choice).__name__} is neither a Redis client nor a Store; it has no {', '.join(missing)}. "
-        "See flask_idempotency.engine.store.Store, and StoreContract in flask_idempotency.testing."
+        "See flask_idempotency.engine.store.Store, and StoreContract in flask_idempotency.testing.contract."
     )
 
 
@@ -276,7 +293,6 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
     try:
         from flask_idempotency.stores.sql.database import Database
         from flask_idempotency.stores.sql.store import SqlStore
-        from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
     except ModuleNotFoundError as error:
         if error.name != "sqlalchemy":
             raise
@@ -289,9 +305,21 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
         )
     if isinstance(bind, str):
         return SqlStore(Database(bind), strategy=strategy or "insert")
+    # This needs SQLAlchemy's ORM, which an application with a database of its own for records may not use.
+    from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
+
     return TransactionalSqlStore(
         Database(bind.engine, shared=bind.engines), sessions=bind.session, strategy=strategy or "insert"
     )
+
+
+def build_outbox_table(database: ApplicationDatabase, *, keep: float) -> OutboxTable:
+    """Return the table of messages in the application's database. It connects when it is first used."""
+    # This needs SQLAlchemy, which is optional.
+    from flask_idempotency.stores.sql.database import Database
+    from flask_idempotency.stores.sql.outbox import OutboxTable
+
+    return OutboxTable(Database(database.engine, shared=database.engines), keep=keep)
 
 
 def _tiered(system: Store, redis_url: str, transactions: Transactions | None) -> Store:
@@ -319,3 +347,20 @@ def _factory(path: str) -> Callable[[], Any]:
     if not callable(factory):
         raise ConfigurationError(f"IDEMPOTENCY_STORE: {path!r} is not a function that returns a Store.")
     return factory  # type: ignore[no-any-return]
+
+
+def log_faults(schema: Schema) -> bool:
+    """Log what is wrong with the tables. Do not raise: the command that repairs them must be able to start.
+
+    Returns False if it is not known yet which database they are in.
+    """
+    try:
+        for fault in schema.faults():
+            _log.error(fault)
+        for advice in schema.advice():
+            _log.warning(advice)
+    except ConfigurationError:
+        return False
+    except StoreUnavailable as error:
+        _log.warning("%s Keyed requests are refused until it responds.", error)
+    return True

@@ -1,25 +1,33 @@
 """The extension class `Idempotency`: set up an application, and register its loaders, policies and resolvers.
 
 The extension object holds what you register on it and no state of an application, so one object can serve several. The state
-of one application is frozen in `app.extensions["idempotency"]`.
+of one application is frozen in `app.extensions["idempotency"]`. The object refers to each application's policies weakly, only
+to refuse a `configure` that comes too late.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from flask import Blueprint, Flask, appcontext_pushed
 
-from flask_idempotency.assembly import Services, build, identities
-from flask_idempotency.cli import cli
+from flask_idempotency.assembly import Services, build, build_outbox_table, identities, log_faults
+from flask_idempotency.cli import cli, completing, migrating
+from flask_idempotency.consumers.inbox import Inbox
+from flask_idempotency.consumers.services import ConsumerServices
+from flask_idempotency.engine.capabilities import Finding
+from flask_idempotency.engine.ending import running_here
 from flask_idempotency.engine.engine import Engine
-from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.model import Record
+from flask_idempotency.engine.outbox import SealsBodies
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
@@ -27,31 +35,41 @@ from flask_idempotency.engine.store import Schema
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_override, load_settings, summary
 from flask_idempotency.signals import sender_for
+from flask_idempotency.web.browser import idempotency_script, serve_module
 from flask_idempotency.web.callbacks import Callbacks, check_counted
 from flask_idempotency.web.current_claim import idempotency_field
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.hooks import Hooks
-from flask_idempotency.web.janitor import shape_watch_of, watch_of
+from flask_idempotency.web.key_status import KeyStatusView, register
+from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
+from flask_idempotency.web.request_state import current_state
 
 
-def declare_tables(app: Flask) -> None:
+def declare_tables(app: Flask, *, records: bool = True) -> None:
     """Declare the store's tables in `db.metadata`: now, or when the first application context is pushed.
+
+    Without `records`, only that of the outbox.
 
     Without them Flask-Migrate would write a migration that drops them. Every `flask` command, `db.create_all()` and
     every request pushes a context first, so Flask-SQLAlchemy may be set up after us.
     """
-    if not _declared(app):
-        appcontext_pushed.connect(_at_context, app)
+    if not _declared(app, records=records):
+        appcontext_pushed.connect(_with_records if records else _without_records, app)
 
 
-def _at_context(app: Flask, **_: Any) -> None:
-    if _declared(app):
-        appcontext_pushed.disconnect(_at_context, app)
+def _with_records(app: Flask, **_: Any) -> None:
+    if _declared(app, records=True):
+        appcontext_pushed.disconnect(_with_records, app)
 
 
-def _declared(app: Flask) -> bool:
+def _without_records(app: Flask, **_: Any) -> None:
+    if _declared(app, records=False):
+        appcontext_pushed.disconnect(_without_records, app)
+
+
+def _declared(app: Flask, *, records: bool) -> bool:
     # Needs a package that is optional; a store on Flask-SQLAlchemy has it.
     from flask_idempotency.stores.sql.schema import include_in
 
@@ -61,7 +79,7 @@ def _declared(app: Flask) -> bool:
     # This is the metadata of the default bind. Another extension of this name may have none.
     metadata = getattr(database, "metadata", None)
     if metadata is not None:
-        include_in(metadata)
+        include_in(metadata, records=records)
     return True
 
 
@@ -75,6 +93,10 @@ class ApplicationDatabase:
         """Return the engine of the default bind, which holds the application's rows and the records."""
         with self._app.app_context():
             return self._extension().engine
+
+    def here(self) -> Any:
+        """Return the same engine, in the current application context."""
+        return self._extension().engine
 
     def engines(self) -> list[Any]:
         """Return every engine that its sessions may use by now, also of other binds and applications.
@@ -94,13 +116,15 @@ class ApplicationDatabase:
             return self._app.extensions["sqlalchemy"]
         except KeyError:
             raise ConfigurationError(
-                "IDEMPOTENCY_STORE is flask-sqlalchemy://, and this application has no Flask-SQLAlchemy. Call "
-                "db.init_app(app) before the first request, or give the URL of a database."
+                "IDEMPOTENCY_STORE is flask-sqlalchemy://, or the application has an outbox, and this application has no "
+                "Flask-SQLAlchemy. Call db.init_app(app) before the first request, or give the URL of a database."
             ) from None
 
 
 if TYPE_CHECKING:
-    from flask_idempotency.metrics import Meter  # needs a package that is optional
+    # These need packages that are optional.
+    from flask_idempotency.metrics import Meter
+    from flask_idempotency.outbox import Outbox
 
 EXTENSION = "idempotency"
 
@@ -123,6 +147,11 @@ class AppState:
     """The engine and its services. The command line uses them even if the guard is switched off."""
     policies: Policies | None = None
     observers: Observers = field(default_factory=Observers)
+    key_status: KeyStatusView | None = None
+    consumers: ConsumerServices | None = None
+    """What the inboxes and tasks of this application work with."""
+    checks: list[Callable[[], Iterable[Finding]]] = field(default_factory=list)
+    """Checks for `flask idempotency doctor` that others have added, such as those of Celery workers."""
 
     @property
     def engine(self) -> Engine | None:
@@ -138,10 +167,11 @@ class AppState:
 class Idempotency:
     """Run each keyed request of your application once, and send every retry the same response.
 
-    Pass `principal` and `tenant` as functions that return a stable subject id and the acting tenant of the current request.
-    All other keywords are policy keywords or settings. They override `IDEMPOTENCY_<UPPER>` in the configuration.
+    Pass the application, or call `init_app` later. `principal` and `tenant` are functions that return a stable subject id
+    and the acting tenant of the current request. All other keywords are policy keywords or settings, and override
+    `IDEMPOTENCY_<UPPER>` in the configuration. Durations are seconds or a `timedelta`.
 
-    Raises `ConfigurationError`, which lists every fault.
+    One object can serve several applications. Raises `ConfigurationError`, which lists every fault.
     """
 
     def __init__(
@@ -155,11 +185,19 @@ class Idempotency:
         self._loaders = Callbacks(principal=principal, tenant=tenant)
         self._settings = settings
         self._overrides: dict[Blueprint, Override] = {}
+        self._policies: WeakSet[Policies] = WeakSet()
+        """Those of each application, as long as it lives."""
+        self._outbox: Outbox | None = None
+        self._apps: WeakSet[Flask] = WeakSet()
+        """Each application, to give it the outbox if you ask for that after `init_app`."""
         if app is not None:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Guard this application. You can add blueprints, hooks and other extensions before or after this call."""
+        """Guard this application. You can add blueprints, hooks and other extensions before or after this call.
+
+        Raises `ConfigurationError` with all faults of the configuration, and for a second call on the same application.
+        """
         if EXTENSION in app.extensions:
             raise ConfigurationError("Idempotency is already set up on this application: call init_app once per app.")
         settings = load_settings(
@@ -169,22 +207,36 @@ class Idempotency:
             lenient=app.debug or app.testing,
             has_principal=self._loaders.principal is not None or identifies(app),
         )
-        for warning in settings.warnings:
+        for warning in () if completing() else settings.warnings:
             _log.warning(warning)
         app.jinja_env.globals.setdefault("idempotency_field", idempotency_field)
+        app.jinja_env.globals.setdefault("idempotency_script", idempotency_script)
         app.cli.add_command(cli)
         state = app.extensions[EXTENSION] = self._guard(app, settings)
+        self._apps.add(app)
+        if self._outbox is not None:
+            self._serve_outbox(app, self._outbox)
+        if settings.publish and settings.enabled:
+            from flask_idempotency.openapi.policy_document import publish  # for the applications that want it
+
+            publish(app, state)
+        if settings.status_url is not None:
+            register(app, settings.status_url)
+        if settings.browser_module is not None:
+            serve_module(app, settings.browser_module)
         if settings.of_application:
             # Also if the guard is switched off: a migration may be generated there.
             declare_tables(app)
         _log.info("%s: %s", app.name, summary(settings, quota_loader=self._loaders.quota is not None))
-        if state.schema is not None and state.hooks is not None and not _log_faults(state.schema):
+        if completing() or migrating() or state.schema is None or state.hooks is None:
+            return
+        if not log_faults(state.schema):
             # Flask-SQLAlchemy is set up later: log faults at the first request.
-            state.hooks.at_first = partial(_log_faults, state.schema)
+            state.hooks.at_first = partial(log_faults, state.schema)
 
     def _guard(self, app: Flask, settings: Settings) -> AppState:
         if not settings.enabled and not settings.may_be_joint:
-            return AppState(settings, self._loaders)
+            return AppState(settings, self._loaders, consumers=self._consumers(settings, None, Observers([])))
         meter = _meter(app, settings)
         counting = [] if meter is None else [meter.event]
         observers = Observers([log_of(settings.namespace), sender_for(app), *counting])
@@ -201,10 +253,12 @@ class Idempotency:
             origins=settings.origins,
             chosen_only=settings.guard == "chosen",
         )
+        self._policies.add(policies)
+        secrets = identities(settings)
         guard = Guard(
             app,
             engine=built.engine,
-            identities=identities(settings),
+            identities=secrets,
             settings=settings,
             callbacks=self._loaders,
             observers=observers,
@@ -222,7 +276,29 @@ class Idempotency:
         if settings.enabled or joint:
             hooks.install()
             hooks.report()
-        return AppState(settings, self._loaders, hooks, built, policies, observers)
+        key_status = KeyStatusView(
+            app,
+            engine=built.engine,
+            identities=secrets,
+            settings=settings,
+            callbacks=self._loaders,
+            policies=policies,
+            problem=guard.problem,
+        )
+        consumers = self._consumers(settings, built.engine, observers)
+        return AppState(settings, self._loaders, hooks, built, policies, observers, key_status, consumers)
+
+    def _consumers(self, settings: Settings, engine: Engine | None, observers: Observers) -> ConsumerServices:
+        return ConsumerServices(
+            engine,
+            identities(settings),
+            settings.namespace,
+            settings.hash_identities,
+            self._loaders.operations,
+            observers,
+            settings.enabled,
+            None if settings.former_identity is None else settings.former_identity.namespace,
+        )
 
     def _check_policies(self, settings: Settings, *, joint: bool) -> None:
         """Raise `ConfigurationError` for faulty policies of the application or blueprints. Views are checked at first use."""
@@ -236,10 +312,17 @@ class Idempotency:
     def configure(self, blueprint: Blueprint, **policy: Any) -> None:
         """Set the policy of every view of this blueprint. Nested blueprints inherit it unless you configure them.
 
-        A second call adds to the first. Call it before the first request.
+        Call it before the first request. A second call adds to the first. Raises `ConfigurationError` for a wrong keyword
+        or value, and for a change after the first request of an application with this blueprint. It names the blueprint.
         """
         override = load_override(policy, where=f"configure({blueprint.name!r})")
-        self._overrides[blueprint] = {**self._overrides.get(blueprint, {}), **override}
+        merged = {**self._overrides.get(blueprint, {}), **override}
+        if merged != self._overrides.get(blueprint) and any(each.serves(blueprint) for each in list(self._policies)):
+            raise ConfigurationError(
+                f"configure({blueprint.name!r}): an application with this blueprint has had its first request, so some views "
+                "would keep their policy and others not. Call it before, for example where you register the blueprint."
+            )
+        self._overrides[blueprint] = merged
         mark_configured(blueprint, self._overrides[blueprint])
 
     def principal_loader(self, loader: LoaderT) -> LoaderT:
@@ -251,7 +334,10 @@ class Idempotency:
         return loader
 
     def tenant_loader(self, loader: LoaderT) -> LoaderT:
-        """Register the function that returns the tenant of the current request, or None."""
+        """Register the function that returns the acting tenant of the current request, or None if there is none.
+
+        Keys, quotas and data keys of one tenant are apart from those of every other.
+        """
         self._loaders.tenant = loader
         return loader
 
@@ -259,20 +345,24 @@ class Idempotency:
         """Register the function that returns a tenant's `Quota`, or None for the limits in `IDEMPOTENCY_QUOTA_*`.
 
         The engine calls it with the tenant (or None) for every keyed request, so make it fast. The configuration supplies
-        limits that it leaves out. Once you register it, the store counts every record, even without a limit.
+        the limits that it leaves out. Once you register it, the store counts every record, even without a limit.
         """
         self._loaders.quota = loader
         return loader
 
     def replay_guard(self, guard: GuardT) -> GuardT:
-        """Register a function that may refuse a replay: it returns False, and the client gets 403. The record stays."""
+        """Register a function that may refuse a replay, for example because a permission was revoked.
+
+        It takes the stored `Record`. If it returns False, the client gets 403 `replay-forbidden`, and the record stays.
+        """
         self._loaders.replay_guard = guard
         return guard
 
     def resolver(self, endpoint: str) -> Callable[[ResolverT], ResolverT]:
         """Register the function that finds out whether this endpoint's quarantined requests happened, such as at the bank.
 
-        It takes an `UnknownOutcome` and returns `Happened(response)`, `NeverHappened()` or `StillUnknown()`. The janitor
+        For messages, name the operation instead of an endpoint, such as `inbox:billing`. It takes an `UnknownOutcome` and
+        returns `Happened(response)`, `NeverHappened()` or `StillUnknown()`; of a message, `Happened(value)`. The janitor
         calls it in an application context, for one key at a time: soon after the quarantine, then less and less often. If
         it raises, the janitor calls it again later. Raises `ConfigurationError` if the endpoint has a resolver already.
         """
@@ -286,6 +376,71 @@ class Idempotency:
             return resolver
 
         return register
+
+    def inbox(self, name: str, **policy: Any) -> Inbox:
+        """Make the inbox of one consumer, which does the work of each message once: see `Inbox.process`.
+
+        `name` is that of the consumer, not of a queue. The policy keywords are those of consumers: no setting and no policy of
+        endpoints reaches an inbox. Raises `ConfigurationError` for a wrong keyword or value, and for a second inbox of this
+        name with another policy.
+        """
+        inbox = Inbox(name, **policy)
+        self._loaders.operations.add(inbox.catalogued)
+        return inbox
+
+    def outbox(self, keep: float | timedelta = 0) -> Outbox:
+        """Return the outbox, whose messages are sent if the transaction that publishes them commits.
+
+        It is in the database of `db.session` (the default bind), wherever the keys are. `keep` says for how many seconds a
+        confirmed message stays in the table; the janitor's `expire` deletes it then. With 0 it is deleted at once.
+
+        Call it before or after `init_app`; a second call returns the same outbox. Raises `ConfigurationError` without
+        SQLAlchemy, and for another `keep` than before.
+        """
+        seconds: Any = keep.total_seconds() if isinstance(keep, timedelta) else keep
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e10:
+            raise ConfigurationError(f"outbox(): keep must be seconds from 0 on, or a timedelta, not {keep!r}.")
+        if self._outbox is None:
+            try:
+                # SQLAlchemy is optional.
+                from flask_idempotency.outbox.outbox import Outbox as Made
+            except ModuleNotFoundError as error:
+                if error.name != "sqlalchemy":
+                    raise
+                raise ConfigurationError(
+                    "outbox() needs Flask-SQLAlchemy: pip install 'flask-idempotency[sql]'."
+                ) from error
+            self._outbox = Made(keep=float(seconds), running=lambda: running_here() or current_state())
+            for app in list(self._apps):
+                self._serve_outbox(app, self._outbox)
+        elif self._outbox.keep != seconds:
+            raise ConfigurationError(
+                f"outbox(): keep is {self._outbox.keep:g} already. Call it once, or with the same value."
+            )
+        return self._outbox
+
+    def _serve_outbox(self, app: Flask, outbox: Outbox) -> None:
+        """Give this application the services of the outbox, and declare its table."""
+        from flask_idempotency.outbox.outbox import SERVICES, OutboxServices  # needs SQLAlchemy
+
+        state: AppState = app.extensions[EXTENSION]
+        settings, database = state.settings, ApplicationDatabase(app)
+        codec: Any = None if state.built is None else state.built.codec
+        newest = identities(settings)[0]
+        app.extensions[SERVICES] = OutboxServices(
+            outbox,
+            build_outbox_table(database, keep=outbox.keep),
+            session=lambda: database.session()(),
+            engine=database.here,
+            tenant_id=lambda tenant: newest.tenant_ids(settings.namespace, tenant)[0],
+            sealer=codec if isinstance(codec, SealsBodies) else None,
+            data_keys=None if state.built is None else getattr(state.built.data_keys, "within", None),
+            encrypts=settings.encryption != "off",
+            running=outbox.running,
+            observers=state.observers,
+        )
+        if not settings.of_application:
+            declare_tables(app, records=False)
 
     def problem_renderer(self, renderer: Callable[..., Any]) -> Callable[..., Any]:
         """Register a function that turns a problem into this application's own error format, such as a page.
@@ -312,20 +467,3 @@ def _meter(app: Flask, settings: Settings) -> Meter | None:
             "pip install 'flask-idempotency[metrics]'."
         ) from error
     return Meter(app, name=settings.namespace)
-
-
-def _log_faults(schema: Schema) -> bool:
-    """Log what is wrong with the tables. Do not raise: the command that repairs them must be able to start.
-
-    Returns False if it is not known yet which database they are in.
-    """
-    try:
-        for fault in schema.faults():
-            _log.error(fault)
-        for advice in schema.advice():
-            _log.warning(advice)
-    except ConfigurationError:
-        return False
-    except StoreUnavailable as error:
-        _log.warning("%s Keyed requests are refused until it responds.", error)
-    return True

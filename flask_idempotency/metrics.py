@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import product
 from threading import Lock
@@ -27,10 +28,14 @@ from flask_idempotency.engine import events
 from flask_idempotency.engine.capabilities import DataLoss, TaskReport, UnfinishedCounts
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.outbox import OutboxCounts
 from flask_idempotency.maintenance.janitor import TASKS, ExpireReport, ReconcileReport
 from flask_idempotency.maintenance.reap import ReapReport
+from flask_idempotency.maintenance.relay import RelayReport
 from flask_idempotency.maintenance.rotate import RotateReport
 from flask_idempotency.stores.timed import Call, Ending
+
+__all__ = ["gauges_of"]
 
 # The metrics, their labels, and every value of a label.
 
@@ -48,6 +53,8 @@ _CAUSES = (
     "unanswered",
     "uncaptured",
     "worker-interrupted",
+    "too-many-attempts",
+    "returned",
     "not-committed",
     "lease-expired",
     OTHER,
@@ -55,7 +62,7 @@ _CAUSES = (
 _COUNTS = tuple(
     dict.fromkeys(
         count.name
-        for report in (ReapReport, ExpireReport, RotateReport, ReconcileReport)
+        for report in (ReapReport, ExpireReport, RotateReport, ReconcileReport, RelayReport)
         for count in fields(report)
         if count.name != "finished"
     )
@@ -173,8 +180,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                         "quota-set",
                         "store-initialised",
                         "data-loss-acknowledged",
+                        "message-retried",
+                        "message-discarded",
                     )
                 },
+            ),
+            Family(
+                "idempotency_outbox_attempts",
+                "Messages of the outbox that a relay tried to send, by the result.",
+                {"result": ("sent", "delayed", "dead")},
             ),
             Family(
                 "idempotency_task_runs",
@@ -226,10 +240,12 @@ REMEMBERED_SECONDS: Final = 10.0
 """Seconds for which scrapes share one reading. Prometheus scrapes about every 15 seconds."""
 
 GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "idempotency_store_up": ("1 if the store answered the last scrape, 0 if not.", ()),
+    "idempotency_store_up": ("1 if the store responded to the last scrape, else 0.", ()),
     "idempotency_unsettled_records": ("Records that are not completed.", ("state",)),
     "idempotency_unsettled_age_seconds": ("How long the oldest of them has had no worker.", ("state",)),
     "idempotency_task_age_seconds": ("Time since a task last reported.", ("task",)),
+    "idempotency_outbox_messages": ("Messages that are not sent yet.", ("state",)),
+    "idempotency_outbox_age_seconds": ("How long the oldest message has been due.", ()),
     "idempotency_clock_skew_seconds": ("How far the store's clock was ahead of the janitor's host.", ()),
 }
 
@@ -241,6 +257,8 @@ class Reading:
     up: bool
     standing: UnfinishedCounts | None = None
     last: Mapping[str, TaskReport] = field(default_factory=dict)
+    outbox: OutboxCounts | None = None
+    """None: the application has no outbox, or its database did not respond."""
 
 
 class Gauges(Collector):
@@ -286,7 +304,7 @@ class Gauges(Collector):
         built: Services | None = getattr(app.extensions.get("idempotency"), "built", None)
         if built is None:
             return None
-        reading = _ask(built)
+        reading = _ask(built, app.extensions.get("idempotency_outbox"))
         # Keep a failure too: more questions do not end an outage.
         self._read[name] = self._monotonic(), reading
         return reading
@@ -304,20 +322,29 @@ def watch(app: Flask, *, name: str, registry: CollectorRegistry) -> None:
 
 
 def gauges_of(app: Flask) -> Gauges:
-    """Return a collector of this application's gauges alone. Register it if several processes share the other metrics."""
+    """Return a collector of this application's gauges alone. Register it if several processes share the other metrics.
+
+    It reads the store when Prometheus scrapes, at most once in ten seconds. If the store does not respond, the other
+    metrics are still served.
+    """
     state: Any = app.extensions["idempotency"]
     gauges = Gauges()
     gauges.add(app, name=state.settings.namespace)
     return gauges
 
 
-def _ask(built: Services) -> Reading:
+def _ask(built: Services, outbox: Any) -> Reading:
+    waiting: OutboxCounts | None = None
+    if outbox is not None:
+        # It may be in another database than the store.
+        with suppress(Exception):
+            waiting = outbox.table.counts()
     try:
         standing = None if built.recovery is None else built.recovery.counts()
         last = {} if built.tasks is None else built.tasks.reports()
     except Exception:  # noqa: BLE001 - a scrape must still get the other metrics
-        return Reading(up=False)
-    return Reading(up=True, standing=standing, last=last)
+        return Reading(up=False, outbox=waiting)
+    return Reading(up=True, standing=standing, last=last, outbox=waiting)
 
 
 def _families() -> dict[str, GaugeMetricFamily]:
@@ -339,6 +366,10 @@ def _show(families: Mapping[str, GaugeMetricFamily], app: str, reading: Reading)
     for task in TASKS:
         if (entry := reading.last.get(task)) is not None:
             show("task_age_seconds", entry.ago, task)
+    if (waiting := reading.outbox) is not None:
+        show("outbox_messages", waiting.waiting, "waiting")
+        show("outbox_messages", waiting.dead, "dead")
+        show("outbox_age_seconds", waiting.oldest)
     show("clock_skew_seconds", _skew(reading.last.get("heartbeat")))
 
 
@@ -399,6 +430,10 @@ def _refused(code: str) -> Counts:
 
 def _size(event: events.Completed) -> Iterable[Sample]:
     return (((), float(event.byte_size)),) if event.kept else ()
+
+
+def _relayed(event: events.MessagesRelayed) -> Iterable[Sample]:
+    return [((name,), float(getattr(event, name))) for name in ("sent", "delayed", "dead") if getattr(event, name)]
 
 
 def _outcome(event: events.TaskRun) -> str:
@@ -467,6 +502,9 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
             Counts("task_duration_seconds", lambda event: (((event.operation,), event.seconds),)),
             Counts("task_counts", _task_counts),
         ),
+        events.MessagesRelayed: (Counts("outbox_attempts", _relayed),),
+        events.MessageDead: Uncounted('`idempotency_outbox_attempts_total{result="dead"}` counts it'),
+        events.MessageSettled: (Counts("operator_actions", _by(lambda event: f"message-{event.verb}")),),
         events.JanitorMissing: Uncounted("`idempotency_task_age_seconds` shows it for as long as it lasts"),
     }
 )

@@ -16,6 +16,8 @@ from flask import Flask
 
 from flask_idempotency.engine.events import Event, Observer, kinds, name_of
 
+__all__ = ["SIGNALS"]
+
 _namespace = Namespace()
 
 SIGNALS: Mapping[type[Event], NamedSignal] = MappingProxyType(

@@ -16,7 +16,7 @@ UpdateT = TypeVar("UpdateT", bound=Update)
 
 
 def include_object(object_: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
-    """Tell Alembic to leave the store's tables alone where your metadata does not have them.
+    """Make Alembic leave the store's tables alone where your metadata does not have them.
 
     Alembic drops every table of the database that your metadata lacks. So give it this function if the store's tables
     are in that database and not in that metadata: `Migrate(app, db, include_object=include_object)`, or

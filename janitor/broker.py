@@ -94,8 +94,9 @@ def broker_of(settings: Settings) -> Broker:
     raise ConfigurationError(
         "The janitor's Celery worker needs a broker, and IDEMPOTENCY_STORE is no redis://, rediss:// or unix:// URL that could "
         f"be one{_why(settings.store)}. Set IDEMPOTENCY_BROKER_URL to a Redis (redis://…), a RabbitMQ (amqp://…), or on a "
-        "single machine to a folder (filesystem:///var/lib/…); or register the tasks on your own Celery application; or do "
-        "without Celery, and let cron run `flask idempotency reap` and `flask idempotency expire`."
+        "single machine to a folder (filesystem:///var/lib/…), in app.config: it is no environment variable. Or register the "
+        "tasks on your own Celery application; or do without Celery, and let cron run `flask idempotency reap` and `flask "
+        "idempotency expire`."
     )
 
 

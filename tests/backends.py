@@ -24,7 +24,7 @@ from tests.lab.cluster import Clusters
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, connect
 from tests.lab.tls import TlsFront
-from tests.sql_backends import STRATEGIES, postgres, sqlite
+from tests.sql_backends import STRATEGIES, postgres, sqlite, sqlite_core
 from tests.tiered_backends import TIERED
 
 MakeStore: TypeAlias = Callable[[Clock], Store]
@@ -166,7 +166,9 @@ BACKENDS: dict[str, Backend] = {
     **{f"{kind}-cluster": cluster(kind) for kind in REDIS_KINDS},
     **TIERED,
     "sqlite": sqlite,
+    "sqlite-core": sqlite_core,
     **{f"postgres-{strategy}": postgres(strategy) for strategy in STRATEGIES},
+    "postgres-core": postgres("insert", driver_cursor=False),
     "postgres-repeatable-read": postgres("insert", isolation="repeatable read"),
     "postgres-serializable": postgres("insert", isolation="serializable"),
     **{f"pgbouncer-{strategy}": postgres(strategy, pooled=True) for strategy in STRATEGIES},
@@ -184,7 +186,7 @@ STORES = [name for name in BACKENDS if name not in REACHED]
 SYSTEMS = [name for name in STORES if name not in TIERED or name == "tiered-fakeredis"]
 """Of tiered stores one: what tenants have is the system's, and `test_tiered_upkeep.py` has what the cache adds."""
 
-_THE_SAME_TO_A_JANITOR = ("-python", "_lock", "-advisory", *(f"{kind}-cluster" for kind in REDIS_KINDS[1:]))
+_THE_SAME_TO_A_JANITOR = ("-python", "-core", "_lock", "-advisory", *(f"{kind}-cluster" for kind in REDIS_KINDS[1:]))
 """Other ways to the same server, and other ways to claim."""
 
 KEPT = [name for name in SYSTEMS if not name.endswith(_THE_SAME_TO_A_JANITOR)]

@@ -1,20 +1,67 @@
-"""Fixtures that every test may use, and an orderly end when the run is stopped."""
+"""Fixtures that every test may use, logs of the right test, and an orderly end when the run is stopped."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
+import threading
 from types import FrameType
+from typing import Final
 
 import pytest
+
+from flask_idempotency.engine.lease import THREAD_NAME
 
 # The first starts servers, and imports what it needs for one only when a test uses it.
 pytest_plugins = ["tests.lab.fixtures", "tests.stages"]
 
 
+EARLIER_THREADS: Final[set[threading.Thread]] = set()
+"""The threads that ran before the current test began."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Ctrl-C lets fixtures put their servers and folders away; a SIGTERM from run.py or CI should as well.
     signal.signal(signal.SIGTERM, _interrupt)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    plugin = session.config.pluginmanager.get_plugin("logging-plugin")
+    assert plugin is not None
+    plugin.caplog_handler.addFilter(_is_of_this_test)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    EARLIER_THREADS.clear()
+    EARLIER_THREADS.update(threading.enumerate())
+    reset_logging()
+
+
+def reset_logging() -> None:
+    """Undo what an earlier test did to the loggers of this process.
+
+    Alembic's `fileConfig` disables each logger that it does not name, and a Celery worker sets the level of the root. The
+    warnings of a later test would then be lost.
+    """
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    root.manager.disable = logging.NOTSET
+    for name, logger in root.manager.loggerDict.items():
+        if name.partition(".")[0] == "flask_idempotency" and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
+
+
+def _is_of_this_test(_: logging.LogRecord) -> bool:
+    """Return whether `caplog` is to see a record of the current thread.
+
+    A claim of an earlier test may still be retried by the lease thread of its application, half a minute long. Its log
+    lines are none of this test's.
+    """
+    thread = threading.current_thread()
+    return thread.name != THREAD_NAME or thread not in EARLIER_THREADS
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -25,9 +25,11 @@ from tests.lab.postgres import PostgresServer
 class Lent:
     """A store that goes by the clock of whoever has it."""
 
-    def __init__(self, url: str, strategy: str) -> None:
+    def __init__(self, url: str, strategy: str, *, driver_cursor: bool) -> None:
         self._clock: Clock = store_time
-        self.store = SqlStore(Database(url), strategy=strategy, clock=lambda: self._clock())
+        self.store = SqlStore(
+            Database(url, driver_cursor=driver_cursor), strategy=strategy, clock=lambda: self._clock()
+        )
 
     def to(self, clock: Clock) -> SqlStore:
         self._clock = clock
@@ -40,18 +42,21 @@ class SqlStores:
     """By where they keep their records and how they take a key."""
 
     def __init__(self, folder: Path) -> None:
-        self._made: dict[tuple[str, str], Lent] = {}
+        self._made: dict[tuple[str, str, bool], Lent] = {}
         self._file = f"sqlite:///{folder / 'records.sqlite'}"
+        self._made_file = False
 
-    def lend(self, url: str, *, strategy: str = "insert") -> Callable[[Clock], Store]:
-        if (url, strategy) not in self._made:
-            self._made[url, strategy] = Lent(url, strategy)
-        return self._made[url, strategy].to
+    def lend(self, url: str, *, strategy: str = "insert", driver_cursor: bool = True) -> Callable[[Clock], Store]:
+        made = url, strategy, driver_cursor
+        if made not in self._made:
+            self._made[made] = Lent(url, strategy, driver_cursor=driver_cursor)
+        return self._made[made].to
 
-    def lend_file(self) -> Callable[[Clock], Store]:
-        if (self._file, "insert") not in self._made:
+    def lend_file(self, *, driver_cursor: bool = True) -> Callable[[Clock], Store]:
+        if not self._made_file:
             make_tables(self._file)
-        return self.lend(self._file)
+            self._made_file = True
+        return self.lend(self._file, driver_cursor=driver_cursor)
 
     def close(self) -> None:
         for lent in self._made.values():
@@ -102,8 +107,14 @@ def sqlite(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Clock],
     return stores.lend_file()
 
 
+def sqlite_core(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Clock], Store]:
+    """Through SQLAlchemy's `Connection`, as with a driver that the store does not know."""
+    stores: SqlStores = request.getfixturevalue("sql_stores")
+    return stores.lend_file(driver_cursor=False)
+
+
 def postgres(
-    strategy: str, *, isolation: str = "read committed", pooled: bool = False
+    strategy: str, *, isolation: str = "read committed", pooled: bool = False, driver_cursor: bool = True
 ) -> Callable[[pytest.FixtureRequest, ExitStack], Callable[[Clock], Store]]:
     """On a server by this strategy; pooled, behind a PgBouncer that hands out its connections by the transaction."""
 
@@ -111,7 +122,7 @@ def postgres(
         databases: SqlDatabases = request.getfixturevalue("sql_databases")
         server: PostgresServer | PgBouncer = request.getfixturevalue("pgbouncer" if pooled else "postgres_server")
         stores: SqlStores = request.getfixturevalue("sql_stores")
-        return stores.lend(server.url(databases.get(isolation)), strategy=strategy)
+        return stores.lend(server.url(databases.get(isolation)), strategy=strategy, driver_cursor=driver_cursor)
 
     return backend
 

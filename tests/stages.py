@@ -34,7 +34,7 @@ def is_further(value: object) -> bool:
         return any(map(is_further, value))
     if not isinstance(value, str) or value in CORE:
         return False
-    families = (f"{FIRST}-", "tiered-", "postgres-", "pgbouncer-")
+    families = (f"{FIRST}-", "tiered-", "sqlite-", "postgres-", "pgbouncer-")
     return value in STRATEGIES or value.startswith(families) or any(kind in value for kind in REDIS_KINDS[1:])
 
 

@@ -79,6 +79,14 @@ def test_replicas_are_the_stores_to_wait_for() -> None:
     assert 2 == store.replicas
 
 
+def test_compression_that_this_host_lacks_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later it would be an error of every first request, after its view."""
+    monkeypatch.setattr("flask_idempotency.assembly.zstd_is_installed", lambda: False)
+
+    with pytest.raises(ConfigurationError, match=r"IDEMPOTENCY_COMPRESSION.*pip install 'flask-idempotency\[zstd\]'"):
+        Idempotency(Flask("shop"), store="memory://", secret="s-9f2c47d1e8b35a60", compression="zstd")
+
+
 def test_a_missing_redis_package_is_one_sentence() -> None:
     """The extra to install, and not a traceback out of our own files."""
     # In a process of its own: modules that are unloaded here would be missing in other tests.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import threading
 from typing import Any
 
 import pytest
@@ -13,8 +13,11 @@ from flask_idempotency import logs
 from flask_idempotency.engine import events
 from flask_idempotency.engine.capabilities import RISK
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
+from flask_idempotency.engine.lease import THREAD_NAME
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.logs import LOGGER, fields_of, log_of, template_of
 from tests.apps import new_world
+from tests.conftest import EARLIER_THREADS
 
 RESERVED = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
 
@@ -95,7 +98,7 @@ def test_an_application_without_logging_set_up_shows_audit_events(kind: type[Eve
 def test_a_fact_whose_name_logging_reserves_is_renamed() -> None:
     """`Logger.makeRecord` raises for such names, and the event would be lost."""
 
-    @dataclass(frozen=True, slots=True)
+    @valueclass(frozen=True, slots=True)
     class Clashing(Event):
         name: str
         module: str
@@ -135,3 +138,16 @@ def test_every_text_about_a_data_loss_names_the_command_and_its_risk() -> None:
     texts = [events.DataLossDetected.SENTENCE, RISK]
 
     assert all("`flask idempotency redis ack" in text and "run a second time" in text for text in texts)
+
+
+@pytest.mark.parametrize("earlier", (False, True))
+def test_a_lease_thread_of_an_earlier_test_logs_nothing_here(earlier: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """It may retry for half a minute. Other tests count their own lines."""
+    logger = logging.getLogger("flask_idempotency.events")
+    thread = threading.Thread(target=logger.error, args=("The retries have stopped.",), name=THREAD_NAME)
+    if earlier:
+        EARLIER_THREADS.add(thread)
+    thread.start()
+    thread.join()
+
+    assert ([] if earlier else ["The retries have stopped."]) == caplog.messages

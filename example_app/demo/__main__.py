@@ -1,4 +1,6 @@
-"""`python3 run.py demo`: start the service with two workers, a janitor, a database and a Valkey, and tour its promises.
+"""`python3 run.py demo`: start the service with all that belongs to it, and tour its promises.
+
+That is two workers, a janitor, a relay and consumers of messages, a database, and two Valkeys: a cache and a broker.
 
 python -m example_app.demo [--exit] [--port N]
 
@@ -21,20 +23,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-from example_app.demo.client import Shop
+from example_app.demo.client import Merchant, Shop
 from example_app.demo.database import NoDatabase, tour_database
 from example_app.demo.report import Finding, failures, run, table
 from example_app.demo.servers import (
     BEAT_LOG,
+    CONSUMER_LOG,
+    RELAY_LOG,
     SERVICE_LOG,
     WORKER_LOG,
     CannotStart,
     RedisServer,
     ServerFailed,
+    consumers,
     janitor,
     service,
 )
-from example_app.demo.tour import janitor_tour, stripe_tour, tour
+from example_app.demo.tour import janitor_tour, message_tour, stripe_tour, tour
 
 PORT = 8000
 # Short, because the tour waits for the lease of a killed worker. A busy machine must still be able to renew it in time.
@@ -58,6 +63,15 @@ The third request kills its worker after the commit. Sent again, it gets the res
 Then list the payments:
 
   curl {url}/payments -H 'Authorization: Bearer tok_alice'
+
+Pay in a browser. Click twice, reload, or go back:
+
+  {url}/shop
+
+Read what each endpoint promises:
+
+  {url}/openapi                  the API as a page, from {url}/openapi.json
+  {url}/.well-known/idempotency  the policies as a document
 """
 
 
@@ -90,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def take_tour(shop: Shop, folder: Path) -> int:
     """Play all scenarios and print the table. Return the exit code."""
-    scenarios = [*tour, *janitor_tour]
+    scenarios = [*tour, *janitor_tour, *message_tour]
     notes = []
     if find_spec("stripe") is not None:
         scenarios += stripe_tour
@@ -98,7 +112,8 @@ def take_tour(shop: Shop, folder: Path) -> int:
         notes.append("Stripe's client is not installed, so the tour did not try it: pip install stripe")
     findings = run(scenarios, shop)
     print("\n" + table(findings), *notes, sep="\n", flush=True)
-    return verdict(findings, [folder / name for name in (SERVICE_LOG, WORKER_LOG, BEAT_LOG)])
+    logs = (SERVICE_LOG, WORKER_LOG, BEAT_LOG, RELAY_LOG, CONSUMER_LOG)
+    return verdict(findings, [folder / name for name in logs])
 
 
 def verdict(findings: list[Finding], logs: list[Path]) -> int:
@@ -112,7 +127,9 @@ def verdict(findings: list[Finding], logs: list[Path]) -> int:
 
 def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
     """Start everything and return a client of the service. `running` ends all of it, workers first."""
-    cache = running.enter_context(RedisServer())
+    cache, broker = running.enter_context(RedisServer()), running.enter_context(RedisServer())
+    merchant = Merchant()
+    running.callback(merchant.stop)
     database = running.enter_context(tour_database(os.environ.get("DATABASE_URL"), folder=folder))
     settings = {
         "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
@@ -124,6 +141,8 @@ def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
         "IDEMPOTENCY_HEARTBEAT_INTERVAL": JANITOR_SECONDS,
         # A folder is the broker: the janitor's worker and beat run on one machine.
         "IDEMPOTENCY_BROKER_URL": f"filesystem://{folder / 'broker'}",
+        # It signs the cookie of the shop page.
+        "SECRET_KEY": secrets.token_urlsafe(32),
         # The compliance mode: the service does not start if it lacks something for it.
         "IDEMPOTENCY_ENCRYPTION": "required",
         "IDEMPOTENCY_KEY_RING": f"demo:{base64.b64encode(secrets.token_bytes(32)).decode()}",
@@ -131,12 +150,16 @@ def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
         "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT": bool(os.environ.get("DATABASE_URL")),
         "SQLALCHEMY_DATABASE_URI": database,
         "DEMO_WITNESS": str(folder / "witness.sqlite3"),
+        "EVENTS_BROKER_URL": broker.url,
+        "MERCHANT_URL": merchant.url,
     }
     # Flask reads FLASK_… variables as JSON.
     environment = {**os.environ, **{f"FLASK_{name}": json.dumps(value) for name, value in settings.items()}}
-    running.enter_context(service(port, {**environment, "DEMO_SIMULATE": "1"}, log=folder / SERVICE_LOG))
-    running.enter_context(janitor({**environment, "DEMO_SIMULATE": "1"}, folder=folder))
-    shop = Shop(port, database=database, cache=cache, environment=environment)
+    simulating = {**environment, "DEMO_SIMULATE": "1"}
+    running.enter_context(service(port, simulating, log=folder / SERVICE_LOG))
+    running.enter_context(janitor(simulating, folder=folder))
+    running.enter_context(consumers(simulating, folder=folder))
+    shop = Shop(port, database=database, cache=cache, broker=broker, merchant=merchant, environment=environment)
     running.callback(shop.close)
     return shop
 

@@ -1,10 +1,11 @@
-"""What the demo's customers use: a client of the service, and a wire that loses replies.
+"""What the demo's customers use: a client of the service, a wire that loses replies, and a company's own server.
 
 The demo alone can also look behind the service: at its rows, its records and its cache.
 """
 
 from __future__ import annotations
 
+import json
 import select
 import socket
 import socketserver
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,10 +32,21 @@ PATIENCE_SECONDS = 120.0
 class Shop:
     """The service as its customers reach it, with its database and its cache."""
 
-    def __init__(self, port: int, *, database: str, cache: RedisServer, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        database: str,
+        cache: RedisServer,
+        broker: RedisServer,
+        merchant: Merchant,
+        environment: Mapping[str, str],
+    ) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.cache = cache
+        self.merchant = merchant
+        self._broker = broker
         self._environment = environment
         self._database = create_engine(database, poolclass=NullPool)
         # Each request opens a connection: a kept one may belong to a worker that a scenario has killed.
@@ -77,6 +90,37 @@ class Shop:
             held += [repr((name, client.get(name))) for name in client.scan_iter() if client.type(name) == b"string"]
         return held
 
+    def payments(self) -> list[str]:
+        """Return the ids of all payments of companies whose data key exists."""
+        return self._ids("SELECT id FROM payments WHERE tenant <> 'initech'")
+
+    def bookings(self) -> list[str]:
+        """Return the id of a payment for each of its ledger entries."""
+        return self._ids("SELECT payment FROM ledger_entries WHERE tenant <> 'initech'")
+
+    def messages(self) -> int:
+        """Count the messages in the outbox, sent or not."""
+        with self._database.connect() as connection:
+            number: int = connection.execute(text("SELECT count(*) FROM idempotency_outbox")).scalar_one()
+        return number
+
+    def is_quiet(self) -> bool:
+        """Return whether no message waits, neither in the outbox nor in the broker nor in a worker."""
+        query = text("SELECT count(*) FROM idempotency_outbox WHERE published_at IS NULL AND dead = 0")
+        with self._database.connect() as connection:
+            waiting = connection.scalar(query)
+        with redis.Redis.from_url(self._broker.url, socket_timeout=PATIENCE_SECONDS) as broker:
+            return not waiting and not broker.llen("celery") and not broker.hlen("unacked")
+
+    def forget_what_was_sent(self) -> int:
+        """Let the relay send every message again, as if it had vanished before it noted that. Return their number."""
+        with self._database.begin() as connection:
+            return connection.execute(text("UPDATE idempotency_outbox SET published_at = NULL WHERE dead = 0")).rowcount
+
+    def _ids(self, query: str) -> list[str]:
+        with self._database.connect() as connection:
+            return sorted(connection.scalars(text(query)))
+
     def run(self, *arguments: str) -> str:
         """Run `flask` with these arguments on this service, as an operator does. Return its output."""
         command = [sys.executable, "-m", "flask", "--app", "example_app.app", *arguments]
@@ -85,6 +129,11 @@ class Shop:
         if done.returncode != 0:
             raise RuntimeError(f"flask {' '.join(arguments)} failed:\n{done.stderr}")
         return done.stdout
+
+    def start_buyer(self, url: str, ledger: str) -> subprocess.Popen[str]:
+        """Start the program that pays invoices at this URL. Read its output, a line for each invoice."""
+        command = [sys.executable, "-m", "example_app.demo.buyer", url, ledger]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def wipe_cache(self) -> int:
         """Delete every entry of the cache. Return how many there were."""
@@ -97,6 +146,37 @@ class Shop:
         self._client.close()
 
 
+class Merchant:
+    """The server of a company that wants to know of its payments. It counts the calls and does nothing else."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        """The payment and the idempotency key of each."""
+        merchant = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                merchant.calls.append((body["payment"], self.headers["Idempotency-Key"]))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                pass  # the demo prints its own report
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/payments"
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
 class LossyWire:
     """A proxy that can lose a reply: the server has done the work, and the client sees its connection drop.
 
@@ -106,6 +186,8 @@ class LossyWire:
     def __init__(self, server_port: int) -> None:
         self.lost = 0
         self._to_lose = 0
+        self._every: int | None = None
+        self._replies = 0
         self._lock = threading.Lock()
         wire = self
 
@@ -126,6 +208,11 @@ class LossyWire:
         with self._lock:
             self._to_lose += 1
 
+    def lose_every(self, number: int) -> None:
+        """From now on lose each reply of this number: with 3, the third, the sixth, and so on."""
+        with self._lock:
+            self._every = number
+
     def stop(self) -> None:
         self._listener.shutdown()
         self._listener.server_close()
@@ -140,19 +227,33 @@ class LossyWire:
 
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
         """Copy bytes both ways until one side closes, or until a reply must be lost. Our return closes both sides."""
+        replied = False
         while True:
             ready, _, _ = select.select([client, server], [], [])
             for source, target in ((client, server), (server, client)):
                 if source not in ready:
                     continue
                 data = source.recv(65536)
-                if not data or (source is server and self._loses()):
+                if not data:
                     return
-                target.sendall(data)
+                if source is client:
+                    replied = False
+                elif not replied:
+                    # Later pieces belong to the same reply.
+                    replied = True
+                    if self._loses():
+                        return
+                try:
+                    target.sendall(data)
+                except OSError:
+                    # The client was killed.
+                    return
 
     def _loses(self) -> bool:
         with self._lock:
-            loses = self._to_lose > 0
-            self._to_lose -= loses
+            self._replies += 1
+            due = self._every is not None and self._replies % self._every == 0
+            loses = due or self._to_lose > 0
+            self._to_lose -= self._to_lose > 0
             self.lost += loses
         return loses

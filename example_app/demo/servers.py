@@ -1,4 +1,4 @@
-"""The processes that the demo starts: a Redis or Valkey, the service under gunicorn, and its janitor.
+"""The processes that the demo starts: Redis or Valkey, the service under gunicorn, its janitor, its relay and consumers.
 
 All of them end with the demo, also when it is killed.
 """
@@ -29,6 +29,7 @@ START_SECONDS = 120.0
 ANSWER_SECONDS = 10.0
 STOP_SECONDS = 5.0
 SERVICE_LOG, WORKER_LOG, BEAT_LOG = "service.log", "worker.log", "beat.log"
+CONSUMER_LOG, RELAY_LOG = "consumer.log", "relay.log"
 # A unix socket's path must fit into 108 bytes with its closing zero.
 SOCKET_PATH_LIMIT = 107
 
@@ -269,6 +270,19 @@ def janitor(environment: Mapping[str, str], *, folder: Path) -> Iterator[None]:
         # Beat starts afterwards: both would make the queue's file, and one may read it before the other has written it.
         wait_until(lambda: " ready." in log.read_text(errors="replace"), "the janitor's worker", worker, log)
         with program([*celery, "beat", "-s", str(folder / "beat"), "--pidfile="], settings, log=folder / BEAT_LOG):
+            yield
+
+
+@contextmanager
+def consumers(environment: Mapping[str, str], *, folder: Path) -> Iterator[None]:
+    """Run the relay of the outbox and a worker with two processes. The body runs once the worker takes tasks."""
+    settings = {**environment, "FLASK_APP": "example_app.app:create_app()"}
+    log = folder / CONSUMER_LOG
+    command = ["celery", "-A", "example_app.worker", "worker", "--concurrency", "2", "--loglevel", "info"]
+    command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    with program(command, settings, log=log) as worker:
+        wait_until(lambda: " ready." in log.read_text(errors="replace"), "the worker of the messages", worker, log)
+        with program(["flask", "idempotency", "relay"], settings, log=folder / RELAY_LOG):
             yield
 
 

@@ -5,19 +5,23 @@ Scenarios wait for events and not for times. A machine may be so busy that each 
 
 from __future__ import annotations
 
+import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import count
+from contextlib import closing, contextmanager
+from itertools import count, islice
 from threading import Barrier
 from typing import Any
 
 import httpx
 
+from example_app.demo.buyer import INVOICES
 from example_app.demo.client import PATIENCE_SECONDS, LossyWire, Shop
 from example_app.demo.report import Scenarios, Seen, counted, seen
 from example_app.simulate import BRIEF_SECONDS
+from flask_idempotency.client import Ledger
 
 FIRST_KEY = "order-1"
 PAYMENT: dict[str, Any] = {"account": "acc_1", "amount": 1050, "currency": "EUR"}
@@ -26,6 +30,8 @@ tour = Scenarios()
 """One client and the service."""
 janitor_tour = Scenarios()
 """The client sends no retry, and the janitor works."""
+message_tour = Scenarios()
+"""What follows each payment: the relay, the broker, the consumers and a company's own server."""
 stripe_tour = Scenarios()
 """The client is the real `stripe` package. It is optional, so only `charge` imports it."""
 
@@ -223,6 +229,30 @@ def killed_after_commit(shop: Shop) -> Seen:
     )
 
 
+@tour.scenario("killed, started again: 12 payments", rows=INVOICES)
+def paying_program(shop: Shop) -> Seen:
+    """A program pays twelve invoices through flask_idempotency.client. The network loses every third reply, and SIGKILL ends
+    the program after its fourth invoice. Started again, it reads its keys from its ledger and pays the rest."""
+    with tempfile.TemporaryDirectory() as folder, LossyWire(shop.port) as wire:
+        wire.lose_every(3)
+        ledger = f"{folder}/intents.sqlite3"
+        with shop.start_buyer(wire.url, ledger) as first:
+            paid_first = list(islice(first.stdout or (), 4))
+            first.kill()
+        with shop.start_buyer(wire.url, ledger) as second:
+            paid = list(second.stdout or ())
+        with closing(Ledger(ledger)) as noted:
+            unsettled = noted.unsettled()
+        lost = wire.lost
+    checks = {
+        "the program was killed": first.returncode == -signal.SIGKILL and len(paid_first) == 4,
+        "replies were lost": lost >= 4,
+        "the second run paid all": second.returncode == 0 and len(paid) == INVOICES,
+        "no intent is unsettled": not unsettled,
+    }
+    return Seen(f"{lost} dropped, {len(paid)} 201", "1", checks)
+
+
 @tour.scenario("X-Idempotency-Replay: true", rows=1)
 def x_idempotency(shop: Shop) -> Seen:
     """Invoices have another dialect: the client sends X-Idempotency-Key."""
@@ -322,6 +352,41 @@ def expired(shop: Shop) -> Seen:
         third_ran=not replayed(last),
         ran_twice=executions(last) == 2,
     )
+
+
+@message_tour.scenario("booked once, reported once", rows=2)
+def killed_consumer(shop: Shop) -> Seen:
+    """SIGKILL ends the worker that books Alice's payment just before its commit, and the worker of the next payment just
+    after. The broker delivers both messages again. Each payment has one ledger entry, and its company hears of it once."""
+    responses = [
+        shop.pay(f"booking-{moment}", PAYMENT | {"simulate": {"booking": moment}})
+        for moment in ("before_commit", "after_commit")
+    ]
+    paid = sorted(response.json()["id"] for response in responses)
+    done = shop.messages() > 0 and comes_true(lambda: shop.is_quiet() and set(paid) <= set(shop.bookings()))
+    return seen(
+        responses,
+        messages_were_handled=done,
+        each_is_booked_once=[each for each in shop.bookings() if each in paid] == paid,
+        each_is_reported_once=sorted(payment for payment, _ in shop.merchant.calls if payment in paid) == paid,
+    )
+
+
+@message_tour.scenario("all once: entries, calls", rows=0)
+def sent_three_times(shop: Shop) -> Seen:
+    """The relay forgets twice what it has sent, and sends each message of this tour again. No payment is booked again, and no
+    company hears of one twice."""
+    quiet, sent = comes_true(shop.is_quiet), 0
+    for _ in range(2):
+        sent += shop.forget_what_was_sent()
+        quiet = comes_true(shop.is_quiet) and quiet
+    paid, calls = shop.payments(), sorted(payment for payment, _ in shop.merchant.calls)
+    checks = {
+        "the messages were handled": quiet and sent > 0,
+        "each payment is booked once": shop.bookings() == paid,
+        "each company was called once for each payment": [each for each in calls if each in paid] == paid,
+    }
+    return Seen(f"{sent} sent again, {len(shop.bookings())} entries", "1", checks)
 
 
 @stripe_tour.scenario("one charge, after a retry", rows=1)

@@ -1,11 +1,10 @@
-"""What all commands share: access to the application, common options, output, and how a command ends."""
+"""What all commands share: access to the application, common options, and how a command ends."""
 
 from __future__ import annotations
 
 import getpass
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, NoReturn, TypeVar
@@ -14,14 +13,15 @@ import click
 from flask import current_app
 
 from flask_idempotency.assembly import Services, identities
+from flask_idempotency.cli.output import say
 from flask_idempotency.engine.capabilities import DataLoss, Recovery, SeenRecord
 from flask_idempotency.engine.errors import IdempotencyError
-from flask_idempotency.engine.escape import printable, printable_lines
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity
-from flask_idempotency.engine.model import State
+from flask_idempotency.engine.model import RequestInfo
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler
-from flask_idempotency.operations.records import AuditNote, RecordView, format_duration, shown
+from flask_idempotency.operations.records import AuditNote, RecordView, shown
 from flask_idempotency.operations.records import Refused as Refused
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.janitor import policy_of, settler_of
@@ -61,6 +61,11 @@ def policies() -> Policies:
     if chosen is None:
         raise Refused("IDEMPOTENCY_ENABLED is False, so no policy applies to any endpoint of this application.")
     return chosen
+
+
+def policy_for(about: RequestInfo) -> Policy:
+    """Return the policy of the endpoint, inbox or task of this record."""
+    return policy_of(policies(), state().loaders.operations, about)
 
 
 def recovery() -> Recovery:
@@ -116,8 +121,8 @@ def check_layout() -> None:
     memory = built().data_loss
     if memory is not None and DataLoss.FOREIGN.value in memory.status().losses:
         raise Refused(
-            "This Redis is another one than IDEMPOTENCY_STORE_ID names, or was made for another IDEMPOTENCY_TENANT_SHARDS: "
-            "little of the tenant would be found. Nothing was changed. `flask idempotency redis status` says more."
+            "This is not the Redis that IDEMPOTENCY_STORE_ID names, or it was set up with another IDEMPOTENCY_TENANT_SHARDS: "
+            "most records of the tenant would be missed. Nothing was changed. See `flask idempotency redis status`."
         )
 
 
@@ -135,20 +140,6 @@ def exit_on_error(*, as_json: bool) -> Iterator[None]:
         _end(str(error), NOT_IN_ORDER, as_json=as_json)
     except IdempotencyError as error:
         _end(str(error), UNKNOWN, as_json=as_json)
-
-
-def say(text: str = "", *, err: bool = False, newline: bool = True) -> None:
-    """Write to the terminal. Escape every control sequence in the text."""
-    click.echo(printable_lines(text), err=err, nl=newline)
-
-
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Return a table with columns as wide as their content."""
-    lines = [tuple(map(printable, line)) for line in (head, *rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
 
 
 def _end(why: str, code: int, *, as_json: bool) -> NoReturn:
@@ -175,7 +166,7 @@ def word_options(*, required: bool) -> Callable[[CommandT], CommandT]:
         metavar="TEXT",
         **needed,
         callback=_one_line,
-        help="Why, for the audit event. Name no key, person or body in it.",
+        help="The reason in the audit event. Name no key, person or body in it.",
     )
     actor_option = click.option(
         "--actor",
@@ -183,7 +174,7 @@ def word_options(*, required: bool) -> Callable[[CommandT], CommandT]:
         default=_whoami,
         show_default="the user of the system",
         callback=_one_line,
-        help="Who, for the audit event.",
+        help="The person in the audit event.",
     )
     return add
 
@@ -206,81 +197,9 @@ def _one_line(context: click.Context, parameter: click.Parameter, value: str) ->
     return text
 
 
-# Progress.
-
-
-@contextmanager
-def show_progress(what: str) -> Iterator[Callable[[int], object]]:
-    """Write a dot to a terminal for every page."""
-    if not sys.stderr.isatty():
-        yield lambda touched: None
-        return
-    say(f"Looking at {what} ", newline=False, err=True)
-    try:
-        yield lambda touched: say(".", newline=False, err=True)
-    finally:
-        say(err=True)
-
-
-# Output of records. A terminal acts on control characters, so every text is escaped.
-
-
-def clean(text: str | None) -> str:
-    """Return this text with control characters escaped: names come from clients."""
-    return "-" if text is None else printable(text) or "-"
-
-
-def ago(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{format_duration(seconds)} ago"
-
-
 def show_of(found: SeenRecord) -> RecordView:
     """Return what an operator may know of this record."""
-    return shown(found, policy_of(policies(), found.record.info), identity().label(found.key))
-
-
-def paragraph(view: RecordView) -> str:
-    """Return a record as text, one line for each fact."""
-    lines = [
-        ("handle", view.handle),
-        ("in logs", view.record),
-        ("state", view.state + (f" ({clean(view.reason)})" if view.reason else "")),
-        ("request", f"{clean(view.method)} {clean(view.endpoint)}"),
-        ("tenant", clean(view.tenant)),
-        ("principal", clean(view.principal)),
-        ("attempt", f"{view.attempt} (fence {view.fence})"),
-        ("first used", f"{view.requested_at}, {ago(view.first_used_ago)}"),
-        *_owner(view),
-        *_response(view),
-    ]
-    return "\n".join(f"{name + ':':<13} {text}" for name, text in lines)
-
-
-def _owner(view: RecordView) -> list[tuple[str, str]]:
-    if view.owner is None:
-        return []
-    lease = "not expired" if view.lease_ended_ago is None else f"expired {ago(view.lease_ended_ago)}"
-    lives = (
-        f"may run for another {format_duration(view.owner.may_live_for)}" if view.owner.may_live_for else "not running"
-    )
-    then = "; then a retry takes over" if view.on_expiry == "takeover" else "; then quarantined"
-    return [
-        ("lease", lease if view.state == State.QUARANTINED.value else lease + then),
-        ("owner", f"last seen {ago(view.owner.last_seen_ago)}, {lives}"),
-    ]
-
-
-def _response(view: RecordView) -> list[tuple[str, str]]:
-    lines = []
-    if view.completed_at is not None:
-        lines.append(("completed", f"{view.completed_at}, after {view.duration or 0.0:.3f} s"))
-    if view.expires_at is not None:
-        lines.append(("kept until", view.expires_at))
-    if (answer := view.answer) is not None:
-        sealed = f"encrypted under {clean(answer.sealed_under)}" if answer.sealed_under else "not encrypted"
-        how = "erased" if answer.erased else sealed
-        lines.append(("response", f"status {answer.status}, {answer.byte_size} bytes, {how}"))
-    return lines
+    return shown(found, policy_for(found.record.info), identity().label(found.key))
 
 
 # The tenant of a command. No tenant is never the default.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -20,13 +21,13 @@ from flask_idempotency.cli.context import (
     built,
     exit_on_error,
     publish,
-    say,
     settings,
-    show_progress,
     word_of,
     word_options,
 )
-from flask_idempotency.engine.capabilities import Finding
+from flask_idempotency.cli.output import Item, Part, Style, Styled, say
+from flask_idempotency.cli.progress import Counts, show_progress
+from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.events import ResponsesSealed
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.maintenance.janitor import Batcher, ExpireReport, ReconcileReport, Report, Task
@@ -51,7 +52,10 @@ class _TaskCommand:
 
     task: Task
     what: str
-    """What it handles, for the progress line."""
+    """What it handles, in the plural."""
+    total: Callable[[Services, Settings], int | None]
+    """Return how much there is to handle, for the progress line. None: only the task itself can find out."""
+    counts: Callable[[Any], Counts]
     budget: float
     said: Callable[[Any], list[str]]
     in_order: Callable[[Any], bool]
@@ -65,9 +69,10 @@ def _run(command: _TaskCommand, budget: float, *, as_json: bool) -> None:
         janitor = janitor_of(current_app._get_current_object())  # type: ignore[attr-defined]
         if command.task not in janitor.tasks:
             raise Refused(command.refusal(parts, chosen))
-        with show_progress(command.what) as progress:
+        with show_progress(command.what, total=partial(command.total, parts, chosen), as_json=as_json) as progress:
             drain = with_budget(drain_of(command.task, chosen), budget=budget, on_progress=progress)
             report = janitor.run(command.task, drain)
+            progress.counts = None if report is None else command.counts(report)
     say(json.dumps(_task_object(report)) if as_json else _task_text(command, report))
     if report is not None and not command.in_order(report):
         raise SystemExit(NOT_IN_ORDER)
@@ -92,7 +97,8 @@ def _reaped(report: ReapReport) -> list[str]:
         said.append(f"Their next retries take over: {report.waiting}.")
     if report.asked:
         said.append(
-            f"Resolvers were called for {report.asked} keys: {report.completed} completed, {report.released} released, "
+            f"Resolvers were called for {report.asked} key{'' if report.asked == 1 else 's'}: "
+            f"{report.completed} completed, {report.released} released, "
             f"{report.unknown} still unknown, {report.failed} failed."
         )
     if report.failed:
@@ -136,6 +142,22 @@ def _reconciled(report: ReconcileReport) -> list[str]:
     return said
 
 
+def _claims(parts: Services, chosen: Settings) -> int | None:
+    return None if parts.recovery is None else parts.recovery.counts().lapsed
+
+
+def _old_responses(parts: Services, chosen: Settings) -> int | None:
+    """Return how many responses the newest key of the ring does not seal: these the run looks at."""
+    if parts.responses is None or chosen.key_ring is None:
+        return None
+    newest = chosen.key_ring.newest
+    return sum(count for kid, count in parts.responses.count().items() if kid != newest)
+
+
+def _tenants(parts: Services, chosen: Settings) -> int | None:
+    return None if parts.ledger is None else len(parts.ledger.tenants())
+
+
 def _no_rotation(parts: Services, chosen: Settings) -> str:
     if chosen.encryption == "off":
         return "Encryption is off, so there is nothing to seal again: set IDEMPOTENCY_ENCRYPTION to on."
@@ -154,6 +176,12 @@ _COMMANDS: Final = {
     "reap": _TaskCommand(
         "reap",
         "claims",
+        _claims,
+        lambda report: Counts(
+            report.quarantined + report.completed + report.released,
+            report.waiting + report.overtaken + report.unknown,
+            report.failed,
+        ),
         300.0,
         _reaped,
         lambda report: not report.failed,
@@ -162,6 +190,8 @@ _COMMANDS: Final = {
     "expire": _TaskCommand(
         "expire",
         "expired records",
+        lambda parts, chosen: None,
+        lambda report: Counts(report.removed),
         300.0,
         _expired,
         lambda report: True,
@@ -170,13 +200,24 @@ _COMMANDS: Final = {
     "rotate": _TaskCommand(
         "rotate",
         "responses",
+        _old_responses,
+        lambda report: Counts(
+            report.resealed + report.wiped, report.passed_over + report.plain, report.unreadable + report.blocked
+        ),
         3600.0,
         _rotated,
         lambda report: not report.unreadable and not report.blocked,
         _no_rotation,
     ),
     "reconcile": _TaskCommand(
-        "reconcile", "tenants", 3600.0, _reconciled, lambda report: not report.drifted, _no_reconciling
+        "reconcile",
+        "tenants",
+        _tenants,
+        lambda report: Counts(report.tenants, report.busy),
+        3600.0,
+        _reconciled,
+        lambda report: not report.drifted,
+        _no_reconciling,
     ),
 }
 
@@ -196,9 +237,14 @@ def _budget_option(task: Task) -> Callable[[Callable[..., None]], Callable[..., 
 @_budget_option("reap")
 @as_json_option
 def reap_command(budget: float, as_json: bool) -> None:
-    """Quarantine claims whose lease expired, and call resolvers for quarantined keys.
+    """Quarantine claims with an expired lease, and call resolvers.
 
-    Exits with 1 if a resolver failed. Safe to run again; if another process runs it, says so and exits with 0.
+    Changes records: claims become quarantined, and resolvers complete or release quarantined keys. Safe to run again. If
+    another process runs this task, the command does nothing and exits with 0. Exits with 1 if a resolver failed.
+
+    \b
+    Example:
+      $ flask idempotency reap --budget 60
     """
     _run(_COMMANDS["reap"], budget, as_json=as_json)
 
@@ -209,7 +255,12 @@ def reap_command(budget: float, as_json: bool) -> None:
 def expire_command(budget: float, as_json: bool) -> None:
     """Remove expired responses and what belongs to them.
 
-    Safe to run again; if another process runs it, says so and exits with 0.
+    Changes the store: it deletes completed records that have expired, and never a running or quarantined one. Safe to run
+    again. If another process runs this task, the command does nothing and exits with 0.
+
+    \b
+    Example:
+      $ flask idempotency expire
     """
     _run(_COMMANDS["expire"], budget, as_json=as_json)
 
@@ -218,11 +269,16 @@ def expire_command(budget: float, as_json: bool) -> None:
 @_budget_option("rotate")
 @as_json_option
 def rotate_command(budget: float, as_json: bool) -> None:
-    """Seal every response again that an old key of the ring protects.
+    """Seal the responses of old ring keys again, under the newest.
 
-    Plain responses stay plain: see `seal`. Requests go on during the run. Run it again five minutes later to delete the old
-    data keys; then `keys status` says which key of the ring you may remove. Exits with 1 if some responses cannot be opened.
-    Safe to run again; if another process runs it, says so and exits with 0.
+    Changes stored responses, not their content or expiry. Plain responses stay plain: see `seal`. Requests go on during the
+    run. Run it again five minutes later to delete the old data keys. Then `keys status` shows which key of the ring you may
+    remove. Safe to run again. If another process runs this task, the command does nothing and exits with 0. Exits with 1 if
+    some responses cannot be opened.
+
+    \b
+    Example:
+      $ flask idempotency rotate
     """
     _run(_COMMANDS["rotate"], budget, as_json=as_json)
 
@@ -233,18 +289,28 @@ def rotate_command(budget: float, as_json: bool) -> None:
 def reconcile_command(budget: float, as_json: bool) -> None:
     """Recount the records of every tenant, and correct their ledgers.
 
-    Exits with 1 if a ledger was wrong: that only happens after records were deleted by hand. Safe to run again; if another
-    process runs it, says so and exits with 0.
+    Changes the counts that quotas use, and no record. Safe to run again. If another process runs this task, the command does
+    nothing and exits with 0. Exits with 1 if a ledger was wrong: that only happens after records were deleted by hand.
+
+    \b
+    Example:
+      $ flask idempotency reconcile
     """
     _run(_COMMANDS["reconcile"], budget, as_json=as_json)
 
 
 # `flask idempotency doctor`
 
-_WIDTH = 100
+_COLOURS: Final = {
+    Verdict.FAULT: Style.BAD,
+    Verdict.UNKNOWN: Style.WARNING,
+    Verdict.ADVICE: Style.WARNING,
+    Verdict.FINE: Style.GOOD,
+}
 
 
 @cli.command("doctor")
+@click.option("--verbose", is_flag=True, help="Show each check that is fine on a line of its own.")
 @as_json_option
 @click.option(
     "--worker-timeout", type=click.FloatRange(min=0), metavar="S", help="When a worker is killed at work. 0: never."
@@ -252,11 +318,15 @@ _WIDTH = 100
 @click.option(
     "--proxy-timeout", type=click.FloatRange(min=0), metavar="S", help="When a proxy gives up on a request. 0: never."
 )
-def doctor_command(as_json: bool, worker_timeout: float | None, proxy_timeout: float | None) -> None:
-    """Check the store, the janitor, the clocks, the keys, the policies and the timeouts, and say what to do.
+def doctor_command(verbose: bool, as_json: bool, worker_timeout: float | None, proxy_timeout: float | None) -> None:
+    """Check the store, the janitor, the keys and the settings.
 
-    Exits with 2 if the store did not answer or a check failed, so that the result is unknown; else with 1 if there is a
-    fault. Advice and unknown are no faults. Changes nothing.
+    Each finding that is not fine comes with its remedy. Read-only. Exits with 2 if the store did not answer or a check
+    failed, so that the result is unknown; else with 1 if there is a fault. Advice and unknown are no faults.
+
+    \b
+    Example:
+      $ flask idempotency doctor --worker-timeout 120 --proxy-timeout 60
     """
     with exit_on_error(as_json=as_json):
         built()
@@ -265,7 +335,10 @@ def doctor_command(as_json: bool, worker_timeout: float | None, proxy_timeout: f
             worker_timeout=worker_timeout,
             proxy_timeout=proxy_timeout,
         )
-    say(json.dumps(_findings_object(examination)) if as_json else _findings_text(examination))
+    if as_json:
+        say(json.dumps(_findings_object(examination)))
+    else:
+        say(*_findings_text(examination, verbose=verbose))
     if not examination.complete:
         raise SystemExit(UNKNOWN)
     if not examination.in_order:
@@ -283,19 +356,30 @@ def _findings_object(examination: DoctorReport) -> dict[str, object]:
     }
 
 
-def _findings_text(examination: DoctorReport) -> str:
-    name = max(len(each.check) for each in examination.findings)
-    return "\n".join(_line(each, name) for each in examination.findings)
+def _findings_text(examination: DoctorReport, *, verbose: bool) -> Iterator[Part]:
+    """Yield the findings, the worst first, and one line that counts them."""
+    fine = [each for each in examination.findings if each.verdict is Verdict.FINE]
+    for each in examination.findings:
+        if verbose or each.verdict is not Verdict.FINE:
+            yield _item(each.verdict, f"{each.check}: {each.text}", each.remedy)
+    if fine and not verbose:
+        yield _item(Verdict.FINE, ", ".join(dict.fromkeys(each.check for each in fine)))
+    yield ""
+    yield _summary(Counter(each.verdict for each in examination.findings), len(fine))
 
 
-def _line(finding: Finding, name: int) -> str:
-    head = f"{finding.verdict.value:<7}  {finding.check:<{name}}  "
-    indent = " " * len(head)
-    lines = textwrap.wrap(finding.text, _WIDTH - len(head), break_long_words=False, break_on_hyphens=False)
-    if finding.remedy:
-        remedy = textwrap.wrap(finding.remedy, _WIDTH - len(head) - 2, break_long_words=False, break_on_hyphens=False)
-        lines += [("→ " if number == 0 else "  ") + line for number, line in enumerate(remedy)]
-    return "\n".join((head if number == 0 else indent) + line for number, line in enumerate(lines))
+def _item(verdict: Verdict, text: str, remedy: str = "") -> Item:
+    return Item(Styled(verdict.value, _COLOURS[verdict]), (text, *([f"→ {remedy}"] if remedy else [])))
+
+
+def _summary(counts: Counter[Verdict], fine: int) -> str:
+    named = [
+        (counts[Verdict.FAULT], "fault", "faults"),
+        (counts[Verdict.UNKNOWN], "check unknown", "checks unknown"),
+        (counts[Verdict.ADVICE], "piece of advice", "pieces of advice"),
+    ]
+    said = [f"{count} {one if count == 1 else many}" for count, one, many in named if count]
+    return ", ".join([*said, f"{fine} {'check' if fine == 1 else 'checks'} fine"])
 
 
 # `flask idempotency seal`: encrypt the responses that were stored before encryption was switched on.
@@ -319,11 +403,16 @@ _NOTHING: Final = "Every stored response is encrypted. There is nothing to seal.
 @word_options(required=True)
 @as_json_option
 def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
-    """Encrypt the responses that were stored before you switched encryption on.
+    """Encrypt the responses that were stored before encryption.
 
-    Runs only while IDEMPOTENCY_ENCRYPTION is on. Anyone who can write to the store may have planted a plain response, and this
-    command makes it genuine: so `rotate` and the janitor never do it, and this command refuses while encryption is required.
-    You confirm first. Exits with 1 if some responses could not be sealed. Safe to interrupt and to run again.
+    Changes stored responses, not their content or expiry. Runs only while IDEMPOTENCY_ENCRYPTION is on. Anyone who can write
+    to the store may have planted a plain response, and this command makes it genuine. So `rotate` and the janitor never do
+    it, and this command refuses while encryption is required. You confirm first. Safe to interrupt and to run again. Exits
+    with 1 if some responses could not be sealed.
+
+    \b
+    Example:
+      $ flask idempotency seal --reason "encryption is on since Monday"
     """
     with exit_on_error(as_json=as_json):
         chosen, parts = settings(), built()
@@ -333,11 +422,13 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
             raise Refused(_REQUIRED)
         if parts.responses is None or chosen.key_ring is None:
             raise Refused("This store cannot list its responses, so they cannot be sealed.")
-        plain = parts.responses.count().get("", 0)
+        counted = parts.responses.count()
+        plain = counted.get("", 0)
         if plain and not yes:
             say(_WARNING.format(plain=plain), err=True)
             click.confirm("Seal them?", abort=True, err=True)
-        report = _sealed(word_of(actor, reason)) if plain else SealReport()
+        total = sum(count for kid, count in counted.items() if kid != chosen.key_ring.newest)
+        report = _sealed(word_of(actor, reason), total=total, as_json=as_json) if plain else SealReport()
     if as_json:
         say(json.dumps(asdict(report)))
     else:
@@ -346,7 +437,7 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
         raise SystemExit(NOT_IN_ORDER)
 
 
-def _sealed(word: AuditNote) -> SealReport:
+def _sealed(word: AuditNote, *, total: int, as_json: bool) -> SealReport:
     """Seal them, and publish the audit event also if the run is interrupted."""
     parts, chosen, sealed, finished = built(), settings(), 0, False
     if parts.responses is None or chosen.key_ring is None:
@@ -358,11 +449,14 @@ def _sealed(word: AuditNote) -> SealReport:
 
     owner = owner_mark(chosen.namespace)
     try:
-        with show_progress("responses") as progress:
+        with show_progress(
+            "responses", total=lambda: total, as_json=as_json, so_far=lambda: f"Sealed: {sealed:,}."
+        ) as progress:
             drain = Batcher(batch=500, budget=float("inf"), on_progress=progress)
             report = seal_plain(
                 parts.responses, parts.codec, chosen.key_ring, drain=drain, owner=owner, on_progress=count
             )
+            progress.counts = Counts(report.sealed, report.passed_over, report.unreadable + report.blocked)
         finished = True
     finally:
         publish(ResponsesSealed("", "", actor=word.actor, reason=word.reason, sealed=sealed, finished=finished))

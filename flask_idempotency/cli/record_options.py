@@ -1,4 +1,4 @@
-"""Find the record that a command means: by its handle, by its id from a log, or by the client's key."""
+"""Find the record that a command names: by the start of its handle, by its id from a log, or by the client's key."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import click
 from flask import current_app
 
 from flask_idempotency.assembly import identities
+from flask_idempotency.cli.completion import complete_endpoint
 from flask_idempotency.cli.context import (
     CommandT,
     built,
-    clean,
     every_tids,
     policies,
     recovery,
@@ -24,12 +24,15 @@ from flask_idempotency.cli.context import (
     state,
     tenant_options,
 )
+from flask_idempotency.cli.output import clean
+from flask_idempotency.engine.claim_requests import MESSAGE_MARK
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.keys import Scope, StorageKey, owner_mark, parse_key
 from flask_idempotency.engine.model import Record, RequestInfo, State
 from flask_idempotency.engine.recovery import clamp_clock
 from flask_idempotency.operations.records import (
     SHORT,
+    SHOWN,
     Case,
     Refused,
     by_handle,
@@ -43,6 +46,10 @@ from flask_idempotency.web.principals import identifies
 STDIN: Final = "-"
 LONGEST_KEY: Final = 4096
 """Characters. No policy allows more."""
+UNKNOWN_ENDPOINT: Final = (
+    "This application has no such endpoint, inbox or task: `flask idempotency policy` names them all. For a message, let --app "
+    "name the module that makes its inbox or calls serve(), or use the id that `list` shows."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +68,26 @@ class RecordOptions:
     def whose(self) -> str | None:
         """The tenant. Required if the application has a tenant_loader."""
         if self.tenant == "" or (self.tenant is not None and self.no_tenant):
-            raise click.UsageError("Say of whom: --tenant T, or --no-tenant.")
+            raise click.UsageError("Name the tenant: --tenant T, or --no-tenant.")
         if self.tenant is None and not self.no_tenant and state().loaders.tenant is not None:
-            raise click.UsageError("This application tells tenants apart. Say of whom: --tenant T, or --no-tenant.")
+            raise click.UsageError("This application has a tenant_loader. Name the tenant: --tenant T, or --no-tenant.")
         return self.tenant
 
     @property
     def who(self) -> str | None:
         """The principal. Required if the application names principals."""
         if self.principal == "" or (self.principal is not None and self.anonymous):
-            raise click.UsageError("Say who sent it: --principal P, or --anonymous.")
+            raise click.UsageError("Name the principal: --principal P, or --anonymous.")
         known = state().loaders.principal is not None or identifies(current_app)
         if self.principal is None and not self.anonymous and known:
-            raise click.UsageError("This application tells principals apart. Say who: --principal P, or --anonymous.")
+            raise click.UsageError(
+                "This application has principals. Name the one that sent the key: --principal P, or --anonymous."
+            )
         return self.principal
 
 
 def naming_options(command: CommandT) -> CommandT:
-    """Add HANDLE and `--key` with its scope. The command receives them as `named`."""
+    """Add ID and `--key` with its scope. The command receives them as `named`."""
 
     @wraps(command)
     def named(*args: Any, **options: Any) -> Any:
@@ -87,11 +96,18 @@ def naming_options(command: CommandT) -> CommandT:
 
     decorated: Any = tenant_options(named)
     for option in (
-        click.option("--endpoint", metavar="E", help="The endpoint that --key was used for."),
-        click.option("--anonymous", is_flag=True, help="--key was sent without a principal."),
-        click.option("--principal", metavar="P", help="Who sent --key, as the principal_loader names them."),
+        click.option(
+            "--endpoint",
+            metavar="E",
+            shell_complete=complete_endpoint,
+            help="The endpoint that the key was used for.",
+        ),
+        click.option("--anonymous", is_flag=True, help="The client sent the key without a principal."),
+        click.option(
+            "--principal", metavar="P", help="The principal that sent the key, as the principal_loader names it."
+        ),
         click.option("--key", metavar="KEY", help="The client's key; - reads it from standard input."),
-        click.argument("handle", required=False),
+        click.argument("handle", metavar="[ID]", required=False),
     ):
         decorated = option(decorated)
     found: CommandT = decorated
@@ -104,7 +120,7 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
     `whole`: with its records under every secret, because the command will resolve them.
     """
     if (named.handle is None) == (named.key is None):
-        raise click.UsageError("Name one record: by its HANDLE, by its id from a log, or by --key.")
+        raise click.UsageError("Name one record: by the start of its ID, by its id from a log, or by --key.")
     searched = recovery()
     if named.key is not None:
         case = _one(list(_by_key(named)), named)
@@ -118,15 +134,23 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
         raise click.UsageError("--principal, --anonymous and --endpoint go with --key.")
     handle = (named.handle or "").lower()
     if SHORT.fullmatch(handle):
+        if whole and len(handle) < SHOWN:
+            # A typed start outlives its record: a few characters may begin the id of another one by then.
+            raise Refused(
+                f"{len(handle)} characters of an id are enough to read a record, and {SHOWN} to change one. Copy the id as "
+                "`flask idempotency list` prints it."
+            )
         handle = by_short(searched, identities(settings()), handle, tids=_concerned(named))
     case = by_handle(read, handle)
     if whole and not case.first.record.token.startswith(_owners()):
-        raise Refused("This record is another application's in the same store: settle it there, by its own FLASK_APP.")
+        raise Refused(
+            "This record belongs to another application in the same store. Run the command for that one: set FLASK_APP."
+        )
     if named.tenant is not None or named.no_tenant:
         theirs = every_tids(named.whose)
         about = case.first.record.info.tenant
         if not any(case.first.key.tid in parts for parts in theirs) or not _is_spelled(about, named.whose):
-            raise Refused("This record is not of that tenant.")
+            raise Refused("This record belongs to another tenant.")
     else:
         theirs = every_tids(case.first.record.info.tenant or None)
     return with_rotated(case, searched, read, theirs) if whole else case
@@ -165,6 +189,13 @@ def read(key: StorageKey) -> Record | None:
 
 
 def _by_key(named: RecordOptions) -> Iterator[Case]:
+    if named.endpoint is not None and state().loaders.operations.get(named.endpoint) is not None:
+        # An inbox or a task: the key is the id of a message, which may be any text.
+        scope = Scope(settings().namespace, tenant=named.whose, principal=None, operation=named.endpoint)
+        yield from by_key(read, identities(settings()), [scope], MESSAGE_MARK + _typed_key(named.key or ""))
+    if named.endpoint is not None and named.endpoint not in current_app.view_functions:
+        _operations(named.endpoint)  # raises if it is unknown
+        return
     key, former = _client_key(named.key or ""), settings().former_identity
     for operation in _operations(named.endpoint):
         scopes = [Scope(settings().namespace, tenant=named.whose, principal=named.who, operation=operation)]
@@ -187,22 +218,27 @@ def _by_key(named: RecordOptions) -> Iterator[Case]:
 def _operations(endpoint: str | None) -> list[str | None]:
     """Return the key spaces to search: that of all endpoints, and those of single endpoints."""
     if endpoint is not None:
-        if endpoint not in current_app.view_functions:
-            raise Refused("This application has no such endpoint: `flask idempotency policy` names them all.")
+        if endpoint not in current_app.view_functions and state().loaders.operations.get(endpoint) is None:
+            raise Refused(UNKNOWN_ENDPOINT)
         return [None, endpoint]
     rules = policies()
     own = {each for each, method in rules.pairs() if rules.resolve(each, method).policy.scope == "operation"}
     return [None, *sorted(own)]
 
 
+def _typed_key(typed: str) -> str:
+    """Return the key that was typed, or that standard input holds."""
+    if typed != STDIN:
+        return typed
+    ask = sys.stdin.isatty()
+    return str(click.prompt("Key", hide_input=True, err=True)) if ask else sys.stdin.readline().rstrip("\r\n")
+
+
 def _client_key(typed: str) -> str:
-    if typed == STDIN:
-        ask = sys.stdin.isatty()
-        typed = click.prompt("Key", hide_input=True, err=True) if ask else sys.stdin.readline().rstrip("\r\n")
     try:
-        return parse_key(typed, max_length=LONGEST_KEY)
+        return parse_key(_typed_key(typed), max_length=LONGEST_KEY)
     except InvalidKey as error:
-        raise Refused(f"That is no key: {error}.") from None  # the original exception quotes the key
+        raise Refused(f"This is not a valid key: {error}.") from None  # the original exception quotes the key
 
 
 def _one(cases: list[Case], named: RecordOptions) -> Case:
@@ -211,11 +247,11 @@ def _one(cases: list[Case], named: RecordOptions) -> Case:
         return meant[0]
     if meant:
         each = "; ".join(f"{clean(case.first.record.info.operation)}: {handle_of(case.first.key)}" for case in meant)
-        raise Refused(f"This key was used for several endpoints. Say --endpoint, or name one by its handle: {each}.")
+        raise Refused(f"This key was used for several endpoints. Add --endpoint, or name one record by its id: {each}.")
     if cases:
         other = clean(cases[0].first.record.info.operation)
-        raise Refused(f"This key was used for another endpoint, {other}: name that, or leave --endpoint out.")
+        raise Refused(f"This key was used for another endpoint, {other}: name that one, or leave --endpoint out.")
     raise Refused(
-        "There is no record of this key under any secret in use: it was never used, was "
-        "released, or it expired; or it belongs to another caller: check --tenant and --principal."
+        "There is no record of this key under any secret in use. It was never used, was released, or expired; or it belongs "
+        "to another caller: check --tenant and --principal."
     )

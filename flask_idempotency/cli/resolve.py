@@ -11,22 +11,24 @@ from typing import Final
 import click
 from flask import current_app
 
-from flask_idempotency.cli import cli
+from flask_idempotency.cli import cli, is_ctrl_c
 from flask_idempotency.cli.context import (
     as_json_option,
     built,
     exit_on_error,
-    paragraph,
-    policies,
-    say,
+    policy_for,
     settings,
     settler,
     show_of,
+    state,
     word_of,
     word_options,
 )
-from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options
-from flask_idempotency.engine.model import StoredResponse
+from flask_idempotency.cli.output import facts_of, say
+from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options, read
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.model import ERASED, RequestInfo, StoredResponse
+from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.records import (
     Case,
@@ -40,25 +42,31 @@ from flask_idempotency.operations.records import (
     reopen,
     way_out,
 )
-from flask_idempotency.web.janitor import policy_of, result_of
+from flask_idempotency.settings.consumers import LONGEST_RESULT
+from flask_idempotency.web.janitor import is_known, result_of
 
-_FASTER: Final = "Another process resolved it first, or its worker has just renewed its lease. Nothing was changed."
-_LEFT: Final = (
-    "Records of the same use under other secrets that changed during this command, and stay as they are: {left}."
+_FASTER: Final = (
+    "Another process resolved the key first, or its worker has just renewed its lease. Nothing was changed."
 )
+_ERASED: Final = (
+    "Resolved: retries get 410 `response-erased`, and not your response. The tenant was purged after the first request with "
+    "this key."
+)
+_LEFT: Final = "Records of the same use under other secrets changed during this command, and stay as they are: {left}."
 _CACHED: Final = (
-    "It holds an answer, and other hosts have a cache that would go on giving it: IDEMPOTENCY_REDIS_URL is not set here, so "
-    "that cannot be told. Nothing was changed. Do this where it is set as it is for the web hosts; --force does not help. If "
-    "no host has a cache any more, see `A cache that is gone` in docs/operations.md."
+    "The record holds a response, and other hosts have a cache that would still replay it. IDEMPOTENCY_REDIS_URL is not set "
+    "here, so this command cannot invalidate that cache. Nothing was changed. Run the command where that is set as for the web "
+    "hosts; --force does not help. If no host has a cache any more, see `A cache that is gone` in docs/operate/records.md."
 )
 _NOBODY: Final = (
-    "Standard input held the key, or is at its end, so the question has no reply. Nothing was changed. Add --yes to skip "
-    "the question."
+    "Standard input held the key, or is at its end, so you cannot reply to the question. Nothing was changed. Add --yes to "
+    "skip the question."
 )
+_STATUS: Final = "--happened needs --status, and only --happened takes a response."
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
 
-_force = click.option("--force", is_flag=True, help="Even if its worker may run, or its work was done.")
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+_force = click.option("--force", is_flag=True, help="Even if its worker may still run, or its request completed.")
+_yes = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 
 @cli.command("release")
@@ -68,11 +76,15 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 @word_options(required=True)
 @as_json_option
 def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
-    """Release a key that is in progress or quarantined: its next retry runs.
+    """Release a running or quarantined key: its next retry runs.
 
-    Refused, with exit code 1, while its worker may still run, or if its work was done. --force overrules both; the audit
-    event says so. With effects "deduplicated" and "transactional" a worker counts as gone when it has not renewed its lease
-    for three leases. Asks first.
+    Changes one record: it removes it. The command refuses while the worker may still run, or if the request completed, and
+    exits with 1. --force overrules both, and the audit event notes it. With effects "deduplicated" and "transactional" a
+    worker counts as gone when it has not renewed its lease for three leases. You confirm first.
+
+    \b
+    Example:
+      $ flask idempotency release 3f9a1c7e --reason "the bank has no such payment"
     """
     with exit_on_error(as_json=as_json):
         case = find_record(named, whole=True)
@@ -97,21 +109,21 @@ class GivenResponse:
 
 @cli.command("resolve")
 @naming_options
-@click.option("--never-happened", "verdict", flag_value="never", help="No work was done: its next retry runs.")
+@click.option("--never-happened", "verdict", flag_value="never", help="The work was not done: the next retry runs.")
+@click.option("--happened", "verdict", flag_value="happened", help="The work was done: retries get your response.")
 @click.option(
-    "--happened", "verdict", flag_value="happened", help="The work was done: retries get the response that you give."
+    "--reopen", "verdict", flag_value="reopen", help="The stored response could not be opened, and can be now."
 )
-@click.option("--reopen", "verdict", flag_value="reopen", help="Its response could not be opened, and can be now.")
 @click.option("--status", type=click.IntRange(200, 599), help="The status of the response.")
 @click.option(
     "--body-file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     metavar="FILE",
-    help="Its body; - reads standard input. Without: none.",
+    help="The body of the response; - reads standard input. Default: no body.",
 )
-@click.option("--content-type", metavar="TYPE", help="The type of the body; by default that of the application.")
+@click.option("--content-type", metavar="TYPE", help="The type of the body. Default: that of the application.")
 @click.option(
-    "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="One of its headers; may be repeated."
+    "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header of the response; repeat it for more."
 )
 @_force
 @_yes
@@ -130,11 +142,16 @@ def resolve_command(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Resolve a quarantined key, once you have found out what happened.
+    """Resolve a quarantined key, when you know what happened.
 
-    --never-happened releases it, and is refused as `release` is. With --happened retries get --status, the body and the
-    headers as if the view had returned them; without a body, `response-not-kept` with that status. --reopen is for records
-    that were quarantined for a missing key of the ring, for example. Asks first.
+    Changes one record: it completes it or removes it. --never-happened releases it, and refuses as `release` does. With
+    --happened retries get --status, the body and the headers as if the view had returned them; without a body,
+    `response-not-kept` with that status. A message takes --body-file alone: the JSON value of its replays. --reopen is for
+    records whose response could not be opened: for example, a key was missing in the ring. You confirm first.
+
+    \b
+    Example:
+      $ flask idempotency resolve 3f9a1c7e --happened --status 201 --reason paid
     """
     given = GivenResponse(status, body_file, content_type, headers)
     _check(verdict, given, named, force=force, yes=yes)
@@ -145,42 +162,59 @@ def resolve_command(
         case = find_record(named, whole=True)
         check_quarantined(case)
         _check_cache(case)
-        policy = policy_of(policies(), case.first.record.info)
+        about = case.first.record.info
+        policy, of_message = policy_for(about), about.method == MESSAGE
         match verdict:
             case "never":
                 done, forced = _freed(case, force=force, yes=yes, actor=actor, reason=reason)
                 said = "Released: the next retry runs."
             case "happened":
-                result, dropped = _result(given, policy)
-                _ask(case, policy, "Have retries answered with this from now on?", yes=yes)
+                result, dropped = (_value(given, about), []) if of_message else _result(given, policy)
+                what = "value" if of_message else "response"
+                _ask(case, policy, f"Give this {what} to retries from now on?", yes=yes)
                 done = complete(settler(), case, result, word, keep=policy.keep)
                 said = f"Resolved: retries get {result.status}" + ("." if result.kept else ", and `response-not-kept`.")
+                if of_message:
+                    said = "Resolved: the next delivery gets " + ("this value." if result.kept else "no value.")
+                if done.settled and _is_erased(case):
+                    said = _ERASED
+                    if as_json:
+                        say(said, err=True)
             case _:
-                _ask(case, policy, "Have retries answered with what it holds from now on?", yes=yes)
+                _ask(case, policy, "Give the stored response to retries from now on?", yes=yes)
                 done = reopen(settler(), case, word, keep=policy.keep)
-                said = "Reopened: retries get its answer."
+                said = "Reopened: retries get the stored response."
         _check_done(done)
     if dropped:
-        say(f"Not kept, because this endpoint keeps no such headers: {', '.join(dropped)}.", err=True)
+        say(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.", err=True)
     verb = {"never": "released", "happened": "completed"}.get(verdict or "", "reopened")
     _say(done, verb, said, as_json=as_json, forced=forced)
 
 
+def _is_erased(case: Case) -> bool:
+    """Return whether the store holds the response of this completed case as erased: its tenant was purged before."""
+    try:
+        record = read(case.first.key)
+    except StoreUnavailable:
+        return False  # the change is made, and the command must not report it as failed
+    return record is not None and record.payload is not None and (record.erased or record.payload.sealed_by == ERASED)
+
+
 def _check(verdict: str | None, given: GivenResponse, named: RecordOptions, *, force: bool, yes: bool) -> None:
     if verdict is None:
-        raise click.UsageError("Say what happened: --never-happened, --happened, or --reopen.")
-    if (given.status is not None) != (verdict == "happened") or (given.anything and verdict != "happened"):
-        raise click.UsageError("--happened needs the --status of the response, and only it takes a response.")
+        raise click.UsageError("Name what happened: --never-happened, --happened, or --reopen.")
+    if given.anything and verdict != "happened":
+        raise click.UsageError(_STATUS)
     if given.content_type is not None and given.body_file is None:
         raise click.UsageError("--content-type goes with --body-file.")
     if force and verdict != "never":
         raise click.UsageError("--force goes with --never-happened.")
     if given.body_file == STDIN and (named.key == STDIN or not yes):
-        raise click.UsageError("Standard input is one thing: the key, the body, or a yes. See --yes.")
+        raise click.UsageError("Standard input holds one thing: the key, the body, or your reply. See --yes.")
     if any(_FIELD.fullmatch(header) is None for header in given.headers):
-        raise click.UsageError("--header takes one 'Name: value', in ASCII.")
+        raise click.UsageError("--header takes one 'Name: value' in ASCII.")
     if any(header.lower().startswith(("content-type:", "content-length:")) for header in given.headers):
-        raise click.UsageError("The type of a body is given by --content-type, and its length is known.")
+        raise click.UsageError("Set the type of the body by --content-type. The command sets its length.")
 
 
 def _check_cache(case: Case) -> None:
@@ -194,12 +228,12 @@ def _check_cache(case: Case) -> None:
 
 def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tuple[ResolveReport, bool]:
     about = case.first.record.info
-    policy = policy_of(policies(), about)
-    known = about.operation in current_app.view_functions
+    policy = policy_for(about)
+    known = is_known(current_app, state().loaders.operations, about)
     against = release_warnings(case, policy, known=known)
     if against and not force:
         raise Refused(" ".join([*against, "Nothing was changed.", way_out(case, policy, known=known)]))
-    _ask(case, policy, "Let its next retry run?", yes=yes, against=against)
+    _ask(case, policy, "Let the next retry run?", yes=yes, against=against)
     done = release(settler(), case, word_of(actor, reason), forced=bool(against))
     _check_done(done)
     return done, bool(against)
@@ -210,7 +244,7 @@ def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[
     if yes:
         return
     lives = alive(case.first.record, policy) if against is None else None
-    say("\n".join([paragraph(show_of(case.first)), *(against or []), *([lives] if lives else [])]), err=True)
+    say(facts_of(show_of(case.first)), *(against or []), *([lives] if lives else []), err=True)
     if not _confirmed(question):
         raise click.Abort
 
@@ -218,8 +252,8 @@ def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[
 def _confirmed(question: str) -> bool:
     try:
         return click.confirm(question, err=True)
-    except click.Abort:
-        if sys.stdin.isatty():
+    except click.Abort as error:
+        if sys.stdin.isatty() or is_ctrl_c(error):
             raise
         say(err=True)
         raise Refused(_NOBODY) from None
@@ -230,8 +264,33 @@ def _check_done(done: ResolveReport) -> None:
         raise Refused(_FASTER)
 
 
+def _value(given: GivenResponse, about: RequestInfo) -> StoredResponse:
+    """Return what the record of a message holds: the value that replays return. Without a file there is none."""
+    if given.status is not None or given.content_type is not None or given.headers:
+        raise click.UsageError(
+            "This record is of a message, which has no status and no headers. Give the value that replays return by "
+            "--body-file, as JSON, or leave it out."
+        )
+    operation = state().loaders.operations.get(about.operation)
+    if operation is None:
+        raise Refused(
+            "This process has no inbox or task of that name, so it cannot write a value that it reads. Import the module that "
+            "makes it in this application. Nothing was changed."
+        )
+    if given.body_file is None:
+        return StoredResponse(200, kept=False)
+    try:
+        result: StoredResponse = operation.stored(json.loads(_read(given.body_file, most=LONGEST_RESULT + 1)))
+    except (TypeError, ValueError, RecursionError):
+        # The original exception may quote the value.
+        raise Refused("--body-file holds no JSON that a record can keep. Nothing was changed.") from None
+    return result
+
+
 def _result(given: GivenResponse, policy: Policy) -> tuple[StoredResponse, list[str]]:
     """Return the response that retries will get, and the names of the headers that they will not."""
+    if given.status is None:
+        raise click.UsageError(_STATUS)
     fields = [match.group(1, 2) for header in given.headers if (match := _FIELD.fullmatch(header)) is not None]
     body = None if given.body_file is None else _read(given.body_file, most=policy.max_body + 1)
     response = current_app.response_class(body or b"", status=given.status)

@@ -7,60 +7,85 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from itertools import islice
 from typing import Any, Final
 
 import click
 from flask import current_app
 
-from flask_idempotency.assembly import Services
+from flask_idempotency.assembly import Services, identities
 from flask_idempotency.cli import cli
+from flask_idempotency.cli.completion import complete_endpoint
 from flask_idempotency.cli.context import (
-    ago,
     as_json_option,
     built,
     chosen,
-    clean,
     exit_on_error,
-    paragraph,
     policies,
     recovery,
-    say,
     settings,
     show_of,
     state,
-    table,
     tenant_options,
     tids,
 )
-from flask_idempotency.cli.record_options import RecordOptions, find_record, naming_options
-from flask_idempotency.engine.capabilities import UnfinishedCounts
+from flask_idempotency.cli.output import (
+    Cell,
+    Column,
+    Part,
+    Style,
+    Styled,
+    Table,
+    ago,
+    clean,
+    facts_of,
+    say,
+    state_of,
+)
+from flask_idempotency.cli.record_options import UNKNOWN_ENDPOINT, RecordOptions, find_record, naming_options
+from flask_idempotency.engine.capabilities import SeenRecord, UnfinishedCounts
+from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import OnExpiry, State
+from flask_idempotency.engine.operations import Operation, Operations
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.operations.admin import Stats, stats
 from flask_idempotency.operations.identity import IdentityChange, look
-from flask_idempotency.operations.records import RecordFilter, RecordView, Refused, format_duration, listed
-from flask_idempotency.web.janitor import shape_in
-from flask_idempotency.web.policies import Policies, PolicySource
-
-SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-"""Methods that are never in scope."""
+from flask_idempotency.operations.records import UNFINISHED, Condition, RecordFilter, RecordView, Refused, listing
+from flask_idempotency.operations.times import format_duration
+from flask_idempotency.settings.consumers import ConsumerSchema
+from flask_idempotency.web.janitor import downstream_key
+from flask_idempotency.web.monitors import shape_in
+from flask_idempotency.web.policies import SAFE, Policies, PolicySource
 
 _BY_EFFECTS: Final = frozenset({"on_abandoned", "on_error"})
 """Options whose default comes from `effects`."""
 
-_POLICY_HEAD = (
-    "endpoint",
-    "methods",
-    "required",
-    "effects",
-    "on abandoned",
-    "keep",
-    "lease",
-    "profile",
-    "resolver",
-    "",
+_HAS_POINT: Final = frozenset({"marked", "transactional"})
+"""Effects under which a view may pass a point of no return. A transactional view that commits by itself passes it too."""
+
+_POLICY_COLUMNS: Final = (
+    Column("endpoint", least=14),
+    Column("methods", least=8),
+    Column("required", least=None),
+    Column("effects", least=None),
+    Column("on abandoned", least=10),
+    Column("keep", least=None, rare=True),
+    Column("lease", least=None, rare=True),
+    Column("profile", least=None, rare=True),
+    Column("resolver", least=None, rare=True),
+    Column("", least=10),
+)
+
+
+_MESSAGE_COLUMNS: Final = (
+    Column("messages", least=14),
+    Column("effects", least=None),
+    Column("on abandoned", least=10),
+    Column("attempts", least=None),
+    Column("keep", least=None, rare=True),
+    Column("lease", least=None, rare=True),
+    Column("max runtime", least=None, rare=True),
+    Column("resolver", least=None, rare=True),
 )
 
 
@@ -78,27 +103,81 @@ class PolicyRow:
         return self.explained.resolved.policy
 
 
-@cli.command("policy")
-@click.argument("endpoint", required=False)
-@as_json_option
-def policy_command(endpoint: str | None, as_json: bool) -> None:
-    """Show the policy of each endpoint. With an ENDPOINT, show every value and where it was written.
+_wide = click.option("--wide", is_flag=True, help="Every column, and nothing shortened.")
 
-    Leaves out the methods that are never in scope: GET, HEAD, OPTIONS and TRACE. Changes nothing, and calls no store.
+
+@cli.command("policy")
+@click.argument("endpoint", required=False, shell_complete=complete_endpoint)
+@_wide
+@as_json_option
+def policy_command(endpoint: str | None, wide: bool, as_json: bool) -> None:
+    """Show the policy of each endpoint and inbox, or all values of one.
+
+    With an ENDPOINT, the command shows every value and where it was written. It leaves out the methods that are never in
+    scope: GET, HEAD, OPTIONS and TRACE. An inbox is named as in its records: inbox:billing. Changes nothing, and calls no
+    store.
+
+    \b
+    Example:
+      $ flask idempotency policy
     """
     with exit_on_error(as_json=as_json):
         rules = policies()
-        if endpoint is not None and endpoint not in {each for each, _ in rules.pairs()}:
-            raise Refused("This application has no such endpoint: `flask idempotency policy` names them all.")
+        consumers = [each for each in _consumers() if endpoint in (None, each.name)]
+        if endpoint is not None and not consumers and endpoint not in {each for each, _ in rules.pairs()}:
+            raise Refused(UNKNOWN_ENDPOINT)
         rows = [row for row in _rows(rules) if endpoint in (None, row.endpoint)]
     if as_json:
-        say(json.dumps({"endpoints": list(map(_as_object, rows))}))
-    elif not rows:
-        say("There is nothing in scope: only methods that are safe to repeat.")
-    elif endpoint is None:
-        say(table(_POLICY_HEAD, list(map(_as_line, rows))))
+        say(json.dumps({"endpoints": list(map(_as_object, rows)), "messages": list(map(_consumer_object, consumers))}))
+        return
+    if not rows and not consumers:
+        say("No method is in scope: each of them is safe to repeat.")
+    elif endpoint is None and rows:
+        say(Table(_POLICY_COLUMNS, tuple(map(_as_line, rows)), wide))
     else:
-        say("\n\n".join(map(_policy_text, rows)))
+        for number, row in enumerate(rows):
+            say(*[""] * (number > 0), *_policy_text(row, wide=wide))
+    if endpoint is None and consumers:
+        say(*[""] * bool(rows), Table(_MESSAGE_COLUMNS, tuple(map(_consumer_line, consumers)), wide))
+    else:
+        for each in consumers:
+            values = tuple((name, _spelled(name, value)) for name, value in _consumer_values(each).items())
+            said = f"{printable(each.name)}: a vanished worker's key is {abandoned(each.policy)}"
+            say(*[""] * bool(rows), said, Table(_VALUE_COLUMNS[:2], values, wide))
+
+
+def _consumers() -> list[Operation]:
+    """Return the inboxes and tasks of this application, by name."""
+    operations: Operations = state().loaders.operations
+    return [each for name in operations.names() if (each := operations.get(name)) is not None]
+
+
+def _consumer_values(each: Operation) -> dict[str, object]:
+    values = {name: getattr(each.policy, name) for name in ConsumerSchema().fields}
+    return {**values, "in_flight": "later" if each.policy.in_flight == "reject" else "wait"}
+
+
+def _consumer_object(each: Operation) -> dict[str, object]:
+    return {
+        "operation": each.name,
+        "resolver": each.name in state().loaders.resolvers,
+        "abandoned": each.policy.on_expiry.value,
+        "policy": {name: _plain(value) for name, value in _consumer_values(each).items()},
+    }
+
+
+def _consumer_line(each: Operation) -> tuple[str, ...]:
+    policy, values = each.policy, _consumer_values(each)
+    return (
+        each.name,
+        policy.effects,
+        abandoned(policy),
+        str(values["max_attempts"]),
+        format_duration(policy.keep),
+        format_duration(policy.lease),
+        format_duration(policy.max_runtime),
+        "yes" if each.name in state().loaders.resolvers else "-",
+    )
 
 
 def _rows(rules: Policies) -> Iterator[PolicyRow]:
@@ -122,7 +201,7 @@ def abandoned(policy: Policy) -> str:
     """Return what happens to a key whose worker vanished."""
     if policy.on_expiry is OnExpiry.QUARANTINE:
         return "quarantined"
-    return "taken over, or quarantined past its point" if policy.effects == "marked" else "taken over"
+    return "taken over, or quarantined past its point" if policy.effects in _HAS_POINT else "taken over"
 
 
 def failed(policy: Policy) -> str:
@@ -137,7 +216,7 @@ def failed(policy: Policy) -> str:
         case None:
             decision = policy.settled_as(None, past_point=False)
             by_default = "released" if decision is Decision.RELEASE else "quarantined"
-            return f"{by_default}, or quarantined past its point" if policy.effects == "marked" else by_default
+            return f"{by_default}, or quarantined past its point" if policy.effects in _HAS_POINT else by_default
 
 
 def _scope(row: PolicyRow) -> str:
@@ -150,13 +229,14 @@ def _scope(row: PolicyRow) -> str:
 
 
 def _as_line(row: PolicyRow) -> tuple[str, ...]:
-    policy = row.policy
+    policy, resolved = row.policy, row.explained.resolved
+    guarded = resolved.chosen and not resolved.exempt
     return (
         row.endpoint,
         ",".join(row.methods),
         "yes" if policy.required else "no",
         policy.effects,
-        abandoned(policy),
+        abandoned(policy) if guarded else "-",
         format_duration(policy.keep),
         format_duration(policy.lease),
         policy.profile,
@@ -165,7 +245,10 @@ def _as_line(row: PolicyRow) -> tuple[str, ...]:
     )
 
 
-def _policy_text(row: PolicyRow) -> str:
+_VALUE_COLUMNS: Final = (Column("value", least=None), Column("is", least=24, wraps=True), Column("from", wraps=True))
+
+
+def _policy_text(row: PolicyRow, *, wide: bool) -> list[Part]:
     policy, origins = row.policy, row.explained.origins
     values = [
         (field.name, _spelled(field.name, getattr(policy, field.name)), origins[field.name]) for field in fields(Policy)
@@ -177,9 +260,8 @@ def _policy_text(row: PolicyRow) -> str:
         resolver,
         *filter(None, [_scope(row)]),
     ]
-    return f"{printable(row.endpoint)} {','.join(row.methods)}: {'; '.join(facts)}\n" + table(
-        ("value", "is", "from"), values
-    )
+    said = f"{printable(row.endpoint)} {','.join(row.methods)}: {'; '.join(facts)}"
+    return [said, Table(_VALUE_COLUMNS, tuple(values), wide)]
 
 
 def _as_object(row: PolicyRow) -> dict[str, object]:
@@ -246,18 +328,17 @@ def _ranges(numbers: list[int]) -> str:
 
 # `flask idempotency list` and `show`
 
-_RECORD_HEAD = (
-    "handle",
-    "state",
-    "endpoint",
-    "method",
-    "tenant",
-    "principal",
-    "attempt",
-    "first used",
-    "lease ended",
-    "owner seen",
-    "reason",
+_RECORD_COLUMNS: Final = (
+    Column("id", least=None),
+    Column("state", least=None),
+    Column("request", least=12),
+    Column("tenant", least=8),
+    Column("first used", least=None),
+    Column("lease", least=None),
+    Column("principal", least=8, rare=True),
+    Column("attempt", least=None, rare=True),
+    Column("owner seen", least=None, rare=True),
+    Column("reason", least=12, rare=True),
 )
 
 
@@ -269,7 +350,9 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 @cli.command("list")
-@click.option("--state", "of_state", required=True, type=click.Choice([state.value for state in State]), help="Which.")
+@click.option(
+    "--state", "of_state", type=click.Choice([state.value for state in State]), help="Only records in this state."
+)
 @tenant_options
 @click.option(
     "--older-than",
@@ -278,83 +361,124 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
     metavar="DURATION",
     help="First used longer ago than this: 90s, 15m, 2h, 3d.",
 )
-@click.option("--endpoint", metavar="E", help="Only this endpoint.")
+@click.option("--endpoint", metavar="E", shell_complete=complete_endpoint, help="Only this endpoint.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many records.")
+@_wide
 @as_json_option
 def list_command(
-    of_state: str,
+    of_state: str | None,
     tenant: str | None,
     no_tenant: bool,
     older_than: float,
     endpoint: str | None,
     limit: int,
+    wide: bool,
     as_json: bool,
 ) -> None:
-    """List the records in a state, one line each, in no order. Of every tenant, unless you name one.
+    """List the unfinished records, one line each.
 
-    By its handle `show`, `release` and `resolve` find it again. Changes nothing.
+    Quarantined ones come first, then those whose lease expired, then those in flight, the oldest first. Completed records
+    need --state, and come in no order. The list has the records of every tenant, unless you name one. `show`, `release` and
+    `resolve` take the id of a record. Changes nothing.
+
+    \b
+    Example:
+      $ flask idempotency list --older-than 15m
     """
     everybody = tenant is None and not no_tenant
     whose = None if everybody else chosen(tenant, no_tenant=no_tenant)
     with exit_on_error(as_json=as_json):
-        wanted = RecordFilter(State(of_state), (None,) if everybody else tids(whose), older_than, endpoint)
-        found = list(islice(listed(recovery(), wanted), limit + 1))
-        shown = [show_of(each) for each in found[:limit]]
-    more = len(found) > limit
+        states = UNFINISHED if of_state is None else (State(of_state),)
+        wanted = RecordFilter(states, (None,) if everybody else tids(whose), older_than, endpoint)
+        found = listing(recovery(), wanted, limit=limit)
+        views = [show_of(each) for each in found.found]
     if as_json:
-        say(json.dumps({"records": [asdict(each) for each in shown], "more": more}))
-    elif not shown:
-        say("No record matches.")
+        say(json.dumps({"records": [asdict(each) for each in views], "more": found.more != 0}))
+    elif not views:
+        say("No record matches." if of_state else "No record is unfinished. Completed ones: --state completed.")
     else:
-        say(table(_RECORD_HEAD, [_line(each) for each in shown]))
-        if more:
-            say(f"There are more than {limit}: see --limit, --older-than and --endpoint.", err=True)
+        say(Table(_RECORD_COLUMNS, tuple(_line(each, found.ids[each.handle]) for each in views), wide))
+        if found.more != 0:
+            count = "More records match" if found.more is None else f"{found.more:,} more"
+            say(f"{count}: see --limit, --older-than and --endpoint.", err=True)
 
 
 @cli.command("show")
 @naming_options
+@click.option(
+    "--downstream", metavar="NAME", help="Show the key that `current_claim.downstream_key(NAME)` gave the view too."
+)
 @as_json_option
-def show_command(named: RecordOptions, as_json: bool) -> None:
-    """Show one record, without the body of its response. Changes nothing.
+def show_command(named: RecordOptions, downstream: str | None, as_json: bool) -> None:
+    """Show one record, without the body of its response.
 
-    Name it by its HANDLE (see `list`), by the id that a log line has as `record`, or by --key as the client knows it. A key
-    that is typed stays in the history of the shell, and others see it while the command runs: with --key - it is read from
-    standard input.
+    Changes nothing. Name the record by the start of its ID (see `list`), by the id that a log line has as `record`, or
+    by --key as the client knows it. A key that you type stays in the history of the shell, and other users see it while the
+    command runs. With --key - the command reads it from standard input.
+
+    \b
+    Example:
+      $ flask idempotency show --key order-17 --tenant acme --principal alice
     """
     with exit_on_error(as_json=as_json):
         case = find_record(named, whole=False)
         shown = show_of(case.first)
+        sent = None if downstream is None else _downstream_key(case.first, downstream)
     if as_json:
-        say(json.dumps({**asdict(shown), "also": list(case.also)}))
+        key = {} if sent is None else {"downstream_key": sent}
+        say(json.dumps({**asdict(shown), "also": list(case.also), **key}))
     else:
         also = [f"also under:   {handle}" for handle in case.also]
-        say("\n".join([paragraph(shown), *also]))
+        say(facts_of(shown), *also, *([] if sent is None else [f"downstream:   {sent}"]))
 
 
-def _line(view: RecordView) -> tuple[str, ...]:
+def _downstream_key(found: SeenRecord, name: str) -> str:
+    try:
+        return downstream_key(identities(settings()), settings().namespace, found, name)
+    except ConfigurationError:
+        raise Refused(
+            "The downstream key of this record is unknown: the key was claimed by another application, under a secret that "
+            "is not listed any more, or while IDEMPOTENCY_SECRET or the identity of callers changed. Find the call by other "
+            "data."
+        ) from None
+
+
+def _line(view: RecordView, id: str) -> tuple[Cell, ...]:
     return (
-        view.handle,
-        view.state,
-        clean(view.endpoint),
-        view.method,
+        id,
+        state_of(view),
+        f"{clean(view.method)} {clean(view.endpoint)}",
         clean(view.tenant),
+        ago(view.first_used_ago, units=1),
+        _lease(view),
         clean(view.principal),
         str(view.attempt),
-        ago(view.first_used_ago),
-        ago(view.lease_ended_ago),
-        "-" if view.owner is None else f"{format_duration(view.owner.last_seen_ago)} ago",
+        ago(None if view.owner is None else view.owner.last_seen_ago, units=1),
         clean(view.reason),
     )
+
+
+def _lease(view: RecordView) -> str:
+    if view.lease_left is not None and view.condition is Condition.IN_FLIGHT:
+        return f"{format_duration(view.lease_left, units=1)} left"
+    return "-" if view.lease_ended_ago is None else f"ended {ago(view.lease_ended_ago, units=1)}"
 
 
 # `flask idempotency stats`
 
 
 @cli.command("stats")
-@click.option("--quick", is_flag=True, help="Leave out the completed records: counting those may take long.")
+@click.option("--quick", is_flag=True, help="Leave out the completed records: counting them may take long.")
 @as_json_option
 def stats_command(quick: bool, as_json: bool) -> None:
-    """Show how many records there are in each state, and when each janitor task last ran. Changes nothing."""
+    """Count the records in each state, and show the last janitor runs.
+
+    Changes nothing.
+
+    \b
+    Example:
+      $ flask idempotency stats --quick
+    """
     with exit_on_error(as_json=as_json):
         found, parts = recovery(), built()
         if not quick and sys.stderr.isatty():
@@ -367,23 +491,26 @@ def stats_command(quick: bool, as_json: bool) -> None:
             tasks=parts.tasks,
             identity=_identity(parts),
         )
-    say(json.dumps(asdict(shown)) if as_json else "\n".join(_stats_text(shown, quick=quick)))
+    if as_json:
+        say(json.dumps(asdict(shown)))
+    else:
+        say(*_stats_text(shown, quick=quick))
 
 
-def _stats_text(shown: Stats, *, quick: bool) -> list[str]:
-    lines = [
+def _stats_text(shown: Stats, *, quick: bool) -> list[Part]:
+    lines: list[Part] = [
         *_unfinished(shown.standing),
         _count("completed", shown.completed, "not counted" if quick else "not known"),
     ]
     lines += [_count("data keys", shown.data_keys), _count("tenants with a ledger", shown.tenants)]
     lines += [clean(f"identity: {each.text} {each.remedy}") for each in shown.identity or ()]
     if shown.tasks is None:
-        return [*lines, "This store keeps no task log, so it is unknown whether a janitor runs."]
+        return [*lines, "This store keeps no task log, so it cannot tell whether a janitor runs."]
     if not shown.tasks:
-        return [*lines, "No janitor task has ever reported: is there a janitor, or a cron job?"]
+        return [*lines, "No janitor task has ever reported: start a janitor, or run its tasks by cron."]
     return [
         *lines,
-        *(f"{clean(task)}: {format_duration(run.ago)} ago{_did(run.did)}" for task, run in sorted(shown.tasks.items())),
+        *(f"{clean(task)}: {ago(run.ago)}{_did(run.did)}" for task, run in sorted(shown.tasks.items())),
     ]
 
 
@@ -394,11 +521,13 @@ def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:
     return look(parts.shared_task_log, shape_in(app, settings(), state().loaders, policies()), note=False).changes
 
 
-def _unfinished(counts: UnfinishedCounts) -> list[str]:
+def _unfinished(counts: UnfinishedCounts) -> list[Part]:
+    expired = _count("lease expired", counts.lapsed) + _since(counts.lapsed_for)
+    quarantined = _count("quarantined", counts.quarantined) + _since(counts.quarantined_for)
     return [
         _count("in flight", counts.in_flight),
-        _count("lapsed", counts.lapsed) + _since(counts.lapsed_for),
-        _count("quarantined", counts.quarantined) + _since(counts.quarantined_for),
+        Styled(expired, Style.WARNING if counts.lapsed else None),
+        Styled(quarantined, Style.BAD if counts.quarantined else None),
     ]
 
 

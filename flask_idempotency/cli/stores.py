@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Final
 
 import click
+from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.cli import cli
@@ -15,16 +16,14 @@ from flask_idempotency.cli.context import (
     NOT_IN_ORDER,
     as_json_option,
     built,
-    clean,
     exit_on_error,
     publish,
-    say,
     settings,
     state,
-    table,
     word_of,
     word_options,
 )
+from flask_idempotency.cli.output import Cell, Column, Facts, Part, Style, Styled, Table, clean, say
 from flask_idempotency.engine.capabilities import DataLossDetector
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialised
@@ -42,13 +41,14 @@ from flask_idempotency.operations.admin import (
     keys_status,
     memory_status,
 )
-from flask_idempotency.operations.records import Refused, format_duration, moment
+from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.times import format_duration, moment
 
 # `flask idempotency db`
 
 _NO_SCHEMA: Final = "The store of this application has no schema: there is nothing to do."
 
-db = AppGroup("db", help="The tables of a SQL store.")
+db = AppGroup("db", help="Create, upgrade and check the tables of a SQL store.")
 cli.add_command(db)
 
 
@@ -57,7 +57,12 @@ cli.add_command(db)
 def upgrade(as_json: bool) -> None:
     """Create the tables, or upgrade them to this release.
 
-    Safe to run again, and in several processes at once.
+    Changes the schema of the store's own tables, and no other table. Safe to run again, and in several processes at the
+    same time.
+
+    \b
+    Example:
+      $ flask idempotency db upgrade
     """
     _tell(db_upgrade, "The schema is up to date.", as_json=as_json)
 
@@ -67,8 +72,12 @@ def upgrade(as_json: bool) -> None:
 def check(as_json: bool) -> None:
     """Check the tables and their database.
 
-    Exits with 0 if they are in order, with 1 and a sentence for each fault if not, and with 2 if the database does not
-    answer. Changes nothing.
+    Read-only. Exits with 0 if they are in order, with 1 and a sentence for each fault if not, and with 2 if the
+    database does not answer.
+
+    \b
+    Example:
+      $ flask idempotency db check
     """
     _tell(db_check, "The schema is in order.", as_json=as_json)
 
@@ -77,6 +86,13 @@ def _tell(verb: Callable[[Schema], SchemaReport], fine: str, *, as_json: bool) -
     with exit_on_error(as_json=as_json):
         schema: Schema | None = state().schema
         report = None if schema is None else verb(schema)
+        outbox = current_app.extensions.get("idempotency_outbox")
+        if outbox is not None:
+            # It may be in another database than the records.
+            table = verb(outbox.table)
+            done, faults = (report.done, report.faults) if report is not None else ((), ())
+            advice = () if report is None else report.advice
+            report = SchemaReport((*done, *table.done), (*faults, *table.faults), advice)
     say(_schema_object(report) if as_json else _schema_text(report, fine))
     if report is not None and not report.in_order:
         raise SystemExit(NOT_IN_ORDER)
@@ -96,7 +112,7 @@ def _schema_text(report: SchemaReport | None, fine: str) -> str:
 
 # `flask idempotency keys …`
 
-keys = AppGroup("keys", help="The keys that answers are encrypted with.")
+keys = AppGroup("keys", help="Make and check the keys that responses are sealed with.")
 cli.add_command(keys)
 
 
@@ -105,7 +121,12 @@ cli.add_command(keys)
 def generate(kid: str | None) -> None:
     """Print a new key, as one line of a ring.
 
-    The command stores it nowhere. It needs no application: you make the first key before there is a ring.
+    The command stores the key nowhere. It needs no application: you make the first key before there is a
+    ring.
+
+    \b
+    Example:
+      $ flask idempotency keys generate --kid 2026-11
     """
     with exit_on_error(as_json=False):
         try:
@@ -123,9 +144,13 @@ def generate(kid: str | None) -> None:
 @keys.command("status")
 @as_json_option
 def status(as_json: bool) -> None:
-    """Show what each key of the ring protects, and which old key you may remove.
+    """Show what each ring key protects, and which you may remove.
 
-    Exits with 1 if a response is sealed under a key that the ring lacks: it cannot be opened. Changes nothing.
+    Read-only. Exits with 1 if a response is sealed under a key that the ring lacks: it cannot be opened.
+
+    \b
+    Example:
+      $ flask idempotency keys status
     """
     with exit_on_error(as_json=as_json):
         parts, ring = built(), settings().key_ring
@@ -134,7 +159,10 @@ def status(as_json: bool) -> None:
         if parts.responses is None or parts.data_keys is None:
             raise Refused("The store of this application keeps no data keys, so nothing is sealed in it.")
         report = keys_status(ring, parts.responses, parts.data_keys)
-    say(json.dumps(_key_object(report)) if as_json else _key_text(report))
+    if as_json:
+        say(json.dumps(_key_object(report)))
+    else:
+        say(_key_table(report), f"Records that are not encrypted: {report.plain_records}.")
     if not report.in_order:
         raise SystemExit(NOT_IN_ORDER)
 
@@ -144,21 +172,17 @@ def _key_object(report: KeysReport) -> dict[str, object]:
     return {"in_order": report.in_order, "plain_records": report.plain_records, "keys": keys}
 
 
-def _key_text(report: KeysReport) -> str:
-    rows = [(key.kid, str(key.records), str(key.data_keys), _verdict(key)) for key in report.keys]
-    return "\n".join(
-        (
-            table(("key", "records", "data keys", ""), rows),
-            f"Records that are not encrypted: {report.plain_records}.",
-        )
-    )
+def _key_table(report: KeysReport) -> Table:
+    # A narrow terminal may shorten the id of a key, and never what to do about it.
+    head = (Column("key"), Column("records", None), Column("data keys", None), Column("", None))
+    return Table(head, tuple((key.kid, str(key.records), str(key.data_keys), _verdict(key)) for key in report.keys))
 
 
-def _verdict(key: KeyStatus) -> str:
+def _verdict(key: KeyStatus) -> Cell:
     if not key.known:
-        return "NOT IN THE RING: put it back, after the newest"
+        return Styled("NOT IN THE RING: put it back, after the newest", Style.BAD)
     if key.newest:
-        return "newest"
+        return Styled("newest", Style.GOOD)
     return "may go: nothing is sealed under it" if key.may_go else "in use"
 
 
@@ -169,28 +193,50 @@ _ELSEWHERE: Final = (
 _NAME_IT: Final = "Set IDEMPOTENCY_STORE_ID={store_id} wherever this application runs: then any other Redis is refused."
 _NOTICES_NOTHING: Final = "not noticed: its scripts are not told INFO. Let the user ask, with ACL SETUSER … +info"
 
-redis = AppGroup("redis", help="Whether the Redis that keeps the records has forgotten any, and what then.")
+redis = AppGroup("redis", help="Prepare a Redis store, and act on a data loss.")
 cli.add_command(redis)
 
 
+_RISK_OF_INIT: Final = (
+    "IDEMPOTENCY_STORE_ID names the store {store_id}, and this Redis is empty. If that store was here before, this Redis was "
+    "emptied: all requests whose records were lost run a second time if their clients retry them. Then run `flask "
+    'idempotency redis ack --reason "…"`, not `redis init`. In a script, --new confirms that this Redis is new.'
+)
+
+
 @redis.command("init")
+@click.option(
+    "--new", "is_new", is_flag=True, help="Skip the confirmation: no store with IDEMPOTENCY_STORE_ID was here."
+)
 @word_options(required=False)
 @as_json_option
-def init(actor: str, reason: str, as_json: bool) -> None:
-    """Initialise a new Redis, once: until then no new key runs. Harmless for one that is ready.
+def init(is_new: bool, actor: str, reason: str, as_json: bool) -> None:
+    """Initialise a new Redis, once: until then no new key runs.
 
-    A Redis that held keys before was emptied, and its keys would run again. An operator has to acknowledge that (`ack`), so
-    do not run this in every deployment.
+    Changes the Redis: it writes the id of the store. Harmless if the Redis is ready. A Redis that held keys before was
+    emptied, and its keys would run again. An operator has to acknowledge that (`redis ack`), so do not run this in every
+    deployment. Refused if a running process noticed that this Redis was emptied. If IDEMPOTENCY_STORE_ID is set and the
+    Redis is empty, you confirm first, or give --new.
+
+    \b
+    Example:
+      $ flask idempotency redis init --reason "new store"
     """
     with exit_on_error(as_json=as_json):
         memory = _memory()
-        done = initialise(memory, built().recovery)
+
+        def confirm() -> None:
+            if not is_new:
+                say(_RISK_OF_INIT.format(store_id=clean(memory.rules.store_id)), err=True)
+                click.confirm("Is this Redis new?", abort=True, err=True)
+
+        done = initialise(memory, built().recovery, confirm=confirm)
         named = memory.rules.store_id is not None
     if done.created:
         word = word_of(actor, reason)
         publish(StoreInitialised("", "", actor=word.actor, reason=word.reason, store_id=done.store_id))
     if as_json:
-        say(json.dumps({"store_id": done.store_id, "anew": done.created, "named": named}))
+        say(json.dumps({"store_id": done.store_id, "new": done.created, "named": named}))
         return
     say(f"{'Made ready' if done.created else 'It was ready before'}: this Redis is {clean(done.store_id)}.")
     if not named:
@@ -200,29 +246,38 @@ def init(actor: str, reason: str, as_json: bool) -> None:
 @redis.command("status")
 @as_json_option
 def status_(as_json: bool) -> None:
-    """Show what data this Redis may have lost, since when, and what to do. Exits with 1 while new keys are refused.
+    """Show what data this Redis may have lost, and what to do.
 
-    This also detects a loss that no request has detected yet.
+    Read-only, except that it notes a loss that no request has detected yet. Exits with 1 while new keys are refused.
+
+    \b
+    Example:
+      $ flask idempotency redis status
     """
     with exit_on_error(as_json=as_json):
         memory = _memory()
         status = memory_status(memory)
         expected = memory.rules.store_id
-    say(json.dumps(_redis_object(status)) if as_json else _redis_text(status, expected))
+    say(*[json.dumps(_redis_object(status))] if as_json else _redis_text(status, expected))
     if not status.new_keys_run:
         raise SystemExit(NOT_IN_ORDER)
 
 
 @redis.command("ack")
 @click.option("--force", is_flag=True, help="Even if surviving workers have time left to restore their claims.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @word_options(required=True)
 @as_json_option
 def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
-    """Let keys run that this Redis does not know, although it may have lost some of them.
+    """Let new keys run after a data loss.
 
-    Lost keys that were completed, and are still retried, run again. Refused until IDEMPOTENCY_DATA_LOSS_GRACE has
-    passed since the loss was detected, unless you give --force. Asks first.
+    Changes the Redis: it accepts keys that it does not know. Lost keys that were completed, and are still retried, run
+    again. Refused until IDEMPOTENCY_DATA_LOSS_GRACE has passed since the loss was detected, unless you give --force. You
+    confirm first.
+
+    \b
+    Example:
+      $ flask idempotency redis ack --reason "restored from the 03:00 snapshot"
     """
     with exit_on_error(as_json=as_json):
         memory = _memory()
@@ -231,7 +286,7 @@ def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
         lost = bool(before.standing.losses)
         if lost:
             if not yes:
-                say(_redis_text(before, memory.rules.store_id), err=True)
+                say(*_redis_text(before, memory.rules.store_id), err=True)
                 click.confirm("Let keys run that it may have forgotten?", abort=True, err=True)
             _acknowledge(memory, before, actor=actor, reason=reason)
         store_id = before.standing.store_id or memory_status(memory).standing.store_id
@@ -280,17 +335,18 @@ def _redis_object(status: DataLossReport) -> dict[str, object]:
     }
 
 
-def _redis_text(status: DataLossReport, expected: str | None) -> str:
+def _redis_text(status: DataLossReport, expected: str | None) -> list[Part]:
     standing = status.standing
-    lines = [
+    new_keys = Styled("run", Style.GOOD) if status.new_keys_run else Styled("get 503 `memory-lost`", Style.BAD)
+    facts: list[tuple[str, Cell]] = [
         ("store id", clean(standing.store_id) + ("" if expected else ", and IDEMPOTENCY_STORE_ID is not set")),
         ("parts", ", ".join(f"{count} {name}" for name, count in sorted(standing.parts.items()))),
-        ("new keys", "run" if status.new_keys_run else "get 503 `memory-lost`"),
+        ("new keys", new_keys),
     ]
     if standing.since is not None:
-        lines.append(("last loss", f"{moment(standing.since)}, {format_duration(standing.now - standing.since)} ago"))
+        facts.append(("last loss", f"{moment(standing.since)}, {format_duration(standing.now - standing.since)} ago"))
     if status.wait is not None:
-        lines.append(("ack", f"in {format_duration(status.wait)}" if status.wait else "now"))
-    lines.append(("restarts", "noticed" if standing.notices_restarts else _NOTICES_NOTHING))
-    told = [f"{name + ':':<10} {text}" for name, text in lines]
-    return "\n".join([*told, "", status.text, *([status.remedy] if status.remedy else [])])
+        facts.append(("ack", f"in {format_duration(status.wait)}" if status.wait else "now"))
+    restarts = "noticed" if standing.notices_restarts else Styled(_NOTICES_NOTHING, Style.WARNING)
+    facts.append(("restarts", restarts))
+    return [Facts(tuple(facts), width=10), "", status.text, *([status.remedy] if status.remedy else [])]

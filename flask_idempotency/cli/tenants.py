@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Final
 
 import click
@@ -17,20 +18,19 @@ from flask_idempotency.cli.context import (
     check_layout,
     chosen,
     exit_on_error,
-    policies,
+    policy_for,
     pseudonym,
     publish,
-    say,
     settings,
-    show_progress,
     state,
-    table,
     tenant_options,
     tids,
     tids_by_secret,
     word_of,
     word_options,
 )
+from flask_idempotency.cli.output import Column, Table, say
+from flask_idempotency.cli.progress import Counts, show_progress
 from flask_idempotency.engine.capabilities import Ledger
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.events import QuotaSet, TenantErased
@@ -40,7 +40,6 @@ from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemne
 from flask_idempotency.operations.admin import TenantUsage, holds_sealed, quota_set, quota_show
 from flask_idempotency.operations.admin import shred as shred_keys
 from flask_idempotency.operations.records import AuditNote, Refused
-from flask_idempotency.web.janitor import policy_of
 
 _STAYS: Final = "Its records stay: until they expire, a retry gets 410 and does not run again."
 _SHREDDED: Final = (
@@ -95,12 +94,17 @@ class PurgeReport:
 @word_options(required=True)
 @as_json_option
 def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
-    """Erase the responses of one tenant: destroy their data keys, and wipe the stored responses.
+    """Erase the responses of one tenant, for good.
+
+    Destroys the tenant's data keys, and wipes its stored responses. Its records stay: a retry gets 410 and does not run
+    again. You confirm first. Safe to interrupt and to run again. Exits with 2 if it is unknown whether all of it is done.
 
     Run it where every secret is listed that was in use within the last `keep`: a tenant has other data keys under each. If
     any host has IDEMPOTENCY_REDIS_URL, run it where that is set, so that the cache is invalidated too.
 
-    You confirm first. Exits with 2 if it is unknown whether all of it is done. Safe to interrupt and to run again.
+    \b
+    Example:
+      $ flask idempotency purge --tenant acme --reason "contract ended"
     """
     tenant = chosen(tenant, no_tenant=no_tenant)
     with exit_on_error(as_json=as_json):
@@ -109,7 +113,7 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
         if not yes:
             say(_SHREDDED if shred else _WIPED, err=True)
             click.confirm("Destroy its data keys?" if shred else "Erase its responses?", abort=True, err=True)
-        erased = _Erasing(tenant, word_of(actor, reason)).run(whom, shred=shred)
+        erased = _Erasing(tenant, word_of(actor, reason), as_json=as_json).run(whom, shred=shred)
     cache_unknown, secrets = _cache_unknown(), len(settings().secrets)
     if as_json:
         say(json.dumps(_purge_object(erased, shred=shred, secrets=secrets, cache_unknown=cache_unknown)))
@@ -126,6 +130,12 @@ def _cache_unknown() -> bool:
         return parts.cache_marker is None or parts.cache_marker.has_cache()
     except IdempotencyError:  # the responses are erased by now, and the operator must see that
         return True
+
+
+def _responses_of(whom: Sequence[bytes]) -> int | None:
+    """Return how many records the tenant has. None: no quota applies, so the store does not count them."""
+    ledger = built().ledger
+    return sum(ledger.usage(tid).records for tid in whom) if ledger is not None and _counting() else None
 
 
 def _check(whom: Sequence[bytes], *, shred: bool) -> None:
@@ -145,9 +155,10 @@ def _check(whom: Sequence[bytes], *, shred: bool) -> None:
 class _Erasing:
     """One run. It publishes its audit event also when it is interrupted."""
 
-    def __init__(self, tenant: str | None, word: AuditNote) -> None:
+    def __init__(self, tenant: str | None, word: AuditNote, *, as_json: bool) -> None:
         self._tenant = pseudonym(tenant)
         self._word = word
+        self._as_json = as_json
         self._data_keys = 0
         self._wiped = 0
 
@@ -168,18 +179,28 @@ class _Erasing:
             return PurgeReport(self._data_keys)
         # Count first: a response that completes after this is erased already, and the scan meets it or it is among these.
         running = None if parts.recovery is None else still_open(parts.recovery, whom)
-        with show_progress("responses") as progress:
-            drain = Batcher(batch=500, budget=float("inf"), on_progress=progress)
-            wipe(parts.responses, whom, drain=drain, on_progress=self._count)
         condemned = None
-        if parts.recovery is not None:
-            rules = policies()
-            condemned = wipe_condemned(parts.recovery, whom, keep_of=lambda about: policy_of(rules, about).keep)
-            self._wiped += condemned
+        with show_progress(
+            "responses", total=partial(_responses_of, whom), as_json=self._as_json, so_far=self._so_far
+        ) as progress:
+            drain = Batcher(batch=500, budget=float("inf"), on_progress=progress)
+            report = wipe(parts.responses, whom, drain=drain, on_progress=self._count)
+            if parts.recovery is not None:
+                before = self._wiped
+                condemned = wipe_condemned(
+                    parts.recovery,
+                    whom,
+                    keep_of=lambda about: policy_for(about).keep,
+                    on_progress=lambda wiped: self._count(before + wiped),
+                )
+            progress.counts = Counts(self._wiped, report.passed_over)
         return PurgeReport(self._data_keys, self._wiped, condemned, running)
 
     def _count(self, wiped: int) -> None:
         self._wiped = wiped
+
+    def _so_far(self) -> str:
+        return f"Data keys destroyed: {self._data_keys:,}. Responses wiped: {self._wiped:,}."
 
     def _publish(self, *, finished: bool) -> None:
         publish(
@@ -230,7 +251,7 @@ _DIVIDED = (
     "Each of its {parts} parts has a share of that, rounded up: a full part refuses, even if others are not full."
 )
 
-quota = AppGroup("quota", help="The usage and the limits of tenants.")
+quota = AppGroup("quota", help="Show and set the limits of a tenant.")
 cli.add_command(quota)
 
 
@@ -239,9 +260,13 @@ cli.add_command(quota)
 @click.option("--all", "every_tenant", is_flag=True, help="Every tenant with a ledger, by its id in the store.")
 @as_json_option
 def show(tenant: str | None, no_tenant: bool, every_tenant: bool, as_json: bool) -> None:
-    """Show the usage and the limits of a tenant. Changes nothing.
+    """Show the usage and the limits of a tenant.
 
-    An operator's limit (`quota set`) overrides that of a quota_loader, which overrides the configuration.
+    Read-only. An operator's limit (`quota set`) overrides that of a quota_loader, which overrides the configuration.
+
+    \b
+    Example:
+      $ flask idempotency quota show --tenant acme
     """
     if every_tenant == (no_tenant or tenant is not None):
         raise click.UsageError("Name the tenant: --tenant T, --no-tenant, or --all.")
@@ -259,7 +284,10 @@ def show(tenant: str | None, no_tenant: bool, every_tenant: bool, as_json: bool)
             )
         )
         return
-    say("\n\n".join(_quota_text(each, configured) for each in shown) or "No tenant has a ledger.")
+    for number, each in enumerate(shown):
+        say(*[""] * (number > 0), _quota_table(each, configured))
+    if not shown:
+        say("No tenant has a ledger.")
     if not _counting():
         say(_OFF)
 
@@ -287,9 +315,14 @@ def set_(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Set limits of one tenant, from its next new key on. Limits that you do not name stay as they were set before.
+    """Set limits of one tenant, from its next new key on.
 
-    The store keeps them. They override the application's code and configuration.
+    Changes the limits in the store. They override the application's code and configuration. Limits that you do not name stay
+    as they were set before.
+
+    \b
+    Example:
+      $ flask idempotency quota set --tenant acme --records 100000
     """
     if (new_keys is None) != (per is None):
         raise click.UsageError("--new-keys and --per go together: a number of keys in each window of seconds.")
@@ -342,10 +375,11 @@ def _quota_object(shown: TenantUsage) -> dict[str, object]:
     return {"tenant": shown.name, "usage": _used(shown.usage), "limits": _limits(shown.limits)}
 
 
-def _quota_text(shown: TenantUsage, configured: Quota | None) -> str:
+def _quota_table(shown: TenantUsage, configured: Quota | None) -> Table:
     own, theirs = _limits(shown.limits), _limits(configured)
     rows = [(name, str(used), _shown(own[name]), _shown(theirs[name])) for name, used in _used(shown.usage).items()]
-    return table((shown.name or "(no tenant)", "has", "set by hand", "configured"), rows)
+    head = (shown.name or "(no tenant)", "has", "set by hand", "configured")
+    return Table(tuple(map(Column, head)), tuple(rows))
 
 
 def _shown(value: object) -> str:

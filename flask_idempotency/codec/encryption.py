@@ -17,18 +17,18 @@ An attacker who can write to the store can still put back an older version of a 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Final, TypeAlias, TypeVar
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KEY_BYTES, KID, NONCE_BYTES, KeyProvider
@@ -41,8 +41,9 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.keys import StorageKey, encode
+from flask_idempotency.engine.keys import KeyedDigest, StorageKey, encode, keyed_digest
 from flask_idempotency.engine.model import SealedBy, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.outbox import Message, StoredMessage, Undeliverable
 from flask_idempotency.engine.store import SealContext
 
 CACHE_SECONDS: Final = 60.0
@@ -66,6 +67,18 @@ class UnwrappedKey:
     store: bytes = field(repr=False)
     wrapped: bytes = field(repr=False)
     """The stored form. Two keys with one number are the same key if this is equal."""
+    digest: KeyedDigest = field(init=False, repr=False, compare=False)
+    """HMAC-SHA-256 under this key, from which the key of each record comes."""
+
+    first_parts: bytes = field(init=False, repr=False, compare=False)
+    """How the associated data of every response under this key begins: the number of its parts, then three."""
+    name_parts: bytes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        first = (14).to_bytes(2, "big") + _parts(_RESPONSE, _HEAD, self.store)
+        object.__setattr__(self, "digest", keyed_digest(self.key))
+        object.__setattr__(self, "first_parts", first)
+        object.__setattr__(self, "name_parts", _parts(self.kid.encode(), b"%d" % self.number))
 
 
 class DataKeyCache:
@@ -182,6 +195,31 @@ class DataKeyring:
         key = None if afresh else self._cache.get((tid, by.number), within=CACHE_SECONDS)
         return key if key is not None and key.kid == by.kid else self._look_up(tid, by)
 
+    def still_sealing(self, tid: bytes, *, within: DataKeys | None) -> UnwrappedKey:
+        """Return the key for sealing that the store has now. Make one if there is none.
+
+        `within` are the data keys as a transaction sees them: what is made there may be rolled back, so `for_sealing` does not
+        return it before the store shows it. While the store is away, a cached key is good for the request under way.
+        """
+        try:
+            return self._find_or_make(
+                tid, self._newest(), self._data_keys if within is None else within, remembered=FINISHING_SECONDS
+            )
+        except StoreUnavailable:
+            if (cached := self._cached(tid, within=FINISHING_SECONDS)) is None:
+                raise
+            return cached
+        except CorruptRecord as error:
+            raise KeyProviderUnavailable(f"the data keys of this tenant cannot be used: {error}") from error
+
+    def still_opening(self, tid: bytes, by: SealedBy) -> UnwrappedKey:
+        """Return the data key of this name if the store has it now. Raises `CorruptRecord` if it does not."""
+        try:
+            return self._look_up(tid, by, remembered=CACHE_SECONDS)
+        except CorruptRecord:
+            self.forget(tid)
+            raise
+
     def forget(self, tid: bytes) -> None:
         """Drop the cached keys of this tenant."""
         self._cache.drop(tid)
@@ -192,26 +230,26 @@ class DataKeyring:
 
     def _load_sealing_key(self, tid: bytes) -> UnwrappedKey:
         since, kid = self._cache.now(), self._newest()
-        if not KID.fullmatch(kid):
-            raise ConfigurationError(f"The key provider's newest key has the id {kid!r}; it must match {KID.pattern}.")
         try:
-            key = self._find_or_make(tid, kid)
+            key = self._find_or_make(tid, kid, self._data_keys)
         except CorruptRecord as error:
             raise KeyProviderUnavailable(f"the data keys of this tenant cannot be used: {error}") from error
         for number in (_SEALING, key.number):
             self._cache.put((tid, number), key, since=since)
         return key
 
-    def _find_or_make(self, tid: bytes, kid: str) -> UnwrappedKey:
+    def _find_or_make(self, tid: bytes, kid: str, data_keys: DataKeys, *, remembered: float = 0.0) -> UnwrappedKey:
+        if not KID.fullmatch(kid):
+            raise ConfigurationError(f"The key provider's newest key has the id {kid!r}; it must match {KID.pattern}.")
         for _ in range(TRIES):
-            tenant = self._data_keys.read_keys(tid)
+            tenant = data_keys.read_keys(tid)
             usable = [key for key in tenant.keys if key.kid == kid and key.closed_for is None]
             newest = max(usable, key=lambda key: key.number, default=None)
             if newest is not None:
-                return self._unwrapped(tid, newest, tenant)
+                return self._unwrapped(tid, newest, tenant, remembered=remembered)
             made = self._make(tid, kid, tenant)
             new = DataKey(made.number, kid, made.wrapped)
-            if self._data_keys.add(tid, new, store=tenant.store, after=tenant.last):
+            if data_keys.add(tid, new, store=tenant.store, after=tenant.last):
                 return made
         raise KeyProviderUnavailable(
             f"other processes have added data keys for this tenant {TRIES} times in a row: send the request again"
@@ -232,10 +270,10 @@ class DataKeyring:
             )
         return UnwrappedKey(key, kid, number, tenant.store, wrapped)
 
-    def _look_up(self, tid: bytes, by: SealedBy) -> UnwrappedKey:
+    def _look_up(self, tid: bytes, by: SealedBy, *, remembered: float = 0.0) -> UnwrappedKey:
         if by.number < 1 or not KID.fullmatch(by.kid):
             raise CorruptRecord("the response does not name the key that opens it")
-        since, tenant = self._cache.now(), self._data_keys.read_keys(tid)
+        tenant = self._data_keys.read_keys(tid)
         found = next((key for key in tenant.keys if key.number == by.number), None)
         if found is None:
             raise CorruptRecord(
@@ -243,18 +281,22 @@ class DataKeyring:
             )
         if found.kid != by.kid:
             raise CorruptRecord(f"the response and its data key {by.number} name different keys of the ring")
-        key = self._unwrapped(tid, found, tenant)
-        self._cache.put((tid, by.number), key, since=since)
-        return key
+        return self._unwrapped(tid, found, tenant, remembered=remembered)
 
-    def _unwrapped(self, tid: bytes, found: DataKey, tenant: TenantKeys) -> UnwrappedKey:
+    def _unwrapped(self, tid: bytes, found: DataKey, tenant: TenantKeys, *, remembered: float = 0.0) -> UnwrappedKey:
+        """Return this key in clear. Ask the provider, unless it unwrapped the same one in the last `remembered` seconds."""
+        since, known = self._cache.now(), self._cache.get((tid, found.number), within=remembered)
+        if known is not None and (known.kid, known.wrapped, known.store) == (found.kid, found.wrapped, tenant.store):
+            return known
         if not KID.fullmatch(found.kid) or len(found.wrapped) > LARGEST_WRAPPED:
             raise CorruptRecord("this package did not write a wrapped data key that the store has")
         context = _context(tid, found.number, found.kid, tenant)
         key = _provider_call(lambda: bytes(self._provider.unwrap(found.kid, found.wrapped, context=context)))
         if len(key) != KEY_BYTES:
             raise CorruptRecord(f"the key {found.kid!r} of the ring unwrapped a text that is no data key")
-        return UnwrappedKey(key, found.kid, found.number, tenant.store, found.wrapped)
+        unwrapped = UnwrappedKey(key, found.kid, found.number, tenant.store, found.wrapped)
+        self._cache.put((tid, found.number), unwrapped, since=since)
+        return unwrapped
 
     def _newest(self) -> str:
         return _provider_call(lambda: self._provider.newest)
@@ -283,7 +325,18 @@ AES_256_GCM: Final = 1
 _HEAD: Final = bytes((VERSION << 4 | AES_256_GCM,))
 _SHORTEST: Final = len(_HEAD) + NONCE_BYTES + 16
 _RESPONSE: Final = b"flask_idempotency/answer/2"
-_RECORD_KEY: Final = b"flask_idempotency/record-key/1"
+_LENGTH: Final = Struct(">I").pack
+
+
+def _parts(*parts: bytes) -> bytes:
+    """Return these parts as `encode` writes them, without their number."""
+    return encode(*parts)[2:]
+
+
+_RECORD_KEY: Final = (4).to_bytes(2, "big") + _parts(b"flask_idempotency/record-key/1")
+"""The number of parts, and the first."""
+_STATE: Final = _parts(State.COMPLETED.value.encode())
+_SUCCESS, _FAILURE = _parts(b"\1"), _parts(b"\0")
 
 
 class EncryptedCodec:
@@ -319,8 +372,8 @@ class EncryptedCodec:
             return plain
         key = self._data_keys.for_sealing(binding.key.tid)
         nonce = self._randomness(NONCE_BYTES)
-        bound = _bound(_HEAD, binding, plain, key)
-        data = _HEAD + nonce + _cipher(key, binding).encrypt(nonce, plain.data, bound)
+        cipher, bound = _cipher(key, binding, plain)
+        data = b"%b%b%b" % (_HEAD, nonce, cipher.encrypt(nonce, plain.data, bound))
         return StoredPayload(data, plain.status, plain.success, plain.byte_size, SealedBy(key.kid, key.number))
 
     def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
@@ -335,6 +388,53 @@ class EncryptedCodec:
 
     def forget(self, key: StorageKey) -> None:
         self._data_keys.forget(key.tid)
+
+    def seal_body(
+        self, tid: bytes, message: Message, *, within: DataKeys | None = None
+    ) -> tuple[bytes, SealedBy | None]:
+        """Implements `engine.outbox.SealsBodies`, in the same format as a response."""
+        if not self._sealing:
+            return message.body, None
+        # Not from memory: another process may have erased the tenant, and the body could not be opened.
+        key = self._data_keys.still_sealing(tid, within=within)
+        nonce = self._randomness(NONCE_BYTES)
+        cipher, bound = _body_cipher(key, tid, message)
+        return b"%b%b%b" % (_HEAD, nonce, cipher.encrypt(nonce, message.body, bound)), SealedBy(key.kid, key.number)
+
+    def opener(self) -> Callable[[StoredMessage], bytes]:
+        """Implements `engine.outbox.SealsBodies`."""
+        found: dict[tuple[bytes, SealedBy], UnwrappedKey | None] = {}
+
+        def key_of(tid: bytes, by: SealedBy) -> UnwrappedKey | None:
+            if (tid, by) not in found:
+                try:
+                    found[tid, by] = self._data_keys.still_opening(tid, by)
+                except CorruptRecord:
+                    found[tid, by] = None
+            return found[tid, by]
+
+        return lambda stored: self._open_body(stored, key_of)
+
+    def _open_body(self, stored: StoredMessage, key_of: Callable[[bytes, SealedBy], UnwrappedKey | None]) -> bytes:
+        by, tid, message = stored.sealed_by, stored.tenant_id, stored.message
+        if by is None:
+            if self._plain_allowed:
+                return message.body
+            raise Undeliverable(
+                "the body is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: another program may have planted it"
+            )
+        if tid is None:
+            raise Undeliverable("the row is damaged: the body is encrypted, and its tenant is missing")
+        key = key_of(tid, by)
+        if key is None:
+            raise Undeliverable("the body cannot be opened: its data key was erased with the tenant, or is lost")
+        if message.body[:1] != _HEAD or len(message.body) < _SHORTEST:
+            raise Undeliverable("the body is damaged, or another release sealed it")
+        cipher, bound = _body_cipher(key, tid, message)
+        try:
+            return cipher.decrypt(message.body[1 : 1 + NONCE_BYTES], message.body[1 + NONCE_BYTES :], bound)
+        except InvalidTag:
+            raise Undeliverable("the body was not sealed for this message, or has been changed") from None
 
     def _open_plain(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if not self._plain_allowed:
@@ -359,31 +459,54 @@ class EncryptedCodec:
         raise CorruptRecord("the response was not sealed for this record, or has been changed")
 
 
+_BODY: Final = b"flask_idempotency/outbox-body/1"
+_BODY_KEY: Final = b"flask_idempotency/outbox-key/1"
+
+
+def _body_cipher(key: UnwrappedKey, tid: bytes, message: Message) -> tuple[AESGCM, bytes]:
+    """Return the cipher of this message, and the associated data: a body opens only in its own row."""
+    message_id = message.message_id.encode()
+    headers = json.dumps(dict(message.headers), sort_keys=True, separators=(",", ":")).encode()
+    place = (message.topic.encode(), _optional(message.key), _optional(message.tenant), headers)
+    bound = encode(_BODY, _HEAD, key.store, tid, message_id, *place, key.kid.encode(), b"%d" % key.number)
+    # One block of HKDF-Expand: see `_cipher`.
+    return AESGCM(key.digest(encode(_BODY_KEY, message_id) + b"\1")), bound
+
+
+def _optional(value: str | None) -> bytes:
+    return b"\0" if value is None else b"\1" + value.encode("utf-8", "surrogatepass")
+
+
 def _decrypted(payload: StoredPayload, key: UnwrappedKey, binding: SealContext) -> bytes:
-    head, nonce, sealed = payload.data[:1], payload.data[1 : 1 + NONCE_BYTES], payload.data[1 + NONCE_BYTES :]
-    return _cipher(key, binding).decrypt(nonce, sealed, _bound(head, binding, payload, key))
+    cipher, bound = _cipher(key, binding, payload)
+    return cipher.decrypt(payload.data[1 : 1 + NONCE_BYTES], payload.data[1 + NONCE_BYTES :], bound)
 
 
-def _cipher(key: UnwrappedKey, binding: SealContext) -> AESGCM:
-    info = encode(_RECORD_KEY, binding.key.rid, b"%d" % binding.fence, binding.token)
-    return AESGCM(HKDFExpand(SHA256(), KEY_BYTES, info).derive(key.key))
+def _cipher(key: UnwrappedKey, binding: SealContext, clear: StoredPayload) -> tuple[AESGCM, bytes]:
+    """Return the cipher of this record, and the associated data, which must be equal when the response is opened.
 
-
-def _bound(head: bytes, binding: SealContext, clear: StoredPayload, key: UnwrappedKey) -> bytes:
-    """Return the associated data, which must be equal when the response is opened. The order is part of the format."""
-    return encode(
-        _RESPONSE,
-        head,
-        key.store,
-        binding.key.tid,
-        binding.key.rid,
-        b"%d" % binding.fence,
-        binding.token,
-        State.COMPLETED.value.encode(),
-        binding.fingerprint,
-        key.kid.encode(),
-        b"%d" % key.number,
-        b"%d" % clear.status,
-        b"\1" if clear.success else b"\0",
-        b"%d" % clear.byte_size,
+    The parts and their order belong to the format. Each has its length before it, as `encode` writes them: parts that are the
+    same for many responses are ready in the key, or written once for both.
+    """
+    size = _LENGTH
+    rid, fence, token = binding.key.rid, b"%d" % binding.fence, binding.token
+    claim = b"%b%b%b%b%b%b" % (size(len(rid)), rid, size(len(fence)), fence, size(len(token)), token)
+    tid, fingerprint = binding.key.tid, binding.fingerprint
+    status, byte_size = b"%d" % clear.status, b"%d" % clear.byte_size
+    parts = (
+        key.first_parts,
+        size(len(tid)),
+        tid,
+        claim,
+        _STATE,
+        size(len(fingerprint)),
+        fingerprint,
+        key.name_parts,
+        size(len(status)),
+        status,
+        _SUCCESS if clear.success else _FAILURE,
+        size(len(byte_size)),
+        byte_size,
     )
+    # HKDF-Expand of as many bytes as the hash has: one block, which has the number 1 (RFC 5869, section 2.3).
+    return AESGCM(key.digest(b"%b%b\1" % (_RECORD_KEY, claim))), b"".join(parts)

@@ -38,6 +38,8 @@ from flask_idempotency.codec.keyring import (
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import encode
 
+__all__ = ["PassphraseKeyFile"]
+
 _FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 
 
@@ -46,7 +48,7 @@ def load_ring(source: object) -> KeyProvider:
 
     `source` is one of: a mapping of ids to keys in base64, newest first; the same as text, `id:key,id:key`; `env:NAME`, a
     variable that holds such a text; `file:/path`, a file with one `id:key` on a line; `package.module:factory`, a function
-    that returns any of these; or a `KeyProvider`.
+    that returns a mapping, such a text or a `KeyProvider`; or a `KeyProvider`.
     """
     if isinstance(source, Mapping):
         return _from_pairs((str(kid), text) for kid, text in source.items())
@@ -197,7 +199,10 @@ class PassphraseKeyFile:
 
     @classmethod
     def make(cls, path: str | Path, passphrase: str, kid: str, *, cost: int = COST) -> PassphraseKeyFile:
-        """Write a new file with one key, which only its owner may read. Refuses to replace a file."""
+        """Write a new file with one key, which only its owner may read. `cost` is that of scrypt.
+
+        Raises `ConfigurationError` if the file exists, or the passphrase has less than 16 characters.
+        """
         if len(passphrase) < MIN_PASSPHRASE:
             raise ConfigurationError(f"The passphrase of a key file needs at least {MIN_PASSPHRASE} characters.")
         if cost not in COSTS:
@@ -210,7 +215,10 @@ class PassphraseKeyFile:
 
     @classmethod
     def add(cls, path: str | Path, passphrase: str, kid: str, *, newest: bool = True) -> PassphraseKeyFile:
-        """Add a key as the newest, or as the second, so that every process knows it before you use it."""
+        """Add a key as the newest, or as the second, so that every process knows it before you use it.
+
+        Raises `ConfigurationError` if the file has a key of this id, or does not open.
+        """
         lock, keys = _read(Path(path), passphrase)
         if kid in keys:
             raise ConfigurationError(f"The key file has a key {kid!r} already. Give the new one another id.")
@@ -221,7 +229,10 @@ class PassphraseKeyFile:
 
     @classmethod
     def arrange(cls, path: str | Path, passphrase: str, kids: Sequence[str]) -> PassphraseKeyFile:
-        """Keep these keys in this order, newest first. Delete all others for ever."""
+        """Keep these keys in this order, newest first. Delete all others for ever.
+
+        Raises `ConfigurationError` if the file has no such key, or you name one twice or none.
+        """
         lock, keys = _read(Path(path), passphrase)
         if not kids or len(set(kids)) != len(kids) or not set(kids) <= set(keys):
             raise ConfigurationError(

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 
+__all__ = ["KeyProvider", "KeyRing"]
+
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 KID: Final = re.compile(r"[A-Za-z0-9._-]{1,32}")
@@ -50,7 +52,7 @@ class KeyProvider(Protocol):
         ...
 
     def kids(self) -> Sequence[str]:
-        """Return the ids of all keys that unwrap, newest first. Each matches `KID`."""
+        """Return the ids of all keys that unwrap, newest first. An id has 1 to 32 letters, digits, `.`, `-` or `_`."""
         ...
 
     def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes:

@@ -16,7 +16,32 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Schema, Transactions
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Notifier
+
+__all__ = [
+    "Answer",
+    "DataKey",
+    "DataKeys",
+    "DataLoss",
+    "DataLossDetector",
+    "DataLossPolicy",
+    "DataLossStatus",
+    "Expiry",
+    "Finding",
+    "Health",
+    "Ledger",
+    "Page",
+    "RecordPage",
+    "Recovery",
+    "Responses",
+    "SeenRecord",
+    "TaskLog",
+    "TaskReport",
+    "TenantKeys",
+    "UnfinishedCounts",
+    "Verdict",
+]
 
 LONGEST_REPORT: Final = 4000
 _LARGEST_NUMBER: Final = 2**53
@@ -25,7 +50,7 @@ LONGEST_LOCK_SECONDS: Final = 2 * 3600.0
 """A store ignores a lock with more time left than this: it was taken before the clock was set back."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class TaskReport:
     """When a maintenance task last reported, and its report."""
 
@@ -135,7 +160,7 @@ class Verdict(Enum):
     """A promise does not hold, or will not hold after a failure."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Finding:
     """One check of `flask idempotency doctor`, and its result."""
 
@@ -177,7 +202,7 @@ class DataLoss(Enum):
     """Another server process holds the data now: after a restart, a fail-over, or from an older copy."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class DataLossStatus:
     """Which parts of a store lost data, and when you may acknowledge that."""
 
@@ -197,6 +222,8 @@ class DataLossStatus:
     """Whether this call is the first to detect one of its losses."""
     losses_so_far: tuple[float | None, ...] = field(default=(), repr=False)
     """When each part last lost data. Compare it with an earlier status to detect a further loss."""
+    emptied: bool = False
+    """Whether a process that knew the identity of the store noticed that a part lacks it: the store is not new."""
 
     @property
     def losses(self) -> Mapping[str, int]:
@@ -244,7 +271,9 @@ class DataLossDetector(Protocol):
     """Detects data loss. Found as `data_loss`. Every method raises `StoreUnavailable` if the store does not answer."""
 
     @property
-    def rules(self) -> DataLossPolicy: ...
+    def rules(self) -> DataLossPolicy:
+        """The settings that this store follows after a data loss."""
+        ...
 
     def restore_claim(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
         """Restore a claim that the store has lost. True: the record is PROCESSING under this token again.
@@ -255,10 +284,19 @@ class DataLossDetector(Protocol):
         """
         ...
 
+    def would_run(self, key: StorageKey, *, key_timestamp: float | None = None, record: Record | None = None) -> bool:
+        """Return whether a claim would run this key, which is absent, or whose record's lease has expired. Writes nothing.
+
+        Pass the record only if it allows take-over. False: the store lost data after that claim, so it is quarantined.
+        Raises `StoreDataLoss` if a claim would. `key_timestamp` is that of `ClaimRequest`.
+        """
+        ...
+
     def initialise(self) -> str:
         """Set up a new store, and return its identity. Harmless if it is set up.
 
-        Raises `ConfigurationError` if parts of it were set up before and others lack it: that is a data loss.
+        Raises `ConfigurationError` if parts of it were set up before and others lack it, or if a process noticed that it
+        was emptied: that is a data loss.
         """
         ...
 
@@ -275,7 +313,7 @@ class DataLossDetector(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class SeenRecord:
     """A record as a resolver, janitor or operator read it. A change applies only if the record still equals it."""
 
@@ -285,7 +323,7 @@ class SeenRecord:
     """Set by `Recovery.next_for_resolver`: it has returned this record before, since the worker last renewed."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class RecordPage:
     """Some of many records. `after` is where the next page begins; None after the last."""
 
@@ -293,7 +331,7 @@ class RecordPage:
     after: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class UnfinishedCounts:
     """How many records are not completed, and for how long."""
 
@@ -396,7 +434,7 @@ LARGEST_WRAPPED: Final = 16 * 1024
 """Bytes of a wrapped data key. A key of the key ring makes 61, key services less than 1,000."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class DataKey:
     """A tenant's data key as the store keeps it: wrapped by a key of the key ring, and useless without that."""
 
@@ -407,7 +445,7 @@ class DataKey:
     """Seconds since it was disabled, by the store's clock: it still opens, but seals no more. None: it is enabled."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class TenantKeys:
     """The data keys of one tenant, and their store. The store reads all of it in one step."""
 
@@ -468,7 +506,7 @@ class DataKeys(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Answer:
     """A completed record that a scan of the store found."""
 
@@ -476,7 +514,7 @@ class Answer:
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Page:
     """Some of all completed records. `after` is where the next page begins; None after the last."""
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Final, Literal
 
 from flask_idempotency.engine.capabilities import DataLossDetector
@@ -28,6 +29,7 @@ from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
 from flask_idempotency.engine.model import ERASED, ClaimRequest, Grant, OnExpiry, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import Codec, SealContext, Store, Transaction, Transactions
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Waiters
 
 TRIES: Final = 3
@@ -49,18 +51,19 @@ class SealedResponse:
     contexts: Sequence[SealContext]
     """One for each record, the one under the newest secret first."""
     response: StoredResponse
-    _payloads: dict[StorageKey, StoredPayload] = field(default_factory=dict)
+    _payloads: dict[bytes, StoredPayload] = field(default_factory=dict)
+    """By `StorageKey.rid`, whose hash costs less than that of the whole key."""
 
     def payload(self, context: SealContext) -> StoredPayload:
         """Seal for this record, unless that was done. What cannot be stored becomes a tombstone."""
-        payload = self._payloads.get(context.key)
+        payload = self._payloads.get(context.key.rid)
         if payload is None:
             try:
                 payload = self.codec.seal(self.response, context)
             except NotStorable:
                 self.response = StoredResponse(status=self.response.status, kept=False)
                 payload = self.codec.seal(self.response, context)
-            self._payloads[context.key] = payload
+            self._payloads[context.key.rid] = payload
         return payload
 
     def payloads(self) -> list[StoredPayload]:
@@ -88,21 +91,21 @@ class SealedResponse:
     def discard(self, missing: DataKeyMissing) -> None:
         """Drop payloads sealed with a key that the store lacks. The next ones have a new key, or are empty if erased."""
         for context in self.contexts:
-            payload = self._payloads.pop(context.key, None)
+            payload = self._payloads.pop(context.key.rid, None)
             self.codec.forget(context.key)
             if missing.erased and payload is not None:
-                self._payloads[context.key] = StoredPayload(b"", payload.status, payload.success, 0, ERASED)
+                self._payloads[context.key.rid] = StoredPayload(b"", payload.status, payload.success, 0, ERASED)
 
     def completed(self, label: str, operation: str) -> Completed:
         """Return the event of a stored response. `kept` is False if retries only learn that the request completed."""
         kept = self.response.kept
         for payload in self._payloads.values():
             kept = kept and payload.sealed_by != ERASED
-        byte_size = len(self._payloads[self.contexts[0].key].data)
+        byte_size = len(self._payloads[self.contexts[0].key.rid].data)
         return Completed(label, operation, status=self.response.status, kept=kept, byte_size=byte_size)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Dependencies:
     """What an engine and its claims work with: one of these per engine."""
 
@@ -124,7 +127,7 @@ class Dependencies:
         return self.repeater or self.renewer
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class _Ending:
     """How a claim ends: the write that each of its records needs."""
 
@@ -145,6 +148,23 @@ class Claim:
     record and may therefore also raise `NotCommitted` and `StoreUnavailable`. `release` and `quarantine` roll them back.
     """
 
+    # What most claims never set is an attribute of the class, so that they do not pay for it.
+    _point_passed = False
+    _ending = False
+    _lost = False
+    _pending: _Ending | None = None
+    _pending_since = 0.0
+    _stored = False
+    _repeated: Event | None = None
+    """Set when no write is left to repeat."""
+    _transaction: Transaction | None = None
+    transactional = False
+    """Whether this claim commits the view's rows."""
+    kept = False
+    """Whether the store has the response itself, and not only the fact of completion."""
+    refused_point: LeaseLost | StoreUnavailable | None = None
+    """The error that `point_of_no_return` raised last. The effect behind it has not happened."""
+
     def __init__(
         self,
         deps: Dependencies,
@@ -161,14 +181,6 @@ class Claim:
         self._granted = granted
         self._token = token
         self._requested_at = requested_at
-        self._point_passed = False
-        self._ending = False
-        self._lost = False
-        self._pending: _Ending | None = None
-        self._pending_since = requested_at
-        self._transaction: Transaction | None = None
-        self.transactional = False
-        """Whether this claim commits the view's rows."""
         self.label = newest.key.label
         self.operation = newest.info.operation
         self.fence = self.attempt = 0
@@ -199,6 +211,35 @@ class Claim:
         """Whether the view passed its point of no return, or committed by itself."""
         return self._point_passed or (self._transaction is not None and self._transaction.committed_early)
 
+    @property
+    def stored(self) -> bool:
+        """Whether the store has taken the end of this claim. False while the write is repeated, and if it was given up."""
+        return self._stored
+
+    @property
+    def ended(self) -> bool:
+        """Whether `complete`, `release` or `quarantine` was called. The store may not have taken that yet."""
+        return self._ending
+
+    @property
+    def repeating(self) -> bool:
+        """Whether the last write is repeated, because the store did not take it."""
+        return self._pending is not None
+
+    def stored_within(self, seconds: float) -> bool:
+        """Wait until the store has taken the last write of this claim. Return whether it has.
+
+        Raises `LeaseLost` if a repeated write found that the record belongs to another attempt.
+        """
+        if self._stored:
+            return True
+        self._repeated = repeated = Event()
+        if self._pending is not None:
+            repeated.wait(seconds)
+        if self._lost:
+            raise LeaseLost("another attempt took over before the store took the result")
+        return self._stored
+
     def join(self, transactions: Transactions) -> None:
         """Commit the view's rows together with the record from here on, or not at all."""
         keys = tuple(context.key for context in self.contexts)
@@ -216,8 +257,12 @@ class Claim:
         if self._granted[0][0].on_expiry is OnExpiry.TAKEOVER and not self._point_passed:
             if self._transaction is not None:
                 self._transaction.before_mark()
-            for context in self.contexts:
-                self._deps.store.mark_point_of_no_return(context.key, self._token)
+            try:
+                for context in self.contexts:
+                    self._deps.store.mark_point_of_no_return(context.key, self._token)
+            except (LeaseLost, StoreUnavailable) as error:
+                self.refused_point = error
+                raise
         self._point_passed = True
 
     def is_retryable(self, error: BaseException | None) -> bool:
@@ -331,7 +376,7 @@ class Claim:
         try:
             self._write(ending)
         except LeaseLost:
-            pass
+            self._lost = True
         except StoreUnavailable as error:
             if not last:
                 if ending.write != "release-unstarted":
@@ -343,6 +388,8 @@ class Claim:
         except Exception as error:  # noqa: BLE001 - an unreadable record stays unreadable
             self._deps.observers(CompletionFailed(self.label, self.operation, error=type(error).__name__))
         self._pending = None
+        if self._repeated is not None:
+            self._repeated.set()
 
     def _write(self, ending: _Ending) -> None:
         """Write to each record, and publish the end of the claim once the store has it."""
@@ -360,8 +407,11 @@ class Claim:
             raise
         finally:
             self._deps.waiters.notify(self.contexts[0].key)
+        self._stored = True
         if ending.sealed is not None:
-            self._deps.observers(ending.sealed.completed(self.label, self.operation))
+            event = ending.sealed.completed(self.label, self.operation)
+            self.kept = event.kept
+            self._deps.observers(event)
         elif ending.write == "release":
             self._deps.observers(Released(self.label, self.operation, reason=ending.reason))
         elif ending.write == "quarantine":
@@ -420,7 +470,10 @@ class Claim:
         finally:
             transaction.leave()
             self._deps.waiters.notify(self.key)
-        self._deps.observers(sealed.completed(self.label, self.operation))
+        self._stored = True
+        event = sealed.completed(self.label, self.operation)
+        self.kept = event.kept
+        self._deps.observers(event)
 
     def _committed_early(self) -> None:
         self._deps.observers(CommittedEarly(self.label, self.operation))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias, assert_never
+from typing import Final, Literal, TypeAlias, assert_never
 
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.errors import (
@@ -36,6 +35,7 @@ from flask_idempotency.engine.model import (
     Grant,
     InFlight,
     Mismatched,
+    OnExpiry,
     OverQuota,
     Record,
     State,
@@ -45,6 +45,7 @@ from flask_idempotency.engine.model import (
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import SealContext
+from flask_idempotency.engine.values import valueclass
 
 FIRST_POLL_SECONDS: Final = 0.02
 LAST_POLL_SECONDS: Final = 0.5
@@ -54,13 +55,29 @@ _MAYBE_GRANTED: Final = Grant(token=b"", fence=0, attempt=0, lease=0.0)
 """The placeholder for a grant by a store that did not answer. It may have granted the key."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Replay:
     """A stored response, its record, and the key of that: while secrets rotate it may be an older one."""
 
     record: Record
     response: StoredResponse
     key: StorageKey
+
+
+@valueclass(frozen=True, slots=True)
+class KeyStatus:
+    """What a claim of a key would find: no record (`absent`), or this one.
+
+    `paused`: the lease has expired, and a claim takes over. `outcome-unknown`: it is quarantined, or the next claim or the
+    janitor quarantines it.
+    """
+
+    state: Literal["absent", "in-flight", "paused", "outcome-unknown", "done"]
+    key: StorageKey | None = None
+    """The key of the record: while secrets rotate, it may be an older one."""
+    record: Record | None = None
+    waited: bool = False
+    """Whether this call had a slot to wait in."""
 
 
 Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased
@@ -119,14 +136,85 @@ class Engine:
             case Record() | None:
                 return Unknown(reason="lease-lost")
 
+    def drain(self, timeout: float) -> int:
+        """Repeat the writes that the store has not taken, for at most `timeout` seconds. Return how many are left.
+
+        Call it before a process ends, because the writes would end with it. Their leases expire then.
+        """
+        return self._deps.repeats.drain(timeout)
+
     def read(self, key: StorageKey) -> Record | None:
         """Read this key's record, to show it to an operator. Raises `CorruptRecord` for an unreadable one."""
         return self._deps.store.read(key)
+
+    def status(self, keys: Sequence[StorageKey], *, key_timestamp: float | None = None, wait: float = 0.0) -> KeyStatus:
+        """Return what a claim of this key would find, under every secret in use, the newest first. Never writes.
+
+        While the key is in flight, wait for up to this many seconds, if a slot is free that requests do not need.
+        `key_timestamp` is that of `ClaimRequest`.
+
+        Raises `StoreUnavailable`, and `CorruptRecord` for an unreadable record. Raises `StoreDataLoss` wherever a claim would:
+        a store that forgot the key must not call it absent.
+        """
+        found = self._status(keys, key_timestamp)
+        if found.state != "in-flight" or wait <= 0:
+            return found
+        began, poll = self._deps.monotonic(), FIRST_POLL_SECONDS
+        failed: StoreUnavailable | None = None
+        with self._deps.waiters.slot(*keys, status=True) as ended:
+            if ended is None:
+                return found
+            while (left := began + wait - self._deps.monotonic()) > 0:
+                ended.wait(min(poll, left))
+                ended.clear()
+                poll = _next_poll(poll)
+                try:
+                    found, failed = self._status(keys, key_timestamp), None
+                except StoreUnavailable as error:
+                    # The view runs elsewhere, and the store may be back before the time is up.
+                    failed = error
+                    continue
+                if found.state != "in-flight":
+                    break
+        if failed is not None:
+            raise failed
+        return KeyStatus(found.state, found.key, found.record, waited=True)
 
     def mark_corrupt(self, replay: Replay, *, label: str) -> None:
         """Quarantine the record of a response that an entry point found impossible to send, and publish that."""
         self._deps.observers(RecordCorrupt(label, replay.record.info.operation))
         self._mark_corrupt(replay.key, replay.record)
+
+    def _status(self, keys: Sequence[StorageKey], key_timestamp: float | None) -> KeyStatus:
+        """Read the key once, in the order in which a claim visits the secrets. The first that refuses a claim decides."""
+        status = KeyStatus("absent")
+        for key in reversed(keys):
+            found = self._status_under(key, key_timestamp)
+            if found.state == "paused":
+                status = found
+            elif found.state != "absent":
+                return found
+        return status
+
+    def _status_under(self, key: StorageKey, key_timestamp: float | None) -> KeyStatus:
+        record, detector = self._deps.store.read(key), self._deps.data_loss
+        match record:
+            case None:
+                if detector is not None:
+                    detector.would_run(key, key_timestamp=key_timestamp)
+                return KeyStatus("absent")
+            case Record(state=State.COMPLETED):
+                if record.payload is None:
+                    raise CorruptRecord("a completed record has no payload")
+                return KeyStatus("done", key, record)
+            case Record(state=State.QUARANTINED):
+                return KeyStatus("outcome-unknown", key, record)
+            case Record() if record.remaining > 0:
+                return KeyStatus("in-flight", key, record)
+        taken_over = record.on_expiry is OnExpiry.TAKEOVER and (
+            detector is None or detector.would_run(key, key_timestamp=key_timestamp, record=record)
+        )
+        return KeyStatus("paused" if taken_over else "outcome-unknown", key, record)
 
     def _claim_once(
         self, requests: Sequence[ClaimRequest], policy: Policy, quota: Quota | None
@@ -270,7 +358,7 @@ class Engine:
             while (left := began + policy.wait - self._deps.monotonic()) > 0:
                 ended.wait(min(poll, left))
                 ended.clear()
-                poll = min(poll * random.uniform(1.3, 1.7), LAST_POLL_SECONDS)  # noqa: S311 - spreads a herd, hides nothing
+                poll = _next_poll(poll)
                 try:
                     record = self._deps.store.read(refused.key)
                     if record is None and lost:
@@ -293,3 +381,7 @@ class Engine:
                     if not isinstance(outcome, InFlight):
                         break
         return outcome, self._deps.monotonic() - began
+
+
+def _next_poll(seconds: float) -> float:
+    return min(seconds * random.uniform(1.3, 1.7), LAST_POLL_SECONDS)  # noqa: S311 - spreads a herd, hides nothing

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from flask_idempotency.engine.escape import printable_lines
 
+__all__ = [
+    "ConfigurationError",
+    "CorruptRecord",
+    "DataKeyMissing",
+    "IdempotencyError",
+    "InheritedConnection",
+    "InvalidKey",
+    "KeyProviderUnavailable",
+    "LeaseLost",
+    "NotApplied",
+    "NotCommitted",
+    "NotStorable",
+    "ResponseUnavailable",
+    "StoreDataLoss",
+    "StoreUnavailable",
+]
+
 
 class IdempotencyError(Exception):
     """The base class of all exceptions of this package. `str()` escapes the text for terminals and logs."""

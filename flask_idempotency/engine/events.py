@@ -9,13 +9,53 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
+
+from flask_idempotency.engine.values import valueclass
+
+__all__ = [
+    "ClaimGranted",
+    "ClaimRestored",
+    "CommittedEarly",
+    "Completed",
+    "CompletionFailed",
+    "CompletionRetrying",
+    "ConflictRefused",
+    "DataLossAcknowledged",
+    "DataLossDetected",
+    "ErasedRefused",
+    "Event",
+    "JanitorMissing",
+    "LeaseExpired",
+    "MaxRuntimeExceeded",
+    "MessageDead",
+    "MessageSettled",
+    "MessagesRelayed",
+    "MismatchRefused",
+    "Quarantined",
+    "QuotaRefused",
+    "QuotaSet",
+    "Reaped",
+    "RecordCorrupt",
+    "RefusedAfterDataLoss",
+    "Released",
+    "RenewalFailed",
+    "ReplayForbidden",
+    "ReplayServed",
+    "Resolved",
+    "ResolverAsked",
+    "ResponsesSealed",
+    "StoreFailed",
+    "StoreInitialised",
+    "TaskRun",
+    "TenantErased",
+    "UnknownRefused",
+]
 
 _log = logging.getLogger("flask_idempotency")
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Event:
     """An event of one key. `record` is a short keyed hash: it tells two keys apart and leads back to neither."""
 
@@ -33,7 +73,7 @@ class Event:
         return self.LEVELS[0]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ClaimGranted(Event):
     """A request claimed its key and will run. `attempt` above 1: it took over from a worker whose lease expired."""
 
@@ -47,7 +87,7 @@ class ClaimGranted(Event):
         return logging.INFO if self.attempt > 1 else logging.DEBUG
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ReplayServed(Event):
     """The client got the stored response again. `kept` is False if the store had only its tombstone."""
 
@@ -57,7 +97,7 @@ class ReplayServed(Event):
     kept: bool
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ConflictRefused(Event):
     """The same request was still running. `waited` is how many seconds the retry waited for it."""
 
@@ -66,14 +106,14 @@ class ConflictRefused(Event):
     waited: float
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class MismatchRefused(Event):
     """The client used the key of another request."""
 
     SENTENCE = "A request was refused: its key belongs to another request."
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class UnknownRefused(Event):
     """A retry met a quarantined record. `reason` is the code in the record."""
 
@@ -82,7 +122,7 @@ class UnknownRefused(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class QuotaRefused(Event):
     """The tenant has reached a limit. `limit` is `records`, `bytes`, `in-flight` or `new-keys`."""
 
@@ -91,14 +131,14 @@ class QuotaRefused(Event):
     limit: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ErasedRefused(Event):
     """A retry met a response that was erased with its tenant's data key. The retry was refused and did not run."""
 
     SENTENCE = "A retry was refused: the response was erased."
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class RefusedAfterDataLoss(Event):
     """The store does not know this key and has lost data, so the request was refused. `loss` is a `DataLoss` value."""
 
@@ -107,7 +147,7 @@ class RefusedAfterDataLoss(Event):
     loss: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class DataLossDetected(Event):
     """A request or the janitor was the first to find that the store lost data. `loss` is a `DataLoss` value."""
 
@@ -120,7 +160,7 @@ class DataLossDetected(Event):
     loss: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ClaimRestored(Event):
     """A worker restored its claim, which the store had lost."""
 
@@ -128,7 +168,7 @@ class ClaimRestored(Event):
     SENTENCE = "A worker restored its claim, which the store had lost."
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Completed(Event):
     """The store saved a response. `kept` is False for a tombstone; `byte_size` is the size of what the store got."""
 
@@ -139,7 +179,7 @@ class Completed(Event):
     byte_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Released(Event):
     """The next request with this key may run. `reason` is a short code such as `status-503`."""
 
@@ -148,7 +188,7 @@ class Released(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Quarantined(Event):
     """The worker does not know the outcome. The key does not run again until you or a resolver resolve it."""
 
@@ -158,7 +198,7 @@ class Quarantined(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class CommittedEarly(Event):
     """A transactional view committed before its response was known.
 
@@ -169,7 +209,7 @@ class CommittedEarly(Event):
     SENTENCE = "A transactional view committed before its response was known."
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class LeaseExpired(Event):
     """A worker found that it had lost its claim. Its response is not sent."""
 
@@ -177,7 +217,7 @@ class LeaseExpired(Event):
     SENTENCE = "A worker lost its claim before its work ended."
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class RenewalFailed(Event):
     """A lease renewal failed; the worker retries it. `error` is the class name of the exception."""
 
@@ -191,7 +231,7 @@ class RenewalFailed(Event):
         return logging.INFO if self.error == "StoreUnavailable" else logging.WARNING
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class MaxRuntimeExceeded(Event):
     """A view ran longer than `max_runtime`. The worker renews its lease no longer, so it expires while the view runs."""
 
@@ -199,7 +239,7 @@ class MaxRuntimeExceeded(Event):
     SENTENCE = "A view ran longer than max_runtime: its lease is no longer renewed."
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class CompletionRetrying(Event):
     """The work is done and the client has its response, but the store did not save it. The worker retries."""
 
@@ -209,7 +249,7 @@ class CompletionRetrying(Event):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class CompletionFailed(Event):
     """The worker stopped its retries: the store did not save a response. The record stays claimed until it expires."""
 
@@ -219,7 +259,7 @@ class CompletionFailed(Event):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class StoreFailed(Event):
     """The store could not decide a claim. `unprotected`: the policy let the request run anyway."""
 
@@ -234,7 +274,7 @@ class StoreFailed(Event):
         return logging.WARNING if self.unprotected else logging.INFO
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class RecordCorrupt(Event):
     """A stored record or its response is unreadable. The retry was refused; the record is quarantined."""
 
@@ -242,14 +282,14 @@ class RecordCorrupt(Event):
     SENTENCE = "A stored record is unreadable."
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ReplayForbidden(Event):
     """The replay guard refused this client a stored response. The record is kept."""
 
     SENTENCE = "The replay guard of the application refused a replay."
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Reaped(Event):
     """The janitor found a claim with an expired lease and quarantined it, as its policy demands."""
 
@@ -257,7 +297,7 @@ class Reaped(Event):
     SENTENCE = "The janitor quarantined a claim: its lease had expired."
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Resolved(Event):
     """An operator or a resolver resolved a key: an audit event.
 
@@ -277,7 +317,7 @@ class Resolved(Event):
     certain: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ResolverAsked(Event):
     """A resolver ran for a key and did not resolve it. `answer` is `still-unknown`, or the class name of its exception."""
 
@@ -286,7 +326,7 @@ class ResolverAsked(Event):
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class TenantErased(Event):
     """An operator erased the responses of a tenant: an audit event of no single key. `tenant` is its pseudonym.
 
@@ -304,7 +344,7 @@ class TenantErased(Event):
     finished: bool
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ResponsesSealed(Event):
     """An operator sealed plain responses: an audit event of no single key.
 
@@ -320,7 +360,7 @@ class ResponsesSealed(Event):
     finished: bool
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class QuotaSet(Event):
     """An operator set the limits of a tenant: an audit event of no single key. `tenant` is its pseudonym."""
 
@@ -333,7 +373,7 @@ class QuotaSet(Event):
     limits: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class StoreInitialised(Event):
     """An operator initialised a store that can lose data, so that keys run in it: an audit event of no single key."""
 
@@ -345,7 +385,7 @@ class StoreInitialised(Event):
     store_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class DataLossAcknowledged(Event):
     """An operator let keys run again that the store may have lost: an audit event of no single key.
 
@@ -363,7 +403,7 @@ class DataLossAcknowledged(Event):
     finished: bool
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class TaskRun(Event):
     """A janitor task ran: an event of no single key. `operation` is its name, `counts` the numbers of its report.
 
@@ -384,7 +424,52 @@ class TaskRun(Event):
         return logging.INFO if any(self.counts.values()) or not self.finished else logging.DEBUG
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
+class MessagesRelayed(Event):
+    """A relay sent messages of an outbox: an event of no single key. `sent`, `delayed` and `dead` are how many."""
+
+    LEVELS = (logging.DEBUG, logging.WARNING)
+    SENTENCE = "A relay sent messages."
+
+    sent: int
+    delayed: int
+    dead: int
+
+    def level(self) -> int:
+        return logging.WARNING if self.delayed or self.dead else logging.DEBUG
+
+
+@valueclass(frozen=True, slots=True)
+class MessageDead(Event):
+    """A message of an outbox can never be sent, and later ones of its topic and key wait for an operator.
+
+    `operation` is the topic, `seq` its number in the outbox, and `cause` says why.
+    """
+
+    LEVELS = (logging.ERROR,)
+    SENTENCE = "A message can never be sent. Run `flask idempotency outbox retry` or `discard`."
+
+    seq: int
+    cause: str
+
+
+@valueclass(frozen=True, slots=True)
+class MessageSettled(Event):
+    """An operator retried or discarded a message of an outbox: an audit event of no single key.
+
+    `operation` is the topic, and `verb` is `retried` or `discarded`.
+    """
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "An operator retried or discarded a message."
+
+    seq: int
+    verb: str
+    actor: str
+    reason: str
+
+
+@valueclass(frozen=True, slots=True)
 class JanitorMissing(Event):
     """No janitor has reported for two intervals: an event of no single key. Each process sends it once, until the next
     report."""

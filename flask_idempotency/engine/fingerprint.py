@@ -11,13 +11,14 @@ import re
 import secrets
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from json import JSONDecoder, JSONEncoder
 from json.encoder import encode_basestring
+from struct import Struct
 from typing import Any, Final
 
 from flask_idempotency.engine.keys import Identity, encode
+from flask_idempotency.engine.values import valueclass
 
 VERSION: Final = 1
 """First byte of every fingerprint. Raise it with any change that gives an old request a new digest."""
@@ -39,9 +40,12 @@ needs more: 17 digits, up to 21 places before the point, and `%.40f` still fits.
 
 _MAX_SAFE_INTEGER: Final = 2**53 - 1
 _NO_HEADERS: Final = encode()
+_SIX_PARTS: Final = (6).to_bytes(2, "big")
+_LENGTH: Final = Struct(">I").pack
+_VERSION: Final = bytes((VERSION,))
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class FilePart:
     """One file of a multipart form, its content already hashed by `content_digest`."""
 
@@ -66,18 +70,35 @@ def fingerprint(
     `media_type` counts: the same JSON document sent as `application/json` and as `application/vnd.x+json` gives two
     different requests.
     """
-    selected: list[bytes] = []
-    for name, value in headers:
-        selected += (name.lower().encode("utf-8", "surrogatepass"), value.encode("utf-8", "surrogatepass"))
-    mac = identity.fingerprint(
-        method.encode("utf-8", "surrogatepass"),
+    selected = _NO_HEADERS
+    if headers:
+        selected = encode(*(_utf8(text) for name, value in headers for text in (name.lower(), value)))
+    # The same bytes as `encode` of these six parts.
+    parts = (
+        _SIX_PARTS,
+        _sized(method),
+        _LENGTH(len(path)),
         path,
+        _LENGTH(len(query)),
         query,
-        media_type.encode("utf-8", "surrogatepass"),
-        encode(*selected) if selected else _NO_HEADERS,
+        _sized(media_type),
+        _LENGTH(len(selected)),
+        selected,
+        _LENGTH(len(body)),
         body,
     )
-    return bytes((VERSION,)) + mac[: SIZE - 1]
+    return _VERSION + identity.fingerprint(b"".join(parts))[: SIZE - 1]
+
+
+def path_fingerprint(identity: Identity, path: bytes) -> bytes:
+    """Return `SIZE` bytes for a request that is compared by its path alone."""
+    return _VERSION + identity.fingerprint(encode(b"path", path))[: SIZE - 1]
+
+
+@lru_cache(maxsize=256)
+def _sized(text: str) -> bytes:
+    data = _utf8(text)
+    return _LENGTH(len(data)) + data
 
 
 # Each kind of body digest begins with another letter: the bytes `{}` sent raw are not the JSON document `{}`.
@@ -164,7 +185,11 @@ def canonical_json(raw: bytes, *, ignore: Sequence[str] = ()) -> bytes | None:
     if len(raw) > MAX_CANONICAL_BYTES:
         return None
     try:
-        document = _DECODER.decode(raw.decode("utf-8"))
+        text = raw.decode("utf-8").strip(" \t\n\r")
+        # Unlike `decode`, it takes no regular expressions to skip white space.
+        document, end = _DECODER.raw_decode(text)
+        if end != len(text):
+            return None
         if ignore and raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(document) > MAX_DEPTH:
             # Also in an ignored part: how deep the decoder can go depends on the caller's stack.
             return None

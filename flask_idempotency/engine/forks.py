@@ -12,13 +12,18 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from types import MethodType
+from typing import Any, TypeAlias, cast
 
 _log = logging.getLogger("flask_idempotency")
 
-_callbacks: dict[int, weakref.WeakMethod[Callable[[], object]]] = {}
+_Callbacks: TypeAlias = dict[int, tuple[weakref.ref[object], Callable[[Any], object]]]
+"""The object of each method, and its function. A `WeakMethod` may raise in its own callback while the interpreter ends."""
+
+_callbacks: _Callbacks = {}
 """In the order of registration. References are weak, so that a store or an application can be garbage-collected."""
 
-_before: dict[int, weakref.WeakMethod[Callable[[], object]]] = {}
+_before: _Callbacks = {}
 
 _numbers = itertools.count()
 _lock = threading.RLock()
@@ -28,14 +33,17 @@ _pid = os.getpid()
 
 def after_fork(method: Callable[[], object]) -> None:
     """Call this bound method in every forked child, before the child uses its object."""
-    number = next(_numbers)
-    _callbacks[number] = weakref.WeakMethod(method, lambda _: _callbacks.pop(number, None))
+    _add(_callbacks, method)
 
 
 def before_fork(method: Callable[[], object]) -> None:
     """Call this bound method in the parent before every `os.fork()`."""
-    number = next(_numbers)
-    _before[number] = weakref.WeakMethod(method, lambda _: _before.pop(number, None))
+    _add(_before, method)
+
+
+def _add(callbacks: _Callbacks, method: Callable[[], object]) -> None:
+    number, bound = next(_numbers), cast("MethodType", method)
+    callbacks[number] = weakref.ref(bound.__self__, lambda _: callbacks.pop(number, None)), bound.__func__
 
 
 def notice() -> None:
@@ -57,12 +65,12 @@ def _run() -> None:
             _pid, _running = os.getpid(), False
 
 
-def _call_all(callbacks: dict[int, weakref.WeakMethod[Callable[[], object]]]) -> None:
-    for reference in list(callbacks.values()):
-        if (callback := reference()) is None:
+def _call_all(callbacks: _Callbacks) -> None:
+    for reference, function in list(callbacks.values()):
+        if (target := reference()) is None:
             continue
         try:
-            callback()
+            function(target)
         except Exception:  # noqa: BLE001 - the other callbacks must run as well
             _log.exception("a fork callback failed")
 

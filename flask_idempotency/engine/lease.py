@@ -18,9 +18,13 @@ RETRY_SECONDS = 0.5
 FAILED_SECONDS = 5.0
 """Pause after any other failure: such failures seldom pass by themselves."""
 
+LOOK_SECONDS = 0.05
+"""How often `drain` looks whether something is left."""
+
 DROPPABLE_LIMIT = 1024
 """Most *droppable* claims in memory. Later ones are dropped, so that a long outage cannot fill the memory."""
 
+THREAD_NAME = "idempotency-lease"
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -49,7 +53,9 @@ class LeaseRenewer:
         self._due: dict[Renewable, float] = {}
         self._unanswered: weakref.WeakSet[Renewable] = weakref.WeakSet()
         self._droppable: weakref.WeakSet[Renewable] = weakref.WeakSet()
-        self._changed = threading.Condition()
+        # The lock of the condition, which takes two more calls. Reentrant, because a destructor may end a claim.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._planned = float("inf")
         self._not_before = float("-inf")
@@ -57,7 +63,7 @@ class LeaseRenewer:
     def add(self, renewable: Renewable, *, after: float, droppable: bool = False) -> None:
         """Run this `after` seconds from now, and then as often as it returns. `droppable`: only if there is room."""
         notice()
-        with self._changed:
+        with self._lock:
             if droppable:
                 if len(self._droppable) >= DROPPABLE_LIMIT:
                     return
@@ -71,8 +77,28 @@ class LeaseRenewer:
 
     def remove(self, renewable: Renewable) -> None:
         """Stop running this one. Harmless if it is not here."""
-        with self._changed:
+        with self._lock:
             self._due.pop(renewable, None)
+
+    def drain(self, timeout: float) -> int:
+        """Run everything at once, then as usual until nothing is left. Return how many are left after `timeout` seconds.
+
+        Call it before a process ends: the writes that the store has not taken yet would end with it.
+        """
+        end = self._monotonic() + timeout
+        with self._changed:
+            self._due = dict.fromkeys(self._due, self._monotonic())
+            self._not_before = float("-inf")
+            self._changed.notify_all()
+        while True:
+            if self._thread is None or not self._thread.is_alive():
+                self.tick()
+            with self._changed:
+                left = len(self._due)
+                seconds = end - self._monotonic()
+                if not left or seconds <= 0:
+                    return left
+                self._changed.wait(min(seconds, LOOK_SECONDS))
 
     def tick(self) -> None:
         """Run everything that is due. What got no answer from its store the last time comes last.
@@ -113,7 +139,7 @@ class LeaseRenewer:
 
     def _start(self) -> None:
         arguments = weakref.ref(self), self._changed
-        thread = threading.Thread(target=_run, args=arguments, name="idempotency-lease", daemon=True)
+        thread = threading.Thread(target=_run, args=arguments, name=THREAD_NAME, daemon=True)
         try:
             thread.start()
         except RuntimeError:

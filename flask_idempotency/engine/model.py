@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
 from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.values import valueclass
+
+__all__ = [
+    "CORRUPT",
+    "TRANSITIONS",
+    "ClaimRequest",
+    "Grant",
+    "InFlight",
+    "Mismatched",
+    "OnExpiry",
+    "OverQuota",
+    "Record",
+    "RequestInfo",
+    "SealedBy",
+    "State",
+    "StoredPayload",
+    "Unknown",
+]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Grant:
     """The store's grant of a claim. `fence` only rises on one key. Compare `token` for equality only."""
 
@@ -24,28 +42,28 @@ class Grant:
     """Changes with each data loss of a store that detects it. Compare it for equality only."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class InFlight:
     """The same request is running now. `retry_after`: seconds left of its lease, which renewal may extend."""
 
     retry_after: float
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Mismatched:
     """The key belongs to another request, first seen at this time (seconds since the epoch, store's clock)."""
 
     first_seen: float
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Unknown:
     """The outcome of the key is unknown. It does not run again until a resolver or an operator resolves it."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class OverQuota:
     """The tenant's quota is used up, so a new key is not granted. Nothing was written; known keys still pass."""
 
@@ -58,7 +76,7 @@ class OverQuota:
     """The length of the window of a limit on new keys, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Erased:
     """The same request completed before, and its response was erased with the tenant's data key. It never runs again."""
 
@@ -90,56 +108,69 @@ class OnExpiry(Enum):
 
 TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = MappingProxyType(
     {
-        (None, "claim"): (State.PROCESSING, "any request; fence rises, attempt is 1"),
+        (None, "claim"): (State.PROCESSING, "Any request. The fence rises, and the attempt is 1."),
         (State.PROCESSING, "claim"): (
             State.PROCESSING,
-            "lease expired and the record says takeover; fence and attempt rise",
+            "A retry, after the lease has expired, if the record allows take-over. Fence and attempt rise.",
         ),
-        (State.PROCESSING, "quarantine_expired"): (State.QUARANTINED, "lease expired and the record says quarantine"),
-        (State.PROCESSING, "renew"): (State.PROCESSING, "worker's token; the lease is never shortened"),
+        (State.PROCESSING, "quarantine_expired"): (
+            State.QUARANTINED,
+            "A retry or the janitor, after the lease has expired, if the record does not allow take-over, or if the store "
+            "has lost data since the claim.",
+        ),
+        (State.PROCESSING, "renew"): (State.PROCESSING, "The worker, by its token. The lease never becomes shorter."),
         (State.PROCESSING, "mark_point_of_no_return"): (
             State.PROCESSING,
-            "worker's token; from here on an expired lease quarantines",
+            "The worker, by its token. From here on no retry takes over.",
         ),
-        (State.PROCESSING, "quarantine"): (State.QUARANTINED, "worker's token"),
-        (State.PROCESSING, "complete"): (State.COMPLETED, "worker's token, also after the lease has expired"),
-        (State.PROCESSING, "release"): (None, "worker's token; the key may run again"),
-        (State.QUARANTINED, "complete"): (State.COMPLETED, "the late worker's token"),
+        (State.PROCESSING, "quarantine"): (State.QUARANTINED, "The worker, by its token: the outcome is unknown."),
+        (State.PROCESSING, "complete"): (
+            State.COMPLETED,
+            "The worker, by its token, also after its lease has expired.",
+        ),
+        (State.PROCESSING, "release"): (None, "The worker, by its token. The key may run again."),
+        (State.QUARANTINED, "complete"): (State.COMPLETED, "The late worker, by its token."),
         (State.QUARANTINED, "release"): (
             None,
-            "the late worker's token, unless there is a response: only it knows that the request had no effect",
+            "The late worker, by its token, if the request had no effect. Refused if the record has a response.",
         ),
         (State.QUARANTINED, "resolve"): (
             State.COMPLETED,
-            "a resolver or an operator, with a new token: the late worker loses the claim",
+            "A resolver or an operator, with a new token. The late worker loses its claim.",
         ),
-        (State.PROCESSING, "force_release"): (None, "an operator, by force while the worker may still run"),
-        (State.QUARANTINED, "force_release"): (None, "a resolver that rules out any effect, or an operator"),
-        (State.COMPLETED, "force_release"): (None, "an operator, by force: the key will run a second time"),
-        (State.COMPLETED, "mark_corrupt"): (State.QUARANTINED, "a request or task that cannot open the response"),
-        (State.COMPLETED, "expire"): (None, "time; only COMPLETED records expire"),
+        (State.PROCESSING, "force_release"): (None, "An operator, by force, while the worker may still run."),
+        (State.QUARANTINED, "force_release"): (None, "An operator, or a resolver that rules out any effect."),
+        (State.COMPLETED, "force_release"): (None, "An operator, by force. The key may run a second time."),
+        (State.COMPLETED, "mark_corrupt"): (
+            State.QUARANTINED,
+            "A request or a task that cannot open the response.",
+        ),
+        (State.COMPLETED, "expire"): (None, "Time, after `keep`. Only COMPLETED records expire."),
     }
 )
 """All transitions of a record: (state, verb) → (state, who may and when). Any other pair changes nothing.
 
-`None` is an absent key. docs/states.md shows this table, and the store contract tests every pair.
+`None` is an absent key. docs/how-it-works/states.md shows this table, and the store contract tests every pair.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class RequestInfo:
     """What a record shows of its request. Never the client's key or a body."""
 
     tenant: str = field(default="", repr=False)
+    """Empty if there was none. A keyed hash with `IDEMPOTENCY_HASH_IDENTITIES`."""
     principal: str = field(default="", repr=False)
+    """The caller, empty if anonymous. A keyed hash with `IDEMPOTENCY_HASH_IDENTITIES`."""
     method: str = ""
     operation: str = ""
+    """The endpoint, as `url_for` takes it."""
 
 
 NO_INFO = RequestInfo()
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True, eq=True)
 class SealedBy:
     """The key that opens a response. Read it from the record; never try keys."""
 
@@ -156,7 +187,7 @@ CORRUPT = "corrupt"
 """The quarantine reason of an unreadable record."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class StoredPayload:
     """A response as a store keeps it: opaque bytes, and the few plain facts that it may show or count."""
 
@@ -169,24 +200,30 @@ class StoredPayload:
     """None: it is not encrypted."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Record:
     """One key's record as a store returns it. Times are seconds since the epoch on the store's clock."""
 
     state: State
     token: bytes = field(repr=False)
+    """The token of the claim that holds the record, or held it last."""
     fence: int
+    """Rises with every claim of this key."""
     attempt: int
+    """1 for the first claim, and one more for each take-over."""
     fingerprint: bytes = field(repr=False)
+    """A keyed digest of the request."""
     on_expiry: OnExpiry
     info: RequestInfo
     requested_at: float
+    """When the key was first used."""
     deadline: float
     """End of the lease if PROCESSING or QUARANTINED; when the response expires if COMPLETED."""
     remaining: float
     """Seconds until `deadline` when the store read it; negative if past."""
     completed_at: float | None = None
     payload: StoredPayload | None = None
+    """The stored response, if there is one."""
     reason: str = ""
     """Why it is quarantined: a short code such as `lease-expired`."""
     in_quota: bool = False
@@ -195,7 +232,7 @@ class Record:
     """Whether the data key that opens its response was destroyed before the store read this."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ClaimRequest:
     """A request to claim a key. A copy: what the view later does to its request has no effect here."""
 
@@ -211,7 +248,7 @@ class ClaimRequest:
     """Whether a quota applies to this storage key."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class StoredResponse:
     """A response to replay: a status, ordered name/value pairs (duplicates allowed) and bytes.
 

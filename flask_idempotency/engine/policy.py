@@ -17,11 +17,14 @@ Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional"]
 
 
 class Decision(Enum):
-    """What happens to a record when the view has ended."""
+    """What happens to a record when the view has ended. A `decide` function may return a member, or its value as text."""
 
     KEEP = "keep"
+    """Store the response. Retries get it."""
     RELEASE = "release"
+    """Remove the record. The next request with this key runs. Past the point of no return it is a quarantine instead."""
     QUARANTINE = "quarantine"
+    """Refuse retries until a resolver or an operator settles the key."""
 
 
 Decide: TypeAlias = Callable[[Any, BaseException | None], "Decision | str | None"]
@@ -30,6 +33,9 @@ Decide: TypeAlias = Callable[[Any, BaseException | None], "Decision | str | None
 RELEASED_BY_DEFAULT = frozenset({307, 308, 401, 403, 407, 408, 409, 419, 421, 425, 429, 501, 503})
 """Statuses that say that the request had no effect. Another resource serves it (3xx), or it may succeed later.
 After any other 5xx it is unknown how far the view came."""
+
+UUID_LENGTH = 36
+"""The characters of a key with `key_format="uuid"`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +64,16 @@ class Policy:
     max_body: int = 256 * 1024
     max_request_body: int | None = None
     keep_headers: frozenset[str] = frozenset()
-    fingerprint: Literal["canonical", "raw"] = "canonical"
+    fingerprint: Literal["canonical", "raw", "none"] = "canonical"
     ignore_fields: tuple[str, ...] = ()
     fingerprint_headers: tuple[str, ...] = ()
     form_field: str | None = None
     scope: Literal["key", "operation"] = "key"
+    published: bool = True
+    key: Callable[[Any], str | None] | None = None
+    """Read the key from the request. None: a header or the form field carries it."""
+    principal: str | None = None
+    """The caller of every request. None: the application names the caller of each."""
 
     @property
     def on_expiry(self) -> OnExpiry:
@@ -151,6 +162,11 @@ class Policy:
                 'fingerprint="raw" and ignore_fields exclude each other: raw bytes have no fields. Write ignore_fields=() '
                 "beside the raw fingerprint, or leave the fingerprint canonical."
             )
+        if self.key_format == "uuid" and self.max_key_length < UUID_LENGTH:
+            faults.append(
+                f'key_format="uuid" and max_key_length={self.max_key_length} exclude each other: a UUID has {UUID_LENGTH} '
+                f"characters, so every key would be refused. Set max_key_length to {UUID_LENGTH} or more, or leave it out."
+            )
         if self.lease <= 0 or self.keep <= 0 or self.max_runtime <= 0:
             faults.append("lease, keep and max_runtime must be longer than 0 seconds.")
         if self.max_runtime < self.lease:
@@ -166,7 +182,10 @@ def _some(statuses: frozenset[int]) -> str:
 Override: TypeAlias = Mapping[str, Any]
 """The values that one layer sets, by `Policy`'s field names. The package `settings` loads and checks them."""
 
-POLICY_FIELDS = frozenset(field.name for field in fields(Policy))
+VIEW_FIELDS = frozenset({"key", "principal"})
+"""Values that only a decorator of one view sets. They are no settings, and no keywords of `@idempotent`."""
+
+POLICY_FIELDS = frozenset(field.name for field in fields(Policy)) - VIEW_FIELDS
 
 
 def merge(base: Policy, *layers: Override) -> Policy:

@@ -12,6 +12,9 @@ from dataclasses import astuple, dataclass, field, fields
 from typing import Final
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.values import valueclass
+
+__all__ = ["Drift", "NewKeys", "Quota", "Usage"]
 
 BUCKETS_PER_LIFE: Final = 32
 """Records expire up to a thirty-second of `keep` late, and each `keep` has at most 64 buckets."""
@@ -29,7 +32,9 @@ class NewKeys:
     """
 
     count: int
+    """Most new keys in a window: a whole number from 0 on."""
     seconds: float
+    """Length of a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +48,11 @@ class Quota:
     in_flight: int | None = None
     """Claims whose lease runs. A vanished worker counts until its lease expires."""
     new_keys: NewKeys | None = None
+    """New keys in each window of time."""
 
     @property
     def unlimited(self) -> bool:
+        """Whether no limit is set."""
         return all(getattr(self, limit.name) is None for limit in fields(self))
 
     def overlaid(self, other: Quota | None) -> Quota:
@@ -90,7 +97,7 @@ class Quota:
             raise ConfigurationError(*(f"Quota: {fault}." for fault in faults))
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Usage:
     """What one tenant has now. Claims granted without a quota do not count."""
 
@@ -106,7 +113,7 @@ class Usage:
         return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Drift:
     """The difference between the counts and a recount of the records. Always 0, unless someone deleted records by hand."""
 
@@ -118,6 +125,7 @@ class Drift:
 
     @property
     def none(self) -> bool:
+        """Whether counts and records agree."""
         return self == Drift()
 
 

@@ -7,7 +7,7 @@ top say how long a vanished worker may still run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -19,6 +19,7 @@ from flask_idempotency.engine.keys import StorageKey, successor
 from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.engine.values import valueclass
 
 SILENT_LEASES: Final = 3
 """How many leases a worker must let pass without renewal before an operator may release its key."""
@@ -73,11 +74,12 @@ def releasable_in(record: Record, policy: Policy) -> float:
     return max_remaining(record, max_runtime=wait)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class UnknownOutcome:
     """A quarantined record, as your resolver gets it, to look up what happened."""
 
     record: Record
+    """The record: its tenant, principal, method, endpoint, times and reason. It holds no key and no request body."""
     _downstream: Callable[[str], str] = field(repr=False)
 
     def downstream_key(self, name: str) -> str:
@@ -85,14 +87,15 @@ class UnknownOutcome:
         return self._downstream(name)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Happened:
-    """The request took effect: retries get this response from now on. It may be anything that a view may return."""
+    """The request took effect: retries get this response from now on."""
 
     answer: Any = field(repr=False)
+    """The response: anything that a view may return."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class NeverHappened:
     """The request had no effect and none is on its way: the key may run again.
 
@@ -100,7 +103,7 @@ class NeverHappened:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class StillUnknown:
     """The outcome is not known yet: the janitor calls your resolver again later."""
 

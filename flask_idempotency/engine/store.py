@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, TypeAlias
 
 from flask_idempotency.engine.keys import StorageKey
@@ -23,6 +23,9 @@ from flask_idempotency.engine.model import (
     Unknown,
 )
 from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.values import valueclass
+
+__all__ = ["Clock", "Store", "StoreOutcome"]
 
 
 class Clock(Protocol):
@@ -62,7 +65,7 @@ class Store(Protocol):
 
     A store never interprets `payload` and never waits. The engine blocks, retries and encodes, so that no two stores do it
     differently. You pass durations in seconds, never deadlines: the store's clock sets those. A duration that is not finite
-    and above 0 raises `ValueError`. The shipped `StoreContract` (`flask_idempotency.testing`) is the specification.
+    and above 0 raises `ValueError`. The shipped `StoreContract` (`flask_idempotency.testing.contract`) is the specification.
 
     Every method raises `StoreUnavailable` if the store does not answer; it may have acted or not. So each is idempotent per
     token: you may repeat it after a lost reply. A write by a token that lost the record raises `LeaseLost` and changes
@@ -231,7 +234,7 @@ class Transactions(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class SealContext:
     """The record that a response is sealed for. It opens in no other, of another tenant or of a later claim."""
 

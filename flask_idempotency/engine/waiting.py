@@ -45,14 +45,17 @@ class Waiters:
         self._free = self._slots
         self._lock = threading.Lock()
         self._waiting: dict[StorageKey, list[threading.Event]] = {}
+        self._status: set[threading.Event] = set()
 
     @contextmanager
-    def slot(self, key: StorageKey, *former: StorageKey) -> Iterator[threading.Event | None]:
+    def slot(self, key: StorageKey, *former: StorageKey, status: bool = False) -> Iterator[threading.Event | None]:
         """Wait for this key: yield an event that is set when its claim ends, or None if no slot is free.
 
         `former` are its storage keys under older secrets: the worker that holds the claim may know only one of them.
+        `status`: a client only asks for the status of the key. Such waits get at most half of the slots of the process, and
+        half of those of a key, so that they never keep a duplicate from waiting for its response.
         """
-        event = self._take_slot(key)
+        event = self._take_slot(key, status=status)
         if event is None:
             yield None
             return
@@ -70,19 +73,26 @@ class Waiters:
             for event in self._waiting.get(key, ()):
                 event.set()
 
-    def _take_slot(self, key: StorageKey) -> threading.Event | None:
+    def _take_slot(self, key: StorageKey, *, status: bool = False) -> threading.Event | None:
         with self._lock:
             waiting = self._waiting.get(key, [])
             if self._free <= 0 or len(waiting) >= SLOTS_PER_KEY:
                 return None
+            if status and (
+                len(self._status) >= self._slots // 2 or len(self._status.intersection(waiting)) >= SLOTS_PER_KEY // 2
+            ):
+                return None
             self._free -= 1
             event = threading.Event()
+            if status:
+                self._status.add(event)
             self._waiting[key] = [*waiting, event]
             return event
 
     def _free_slot(self, key: StorageKey, event: threading.Event) -> None:
         with self._lock:
             self._free += 1
+            self._status.discard(event)
             others = [other for other in self._waiting[key] if other is not event]
             if others:
                 self._waiting[key] = others

@@ -20,8 +20,8 @@ from flask_idempotency.engine.capabilities import Expiry, Ledger, TaskLog, TaskR
 from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import Event, TaskRun
 
-Task: TypeAlias = Literal["reap", "expire", "rotate", "reconcile", "heartbeat"]
-TASKS: Final[tuple[Task, ...]] = ("reap", "expire", "rotate", "reconcile", "heartbeat")
+Task: TypeAlias = Literal["reap", "expire", "rotate", "reconcile", "heartbeat", "relay"]
+TASKS: Final[tuple[Task, ...]] = ("reap", "expire", "rotate", "reconcile", "heartbeat", "relay")
 
 LOCK_SECONDS: Final = 60.0
 """How long a lock outlives the budget of its task. After that another janitor may run the task."""

@@ -135,7 +135,11 @@ def reap(
                     counts[_call(found, resolver, context, observers, label, horizon=horizon)] += 1
             return BatchResult(len(due), more=bool(due))
 
-        second = replace(drain, budget=drain.budget - (drain.monotonic() - began)).run(resolve)
+        second = replace(
+            drain,
+            budget=drain.budget - (drain.monotonic() - began),
+            on_progress=lambda touched: drain.on_progress(first.touched + touched),
+        ).run(resolve)
         shrunk, finished = shrunk + second.shrunk, finished and second.finished
     return ReapReport(**counts, shrunk=shrunk, finished=finished)
 

@@ -72,10 +72,17 @@ def wipe(
     return WipeReport(**counts, shrunk=drained.shrunk, finished=drained.finished)
 
 
-def wipe_condemned(recovery: Recovery, tids: Sequence[bytes], *, keep_of: Callable[[RequestInfo], float]) -> int:
+def wipe_condemned(
+    recovery: Recovery,
+    tids: Sequence[bytes],
+    *,
+    keep_of: Callable[[RequestInfo], float],
+    on_progress: Callable[[int], object] = lambda wiped: None,
+) -> int:
     """Wipe this tenant's quarantined responses, which no worker could open. Return how many.
 
     Their work was done, so each is completed again without a response, and expires after its endpoint's `keep`.
+    `on_progress` is as for `wipe`.
     """
     count = 0
     for found in every(recovery, State.QUARANTINED, tids=tids):
@@ -83,6 +90,7 @@ def wipe_condemned(recovery: Recovery, tids: Sequence[bytes], *, keep_of: Callab
         if payload is not None:
             keep = keep_of(found.record.info)
             count += recovery.resolve(found, token=successor(found.record.token), payload=wiped(payload), keep=keep)
+            on_progress(count)
     return count
 
 

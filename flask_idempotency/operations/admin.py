@@ -6,7 +6,7 @@ Each function takes the part of the store that it needs and returns a report. On
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from math import ceil
@@ -28,7 +28,8 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.quota import Quota, Usage
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations.identity import IdentityChange
-from flask_idempotency.operations.records import Refused, format_duration
+from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.times import format_duration
 
 # Erase a tenant.
 
@@ -190,10 +191,12 @@ def _foreign(standing: DataLossStatus, expected: str | None) -> tuple[str, str]:
 def _missing(standing: DataLossStatus) -> tuple[str, str]:
     lacking, parts = standing.parts[DataLoss.MISSING.value], sum(standing.parts.values())
     if lacking == parts:
-        text = "It was never initialised, or it was emptied."
+        if standing.emptied:
+            return "It held keys before, and was emptied.", f"{_BEFORE}; then: {_ACK}. {_RISK}"
         return (
-            text,
-            f"If this Redis is new: `flask idempotency redis init`. If it held keys before, it was emptied: {_ACK}. {_RISK}",
+            "It was emptied, or it was never initialised.",
+            f"If it held keys before, it was emptied: {_ACK}. {_RISK} Only if this Redis is new: "
+            "`flask idempotency redis init`.",
         )
     text = f"{lacking} of its {parts} parts lack their identity: they were emptied, and all keys in them are gone."
     return text, f"{_BEFORE}; then: {_ACK}. {_RISK}"
@@ -212,14 +215,21 @@ def _changed(standing: DataLossStatus, *, after_loss: str, runs: bool) -> tuple[
     return text, f"{_BEFORE}; then: {_ACK}. {_RISK}{itself}"
 
 
-def initialise(memory: DataLossDetector, recovery: Recovery | None) -> Initialised:
-    """Initialise a new store. Raises `Refused` for a store that lost data: one in use, or ready before."""
+def initialise(
+    memory: DataLossDetector, recovery: Recovery | None, *, confirm: Callable[[], object] | None = None
+) -> Initialised:
+    """Initialise a new store. Raises `Refused` for a store that lost data: one in use, or ready before.
+
+    It calls `confirm` before it gives an empty store the id in the settings: an emptied store may have had that id.
+    """
     before = memory.status()
     if before.store_id is None and not before.parts.keys() - {DataLoss.MISSING.value} and _in_use(recovery):
         raise Refused(
             "Claims of requests are in this Redis, so it is not new: it was emptied, and workers have restored their claims; "
             f"or an earlier release wrote them. {_STATUS} shows more, and {_ACK} lets new keys run. Nothing was changed."
         )
+    if confirm and before.store_id is None and not before.emptied and memory.rules.store_id is not None:
+        confirm()
     try:
         return Initialised(memory.initialise(), created=before.store_id is None)
     except ConfigurationError as error:

@@ -1,7 +1,7 @@
 """Run the checks of `flask idempotency doctor`, and every check of what a store holds and how it is configured.
 
 To add a check, write a function with `@check(...)` here, or in `web/doctor.py` if it looks at the application, and
-describe it in docs/doctor.md. A check changes no record. A finding that is not fine names a command or a setting that
+describe it in docs/operate/doctor.md. A check changes no record. A finding that is not fine names a command or a setting that
 mends it. No finding names a key, tenant, password or URL.
 """
 
@@ -30,7 +30,7 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.admin import keys_status, memory_status
-from flask_idempotency.operations.records import format_duration
+from flask_idempotency.operations.times import format_duration
 
 
 class Endpoint(NamedTuple):
@@ -200,6 +200,8 @@ def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> DoctorRe
             # Its class alone: the text of a foreign exception may quote a secret.
             text = f"This check could not be made: it failed ({type(error).__name__})."
             remedy = "Report it: a check of `flask idempotency doctor` must not."
+            if isinstance(error, ModuleNotFoundError) and error.name:
+                remedy = f"Install the Python module {error.name} where this runs."
             findings.append(Finding(check.name, Verdict.UNKNOWN, text, remedy))
             complete = False
     findings.sort(key=lambda finding: _WORST_FIRST.index(finding.verdict))
@@ -284,7 +286,8 @@ def clock_step(task_log: TaskLog) -> list[Finding]:
     verdict = Verdict.FAULT if abs(stepped) > FAR_SECONDS else Verdict.ADVICE
     text = (
         f"Between the last two heartbeats the store's clock moved by {stepped:+.1f} s against its janitor's: one of "
-        "them was set, or the hosts of two janitors disagree. A store's clock that jumps forward ends leases early."
+        "them was set, or the hosts of two janitors disagree. A store's clock that jumps forward ends leases and stored "
+        "responses early. Retries of the latter run again."
     )
     remedy = f"{_SYNC} If leases have ended: `flask idempotency list --state quarantined`."
     return [Finding("clock-step", verdict, text, remedy)]
@@ -540,8 +543,9 @@ SOON_SECONDS: Final = 600.0
 """A task with a longer interval may not have run yet since the janitor first started."""
 
 _START = (
-    "Start a janitor (`celery -A flask_idempotency.janitor worker -B`), or have cron run `flask idempotency reap` and "
-    "`flask idempotency expire`. If you want none, set IDEMPOTENCY_HEARTBEAT_INTERVAL to None."
+    "Start a janitor (`celery -A flask_idempotency.janitor worker -B`; with a SQL store set IDEMPOTENCY_BROKER_URL first), or "
+    "have cron run `flask idempotency reap` and `flask idempotency expire`. If you want none, set "
+    "IDEMPOTENCY_HEARTBEAT_INTERVAL to None."
 )
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from hashlib import sha256
 from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import TaskLog, TaskReport
-from flask_idempotency.engine.keys import Identity, owner_mark
-from flask_idempotency.operations.records import moment
+from flask_idempotency.engine.keys import Identity, encode, owner_mark
+from flask_idempotency.engine.values import valueclass
+from flask_idempotency.operations.times import moment
 from flask_idempotency.settings.options import EXTENSIONS
 
 NOTED_EVERY_SECONDS: Final = 3600.0
@@ -43,7 +44,7 @@ _LONGEST: Final = 4000
 _LONGEST_KEEP: Final = 90 * 86400.0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class LoaderUse:
     """What the name of a key is made of, without the secret. Kinds only."""
 
@@ -56,7 +57,7 @@ class LoaderUse:
     `IdentityShape.httpauth`. A former use includes it if it was listed."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class IdentityShape:
     """How one application makes the names of its keys."""
 
@@ -74,7 +75,7 @@ class IdentityShape:
     that it has it until a request comes."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class SeenShape:
     """A shape in the history. Times are seconds since the epoch, by the store's clock."""
 
@@ -85,7 +86,7 @@ class SeenShape:
     last: float
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class IdentityChange:
     """Keys that were used under another shape are new under the present one."""
 
@@ -113,7 +114,7 @@ class IdentityChange:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class IdentityHistory:
     """What the store knows of this application's identity."""
 
@@ -143,7 +144,7 @@ def shape_of(
         application=sha256(b"flask_idempotency/1/application" + _bytes(application)).hexdigest()[:12],
         present=LoaderUse(owner_mark(namespace).hex(), tenant, principal),
         former=None if former is None else LoaderUse(owner_mark(former[0]).hex(), *former[1:]),
-        secrets=tuple(who.fingerprint(b"identity of keys: secret")[:6].hex() for who in identities),
+        secrets=tuple(who.fingerprint(encode(b"identity of keys: secret"))[:6].hex() for who in identities),
         keep=keep,
         httpauth=httpauth,
     )

@@ -9,47 +9,56 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b32decode, b32encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from heapq import nsmallest
+from itertools import islice, pairwise
 from math import ceil, inf
 from typing import Final
 
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError
+from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.keys import TID_BYTES, Identity, Scope, StorageKey
 from flask_idempotency.engine.model import ERASED, Record, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Settler, idle_seconds, max_remaining, releasable_in
+from flask_idempotency.engine.values import valueclass
+from flask_idempotency.operations.times import format_duration, moment
 
 
 class Refused(IdempotencyError):
     """The operation is refused and changed no record. The text says why, and what to do."""
 
 
-_UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in its two largest units: `14 min 48 s`. Less than a second is `0 s`."""
-    left = int(max(seconds, 0.0))
-    parts: list[tuple[int, str]] = []
-    for unit, size in _UNITS:
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append((count, unit))
-    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
-
-
-def moment(epoch: float) -> str:
-    """Return a time of the store's clock in UTC, to the millisecond."""
-    return datetime.fromtimestamp(epoch, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 RID_BYTES: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
+class Condition(Enum):
+    """What an operator calls the state of a record, in the order in which records need an operator."""
+
+    QUARANTINED = "quarantined"
+    LEASE_EXPIRED = "lease expired"
+    IN_FLIGHT = "in flight"
+    COMPLETED = "completed"
+
+
+def condition(record: Record) -> Condition:
+    return _condition(record.state, over=record.remaining <= 0)
+
+
+def _condition(state: State, *, over: bool) -> Condition:
+    match state:
+        case State.QUARANTINED:
+            return Condition.QUARANTINED
+        case State.COMPLETED:
+            return Condition.COMPLETED
+        case State.PROCESSING:
+            return Condition.LEASE_EXPIRED if over else Condition.IN_FLIGHT
+
+
+@valueclass(frozen=True, slots=True)
 class OwnerView:
     """The worker of a record that is not completed. Seconds."""
 
@@ -57,7 +66,7 @@ class OwnerView:
     may_live_for: float
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ResponseView:
     """The facts of a stored response that need no decryption."""
 
@@ -70,7 +79,7 @@ class ResponseView:
     erased: bool
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class RecordView:
     """One record. Ages are seconds by the store's clock; times are its own, in UTC."""
 
@@ -89,6 +98,7 @@ class RecordView:
     first_used_ago: float
     lease_ended_ago: float | None
     """None: there is lease left, or the record is completed."""
+    lease_left: float | None
     on_expiry: str
     reason: str
     owner: OwnerView | None
@@ -96,6 +106,10 @@ class RecordView:
     duration: float | None
     expires_at: str | None
     answer: ResponseView | None
+
+    @property
+    def condition(self) -> Condition:
+        return _condition(State(self.state), over=self.lease_ended_ago is not None)
 
 
 def handle_of(key: StorageKey) -> str:
@@ -112,8 +126,8 @@ def key_of(handle: str) -> StorageKey:
     key = StorageKey(raw[:RID_BYTES], raw[RID_BYTES:])
     if len(raw) != RID_BYTES + TID_BYTES or handle_of(key) != handle.lower():
         raise Refused(
-            "That is no handle: `flask idempotency list` shows them, 77 letters and digits long. A client's key is named by "
-            "--key."
+            "That is no id of a record: `flask idempotency list` shows the first characters of each, and 4 of them are enough. "
+            "Name a client's key with --key."
         )
     return key
 
@@ -136,6 +150,7 @@ def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
         requested_at=moment(record.requested_at),
         first_used_ago=age(record),
         lease_ended_ago=round(-record.remaining, 3) if unfinished and record.remaining <= 0 else None,
+        lease_left=round(record.remaining, 3) if unfinished and record.remaining > 0 else None,
         on_expiry=record.on_expiry.value,
         reason=record.reason,
         owner=_owner(record, policy) if unfinished else None,
@@ -151,11 +166,15 @@ def age(record: Record) -> float:
     return round(max(_now(record) - record.requested_at, 0.0), 3)
 
 
-@dataclass(frozen=True, slots=True)
+UNFINISHED: Final = (State.PROCESSING, State.QUARANTINED)
+"""In this order, because a record goes from the first state to the second: a scan of both misses none on its way."""
+
+
+@valueclass(frozen=True, slots=True)
 class RecordFilter:
     """Which records a list shows."""
 
-    state: State
+    states: Sequence[State] = UNFINISHED
     tids: Sequence[bytes | None] = (None,)
     """The ids of all parts of the tenant, under every secret in use. None: of all tenants."""
     older_than: float = 0.0
@@ -165,17 +184,67 @@ class RecordFilter:
         return age(record) >= self.older_than and self.endpoint in (None, record.info.operation)
 
 
-def listed(recovery: Recovery, wanted: RecordFilter, *, one_of_each: bool = True) -> Iterator[SeenRecord]:
+@valueclass(frozen=True, slots=True)
+class Listing:
+    """The first records that pass a filter."""
+
+    found: tuple[SeenRecord, ...]
+    more: int | None
+    """How many others pass it. None: some do, and counting them would take too long."""
+    ids: Mapping[str, str]
+    """The short id of each handle."""
+
+
+def listing(recovery: Recovery, wanted: RecordFilter, *, limit: int) -> Listing:
+    """Return the records that need an operator first: quarantined, then with an expired lease, the oldest first.
+
+    Completed records come in no order, because there may be millions. Raises `StoreUnavailable` if the store does not answer.
+    """
+    all_found, handles = listed(recovery, wanted, most=MOST_LOOKED_AT), list[str]()
+    if State.COMPLETED in wanted.states:
+        some = list(islice(all_found, limit + 1))
+        ids = short_ids(handle_of(each.key) for each in some)
+        return Listing(tuple(some[:limit]), None if len(some) > limit else 0, ids)
+
+    of_each = Counter[State]()
+
+    def counted() -> Iterator[SeenRecord]:
+        for each in all_found:
+            handles.append(handle_of(each.key))
+            of_each[each.record.state] += 1
+            yield each
+
+    first = nsmallest(limit, counted(), key=_urgency)
+    whole = max(of_each.values(), default=0) < MOST_LOOKED_AT
+    return Listing(tuple(first), len(handles) - len(first) if whole else None, short_ids(handles))
+
+
+_ORDER: Final = list(Condition)
+
+
+def _urgency(found: SeenRecord) -> tuple[int, float, bytes]:
+    return _ORDER.index(condition(found.record)), found.record.requested_at, found.key.rid
+
+
+def listed(
+    recovery: Recovery, wanted: RecordFilter, *, one_of_each: bool = True, most: float = inf
+) -> Iterator[SeenRecord]:
     """Yield every record that passes the filter, once. Raises `StoreUnavailable` if the store does not answer.
 
-    `one_of_each`: if one use of a key has records under several secrets, yield one of them.
+    `one_of_each`: if one use of a key has records under several secrets, yield one of them. `most`: of each state, so that
+    many records in one state hide none in another.
     """
     tokens: set[bytes] = set()
-    for found in every(recovery, wanted.state, tids=wanted.tids):
-        if not wanted.wants(found.record) or (one_of_each and found.record.token in tokens):
-            continue
-        tokens.add(found.record.token)
-        yield found
+    for state in wanted.states:
+        left = most
+        for found in every(recovery, state, tids=wanted.tids):
+            if not wanted.wants(found.record) or (one_of_each and found.record.token in tokens):
+                continue
+            tokens.add(found.record.token)
+            yield found
+            left -= 1
+            if left <= 0:
+                break
 
 
 def _now(record: Record) -> float:
@@ -203,17 +272,23 @@ def _answer(record: Record) -> ResponseView | None:
 
 # Find the records of a handle, an id from a log, or a client's key.
 
-SHORT: Final = re.compile(r"[0-9a-z]{8,76}")
-"""An id from a log line, which has 8 characters, or the start of a handle. It may be a client's key by mistake, so no text
+SHORTEST: Final = 4
+"""Characters of a handle that name a record."""
+SHOWN: Final = 8
+"""Characters of a handle that a list shows."""
+
+SHORT: Final = re.compile(rf"[0-9a-z]{{{SHORTEST},76}}")
+"""The start of a handle, or an id from a log line, which has 8 characters. It may be a client's key by mistake, so no text
 quotes it."""
 
 MOST_LOOKED_AT: Final = 100_000
-"""The most completed records that a search reads: some ten seconds on Redis, and fewer on a database."""
+"""The most records of a state that a list reads, and the most completed ones that a search reads: some ten seconds on
+Redis, and fewer on a database."""
 
 Read = Callable[[StorageKey], "Record | None"]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Case:
     """One use of a key: its record, or during a rotation of secrets one record for each secret.
 
@@ -248,38 +323,77 @@ def by_handle(read: Read, handle: str) -> Case:
     key = key_of(handle)
     record = read(key)
     if record is None:
-        raise Refused("There is no record under this handle: it was released, or its time is over.")
+        raise Refused("There is no record with this id: it was released, or it expired.")
     return Case((SeenRecord(key, record),))
 
 
-def by_short(recovery: Recovery, identities: Sequence[Identity], short: str, *, tids: Sequence[bytes | None]) -> str:
-    """Return the handle of the one record with this id from a log, or with this start of a handle.
+def short_ids(handles: Iterable[str]) -> dict[str, str]:
+    """Return for each handle its first 8 characters, or as many more as tell it from the others.
 
-    Read every record of these tenants, because an id leads back to no record. Raises `Refused` if there is no such record,
-    if there are several, and after `MOST_LOOKED_AT` completed records.
+    All handles have the same length.
     """
-    found: dict[StorageKey, str] = {}
-    for state in (State.PROCESSING, State.QUARANTINED, State.COMPLETED):
-        for number, each in enumerate(every(recovery, state, tids=tids)):
-            if state is State.COMPLETED and number >= MOST_LOOKED_AT:
+    ordered = sorted(set(handles))
+    lengths = [SHOWN] * len(ordered)
+    for number, (one, other) in enumerate(pairwise(ordered)):
+        shared = next(place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        lengths[number], lengths[number + 1] = max(lengths[number], shared + 1), max(SHOWN, shared + 1)
+    return {handle: handle[:length] for handle, length in zip(ordered, lengths, strict=True)}
+
+
+def by_short(recovery: Recovery, identities: Sequence[Identity], short: str, *, tids: Sequence[bytes | None]) -> str:
+    """Return the handle of the one record with this start of a handle, or with this id from a log.
+
+    Read every unfinished record of these tenants. If no handle of those starts so, and there are at least 8 characters, read
+    the completed ones too: an id from a log leads back to no record. Raises `Refused` if there is no such record, if there
+    are several, and after `MOST_LOOKED_AT` completed records.
+    """
+    found: dict[StorageKey, SeenRecord] = {}
+
+    def look(each: SeenRecord) -> None:
+        if handle_of(each.key).startswith(short) or any(who.label(each.key) == short for who in identities):
+            found[each.key] = each
+
+    for state in UNFINISHED:
+        for each in every(recovery, state, tids=tids):
+            look(each)
+    by_start = any(handle_of(key).startswith(short) for key in found)
+    if len(short) >= SHOWN and not by_start:
+        for number, each in enumerate(every(recovery, State.COMPLETED, tids=tids)):
+            if number >= MOST_LOOKED_AT:
                 raise Refused(
-                    f"This store has more than {MOST_LOOKED_AT:,} completed records, too many to look for an id from a log. "
-                    "Say --tenant T or --no-tenant beside it, or name the record by its whole handle or by --key. Nothing was "
-                    "changed."
+                    f"This store has more than {MOST_LOOKED_AT:,} completed records, too many to look for a part of an id or "
+                    "an id from a log. Add --tenant T or --no-tenant, or name the record by its whole id or by --key. Nothing "
+                    "was changed."
                 )
-            labelled = any(who.label(each.key) == short for who in identities)
-            if labelled or handle_of(each.key).startswith(short):
-                found[each.key] = handle_of(each.key)
+            look(each)
     if len(found) == 1:
-        return found.popitem()[1]
+        return handle_of(found.popitem()[0])
     if found:
+        raise Refused(_ambiguous(list(found.values())))
+    if len(short) < SHOWN:
         raise Refused(
-            f"{len(found)} records have this id. Name one by its whole handle: {', '.join(sorted(found.values()))}."
+            "No unfinished record has an id that begins so. Name a completed record by its whole id or by --key. "
+            f"{SHOWN} characters of its id do too, if the store holds at most {MOST_LOOKED_AT:,} completed records."
         )
     raise Refused(
-        "No record has this id from a log, or a handle that begins so: it was released, or it expired. Name a client's key "
-        "with --key."
+        "No record has this id from a log, or an id that begins so: it was released, or it expired. Name a completed record by "
+        "its whole id or by --key."
     )
+
+
+MOST_NAMED: Final = 10
+"""Candidates that the error about an ambiguous id lists."""
+
+
+def _ambiguous(found: Sequence[SeenRecord]) -> str:
+    ids = short_ids(handle_of(each.key) for each in found)
+    ordered = sorted(found, key=_urgency)
+    lines = [
+        f"  {ids[handle_of(each.key)]}  {condition(each.record).value}  {printable(each.record.info.operation)}"
+        for each in ordered[:MOST_NAMED]
+    ]
+    rest = [f"  and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+    return "\n".join([f"{len(found)} records have an id that begins so. Name one of them:", *lines, *rest])
 
 
 def with_rotated(case: Case, recovery: Recovery, read: Read, theirs: Sequence[Sequence[bytes]]) -> Case:
@@ -298,24 +412,24 @@ def with_rotated(case: Case, recovery: Recovery, read: Read, theirs: Sequence[Se
     if first.record.state is State.COMPLETED or first.key.tid not in secret_of:
         raise Refused(
             "Several secrets are in use, so there may be a record of the same use under another, and both are resolved "
-            "together: name it by --key, or add --tenant T or --no-tenant beside the handle of one that is not completed."
+            "together: name it by --key, or add --tenant T or --no-tenant beside the id of one that is not completed."
         )
     met = {first.key: first}
-    for state in (State.PROCESSING, State.QUARANTINED):
-        for found in listed(recovery, RecordFilter(state, tids=tuple(secret_of)), one_of_each=False):
-            if found.record.token == first.record.token and (record := read(found.key)) is not None:
-                met.setdefault(found.key, SeenRecord(found.key, record))
+    for found in listed(recovery, RecordFilter(tids=tuple(secret_of)), one_of_each=False):
+        if found.record.token == first.record.token and (record := read(found.key)) is not None:
+            met.setdefault(found.key, SeenRecord(found.key, record))
     return Case(tuple(sorted(met.values(), key=lambda found: -secret_of[found.key.tid])))
 
 
 # Resolve a key for its worker, and warn of the risks.
 
 _UNKNOWN_ENDPOINT: Final = (
-    "Its worker may still run, for an unknown time: this application has no endpoint of that name."
+    "Its worker may still run, for an unknown time: this application has no endpoint of that name. For a message, let --app "
+    "name the module that makes its inbox or calls serve()."
 )
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class AuditNote:
     """Who acts and why, for the audit event. Neither may name a key, a person or a body."""
 
@@ -323,7 +437,7 @@ class AuditNote:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ResolveReport:
     """How many records of a case were resolved. `left` were changed by another process first, and stay as they are."""
 

@@ -40,7 +40,7 @@ def load_override(values: Mapping[str, Any], *, where: str) -> Override:
 
     `where` names the call in which you wrote them, for error texts. Raises `ConfigurationError` with every fault.
     """
-    loaded, faults = _load(PolicySchema(), values, name_of=lambda name: f"{where}: {name}")
+    loaded, faults = load_values(PolicySchema(), values, name_of=lambda name: f"{where}: {name}")
     lists = Policy(**{name: loaded[name] for name in STATUS_LISTS if name in loaded})
     # No other layer can correct these, so refuse them here.
     faults += [f"{where}: {fault}" for fault in lists.faults(joint=True)]
@@ -64,8 +64,8 @@ def load_settings(
     """
     configured = {name[len(PREFIX) :].lower(): value for name, value in config.items() if name.startswith(PREFIX)}
     schema = DeploymentSchema()
-    from_config, faults = _load(schema, configured, name_of=lambda name: PREFIX + name.upper())
-    from_call, call_faults = _load(schema, arguments, name_of=lambda name: f"Idempotency({name}=…)")
+    from_config, faults = load_values(schema, configured, name_of=lambda name: PREFIX + name.upper())
+    from_call, call_faults = load_values(schema, arguments, name_of=lambda name: f"Idempotency({name}=…)")
     loaded = {**from_config, **from_call}
     loaded.setdefault("store", MEMORY)
     in_memory = str(loaded["store"]).startswith("memory:")
@@ -199,7 +199,7 @@ def _store_faults(loaded: Mapping[str, Any], policy: Policy, *, in_memory: bool)
     return faults
 
 
-def _load(
+def load_values(
     schema: Schema, values: Mapping[str, Any], *, name_of: Callable[[str], str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what the schema loads from these values, and one sentence for each value that it refuses."""

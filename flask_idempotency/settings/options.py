@@ -21,6 +21,7 @@ from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys, Quota
 from flask_idempotency.engine.store import Store
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.profiles import PROFILES, faults_of_kept
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def rate(value: Any) -> NewKeys:
     return NewKeys(number, window)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class FormerIdentity:
     """The parts of a key's identity that were different until a change. None: this part has not changed."""
 
@@ -221,11 +222,11 @@ def _compiles(pattern: str) -> None:
         raise ValidationError(f"is not a regular expression: {error}.") from error
 
 
-def _one_of(*words: str, **options: Any) -> fields.String:
+def one_of(*words: str, **options: Any) -> fields.String:
     return fields.String(validate=validate.OneOf(words, error="must be one of: {choices}."), **options)
 
 
-def _count(*, least: int = 0, most: int | None = None, **options: Any) -> fields.Integer:
+def whole_number(*, least: int = 0, most: int | None = None, **options: Any) -> fields.Integer:
     """A whole number from `least` up. True is not one."""
     error = "must not be negative." if least == 0 else f"must be at least {least}."
     if most is not None:
@@ -235,13 +236,13 @@ def _count(*, least: int = 0, most: int | None = None, **options: Any) -> fields
 
 def _limit(doc: str) -> fields.Integer:
     """How much one tenant may have. None is no limit."""
-    field = _count(allow_none=True, metadata={"doc": doc, "default": "no limit"})
+    field = whole_number(allow_none=True, metadata={"doc": doc, "default": "no limit"})
     field.validators.append(validate.Range(max=MAX_LIMIT, error=_TOO_MUCH))
     return field
 
 
-_POSITIVE: Final = validate.Range(min=0, min_inclusive=False, error="must be more than 0.")
-_NOT_NEGATIVE: Final = validate.Range(min=0, error="must not be negative.")
+POSITIVE: Final = validate.Range(min=0, min_inclusive=False, error="must be more than 0.")
+NOT_NEGATIVE: Final = validate.Range(min=0, error="must not be negative.")
 
 
 class PolicySchema(Schema):
@@ -251,7 +252,7 @@ class PolicySchema(Schema):
         unknown = RAISE
 
     required = fields.Boolean(metadata={"doc": "Refuse a request without a key (400 `missing-key`)."})
-    profile = _one_of(
+    profile = one_of(
         *PROFILES,
         metadata={
             "doc": "The dialect that clients speak; a bundle of the values below. You can still set each by itself."
@@ -263,17 +264,18 @@ class PolicySchema(Schema):
         metadata={"doc": "The request header that carries the key; a list adds aliases."},
     )
     replayed_header = Parsed(
-        header_pairs, metadata={"doc": "What marks a replay: a header name, or a mapping of names to values."}
+        header_pairs,
+        metadata={"doc": "The response header that marks a replay: a name, or a mapping of names to values."},
     )
     methods = Parsed(methods, metadata={"doc": "The methods in scope."})
-    max_key_length = _count(least=1, most=4096, metadata={"doc": "Longest key, in characters."})
+    max_key_length = whole_number(least=1, most=4096, metadata={"doc": "Longest key, in characters."})
     key_format = fields.String(
         validate=_compiles,
         metadata={"doc": "`any`, `uuid`, or a regular expression that the whole key must match."},
     )
     keep = Parsed(
         seconds,
-        validate=[_POSITIVE, validate.Range(max=MAX_KEEP_SECONDS, error="must not be longer than 90 days.")],
+        validate=[POSITIVE, validate.Range(max=MAX_KEEP_SECONDS, error="must not be longer than 90 days.")],
         metadata={"doc": "How long a response can be replayed. After it, the key is new."},
     )
     lease = Parsed(
@@ -282,43 +284,46 @@ class PolicySchema(Schema):
         metadata={"doc": "How long a worker may be silent before it counts as vanished."},
     )
     max_runtime = Parsed(
-        seconds, validate=_POSITIVE, metadata={"doc": "How long the worker renews the lease of a running view."}
+        seconds, validate=POSITIVE, metadata={"doc": "How long the worker renews the lease of a running view."}
     )
-    in_flight = _one_of(
+    in_flight = one_of(
         "reject",
         "wait",
         metadata={
-            "doc": "What a duplicate of a running request gets: `reject` is 409 immediately; with `wait` it waits for the "
+            "doc": "How to treat a duplicate of a running request: `reject` sends 409 immediately; `wait` waits for the first "
             "response."
         },
     )
-    wait = Parsed(seconds, validate=_NOT_NEGATIVE, metadata={"doc": "How long such a duplicate waits at most."})
-    effects = _one_of(
+    wait = Parsed(seconds, validate=NOT_NEGATIVE, metadata={"doc": "Longest time that such a duplicate waits."})
+    effects = one_of(
         "plain",
         "marked",
         "deduplicated",
         "transactional",
-        metadata={"doc": "What the view does to the world; decides what a vanished worker leaves behind."},
+        metadata={
+            "doc": "What a second run of the view may repeat. Decides whether a retry runs after a worker vanished or a view "
+            "failed."
+        },
     )
-    on_abandoned = _one_of(
+    on_abandoned = one_of(
         "takeover",
         "quarantine",
         allow_none=True,
         metadata={
-            "doc": "Overrides what `effects` decides about a vanished worker. Take-over may run a plain effect twice."
+            "doc": "Overrides the decision of `effects` about a vanished worker. `takeover` may run a plain effect twice."
         },
     )
-    on_error = _one_of(
+    on_error = one_of(
         "release",
         "keep",
         "quarantine",
         allow_none=True,
         metadata={
-            "doc": "What becomes of the key after an unhandled exception or any 5xx. By `effects`: 501 and 503 release; the "
-            "rest quarantines under `plain`, and releases under the others. Past the point of no return nothing releases."
+            "doc": "How to end the key after an unhandled exception or any 5xx. By `effects`: 501 and 503 release; the rest "
+            "quarantines under `plain`, and releases under the others. Past the point of no return, the key is never released."
         },
     )
-    on_store_down = _one_of(
+    on_store_down = one_of(
         "refuse",
         "allow",
         metadata={
@@ -335,10 +340,10 @@ class PolicySchema(Schema):
         allow_none=True,
         metadata={"doc": '`(response, exception) -> "keep" | "release" | "quarantine" | None`.'},
     )
-    max_body = _count(
+    max_body = whole_number(
         metadata={"doc": "Largest response body to keep, in bytes; a larger one leaves a tombstone."},
     )
-    max_request_body = _count(
+    max_request_body = whole_number(
         allow_none=True,
         metadata={
             "doc": "Largest body of a request with a key, in bytes; a larger one is refused before anything is claimed (413 "
@@ -348,19 +353,26 @@ class PolicySchema(Schema):
     keep_headers = Parsed(
         kept_headers,
         metadata={
-            "doc": "Response headers to keep and replay, in addition to the allow-list. A replay uses the list of today."
+            "doc": "Response headers to keep and replay, in addition to the allow-list. A replay uses the present list."
         },
     )
-    fingerprint = _one_of("canonical", "raw", metadata={"doc": "Compare JSON and forms by meaning, or bytes only."})
-    ignore_fields = Parsed(pointers, metadata={"doc": "JSON Pointers of members that may change between retries."})
-    fingerprint_headers = Parsed(
-        header_names, metadata={"doc": "Request headers that are part of the request's identity."}
+    fingerprint = one_of("canonical", "raw", metadata={"doc": "Compare JSON and forms by meaning, or bytes only."})
+    ignore_fields = Parsed(
+        pointers,
+        metadata={
+            "doc": "JSON Pointers of members that may change between retries. `/page_token` also names the form field "
+            "`page_token`; files always count."
+        },
     )
+    fingerprint_headers = Parsed(header_names, metadata={"doc": "Request headers that must be equal too."})
     form_field = fields.String(
         allow_none=True,
         metadata={"doc": "Hidden form field that may carry the key (`idempotency_field()` renders one)."},
     )
-    scope = _one_of("key", "operation", metadata={"doc": "`operation` gives each endpoint its own key space."})
+    scope = one_of("key", "operation", metadata={"doc": "`operation` gives each endpoint its own key space."})
+    published = fields.Boolean(
+        metadata={"doc": "Whether the [policy document](../guides/policy-document.md) lists the operation."}
+    )
 
 
 def _option(default: T, field: Field, doc: str, *, shown: object = None, repr: bool = True) -> T:
@@ -371,12 +383,12 @@ def _option(default: T, field: Field, doc: str, *, shown: object = None, repr: b
 
 def _interval(default: float, doc: str) -> float | None:
     """Declare the seconds between two runs of a task. None: the task does not run by itself."""
-    return _option(default, Parsed(seconds, allow_none=True, validate=_POSITIVE), doc, shown=int(default))
+    return _option(default, Parsed(seconds, allow_none=True, validate=POSITIVE), doc, shown=int(default))
 
 
 def _timeout(doc: str) -> float | None:
     """Declare the seconds after which a server or proxy gives up. 0: never. None: the operator has not said."""
-    field = Parsed(seconds, allow_none=True, validate=_NOT_NEGATIVE)
+    field = Parsed(seconds, allow_none=True, validate=NOT_NEGATIVE)
     return _option(None, field, doc, shown="not known")
 
 
@@ -394,14 +406,14 @@ class Settings:
     redis_url: str | None = _option(
         None,
         fields.String(),
-        "With a SQL store: a Redis or Valkey that serves replays in its place. It may lose everything at any time, because "
+        "With a SQL store: a Redis or Valkey that serves replays in its place. You may empty it at any time, because "
         "only SQL grants claims.",
         shown="none",
         repr=False,
     )
     claim_strategy: str | None = _option(
         None,
-        _one_of("insert", "row_lock", "advisory"),
+        one_of("insert", "row_lock", "advisory"),
         "How a SQL store claims a key. `row_lock` and `advisory` are for PostgreSQL.",
         shown="insert",
     )
@@ -431,15 +443,15 @@ class Settings:
     former_identity: FormerIdentity | None = _option(
         None,
         Parsed(former_identity),
-        'For one `keep` after a change of identity: what was otherwise. `{"tenant": False}` if there was no '
+        'For one `keep` after a change of identity: the former values. `{"tenant": False}` if there was no '
         '`tenant_loader`, `{"principal": False}`, `{"principal": "Flask-Login"}` if that named the callers, '
         '`{"namespace": "old"}`, or several. Keys are claimed under both '
-        "names. See [a change of identity](identity.md#when-the-identity-of-keys-changes).",
+        "names. See [a change of identity](../guides/identity.md#when-the-identity-of-keys-changes).",
         shown="none",
     )
     encryption: Encryption = _option(
         "off",
-        _one_of("off", "on", "required"),
+        one_of("off", "on", "required"),
         "Whether responses are encrypted in the store. `required` refuses to start if a part that encryption needs is "
         "missing, and opens no response that is not encrypted.",
     )
@@ -454,9 +466,9 @@ class Settings:
     )
     compression: str | None = _option(
         "zlib",
-        _one_of("zlib", "off"),
-        "How responses above 1 KiB are compressed.",
-        shown="`zlib`; `off` with encryption, because lengths tell something",
+        one_of("zlib", "zstd", "off"),
+        "How responses above 1 KiB are compressed. `zstd` is faster, and every host needs the extra `zstd` first.",
+        shown="`zlib`; `off` with encryption, because lengths reveal content",
     )
     """None: not at all."""
     hash_identities: bool = _option(
@@ -471,19 +483,42 @@ class Settings:
         fields.Boolean(),
         "Lets `required` start where the store is, or may be, reached over a network without TLS.",
     )
-    docs_url: str = _option(DOCS_URL, fields.String(), "Where the `type` of a problem points to.")
+    docs_url: str = _option(DOCS_URL, fields.String(), "The URL that the `type` of a problem begins with.")
+    publish: bool = _option(
+        False,
+        fields.Boolean(),
+        "Whether `GET /.well-known/idempotency` tells clients what your endpoints promise. See "
+        "[the policy document](../guides/policy-document.md).",
+    )
+    status_url: str | None = _option(
+        None,
+        fields.String(
+            allow_none=True, validate=validate.Regexp(r"/(?!/)", error='must be a path such as "/idempotency/status".')
+        ),
+        "The path at which clients ask what became of a key. See [the status of a key](../guides/status.md).",
+        shown="none",
+    )
+    browser_module: str | None = _option(
+        None,
+        fields.String(
+            allow_none=True, validate=validate.Regexp(r"/(?!/)", error='must be a path such as "/idempotency.js".')
+        ),
+        "The path that serves the browser module, which `idempotency_script()` loads. See "
+        "[calling from a browser](../guides/browser.md).",
+        shown="none",
+    )
     allow_anonymous: bool | None = _option(
         None,
         fields.Boolean(),
         "Whether requests whose caller has no name may use keys. They share one key space. Not set: only requests "
-        "without credentials. `True`: those with credentials too. `False`: none. See [identity](identity.md).",
+        "without credentials. `True`: those with credentials too. `False`: none. See [identity](../guides/identity.md).",
         shown="only without credentials",
     )
     credential_headers: tuple[str, ...] = _option(
         (),
         Parsed(header_names),
         "Request headers that count as credentials, in addition to "
-        "[those that do anyway](identity.md#what-counts-as-credentials).",
+        "[the built-in ones](../guides/identity.md#what-counts-as-credentials).",
         shown="none",
     )
     quota: Quota | None = dataclasses.field(
@@ -514,46 +549,46 @@ class Settings:
             ]
         ),
         "The id that `flask idempotency redis init` gave this Redis. A Redis with another id is refused.",
-        shown="any will do",
+        shown="any",
     )
     after_loss: Literal["refuse", "hold", "run"] = _option(
         "refuse",
-        _one_of("refuse", "hold", "run"),
-        "What becomes of keys that a Redis does not know after it has lost data. `refuse`: 503 until "
+        one_of("refuse", "hold", "run"),
+        "How to treat keys that a Redis does not know after it lost data. `refuse`: 503 until "
         "`flask idempotency redis ack`. `hold`: 503 for `data_loss_grace` after a restart or a fail-over; 503 until `ack` if "
         "Redis was emptied. `run`: they run, and a key that has run before runs again.",
         shown="`refuse`; `run` in debug and testing",
     )
     data_loss_grace: float = _option(
         60.0,
-        Parsed(seconds, validate=_POSITIVE),
+        Parsed(seconds, validate=POSITIVE),
         "How long workers that survived a data loss have to put their claims back. Then unknown keys run again. At least the "
         "longest lease.",
         shown=60,
     )
     client_clock_skew: float | None = _option(
         5.0,
-        Parsed(seconds, allow_none=True, validate=_NOT_NEGATIVE),
-        "How far clients' clocks may be off. A UUID of version 7 or a ULID that was made later than a data loss by more "
-        "than this runs immediately. None: no key is believed; see [what may be lost](redis-memory.md).",
+        Parsed(seconds, allow_none=True, validate=NOT_NEGATIVE),
+        "How far clients' clocks may be off. A key with a time (UUID version 7, ULID) that is later than a data loss by more "
+        "than this runs immediately. None: times in keys are ignored; see [what may be lost](../how-it-works/data-loss.md).",
         shown=5,
     )
     replicas: int = _option(
         0,
-        _count(least=0, most=MAX_REPLICAS),
+        whole_number(least=0, most=MAX_REPLICAS),
         "How many replicas of a Redis must have each claim and each response before it counts: all that each primary "
         "has, or none. With fewer connected, first requests get 503. See "
-        "[waiting for replicas](redis-memory.md#waiting-for-replicas).",
+        "[waiting for replicas](../how-it-works/data-loss.md#waiting-for-replicas).",
     )
     tenant_shards: int = _option(
         1,
-        _count(least=1, most=MAX_SHARDS),
+        whole_number(least=1, most=MAX_SHARDS),
         "Over how many parts the keys of each tenant are spread, on Redis, so that no tenant has to fit into one "
         "node of a Cluster. Part of the format of keys: you cannot change it while the store has records. See "
-        "[tenants that outgrow a node](redis.md#tenants-that-outgrow-a-node).",
+        "[tenants that outgrow a node](../guides/redis.md#tenants-that-outgrow-a-node).",
     )
     max_waiters: int = _option(
-        2, _count(), "Most duplicates that wait at the same time in one process. Aim at a quarter of its threads."
+        2, whole_number(), "Most duplicates that wait at the same time in one process. Aim at a quarter of its threads."
     )
     reap_interval: float | None = _interval(
         10.0, "Seconds between two runs of `reap`, which looks for expired leases. None: beat leaves it out."
@@ -573,6 +608,11 @@ class Settings:
         "Seconds between two heartbeats of the janitor. The application warns after two intervals without one. None: you run "
         "no janitor, and the application does not warn.",
     )
+    relay_interval: float | None = _interval(
+        5.0,
+        "Seconds between two runs of `relay`, which sends the messages of an outbox. None: beat leaves it out, and only "
+        "`flask idempotency relay` sends.",
+    )
     worker_timeout: float | None = _timeout(
         "Seconds after which the server kills a worker that has not finished: gunicorn's `--timeout`. For `doctor` alone, "
         "which reads GUNICORN_CMD_ARGS as well. 0: never."
@@ -580,7 +620,9 @@ class Settings:
     proxy_timeout: float | None = _timeout(
         "Seconds after which a proxy gives up on a request: nginx's `proxy_read_timeout`. For `doctor` alone. 0: never."
     )
-    expire_rate: int = _option(10_000, _count(least=1), "Most records that one run of `expire` removes in a second.")
+    expire_rate: int = _option(
+        10_000, whole_number(least=1), "Most records that one run of `expire` removes in a second."
+    )
     broker_url: str | None = _option(
         None,
         fields.String(allow_none=True),
@@ -591,9 +633,9 @@ class Settings:
     metrics: bool = _option(False, fields.Boolean(), "Whether events and store calls are counted for Prometheus.")
     guard: Literal["all", "chosen"] = _option(
         "all",
-        _one_of("all", "chosen"),
+        one_of("all", "chosen"),
         "Which endpoints are guarded. `all`: each that is not `@exempt`. `chosen`: those with `@idempotent` or "
-        "`@claim_here`, and those of a configured blueprint. See [choosing endpoints](endpoints.md#choose-endpoints).",
+        "`@claim_here`, and those of a configured blueprint. See [choose endpoints](../guides/endpoints.md#choose-endpoints).",
     )
     enabled: bool = _option(
         True,

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from flask_idempotency.engine.policy import Override, Policy, merge
+from flask_idempotency.engine.values import valueclass
 
 DIALECT_FIELDS = (
     "header",
@@ -34,7 +34,11 @@ SERVER_ERRORS = frozenset(range(500, 600))
 """The statuses that `on_error` decides about, in addition to exceptions."""
 
 
-@dataclass(frozen=True, slots=True)
+Dialect: TypeAlias = Literal["problem", "stripe", "playbook"]
+"""How the body of a problem is written."""
+
+
+@valueclass(frozen=True, slots=True)
 class Profile:
     """One dialect: its policy values, and the form of its problems."""
 
@@ -43,13 +47,13 @@ class Profile:
     """Policy values, one for each of `DIALECT_FIELDS`."""
     statuses: Mapping[str, int]
     """Status by problem code, where it differs from the problem's own."""
-    body: Literal["problem", "stripe", "playbook"]
+    body: Dialect
 
 
 def _profile(
     name: str,
     *,
-    body: Literal["problem", "stripe", "playbook"] = "problem",
+    body: Dialect = "problem",
     statuses: Mapping[str, int] | None = None,
     **values: Any,
 ) -> Profile:
@@ -123,6 +127,37 @@ def _profile_values(written: Override) -> Override:
         decided |= SERVER_ERRORS
     lease = min(values["lease"], written.get("max_runtime", values["lease"]))
     return {**values, **{name: values[name] - decided for name in STATUS_LISTS}, "lease": lease}
+
+
+EXPOSED: Final = (
+    "Idempotency-Status",
+    "Retry-After",
+    "Location",
+    "Link",
+    "Preference-Applied",
+    "RateLimit",
+    "RateLimit-Policy",
+)
+"""The response headers that a client acts on. Browsers hide all of them from scripts of another origin."""
+
+
+def cors_headers(*allow: str) -> dict[str, Any]:
+    """Return the header names of every dialect for Flask-CORS: `CORS(app, origins=[…], **cors_headers("Content-Type"))`.
+
+    `allow` are the request headers that your API takes besides. Pass `Content-Type` for JSON, and `Authorization` if your
+    callers send it. It says nothing about origins, methods or credentials. Raises `TypeError` if you pass a list.
+    """
+    for name in allow:
+        if not isinstance(name, str):
+            raise TypeError(
+                f'Pass the names of header fields, not a {type(name).__name__}: cors_headers("Content-Type", "Authorization").'
+            )
+    keys = [name for profile in PROFILES.values() for name in profile.values["header"]]
+    marks = [name for profile in PROFILES.values() for name, _ in profile.values["replayed_header"]]
+    return {
+        "allow_headers": list(dict.fromkeys((*keys, "Prefer", *allow))),
+        "expose_headers": list(dict.fromkeys((*marks, *EXPOSED))),
+    }
 
 
 KEPT_FIELDS = frozenset(

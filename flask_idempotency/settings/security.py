@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import pairwise
 from secrets import token_bytes
@@ -17,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from flask_idempotency.engine.capabilities import capabilities_of
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis.urls import is_multi_host, parse_multi_host
 
 if TYPE_CHECKING:
@@ -69,9 +68,10 @@ _MAX_DIGITS: Final = 8
 
 
 def derived_secret(secret_key: str | bytes) -> bytes:
-    """Return the secret of an application that has only a `SECRET_KEY`.
+    """Return the secret that an application with no `IDEMPOTENCY_SECRET` derives from this `SECRET_KEY`.
 
-    List it last in `IDEMPOTENCY_SECRET` for one `keep`, when you give the application its own secret.
+    When you give the application its own secret, list this one last in `IDEMPOTENCY_SECRET` for one `keep`. Otherwise
+    every key is new, and retries run again.
     """
     return _DERIVED + _bytes(secret_key)
 
@@ -255,7 +255,7 @@ _LOCAL_DRIVERS: Final = frozenset({"sqlite", "sqlite+pysqlite", "sqlite+aiosqlit
 """These open a file. Other SQLite drivers use a network, some of them with only a path in their URL."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Exposure:
     """Why data that is sent to a store may be readable on its way. `remedy` begins a sentence."""
 
@@ -268,10 +268,11 @@ class Exposure:
 
 def exposure(setting: str, choice: Any, config: Mapping[str, Any]) -> Exposure | None:
     """Return how data on its way to this store may be read. None: it is encrypted, or does not leave the machine."""
-    if isinstance(choice, MemoryStore):
-        return None
     if not isinstance(choice, str):
-        return _opaque(setting, f"{type(choice).__name__} object")
+        # Only here, because a worker whose records are elsewhere does not need this store.
+        from flask_idempotency.stores.memory import MemoryStore
+
+        return None if isinstance(choice, MemoryStore) else _opaque(setting, f"{type(choice).__name__} object")
     if choice.startswith("flask-sqlalchemy:"):
         return _of_application(config)
     if is_multi_host(choice):

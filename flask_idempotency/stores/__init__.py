@@ -6,7 +6,10 @@ payload. It does not know policies, headers or requests. It never compares its h
 
 from __future__ import annotations
 
+from functools import lru_cache
 
+
+@lru_cache(maxsize=64)  # a policy has few durations
 def microseconds(seconds: float) -> int:
     """Convert a duration to whole microseconds. Raises `ValueError` unless it is finite and longer than 0 seconds.
 

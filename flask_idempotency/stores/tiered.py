@@ -7,7 +7,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from typing import Final, Protocol, runtime_checkable
 
@@ -30,6 +30,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Mismatched, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Notifier
 
 _log = logging.getLogger("flask_idempotency")
@@ -43,7 +44,7 @@ This is more than run in one process at a time. The first replay caches the resp
 """
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Missed:
     """The cache has no response for this key. `at` is the time by the cache's clock, or None if it did not answer."""
 
@@ -305,7 +306,7 @@ class CachedRecovery:
             raise NotApplied(
                 "The record is unchanged, because the replay cache did not answer and would still replay it. Repeat this when "
                 "the cache answers, with the IDEMPOTENCY_REDIS_URL of the web hosts. If the cache is gone for good, see "
-                "`A cache that is gone` in docs/operations.md."
+                "`A cache that is gone` in docs/operate/records.md."
             )
 
 

@@ -4,8 +4,8 @@ The rest of the library does not import this package. `flask_idempotency.testing
 other modules need no further package.
 """
 
-from flask_idempotency.testing.doubles import FaultyStore, FrozenClock, Points
+from flask_idempotency.testing.doubles import FaultyStore, FrozenClock, Points, stopped
 from flask_idempotency.testing.oracle import Oracle
 from flask_idempotency.testing.proxy import TcpProxy
 
-__all__ = ["FaultyStore", "FrozenClock", "Oracle", "Points", "TcpProxy"]
+__all__ = ["FaultyStore", "FrozenClock", "Oracle", "Points", "TcpProxy", "stopped"]

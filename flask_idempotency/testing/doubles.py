@@ -19,7 +19,7 @@ from flask_idempotency.engine.store import Store, StoreOutcome
 
 
 class FrozenClock:
-    """A `Clock` for tests. Time passes only when you call `advance`."""
+    """A `Clock` for tests. Time passes only when you call `advance`. `now` is in seconds since the epoch."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self.now = now

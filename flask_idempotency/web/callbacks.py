@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flask import Flask, Request
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.keys import Identity, Scope
 from flask_idempotency.engine.model import Record
+from flask_idempotency.engine.operations import Operations
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
 from flask_idempotency.settings.options import FormerIdentity
@@ -16,9 +19,9 @@ from flask_idempotency.web.principals import Loader, checked, principal_by
 
 
 class Callbacks:
-    """The functions that an application registered. It sets them before the first request; afterwards we only read them."""
+    """The functions and inboxes that an application registered. It sets them before they are used; then we only read them."""
 
-    __slots__ = ("principal", "problem_renderer", "quota", "replay_guard", "resolvers", "tenant")
+    __slots__ = ("operations", "principal", "problem_renderer", "quota", "replay_guard", "resolvers", "tenant")
 
     def __init__(self, *, principal: Loader | None = None, tenant: Loader | None = None) -> None:
         self.principal = principal
@@ -27,6 +30,8 @@ class Callbacks:
         self.replay_guard: Callable[[Record], bool] | None = None
         self.problem_renderer: Callable[[Any], Any] | None = None
         self.resolvers: dict[str, Callable[[UnknownOutcome], Resolution]] = {}
+        """By the endpoint, inbox or task whose keys they resolve."""
+        self.operations = Operations()
 
 
 def load_tenant(loaders: Callbacks, app: Flask) -> str | None:
@@ -50,6 +55,29 @@ def former_names(
         case loader:
             principal = checked(app.ensure_sync(loader)(), "former principal_loader")
     return tenant, principal
+
+
+def former_scope(former: FormerIdentity, scope: Scope, names: tuple[str | None, str | None]) -> Scope | None:
+    """Return the scope that a key had under these former names. None: it is the same."""
+    tenant, principal = names
+    before = replace(scope, namespace=former.namespace or scope.namespace, tenant=tenant, principal=principal)
+    return None if before == scope else before
+
+
+def is_of_other(record: Record, identities: Sequence[Identity], *names: tuple[str | None, str | None]) -> bool:
+    """Return whether another caller made this record. Pass the (tenant, principal) of this caller, now and formerly."""
+    known = zip(*names, strict=True)
+    return any(
+        stored not in _spellings(spelled, identities)
+        for stored, spelled in zip((record.info.tenant, record.info.principal), known, strict=True)
+    )
+
+
+def _spellings(names: Sequence[str | None], identities: Sequence[Identity]) -> set[str]:
+    """Return how records may spell these names: in clear, or by a hash under any secret in use."""
+    known = [name for name in names if name is not None]
+    hashed = {identity.pseudonym(name) for identity in identities for name in known}
+    return {*known, *hashed} | ({""} if None in names else set())
 
 
 def load_quota(loaders: Callbacks, default: Quota | None, tenant: str | None, app: Flask) -> Quota | None:

@@ -9,16 +9,17 @@ from markupsafe import Markup
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency.engine.claim import Claim
+from flask_idempotency.engine.ending import Running, running_here
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.request_state import RequestState, context, current_state
+from flask_idempotency.web.request_state import context, current_state
 
 
 class CurrentClaim:
-    """The claim of the current request, as Flask's `request` is the current request.
+    """The claim of the current request or message, as Flask's `request` is the current request.
 
-    It is false without a claim: outside a request, without a key, or if the store was down and the policy let the request
+    It is false without a claim: outside both, without a key, or if the store was down and the policy let the request
     run unprotected. Its attributes raise `RuntimeError` then. So if keys are optional for your view, or you call it as a
     plain function, test it first: `if current_claim: …`.
     """
@@ -28,7 +29,7 @@ class CurrentClaim:
 
     @property
     def key(self) -> str:
-        """The client's key, without quotes. It is not secret. Trust it no more than other client input."""
+        """The client's key, without quotes; of a message its id. It is not secret. Trust it no more than other client input."""
         return _state("key").client_key
 
     @property
@@ -43,7 +44,10 @@ class CurrentClaim:
 
     @property
     def fence(self) -> int:
-        """A number that rises with every attempt at this key. Use it in your own `WHERE fence <= :mine`."""
+        """A number that rises with every attempt at this key. Use it in your own `WHERE fence <= :mine`.
+
+        `flask_idempotency.sql.fenced` writes such an UPDATE for you.
+        """
         return _required_claim("fence").fence
 
     @property
@@ -54,29 +58,34 @@ class CurrentClaim:
     def point_of_no_return(self) -> None:
         """Declare that the rest of the view must not run twice. Call it right before the first effect outside the database.
 
-        In a request without a claim it does nothing, so you need not test `current_claim` first. It raises the errors of
-        `Claim.point_of_no_return`; let them end the view.
+        From here on, an expired lease quarantines the key instead of letting a retry run. In a request without a claim it
+        does nothing, so you need not test `current_claim` first.
+
+        Raises `LeaseLost` if another worker has the key by now, and `StoreUnavailable` if the store cannot record it. Let
+        both end the view: the effect has not happened yet. Raises `RuntimeError` outside a request.
         """
-        claim = _claim()
-        if claim is not None:
-            claim.point_of_no_return()
-        elif not has_request_context():
+        work = _work()
+        if work is not None and work.claim is not None:
+            with work.shield():
+                work.claim.point_of_no_return()
+        elif work is None and not has_request_context():
             raise _no_claim("point_of_no_return()")
 
     def keep_rows(self) -> None:
-        """Under `effects="transactional"`: commit this request's rows even if its response is an error.
+        """Commit this request's rows under `effects="transactional"`, even if its response is an error.
 
         Without it, we roll back the rows of a response of 400 and above, because most such views stop half-way. Call it to
         record a declined payment, for example. Under other `effects` it does nothing.
         """
-        state = current_state()
-        if state is not None:
-            state.keeps_rows = True
+        work = _work()
+        if work is not None:
+            work.keeps_rows = True
 
     def downstream_key(self, name: str) -> str:
         """Return an idempotency key for a call that your view makes: 52 characters, another for each `name`.
 
-        It is the same in all attempts, and while you rotate secrets, so the other side sees one key per intent.
+        It is the same in all attempts, and while you rotate secrets, so the other side sees one key per intent. Raises
+        `RuntimeError` without a claim.
         """
         state = _state("downstream_key()")
         if state.claim is None or state.oldest is None:
@@ -161,16 +170,21 @@ def _own_target(here: str) -> str | None:
     return endpoint
 
 
+def _work() -> Running | None:
+    """Return what runs here: a message that an inbox processes, or else the request that is being handled."""
+    return running_here() or current_state()
+
+
 def _claim() -> Claim | None:
-    state = current_state()
-    return None if state is None else state.claim
+    work = _work()
+    return None if work is None else work.claim
 
 
-def _state(attribute: str) -> RequestState:
-    state = current_state()
-    if state is None or state.claim is None:
+def _state(attribute: str) -> Running:
+    work = _work()
+    if work is None or work.claim is None:
         raise _no_claim(attribute)
-    return state
+    return work
 
 
 def _required_claim(attribute: str) -> Claim:

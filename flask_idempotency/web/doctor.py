@@ -1,7 +1,7 @@
 """Run `doctor` on one application, and check its settings, its policies, its resolvers and its migrations.
 
-To add a check of the application, write a function with `@check(...)` here and describe it in docs/doctor.md. A check of
-what the store holds belongs in `operations/doctor.py`.
+To add a check of the application, write a function with `@check(...)` here and describe it in docs/operate/doctor.md. A
+check of what the store holds belongs in `operations/doctor.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from flask import Flask
@@ -34,12 +34,16 @@ from flask_idempotency.operations.doctor import (
     some,
 )
 from flask_idempotency.operations.identity import look
-from flask_idempotency.operations.records import moment
+from flask_idempotency.operations.times import format_duration, moment
 from flask_idempotency.settings import Settings, derived_secret
 from flask_idempotency.settings.security import exposure, is_same, secret_weaknesses
 from flask_idempotency.web.callbacks import Callbacks
-from flask_idempotency.web.janitor import intervals, shape_in, work_of
+from flask_idempotency.web.janitor import intervals, unknown_consumers, work_of
+from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.policies import Policies
+
+if TYPE_CHECKING:
+    from flask_idempotency.stores.sql.outbox import OutboxTable  # needs a package that is optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,8 @@ class Application(Target):
     callbacks: Callbacks
     policies: Policies
     schema: Schema | None
+    outbox: OutboxTable | None
+    """None: the application publishes no messages."""
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:
@@ -96,6 +102,7 @@ def run_checks(
         data_keys=services.data_keys,
         data_loss=services.data_loss,
         schema=services.schema,
+        outbox=None if (outbox := app.extensions.get("idempotency_outbox")) is None else outbox.table,
         key_ring=settings.key_ring,
         encryption=settings.encryption,
         process_local=is_process_local(settings),
@@ -227,7 +234,18 @@ def policy_faults(policies: Policies) -> list[Finding]:
 def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -> list[Finding]:
     """Report resolvers of unknown endpoints, and endpoints that may need a resolver."""
     findings = []
-    nowhere = [name for name in callbacks.resolvers if name not in app.view_functions]
+    elsewhere = unknown_consumers(app, callbacks)
+    if elsewhere:
+        text = f"Resolvers are registered for messages that this process does not handle ({some(elsewhere)})."
+        remedy = (
+            "Import the modules that make these inboxes and tasks where the janitor runs: it frees none of their keys."
+        )
+        findings.append(Finding("resolvers", Verdict.ADVICE, text, remedy))
+    nowhere = [
+        name
+        for name in callbacks.resolvers
+        if name not in app.view_functions and callbacks.operations.get(name) is None and name not in elsewhere
+    ]
     if nowhere:
         text = f"Resolvers are registered for unknown endpoints ({some(nowhere)}): no janitor can start."
         remedy = (
@@ -241,6 +259,11 @@ def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -
         if (each.policy.on_expiry is OnExpiry.QUARANTINE or each.policy.effects == "marked")
         and each.name not in callbacks.resolvers
     ]
+    for name in callbacks.operations.names():
+        operation = callbacks.operations.get(name)
+        if operation is not None and name not in callbacks.resolvers:
+            quarantined = operation.policy.on_expiry is OnExpiry.QUARANTINE or operation.policy.effects == "marked"
+            unresolved += [name] if quarantined else []
     if unresolved:
         text = (
             f"If a worker vanishes, only an operator can resolve its keys of {some(unresolved)}: there is no resolver."
@@ -250,7 +273,40 @@ def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -
             'declare effects="deduplicated" or "transactional" where that is true.'
         )
         findings.append(Finding("resolvers", Verdict.ADVICE, text, remedy))
-    return findings or [Finding("resolvers", Verdict.FINE, "Every endpoint that can be quarantined has a resolver.")]
+    return findings or [
+        Finding("resolvers", Verdict.FINE, "Every endpoint, inbox and task that can be quarantined has a resolver.")
+    ]
+
+
+@check("celery")
+def celery(app: Flask) -> list[Finding]:
+    """Report what is wrong with the Celery workers that `consumers.celery.serve` has been called for."""
+    return [finding for look in app.extensions["idempotency"].checks for finding in look()]
+
+
+LATE_SECONDS: Final = 60.0
+OVERDUE_SECONDS: Final = 600.0
+"""The longest pause between two attempts. A message that waits longer has no relay."""
+
+
+@check("outbox")
+def outbox(outbox: OutboxTable) -> list[Finding]:
+    """Report messages that are not sent: the table is missing, no relay runs, or they can never be sent."""
+    remedy = "Do what this says, and run `flask idempotency doctor` again."
+    findings = [Finding("outbox", Verdict.FAULT, fault, remedy) for fault in outbox.faults()]
+    if findings:
+        return findings
+    counts = outbox.counts()
+    if counts.dead:
+        text = f"Messages that can never be sent: {counts.dead}. Later ones of their topics and keys wait behind them."
+        remedy = "Run `flask idempotency outbox list --dead`, then `outbox retry` or `outbox discard`."
+        findings.append(Finding("outbox", Verdict.FAULT, text, remedy))
+    if counts.oldest > LATE_SECONDS:
+        verdict = Verdict.FAULT if counts.oldest > OVERDUE_SECONDS else Verdict.ADVICE
+        text = f"Messages that wait: {counts.waiting}. The oldest has been due for {format_duration(counts.oldest)}."
+        remedy = "Check that `flask idempotency relay` runs, and run more of them if it does not keep up."
+        findings.append(Finding("outbox", verdict, text, remedy))
+    return findings or [Finding("outbox", Verdict.FINE, f"Messages that wait: {counts.waiting}. None is late or dead.")]
 
 
 @check("docs-url")

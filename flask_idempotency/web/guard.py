@@ -10,21 +10,23 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from flask import Flask, Request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
 from flask_idempotency.assembly import is_process_local
+from flask_idempotency.codec import canonical
 from flask_idempotency.engine.claim import Claim
+from flask_idempotency.engine.claim_requests import claim_requests
+from flask_idempotency.engine.ending import ELSEWHERE, decide, settle, vanished, with_rows
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
     CorruptRecord,
-    IdempotencyError,
     InheritedConnection,
     InvalidKey,
     KeyProviderUnavailable,
@@ -38,41 +40,41 @@ from flask_idempotency.engine.events import MismatchRefused, Observers, ReplayFo
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity, Scope, key_timestamp, one_key
 from flask_idempotency.engine.model import (
     ClaimRequest,
+    InFlight,
     Mismatched,
     OverQuota,
     Record,
-    RequestInfo,
     State,
     StoredResponse,
     Unknown,
 )
+from flask_idempotency.engine.outages import OutageLog, cause_of
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import releasable_in
-from flask_idempotency.operations.records import handle_of
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.profiles import PROFILES, Profile
-from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant
+from flask_idempotency.web.callbacks import (
+    Callbacks,
+    former_names,
+    former_scope,
+    is_of_other,
+    load_quota,
+    load_tenant,
+)
+from flask_idempotency.web.key_status import OPEN_ENDED, status_url
 from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded, load_principal
 from flask_idempotency.web.problems import (
     CONFLICT_RETRY_SECONDS,
-    OutageLog,
+    POLICY_PATH,
     Problem,
     failure,
     refusal,
     render,
 )
-from flask_idempotency.web.request_body import FORM_TYPES, Body, BodyTooLarge, TruncatedBody, read_body
-from flask_idempotency.web.request_state import (
-    ELSEWHERE,
-    Phase,
-    QuarantineLog,
-    RequestState,
-    decide,
-    vanished,
-    with_rows,
-)
-from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints
+from flask_idempotency.web.request_body import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
+from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, context
+from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints, found_key, preferred_wait
 from flask_idempotency.web.responses import AbandonedStreams, StreamEnd, capture, looks, overlay, replay
 
 UNPROTECTED: Final = ("Idempotency-Status", "unprotected")
@@ -107,8 +109,12 @@ class Guard:
         self._credentials = Credentials(settings.credential_headers)
         self._outages = OutageLog()
         self._quarantines = QuarantineLog()
+        self.status_views: Mapping[str, str] = {}
+        """The endpoints of status views, by blueprint. Set before the first request: see `find_status_views`."""
         self._unknown_callers: set[str] = set()
         """Endpoints that have been logged."""
+        # Load orjson now if this host has it: no client waits for an import.
+        canonical.fastest_json_digest()
 
     # -- before the view
 
@@ -120,7 +126,11 @@ class Guard:
         if not settings.enabled:
             return self._run_without_key(state)
         try:
-            values = client_keys(request, policy)
+            if policy.key is not None:
+                state.body = read_body(request, most=policy.max_request_body)
+                values = found_key(request, self._app.ensure_sync(policy.key), state.body)
+            else:
+                values = client_keys(request, policy)
             if policy.form_field is not None and request.mimetype in FORM_TYPES:
                 state.body = read_body(request, most=policy.max_request_body)  # read already, for the key
             if not values:
@@ -128,18 +138,46 @@ class Guard:
             state.client_key = one_key(values, max_length=policy.max_key_length, key_format=policy.key_format)
             if callbacks.tenant is not None:
                 state.tenant = load_tenant(callbacks, self._app)
-            state.principal = load_principal(
-                callbacks.principal,
-                request,
-                self._app,
-                credentials=self._credentials,
-                allow_anonymous=settings.allow_anonymous,
-                in_view=state.deferred,
-            )
+            state.principal = policy.principal
+            if policy.principal is None:
+                state.principal = load_principal(
+                    callbacks.principal,
+                    request,
+                    self._app,
+                    credentials=self._credentials,
+                    allow_anonymous=settings.allow_anonymous,
+                    in_view=state.deferred,
+                )
             if state.principal is None and settings.allow_anonymous is False:
                 return self._refuse(state, Problem("principal-required"))
             state.body = read_body(request, most=policy.max_request_body)
-            requests = self._claim_requests(state, request, state.body)
+            if len(state.operation) > LONGEST_NAME:
+                bounded(state.operation, "endpoint of this view has")
+            operation = state.operation if policy.scope == "operation" else None
+            scope = Scope(settings.namespace, state.tenant, state.principal, operation)
+            prints = fingerprints(
+                request,
+                policy,
+                self._identities,
+                body=state.body,
+                # Read for each request: an application may set them after the extension was set up.
+                by_host=self._app.url_map.host_matching or self._app.subdomain_matching,
+                csrf_field=self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
+            )
+            # The request under every secret in use, newest first; then under its former names, if there are any.
+            requests = claim_requests(
+                scope,
+                state.client_key,
+                self._identities,
+                prints,
+                policy=policy,
+                method=request.method,
+                operation=state.operation,
+                hashed=settings.hash_identities,
+                timestamp=key_timestamp(state.client_key),
+            )
+            if settings.former_identity is not None:
+                requests += self._former_requests(state, request, scope, requests)
         except UnknownCaller as error:
             return self._refuse(state, self._unknown_caller(state, error))
         except InvalidKey as error:
@@ -154,10 +192,14 @@ class Guard:
             quota = load_quota(callbacks, quota, state.tenant, self._app)
         if quota is not None and settings.tenant_shards > 1:
             quota = quota.divided(settings.tenant_shards)
+        if policy.in_flight == "wait" and "HTTP_PREFER" in request.environ:
+            preferred = preferred_wait(request)
+            if preferred is not None and preferred < policy.wait:
+                policy, state.preferred_wait = replace(policy, wait=float(preferred)), preferred
         try:
             outcome = self.engine.claim(requests[0], policy, former=requests[1:], quota=quota)
             if settings.former_identity is not None:
-                outcome = self._without_others(state, requests, quota, outcome)
+                outcome = self._without_others(state, requests, policy, quota, outcome)
         except StoreUnavailable as error:
             return self._store_failed(state, error)
         except CorruptRecord as error:
@@ -186,39 +228,6 @@ class Guard:
                 return self._refuse(state, failure(error))
         return None
 
-    def _claim_requests(self, state: RequestState, request: Request, body: Body) -> list[ClaimRequest]:
-        """Return the request under every secret in use, newest first; then under its former names, if there are any."""
-        policy, settings, app = state.policy, self._settings, self._app
-        if len(state.operation) > LONGEST_NAME:
-            bounded(state.operation, "endpoint of this view has")
-        operation = state.operation if policy.scope == "operation" else None
-        scope = Scope(settings.namespace, state.tenant, state.principal, operation)
-        tenant = "" if state.tenant is None else state.tenant
-        principal = "" if state.principal is None else state.principal
-        if settings.hash_identities:
-            pseudonym = self._identities[0].pseudonym
-            tenant = "" if state.tenant is None else pseudonym(tenant)
-            principal = "" if state.principal is None else pseudonym(principal)
-        info = RequestInfo(tenant, principal, request.method, state.operation)
-        prints = fingerprints(
-            request,
-            policy,
-            self._identities,
-            body=body,
-            # Read for each request: an application may set them after the extension was set up.
-            by_host=app.url_map.host_matching or app.subdomain_matching,
-            csrf_field=app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
-        )
-        on_expiry, timestamp = policy.on_expiry, key_timestamp(state.client_key)
-        requests = []
-        for identity, fingerprint in zip(self._identities, prints, strict=True):
-            key = identity.storage_key(scope, state.client_key)
-            waited_for = policy.in_flight == "wait"
-            requests.append(ClaimRequest(key, fingerprint, on_expiry, info, waited_for, timestamp))
-        if settings.former_identity is not None:
-            requests += self._former_requests(state, request, scope, requests)
-        return requests
-
     def _former_requests(
         self, state: RequestState, request: Request, scope: Scope, requests: Sequence[ClaimRequest]
     ) -> list[ClaimRequest]:
@@ -226,11 +235,11 @@ class Guard:
         former = self._settings.former_identity
         if former is None:
             return []
-        tenant, principal = state.former = former_names(
-            former, state.tenant, state.principal, request, self._app, in_view=state.deferred
-        )
-        before = replace(scope, namespace=former.namespace or scope.namespace, tenant=tenant, principal=principal)
-        if before == scope:
+        if state.policy.principal is not None:
+            former = replace(former, principal=None)  # the policy names this caller, and no loader did
+        state.former = former_names(former, state.tenant, state.principal, request, self._app, in_view=state.deferred)
+        before = former_scope(former, scope, state.former)
+        if before is None:
             return []
         return [
             replace(
@@ -239,13 +248,18 @@ class Guard:
                 key=replace(identity.storage_key(before, state.client_key), mark=each.key.mark),
                 # Others of today may have that tenant's name as well, and would be counted there together. Under
                 # the same tenant and namespace it is the same ledger, and the key is counted there already.
-                in_quota=tenant == scope.tenant and before.namespace != scope.namespace,
+                in_quota=before.tenant == scope.tenant and before.namespace != scope.namespace,
             )
             for identity, each in zip(self._identities, requests, strict=True)
         ]
 
     def _without_others(
-        self, state: RequestState, requests: Sequence[ClaimRequest], quota: Quota | None, outcome: Outcome
+        self,
+        state: RequestState,
+        requests: Sequence[ClaimRequest],
+        policy: Policy,
+        quota: Quota | None,
+        outcome: Outcome,
     ) -> Outcome:
         """Claim again without the former names under which the store has another caller's record.
 
@@ -267,20 +281,12 @@ class Guard:
                 self._observers(MismatchRefused(state.record, state.operation))
                 return Mismatched(first_seen=own[0].requested_at)
             requests = [request for request in requests if request.key not in theirs]
-            outcome = self.engine.claim(requests[0], state.policy, former=requests[1:], quota=quota)
+            outcome = self.engine.claim(requests[0], policy, former=requests[1:], quota=quota)
         return outcome
 
     def _is_others(self, state: RequestState, record: Record) -> bool:
         """Whether another caller than this one made this record. This caller may have had another name then."""
-        before = state.former
-        names = (record.info.tenant, state.tenant, before[0]), (record.info.principal, state.principal, before[1])
-        return any(stored not in self._spellings(*known) for stored, *known in names)
-
-    def _spellings(self, *names: str | None) -> set[str]:
-        """Return how records may spell these names: in clear, or by a hash under any secret in use."""
-        known = [name for name in names if name is not None]
-        hashed = {identity.pseudonym(name) for identity in self._identities for name in known}
-        return {*known, *hashed} | ({""} if None in names else set())
+        return is_of_other(record, self._identities, (state.tenant, state.principal), state.former)
 
     # -- responses in the view's place
 
@@ -291,9 +297,18 @@ class Guard:
 
     def _reply(self, state: RequestState, reply: Problem | StoredResponse) -> Response:
         """Build our response, and remember how it looks, so that `capture` notices what others make of it."""
+        if self.status_views and isinstance(reply, Problem):
+            reply = self._with_status_url(state, reply)
         response = self._build(reply, state.policy)
         state.reply, state.response, state.looks = reply, response, looks(response)
         return response
+
+    def _with_status_url(self, state: RequestState, problem: Problem) -> Problem:
+        """Say where the client can ask what becomes of its key, if this problem leaves that open."""
+        if not state.client_key or problem.code not in OPEN_ENDED or state.policy.principal is not None:
+            return problem
+        url = status_url(self.status_views, self._app, self._callbacks, (state.tenant, state.principal))
+        return replace(problem, status_url=url)
 
     def _build(self, reply: Problem | StoredResponse, policy: Policy) -> Response:
         """Build a problem or a replay. Raises `CorruptRecord` for a stored response that must not be sent."""
@@ -306,6 +321,8 @@ class Guard:
 
     def _render(self, problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response]) -> Response:
         """Render a problem as the application's own renderer puts it, or else the profile."""
+        if self._settings.publish:
+            problem = replace(problem, policy_url=context.get().request.root_path + POLICY_PATH)
         own: Any = self._callbacks.problem_renderer
         if own is not None:
             try:
@@ -315,6 +332,8 @@ class Guard:
                     response = self._app.make_response(made)
                     for name, value in problem.http_headers:
                         response.headers.setdefault(name, value)
+                    if problem.status_url or problem.policy_url:
+                        response.headers.add("Link", problem.links)
                     return response
             except Exception:  # noqa: BLE001 - a refusal in the wrong dialect is better than a request that is run
                 _log.exception("the problem renderer failed on %s", problem.code)
@@ -336,7 +355,10 @@ class Guard:
         if isinstance(outcome, Claim):
             raise AssertionError("a granted claim has no response yet")
         if not isinstance(outcome, Replay):
-            return self._reply(state, refusal(outcome))
+            problem = refusal(outcome)
+            if state.preferred_wait is not None and isinstance(outcome, InFlight):
+                problem = replace(problem, headers=(("Preference-Applied", f"wait={state.preferred_wait}"),))
+            return self._reply(state, problem)
         stored = outcome
         guard = self._callbacks.replay_guard
         if guard is not None and not self._app.ensure_sync(guard)(stored.record):
@@ -362,11 +384,10 @@ class Guard:
             # The engine has published it. Such a request never runs.
             self._outages.refused(state.operation, error)
             return self._refuse(state, failure(error))
-        name = type(error.__cause__ or error).__name__
         # Neither of these means that the store is down: what runs past it now, it would let run again.
         known = isinstance(error, ResponseUnavailable | KeyProviderUnavailable)
         allowed = state.policy.on_store_down == "allow" and not known
-        self._observers(StoreFailed(state.record, state.operation, error=name, unprotected=allowed))
+        self._observers(StoreFailed(state.record, state.operation, error=cause_of(error), unprotected=allowed))
         if not allowed:
             self._outages.refused(state.operation, error)
             return self._refuse(state, failure(error))
@@ -396,6 +417,9 @@ class Guard:
                 continue
             if record is not None and record.state is State.QUARANTINED:
                 remaining = releasable_in(record, state.policy)
+                # The operators' tools: a worker loads them for this sentence only, which it writes in debug mode.
+                from flask_idempotency.operations.records import handle_of
+
                 early = f" For {math.ceil(remaining)} s from now it needs --force." if remaining > 0 else ""
                 return (
                     "In debug mode: if it was not carried out, free the key by "
@@ -472,13 +496,16 @@ class Guard:
             rows = with_rows(state, status=status, error=failed)
             if state.decision is Decision.RELEASE:
                 state.has_written = claim.has_written()
+        state.phase = Phase.DONE
         try:
-            self._settle(state, state.decision, stored, reason=f"status-{status}", rows=rows)
+            ended = settle(state, state.decision, stored, reason=f"status-{status}", rows=rows)
         except LeaseLost:
             self._replace_lost(state, response)
         except (NotCommitted, StoreUnavailable) as error:
             self._replace_uncommitted(state, response, error)
         else:
+            if ended is Decision.QUARANTINE and state.unstated:
+                self._quarantines.quarantined(state, f"status-{status}")
             if transactional and state.decision is not Decision.KEEP:
                 self._replace_rolled_back(state, response, failed)
 
@@ -499,39 +526,14 @@ class Guard:
             decision, reason = vanished(state), "worker-interrupted"
         self._settle_quietly(state, decision, StoredResponse(status=500, kept=False), reason=reason)
 
-    def _settle(
-        self, state: RequestState, decision: Decision, stored: StoredResponse, *, reason: str, rows: bool = False
-    ) -> None:
+    def _settle(self, state: RequestState, decision: Decision, stored: StoredResponse, *, reason: str) -> None:
         """End the claim once, however often this is called.
 
         Raises `LeaseLost`; if the work is transactional, also `NotCommitted` and `StoreUnavailable`; and no other error.
         """
         state.phase = Phase.DONE
-        claim = state.claim
-        if claim is None:
-            return
-        if decision is Decision.RELEASE and claim.past_point:
-            decision = Decision.QUARANTINE
-        try:
-            match decision:
-                case Decision.KEEP:
-                    claim.complete(stored, with_rows=rows)
-                case Decision.RELEASE:
-                    claim.release(reason)
-                case Decision.QUARANTINE:
-                    claim.quarantine(reason)
-                    if state.unstated:
-                        self._quarantines.quarantined(state, reason)
-                case unexpected:
-                    assert_never(unexpected)
-        except (LeaseLost, NotCommitted, StoreUnavailable):
-            raise
-        except Exception as error:
-            if claim.transactional:
-                why = error if isinstance(error, IdempotencyError) else type(error).__name__
-                raise StoreUnavailable(f"the work could not be settled: {why}") from error
-            # The record stays claimed, and its lease expires as its policy says.
-            _log.exception("%s could not be settled", state.operation)
+        if settle(state, decision, stored, reason=reason) is Decision.QUARANTINE and state.unstated:
+            self._quarantines.quarantined(state, reason)
 
     def _settle_quietly(self, state: RequestState, decision: Decision, stored: StoredResponse, *, reason: str) -> None:
         """End the claim where no response is left to replace."""
@@ -582,6 +584,8 @@ class Guard:
     # -- responses that must not be sent
 
     def _replace_response(self, state: RequestState, response: Response, problem: Problem) -> None:
+        if self.status_views:
+            problem = self._with_status_url(state, problem)
         overlay(response, self._build(problem, state.policy), policy=state.policy, lost=state.capture)
 
     def _replace_lost(self, state: RequestState, response: Response) -> None:
@@ -591,7 +595,7 @@ class Guard:
         try:
             successor = self._outcome(state, self.engine.successor(state.claim))
         except (StoreUnavailable, CorruptRecord) as error:
-            successor = self._build(failure(error), state.policy)
+            successor = self._reply(state, failure(error))
         overlay(response, successor, policy=state.policy, lost=state.capture)
 
     def _replace_uncommitted(

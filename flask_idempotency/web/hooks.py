@@ -27,7 +27,8 @@ from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks, check_counted
 from flask_idempotency.web.guard import Guard
-from flask_idempotency.web.janitor import IdentityMonitor, JanitorMonitor
+from flask_idempotency.web.key_status import find_status_views, other_view
+from flask_idempotency.web.monitors import IdentityMonitor, JanitorMonitor
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
@@ -63,6 +64,7 @@ class Hooks:
         self._app = app
         self._guard = guard
         self._policies = policies
+        self._resolved = policies.resolved
         self._settings = settings
         self._callbacks = callbacks
         self._counts = counts
@@ -79,6 +81,7 @@ class Hooks:
         self._fault: str | None = None
         """Why no key can be claimed in this application, if that came to light after it was set up."""
         self._warned: set[tuple[str, str]] = set()
+        self._finished = self._receiver()
 
     def install(self) -> None:
         """Register the hooks. Raises Flask's error if the application has already handled a request."""
@@ -86,8 +89,22 @@ class Hooks:
         if self._guard.engine.transactions is not None:
             # Before any hook or session interface of the application uses its database.
             appcontext_pushed.connect(self.entered, self._app)
-        request_finished.connect(self.finish, self._app)
+        request_finished.connect(self._finished, self._app)
         got_request_exception.connect(self.failed, self._app)
+
+    def _receiver(self) -> Callable[..., None]:
+        """Return the receiver for the end of every request, with a key or without.
+
+        A function, because a weak reference to a method costs each request two microseconds more.
+        """
+        key, abandoned, finish = self._key, self._guard.abandoned_streams, self.finish
+
+        def finished(sender: Flask, response: Response, **_: Any) -> None:
+            here = context.get(None)
+            if abandoned or (here is not None and getattr(here.request, key, None) is not None):
+                finish(sender, response)
+
+        return finished
 
     def entered(self, sender: Flask, **_: Any) -> None:
         """Notice a fork that bypassed Python's fork hooks: see `engine.forks`."""
@@ -108,14 +125,15 @@ class Hooks:
 
     def before(self) -> Response | None:
         """Note that this request may be keyed. Reads no body and calls no store: it may run before authentication."""
-        notice()
         if not self._checked:
             self._look_at_all()
         here: Request = context.get().request
         rule = here.url_rule
         if rule is None:  # 404, 405, a slash redirect: the router responds, and there is no view to guard
             return None
-        resolved = self._policies.resolve(rule.endpoint, here.method)
+        resolved = self._resolved.get((rule.endpoint, here.method)) or self._policies.resolve(
+            rule.endpoint, here.method
+        )
         if resolved.exempt:
             return None
         policy = resolved.policy
@@ -130,10 +148,11 @@ class Hooks:
             return self._closed(rule.endpoint, policy, " ".join(resolved.faults))
         if not keyed and not joint:
             return None
+        notice()
         if keyed and self._fault is not None:
             return self._closed(rule.endpoint, policy, self._fault)
         scope = here.blueprints[0] if here.blueprints else None
-        here.__dict__[self._key] = RequestState(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
+        setattr(here, self._key, RequestState(policy, rule.endpoint, scope, resolved.deferred, self.from_view))
         watch_body(here)
         self._last.keep(scope)
         return None
@@ -171,11 +190,13 @@ class Hooks:
         if state.captured or state.context != id(here):
             return response
         state.captured = True
-        if state.phase is Phase.CLAIMED:
-            state.sets_cookie = state.session_changed() or "Set-Cookie" in response.headers
         self._guard.capture(state, response)
-        if state.body is not None and "werkzeug.debug.preserve_context" not in here.request.environ:
-            Closing(state.body, response)
+        if state.capture is not None:
+            state.sets_cookie = state.session_changed() or state.capture.sets_cookie
+        body = state.body
+        # A body in memory goes with its last reference.
+        if body is not None and body.data is None and "werkzeug.debug.preserve_context" not in here.request.environ:
+            Closing(body, response)
         return response
 
     def failed(self, sender: Flask, exception: BaseException, **_: Any) -> None:
@@ -195,6 +216,7 @@ class Hooks:
         """End the claim: all hooks have succeeded and the session is saved, so the response is final."""
         if self._guard.abandoned_streams:
             # In any request: those with a key may be rare. One only: each may wait for the store.
+            notice()
             self._guard.settle_abandoned(most=1)
         state = self._state()
         if state is None:
@@ -243,6 +265,17 @@ class Hooks:
             except ConfigurationError as error:
                 self._fault = str(error)
                 _log.error("Requests with a key answer 500 until you change this: %s", error)
+            url = self._settings.status_url
+            if url is not None and (other := other_view(self._app, url)) is not None:
+                # It was registered after ours, so it never runs. Keyed requests are protected as before.
+                _log.error(
+                    "IDEMPOTENCY_STATUS_URL is %r, and the view %r has the same path: it gets no request. Change one of "
+                    "the two.",
+                    url,
+                    other,
+                )
+            self._policies.in_use = True
+            self._guard.status_views = find_status_views(self._app)
             self._checked = True
         if self.at_first is not None:
             try:
@@ -267,7 +300,7 @@ class Hooks:
     def _state(self) -> RequestState | None:
         """Return the state of the running request. Anyone may send these signals, in a request or not."""
         here = context.get(None)
-        return None if here is None else here.request.__dict__.get(self._key)
+        return None if here is None else getattr(here.request, self._key, None)
 
 
 def _escaped(exception: BaseException) -> bool:
@@ -327,13 +360,25 @@ class LastHooks:
             self._newest[scope] = hooks
 
     def _made(self, scope: str | None, number: int) -> Callable[..., Any]:
-        key, act, newest, only_newest = self._key, self._acts[number], self._newest, number == 0
+        """Return one of the three functions. All requests pay for its first two lines, and most have no state."""
+        key, act, newest = self._key, self._acts[number], self._newest
 
-        def idempotency(*passed_on: Any) -> Any:
-            # Most requests have no state, and all pay for this line.
-            state = context.get().request.__dict__.get(key)
-            if state is None or state.scope != scope or (only_newest and newest[scope][0] is not idempotency):
-                return passed_on[0] if passed_on else None
-            return act(state, *passed_on)
+        def before() -> Any:
+            # With getattr: `__dict__` would make a dictionary, which Python 3.11 creates only when it is asked for.
+            state = getattr(context.get().request, key, None)
+            if state is None or state.scope != scope or newest[scope][0] is not before:
+                return None
+            return act(state)
 
-        return idempotency
+        def after(response: Response) -> Any:
+            state = getattr(context.get().request, key, None)
+            return response if state is None or state.scope != scope else act(state, response)
+
+        def teardown(error: BaseException | None) -> None:
+            state = getattr(context.get().request, key, None)
+            if state is not None and state.scope == scope:
+                act(state, error)
+
+        made: Callable[..., Any] = (before, after, teardown)[number]
+        made.__name__ = made.__qualname__ = "idempotency"
+        return made

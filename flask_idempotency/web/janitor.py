@@ -1,7 +1,6 @@
-"""Assemble the janitor of one application: its tasks, its resolvers, and the monitors that look for a missing janitor.
+"""Assemble the janitor of one application: its tasks and its resolvers.
 
-The monitors also report a change of the identity of keys. They look at the store now and then, when a keyed request ends.
-A missing janitor costs space and leaves unknown outcomes waiting; no promise depends on it.
+A worker that only handles requests does not import this: the janitor, the commands and the doctor do.
 """
 
 from __future__ import annotations
@@ -10,23 +9,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from math import inf
-from threading import Lock
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flask import Flask
 
-from flask_idempotency.assembly import Services, identities, is_process_local
-from flask_idempotency.engine.capabilities import SeenRecord, TaskLog
+from flask_idempotency.assembly import Services, identities
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.events import DataLossDetected, Event, JanitorMissing
+from flask_idempotency.engine.events import DataLossDetected, Event
 from flask_idempotency.engine.keys import Identity, marked, owner_mark
 from flask_idempotency.engine.model import RequestInfo, StoredResponse
+from flask_idempotency.engine.operations import CONSUMERS, MESSAGE, Operations
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.recovery import Happened, Resolution, Settler, UnknownOutcome
+from flask_idempotency.engine.recovery import Happened, Resolution, Settler, StillUnknown, UnknownOutcome
 from flask_idempotency.maintenance.janitor import (
     Batcher,
     HeartbeatReport,
@@ -38,23 +35,19 @@ from flask_idempotency.maintenance.janitor import (
     reconcile,
 )
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, ReapReport, ResolverContext, reap
-from flask_idempotency.maintenance.rotate import rotate
-from flask_idempotency.operations.identity import (
-    FORMER_LOADER,
-    LOADER,
-    NOT_SET_UP,
-    NOTED_EVERY_SECONDS,
-    IdentityShape,
-    look,
-    shape_of,
-)
+from flask_idempotency.maintenance.relay import ExpiresBoth, relay
+from flask_idempotency.maintenance.rotate import RotateReport, rotate
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.principals import extensions_of, may_have_httpauth
 from flask_idempotency.web.responses import capture
 
-BATCHES: Final = {"reap": 200, "expire": 1000, "rotate": 500, "reconcile": 20, "heartbeat": 1}
+if TYPE_CHECKING:
+    from flask_idempotency.outbox.outbox import OutboxServices  # needs a package that is optional
+
+_log = logging.getLogger("flask_idempotency")
+
+BATCHES: Final = {"reap": 200, "expire": 1000, "rotate": 500, "reconcile": 20, "heartbeat": 1, "relay": 100}
 """Records in one batch: some tens of milliseconds of the store's time, or some hundred of the janitor's."""
 
 BUDGET_SHARE: Final = 0.8
@@ -72,6 +65,7 @@ def intervals(settings: Settings) -> dict[Task, float]:
         "rotate": settings.rotate_interval,
         "reconcile": settings.reconcile_interval,
         "heartbeat": settings.heartbeat_interval,
+        "relay": settings.relay_interval,
     }
     return {task: seconds for task, seconds in every.items() if seconds is not None}
 
@@ -124,9 +118,11 @@ def work_of(
             for endpoint, method in policies.pairs()
             if endpoint in loaders.resolvers
         ]
+        known = map(loaders.operations.get, loaders.resolvers)
+        leases += [operation.policy.lease for operation in known if operation is not None]
         context = ResolverContext(
-            resolvers=callable_resolvers(app, loaders.resolvers, policies),
-            policy_of=partial(policy_of, policies),
+            resolvers=callable_resolvers(app, loaders, policies),
+            policy_of=partial(policy_of, policies, loaders.operations),
             settler=settler,
             downstream=partial(downstream_key, every, settings.namespace),
             owner=owner,
@@ -141,14 +137,22 @@ def work_of(
             return reap(recovery, horizon=horizon, drain=drain, observers=observers, label=label, resolving=resolving)
 
         work["reap"] = reaping
-    if built.expiry is not None:
-        expiry = built.expiry
+    outbox: OutboxServices | None = app.extensions.get("idempotency_outbox")
+    expiry = built.expiry
+    if outbox is not None and outbox.outbox.keep:
+        expiry = ExpiresBoth(expiry, outbox.table)
+    if expiry is not None:
         work["expire"] = lambda horizon, drain: expire(expiry, horizon=horizon, drain=drain)
     responses, data_keys, ring = built.responses, built.data_keys, settings.key_ring
     if settings.encryption != "off" and responses is not None and data_keys is not None and ring is not None:
-        work["rotate"] = lambda horizon, drain: rotate(
-            responses, data_keys, built.codec, ring, drain=drain, recovery=built.recovery, owner=owner
-        )
+
+        def rotating(horizon: float, drain: Batcher) -> RotateReport:
+            if outbox is not None:
+                # First: the rest deletes data keys that no record needs, and messages may still need them.
+                outbox.reseal(ring.newest)
+            return rotate(responses, data_keys, built.codec, ring, drain=drain, recovery=built.recovery, owner=owner)
+
+        work["rotate"] = rotating
     ledger = built.ledger
     if ledger is not None and (settings.quota is not None or loaders.quota is not None):
         work["reconcile"] = lambda horizon, drain: reconcile(ledger, drain=drain)
@@ -159,6 +163,8 @@ def work_of(
             return heartbeat(task_log.reports(), store_now=task_log.now(), host_now=time.time())
 
         work["heartbeat"] = beat
+    if outbox is not None:
+        work["relay"] = lambda horizon, drain: relay(outbox.relay(), drain=drain)
     return work
 
 
@@ -181,19 +187,39 @@ def with_budget(drain: Batcher, *, budget: float, on_progress: Callable[[int], o
 # Resolvers.
 
 
-def policy_of(policies: Policies, about: RequestInfo) -> Policy:
-    """Return the policy of the endpoint of this record, as the application is set up now."""
-    return policies.resolve(about.operation, about.method).policy
+def policy_of(policies: Policies, operations: Operations, about: RequestInfo) -> Policy:
+    """Return the policy of the endpoint, inbox or task of this record, as the application is set up now."""
+    return operations.policy_of(about, lambda endpoint, method: policies.resolve(endpoint, method).policy)
+
+
+def is_known(app: Flask, operations: Operations, about: RequestInfo) -> bool:
+    """Return whether this process has the endpoint, inbox or task of this record."""
+    if about.method == MESSAGE:
+        return operations.get(about.operation) is not None
+    return about.operation in app.view_functions
 
 
 def callable_resolvers(
-    app: Flask, resolvers: Mapping[str, Callable[[UnknownOutcome], Resolution]], policies: Policies
+    app: Flask, loaders: Callbacks, policies: Policies
 ) -> Mapping[str, Callable[[UnknownOutcome], Resolution]]:
-    """Return resolvers by endpoint that run in an application context and return a `StoredResponse` in `Happened`.
+    """Return resolvers by operation that run in an application context and return a `StoredResponse` in `Happened`.
 
+    Leave out the inboxes and tasks that this process does not know: it knows neither their `max_runtime` nor their values.
     Raises `ConfigurationError` for endpoints that the application lacks: no resolver would ever run for their keys.
     """
-    unknown = [endpoint for endpoint in resolvers if endpoint not in app.view_functions]
+    resolvers, operations = loaders.resolvers, loaders.operations
+    elsewhere = unknown_consumers(app, loaders)
+    for name in elsewhere:
+        _log.warning(
+            "resolver(%r): this process has no such inbox or task, so it resolves none of its keys. Import the module that "
+            "makes it where the janitor runs.",
+            name,
+        )
+    unknown = [
+        name
+        for name in resolvers
+        if name not in app.view_functions and operations.get(name) is None and name not in elsewhere
+    ]
     if unknown:
         raise ConfigurationError(
             *(
@@ -203,13 +229,28 @@ def callable_resolvers(
         )
 
     def call(resolver: Callable[[UnknownOutcome], Resolution], unknown: UnknownOutcome) -> Resolution:
+        about = unknown.record.info
+        consumer = operations.get(about.operation) if about.method == MESSAGE else None
+        if consumer is None and not is_known(app, operations, about):
+            return StillUnknown()
         with app.app_context():
             resolution: Resolution = app.ensure_sync(resolver)(unknown)
+            if consumer is not None and isinstance(resolution, Happened):
+                return Happened(consumer.stored(resolution.answer))
             if isinstance(resolution, Happened) and not isinstance(resolution.answer, StoredResponse):
-                return Happened(result_of(app, resolution.answer, policy_of(policies, unknown.record.info)))
+                return Happened(result_of(app, resolution.answer, policy_of(policies, operations, about)))
             return resolution
 
-    return {endpoint: partial(call, resolver) for endpoint, resolver in resolvers.items()}
+    return {name: partial(call, resolver) for name, resolver in resolvers.items() if name not in elsewhere}
+
+
+def unknown_consumers(app: Flask, loaders: Callbacks) -> list[str]:
+    """Return the inboxes and tasks that have a resolver and that this process has not imported."""
+    return [
+        name
+        for name in loaders.resolvers
+        if name.startswith(CONSUMERS) and name not in app.view_functions and loaders.operations.get(name) is None
+    ]
 
 
 def result_of(app: Flask, answer: Any, policy: Policy) -> StoredResponse:
@@ -235,170 +276,3 @@ def downstream_key(identities: Sequence[Identity], namespace: str, found: SeenRe
         "listed any more, so the key that was sent downstream is unknown. Look the request up by other data, or run "
         "`flask idempotency resolve`."
     )
-
-
-# Monitors.
-
-AGAIN_SECONDS: Final = 60.0
-"""The pause after a store did not answer, or while another process records the identity."""
-
-_log = logging.getLogger("flask_idempotency")
-
-
-def watch_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> JanitorMonitor | None:
-    """Return a monitor, or None if no janitor is expected, the store keeps no task log, or only this process has it."""
-    if built.tasks is None or settings.heartbeat_interval is None or is_process_local(settings):
-        return None
-    return JanitorMonitor(built.tasks, observers, every=settings.heartbeat_interval)
-
-
-def shape_watch_of(
-    app: Flask, built: Services, settings: Settings, loaders: Callbacks, policies: Policies
-) -> IdentityMonitor | None:
-    """Return a monitor, or None if the store keeps no task log, or only this process has it."""
-    if built.shared_task_log is None or is_process_local(settings):
-        return None
-    return IdentityMonitor(built.shared_task_log, partial(shape_in, app, settings, loaders, policies))
-
-
-def shape_in(app: Flask, settings: Settings, loaders: Callbacks, policies: Policies) -> IdentityShape:
-    """Return the shape of the identity of keys, as the application is set up now."""
-    former, extensions = settings.former_identity, extensions_of(app)
-    tenant = () if loaders.tenant is None else (LOADER,)
-    principal = extensions if loaders.principal is None else (LOADER,)
-    before = None
-    if former is not None:
-        before = (
-            former.namespace or settings.namespace,
-            _kinds_before(former.tenant, tenant, extensions),
-            _kinds_before(former.principal, principal, extensions),
-        )
-    keeps = []
-    for endpoint, method in policies.pairs():
-        with suppress(ConfigurationError):  # a fault of that endpoint alone, reported elsewhere
-            keeps.append(policies.resolve(endpoint, method).policy.keep)
-    return shape_of(
-        app.name,
-        settings.namespace,
-        identities(settings),
-        tenant=tenant,
-        principal=principal,
-        httpauth=may_have_httpauth(),
-        keep=max([settings.policy.keep, *keeps]),
-        former=before,
-    )
-
-
-def _kinds_before(
-    former: tuple[str, ...] | Callable[[], str | None] | bool | None,
-    present: tuple[str, ...],
-    extensions: tuple[str, ...],
-) -> tuple[str, ...]:
-    """Return what named tenants or principals before, as IDEMPOTENCY_FORMER_IDENTITY describes it."""
-    match former:
-        case None:
-            return present
-        case bool():
-            return ()
-        case tuple(named):
-            there = ("Flask-HTTPAuth", *extensions) if may_have_httpauth() else extensions
-            return named if set(named) <= set(there) else (NOT_SET_UP,)
-        case _:
-            return (FORMER_LOADER,)
-
-
-class JanitorMonitor:
-    """Publish `JanitorMissing` once when no janitor has reported for two intervals.
-
-    Any task counts, also one that cron runs: cron has no heartbeat. After a report, the next silence is published again.
-    """
-
-    def __init__(
-        self,
-        task_log: TaskLog,
-        observers: Callable[[Event], None],
-        *,
-        every: float,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._task_log = task_log
-        self._observers = observers
-        self._patience = 2 * every
-        self._monotonic = monotonic
-        self._lock = Lock()
-        self._began: float | None = None
-        self._due = -inf
-        self._published = False
-
-    def look(self) -> None:
-        """Look at the task log if it is time. Call this when a keyed request ends; it never raises."""
-        now = self._monotonic()
-        if now < self._due:
-            return
-        with self._lock:
-            if now < self._due:
-                return  # another thread does it
-            self._due = now + self._patience
-            if self._began is None:
-                # The janitor may be starting too.
-                self._began = now
-                return
-        try:
-            silence = min((entry.ago for entry in self._task_log.reports().values()), default=None)
-        except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
-            _log.debug("It is unknown whether a janitor runs (%s).", type(error).__name__)
-            return
-        missing = silence is None or silence > self._patience
-        if missing and not self._published:
-            self._observers(JanitorMissing("", "", now - self._began if silence is None else silence))
-        self._published = missing
-
-
-class IdentityMonitor:
-    """Log each change of the identity of keys once.
-
-    It first looks when the first request that claimed a key ends, because loaders may be registered until then. It asks the
-    store again every hour. No request waits for it before its view runs.
-    """
-
-    def __init__(
-        self,
-        task_log: TaskLog,
-        shape: Callable[[], IdentityShape],
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._task_log = task_log
-        self._shape = shape
-        self._monotonic = monotonic
-        self._lock = Lock()
-        self._due = -inf
-        self._logged: set[str] = set()
-        self._httpauth = False
-
-    def look(self, *, httpauth: bool = False) -> None:
-        """Compare the identity with the store's history if it is time. Call this when a request that claimed a key ends.
-
-        It is nearly always quick, and never raises. `httpauth`: Flask-HTTPAuth named the caller, which is recorded once.
-        """
-        now = self._monotonic()
-        if httpauth and not self._httpauth:
-            self._httpauth, self._due = True, now
-        if now < self._due:
-            return
-        with self._lock:
-            if now < self._due:
-                return  # another thread does it
-            self._due = now + NOTED_EVERY_SECONDS
-        try:
-            history = look(self._task_log, self._shape(), note=True, httpauth=self._httpauth)
-        except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
-            self._due = now + AGAIN_SECONDS
-            _log.debug("It is unknown whether the identity of keys has changed (%s).", type(error).__name__)
-            return
-        if not history.noted:
-            self._due = now + AGAIN_SECONDS
-        for change in history.changes:
-            if change.what not in self._logged:
-                self._logged.add(change.what)
-                _log.log(logging.ERROR if change.certain else logging.WARNING, "%s %s", change.text, change.remedy)

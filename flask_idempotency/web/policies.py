@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial, wraps
 from types import FunctionType
 from typing import Any, NoReturn, TypeVar, overload
@@ -22,16 +22,18 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.local import LocalProxy
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
+from flask_idempotency.engine.policy import POLICY_FIELDS, VIEW_FIELDS, Override, Policy
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings import load_override
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import DIALECT_FIELDS, PROFILES, STATUS_LISTS, policy_of, yielding
 from flask_idempotency.web.problems import Problem, render
 from flask_idempotency.web.request_state import current_state
 
-_MARK = "__idempotency__"
+MARK = "__idempotency__"
+"""The attribute that holds the `Mark` of a view."""
 _APPLICATION = "application"
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 TargetT = TypeVar("TargetT")
@@ -39,7 +41,7 @@ TargetT = TypeVar("TargetT")
 _log = logging.getLogger("flask_idempotency")
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Mark:
     """The policy that decorators left on a function or class. `exempt` is None if no decorator decides it."""
 
@@ -48,7 +50,7 @@ class Mark:
     deferred: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ResolvedPolicy:
     """The policy that the guard applies to one endpoint and method.
 
@@ -65,7 +67,7 @@ class ResolvedPolicy:
     chosen: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class PolicySource:
     """A policy, and by the name of each value the place where it was written."""
 
@@ -73,7 +75,7 @@ class PolicySource:
     origins: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class _Layer:
     """The values that were written in one place."""
 
@@ -92,16 +94,20 @@ def idempotent(**policy: Any) -> Callable[[ViewT], ViewT]: ...
 def idempotent(view: Any = None, /, **policy: Any) -> Any:
     """Give a view, a MethodView or one of its methods its own policy. You get the same function back.
 
-    Raises `ConfigurationError` for a wrong value, and names the view. If you apply several to one function, the outermost
-    wins value by value.
+    Use it with or without arguments; the keywords are the policy keywords. If you apply several to one function, the
+    outermost wins value by value. Raises `ConfigurationError` for a wrong value, and names the view.
     """
 
-    def annotate(target: ViewT) -> ViewT:
-        values = load_override(policy, where=f"@idempotent on {_name(target)}")
-        mark = _mark(target)
-        return _annotate(target, replace(mark, override={**mark.override, **values}, exempt=False))
+    def guard(target: ViewT) -> ViewT:
+        return annotate(target, load_override(policy, where=f"@idempotent on {_name(target)}"))
 
-    return annotate if view is None else annotate(view)
+    return guard if view is None else guard(view)
+
+
+def annotate(target: ViewT, values: Override) -> ViewT:
+    """Add these values to the mark of a view or class, and return the view."""
+    mark = _mark(target)
+    return _annotate(target, replace(mark, override={**mark.override, **values}, exempt=False))
 
 
 def exempt(view: ViewT) -> ViewT:
@@ -116,7 +122,7 @@ def claim_here(view: ViewT) -> ViewT:
     """Claim the key when this function is called, after the decorators above it have run.
 
     Use it below authentication and permission checks, directly above the view (in `MethodView.decorators`, first). Each
-    retry then passes those checks before it gets a stored response.
+    retry then passes those checks before it gets a stored response. Raises `ConfigurationError` if you put it on a class.
     """
     if inspect.isclass(view):
         raise ConfigurationError(
@@ -200,15 +206,22 @@ class Policies:
         self._overrides = overrides
         self._origins = origins or {}
         self._chosen_only = chosen_only
-        self._resolved: dict[tuple[str, str], ResolvedPolicy] = {}
+        self.resolved: dict[tuple[str, str], ResolvedPolicy] = {}
+        """What `resolve` has found so far. The hook of each request looks here first."""
         self._form_fields: tuple[int, Mapping[str, str]] | None = None
+        self.in_use = False
+        """Set when the first request arrives. From then on the policies do not change."""
 
     def resolve(self, endpoint: str, method: str) -> ResolvedPolicy:
         """Return the policy of this endpoint and method. It does not change during the life of the application."""
-        resolved = self._resolved.get((endpoint, method))
+        resolved = self.resolved.get((endpoint, method))
         if resolved is None:
-            resolved = self._resolved[endpoint, method] = self._resolve(endpoint, method)
+            resolved = self.resolved[endpoint, method] = self._resolve(endpoint, method)
         return resolved
+
+    def look(self, endpoint: str, method: str) -> ResolvedPolicy:
+        """Return the policy as it stands now, and fix nothing: the application may still configure it."""
+        return self.resolved.get((endpoint, method)) or self._resolve(endpoint, method)
 
     def explain(self, endpoint: str, method: str) -> PolicySource:
         """Return the policy, and the place where each value was written."""
@@ -216,17 +229,21 @@ class Policies:
         written = {name: layer.where for layer in layers for name in layer.override}
         values = {name: value for layer in layers for name, value in layer.override.items()}
         written |= {name: self._origins.get(name, "") for name in written if written[name] == _APPLICATION}
-        origins = dict.fromkeys(sorted(POLICY_FIELDS), "default")
+        origins = dict.fromkeys(sorted(POLICY_FIELDS | VIEW_FIELDS), "default")
         if "profile" in written:
             brought = f"profile {values['profile']}, of {written['profile']}"
             origins |= dict.fromkeys(DIALECT_FIELDS, brought)
             if less := yielding(values):
                 # A profile gives up the statuses that the application decides in another way.
                 origins |= dict.fromkeys(STATUS_LISTS, f"{brought}, less what {' and '.join(less)} decides")
-        resolved = self.resolve(endpoint, method)
+        resolved = self.look(endpoint, method)
         if resolved.policy.lease < policy_of({"profile": resolved.policy.profile}).lease:
             origins["lease"] += ", shortened to max_runtime"
         return PolicySource(resolved, origins | written)
+
+    def serves(self, blueprint: Blueprint) -> bool:
+        """Return whether requests may have got the policy of this blueprint's views already."""
+        return self.in_use and any(each is blueprint for each in self._app.blueprints.values())
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return every endpoint with every method that it is routed for."""
@@ -282,7 +299,8 @@ class Policies:
             # `MethodView.as_view` makes a function that only `decorators` can mark.
             made = view_class is not None and getattr(target, "view_class", None) is view_class
             name = f"the decorators of {_name(view_class)}" if made else _name(target)
-            yield _Layer(f"@idempotent on {name}", _mark(target).override)
+            override = _mark(target).override
+            yield _Layer(f"{'@webhook' if 'principal' in override else '@idempotent'} on {name}", override)
 
     def _of_blueprints(self, endpoint: str) -> Iterator[_Layer]:
         """Yield the blueprints' layers, outermost first. Find them by object: a blueprint may have several names."""
@@ -309,8 +327,8 @@ def refuse_unguarded(app: Flask, **_: Any) -> None:
     decided = [mark.exempt for mark in marks if mark.exempt is not None]
     # An endpoint may have a dot in its name and no blueprint.
     blueprints = [app.blueprints[name] for name in request.blueprints if name in app.blueprints]
-    configured = [blueprint for blueprint in blueprints if _MARK in vars(blueprint)]
-    if not decided and request.method not in _SAFE:
+    configured = [blueprint for blueprint in blueprints if MARK in vars(blueprint)]
+    if not decided and request.method not in SAFE:
         lost = [_mark(each) for each in _hidden(app, rule.endpoint, request.method)]
         marks += [mark for mark in lost if not mark.exempt]
         decided = [mark.exempt for mark in marks if mark.exempt is not None]
@@ -347,7 +365,7 @@ def _hidden(app: Flask, endpoint: str, method: str) -> list[Any]:
     seen = [*entered]
     for target in seen:
         seen += [held for held in _held(target) if not any(held is each for each in seen)]
-    marked = [each for each in seen[len(entered) :] if isinstance(inspect.getattr_static(each, _MARK, None), Mark)]
+    marked = [each for each in seen[len(entered) :] if isinstance(inspect.getattr_static(each, MARK, None), Mark)]
     # The view's own marks first: they are nearly always all, and a large application has many views.
     for views in ([view], app.view_functions.values()):
         if marked:
@@ -410,7 +428,7 @@ def _hides(target: Any) -> str:
 
 def _mark(target: Any) -> Mark:
     """Return this object's own mark. `_marked` visits the classes that a class inherits from."""
-    mark: Mark | None = vars(target).get(_MARK) if inspect.isclass(target) else getattr(target, _MARK, None)
+    mark: Mark | None = vars(target).get(MARK) if inspect.isclass(target) else getattr(target, MARK, None)
     return mark or Mark()
 
 
@@ -422,7 +440,7 @@ def mark_configured(blueprint: Blueprint, override: Override) -> None:
 def _annotate(target: TargetT, mark: Mark) -> TargetT:
     if _mark(target).exempt is not None and mark.exempt is not _mark(target).exempt:
         raise ConfigurationError(f"{_name(target)} is both @idempotent and @exempt. Remove one of the two.")
-    setattr(target, _MARK, mark)
+    setattr(target, MARK, mark)
     # We do not know yet which application will serve it. A second connection changes nothing.
     request_started.connect(refuse_unguarded)
     return target

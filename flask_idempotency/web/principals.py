@@ -101,8 +101,8 @@ PREFIXES: Final = (
 NO_CERTIFICATE: Final = ("NONE", "(null)")
 """The values of such a variable if the client has no certificate: Apache's and nginx's."""
 
-_RESERVED: Final = ("httpauth:", "jwt:", "login:", "identity:")
-"""Prefixes of the ids of extensions. An id of Flask-Login with such a prefix gets another one, so that names stay unique."""
+_RESERVED: Final = ("httpauth:", "jwt:", "login:", "identity:", "webhook:")
+"""Prefixes of the ids of extensions and webhooks. An id of Flask-Login with such a prefix gets another one."""
 
 _JWT_NAMES: Final = "_jwt_extended"
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from threading import Lock
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Protocol, assert_never
 
@@ -24,7 +21,6 @@ from flask_idempotency.engine.errors import (
     CorruptRecord,
     IdempotencyError,
     InvalidKey,
-    KeyProviderUnavailable,
     NotCommitted,
     StoreDataLoss,
     StoreUnavailable,
@@ -32,57 +28,19 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.escape import printable_lines
 from flask_idempotency.engine.model import Erased, InFlight, Mismatched, OverQuota, Unknown
 from flask_idempotency.engine.quota import LIMITS
-from flask_idempotency.settings.profiles import Profile
+from flask_idempotency.engine.values import valueclass
+from flask_idempotency.settings.profiles import Dialect, Profile
 
-INTERVAL_SECONDS: Final = 10
-"""An outage lasts minutes: a line every ten seconds shows when it began and ended, and does not flood the log."""
-
-# Servers begin an error with its code, as in `OOM command not allowed`. Anything else may be a name or an argument.
-_CODE = re.compile(r"[A-Z]{2,20}(?= |$)")
+POLICY_PATH: Final = "/.well-known/idempotency"
+"""Where IDEMPOTENCY_PUBLISH serves the policy document."""
 
 _log = logging.getLogger("flask_idempotency")
-
-
-class OutageLog:
-    """Logs refusals of one application while the store does not answer, at most one line in ten seconds."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._lock = Lock()
-        self._next = float("-inf")
-        self._suppressed = 0
-
-    def refused(self, operation: str, error: StoreUnavailable) -> None:
-        """Log this refusal, or count it. Names no key and quotes no server text."""
-        with self._lock:
-            now = self._monotonic()
-            if now < self._next:
-                self._suppressed += 1
-                return
-            self._next = now + INTERVAL_SECONDS
-            more, self._suppressed = self._suppressed, 0
-        _log.warning(
-            "%s was refused with 503: the %s is not available (%s)%s",
-            operation,
-            "key provider" if isinstance(error, KeyProviderUnavailable) else "store",
-            # Its text is ours alone, and says what to do.
-            error if isinstance(error, StoreDataLoss) else _named(error.__cause__ or error),
-            f"; {more} more since the last such line" if more else "",
-        )
-
-
-def _named(error: BaseException) -> str:
-    name = type(error).__name__
-    # Compared by name, because this module does not know the store, or whether its client is installed.
-    from_server = any(parent.__name__ == "ResponseError" for parent in type(error).__mro__)
-    code = _CODE.match(str(error)) if from_server else None
-    return name if code is None else f"{name}: {code[0]}"
 
 
 # The table of all problems. docs/generate.py makes the pages under docs/problems from it.
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class ProblemType:
     """One row of the table: what all problems with this code share."""
 
@@ -91,8 +49,12 @@ class ProblemType:
     """None: the status of the first response."""
     title: str
     detail: str
-    guide: str
-    """For the problem's page: what happened, is it safe to retry, what to do."""
+    happened: str
+    """For the problem's page: what happened. The first sentence stands in the list of all problems."""
+    remedy: str
+    """For the problem's page: what the client does next."""
+    again: str
+    """For the list of all problems: whether to send the same request again."""
     retry: bool
     """Whether the same request under the same key, sent again by a machine, can end better."""
     stripe_type: str = "invalid_request_error"
@@ -106,11 +68,12 @@ _ROWS = (
         status=400,
         title="Idempotency key missing",
         detail="This operation needs an idempotency key and the request carries none. Nothing was done.",
-        guide=(
-            "The operation only accepts requests that carry an idempotency key, and this one had none. Nothing was "
-            "done. Draw one fresh key (a random UUID is good) for each thing that you want to happen once, store it "
-            "before you send, and send the same key with every attempt."
+        happened="The endpoint needs an idempotency key, and the request has none. The server did nothing.",
+        remedy=(
+            "Make one new key, such as a random UUID, for each thing that you want to happen once. Store it before you "
+            "send the request. Send the same key with every attempt."
         ),
+        again="with a key",
         retry=False,
     ),
     ProblemType(
@@ -118,11 +81,34 @@ _ROWS = (
         status=400,
         title="Idempotency key not valid",
         detail="The request's idempotency key cannot be used. Nothing was done.",
-        guide=(
-            "The key was empty, too long, sent twice, or not in the format that this operation asks for; `detail` says "
-            "which. Nothing was done. Retrying the same request cannot help: send a valid key. One header line, "
-            "visible ASCII characters, at most the length that the API documents."
+        happened=(
+            "The server cannot use the key: it is empty, too long, sent twice or in another format. The server did "
+            "nothing; `detail` names the fault."
         ),
+        remedy=(
+            "Send one header line with visible ASCII characters, at most as long as the API documents. The same request "
+            "fails again."
+        ),
+        again="with a valid key",
+        retry=False,
+    ),
+    ProblemType(
+        code="unknown-operation",
+        status=400,
+        title="No such operation with idempotency keys",
+        detail=(
+            "`method` and `path` must name one operation of this service that takes idempotency keys. The key was not "
+            "looked up."
+        ),
+        happened=(
+            "You asked for the status of a key, and `method` and `path` name no operation that takes keys. The service did "
+            "not look the key up, so this says nothing about the request."
+        ),
+        remedy=(
+            "Send `method` and `path` as you sent them with the key, such as `?method=POST&path=/payments`. Each must occur "
+            "once. The path begins at the host, and has no query. Do not take this for `absent`."
+        ),
+        again="with the operation",
         retry=False,
     ),
     ProblemType(
@@ -130,11 +116,12 @@ _ROWS = (
         status=400,
         title="Request body incomplete",
         detail="The body ended before the announced Content-Length. Nothing was done; send the request again.",
-        guide=(
-            "Fewer bytes arrived than the Content-Length announced, so the connection was cut on the way. Nothing was "
-            "done and the key was not used. Send the whole request again with the same key. If it happens every time, "
-            "the client or a proxy computes Content-Length wrongly."
+        happened="Fewer bytes arrived than `Content-Length` announced. The server did nothing, and the key is unused.",
+        remedy=(
+            "Send the whole request again with the same key. If it fails every time, your client or a proxy computes "
+            "`Content-Length` wrongly."
         ),
+        again="yes",
         retry=True,
     ),
     ProblemType(
@@ -142,23 +129,27 @@ _ROWS = (
         status=413,
         title="Request body too large",
         detail="The body is larger than this operation accepts with an idempotency key. Nothing was done.",
-        guide=(
-            "The request's body is longer than the operation allows for requests that carry an idempotency key. It was not "
-            "read to its end, nothing was done and the key was not used. Retrying the same request cannot help: send less, "
-            "or in several requests, each with a key of its own."
+        happened=(
+            "The request's body is longer than the endpoint accepts with a key. The server did nothing, and the key is "
+            "unused."
         ),
+        remedy="Send less, or send several requests, each with its own key. The same request fails again.",
+        again="no",
         retry=False,
     ),
     ProblemType(
         code="in-flight",
         status=409,
         title="The first request is still running",
-        detail="A request with this idempotency key is being worked on. Ask again with the same key to get its answer.",
-        guide=(
-            "An earlier attempt with this key has not finished. This attempt did nothing. Wait for as long as "
-            "Retry-After says and send the same request with the same key: it is answered with the first attempt's "
-            "answer once that exists. Never switch to a new key while you wait: that would start a second run."
+        detail=(
+            "A request with this idempotency key is still running. Send it again with the same key to get its response."
         ),
+        happened="An earlier attempt with this key is still running. This attempt did nothing.",
+        remedy=(
+            "Wait for `Retry-After` seconds, and send the same request with the same key. You get the response of the "
+            "first attempt once it exists. Do not change the key: a new key starts a second run."
+        ),
+        again="yes, after `Retry-After`",
         retry=True,
         stripe_code="idempotency_key_in_use",
         playbook_code="request_in_progress",
@@ -170,11 +161,12 @@ _ROWS = (
         detail=(
             "This idempotency key belongs to a request with another method, path, query or payload. Nothing was done."
         ),
-        guide=(
-            "The key was first used with a different method, path, query or payload. This request was not carried out, "
-            "and the first one is untouched. Retrying cannot help. If you meant to repeat the first request, send "
-            "exactly what was sent then; if this is a new one, give it a key of its own."
+        happened=(
+            "The key belongs to a request with another method, path, query or payload. This request did nothing, and the "
+            "first one is unchanged."
         ),
+        remedy="To repeat the first request, send exactly what you sent then. For a new request, use a new key.",
+        again="no",
         retry=False,
         stripe_type="idempotency_error",
         playbook_code="idempotency_payload_mismatch",
@@ -187,13 +179,16 @@ _ROWS = (
             "The first request with this idempotency key failed or was interrupted, and how far it came is not known. The "
             "request will not run again until that is settled."
         ),
-        guide=(
-            "The first attempt failed or was interrupted, and it may or may not have had its effect. It is not run again, "
-            "because that could do it twice. Automatic retries will get this same answer until the service has found "
-            "out. Do not send the request under a new key; look up whether it took effect, or ask the service's "
-            "operator, who can look at what happened. Once that is settled, the same key gets the real answer, or runs if "
-            "nothing was done."
+        happened=(
+            "The first attempt failed or was interrupted, and the service does not know how far it came. It does not run "
+            "the request again, because that could do it twice."
         ),
+        remedy=(
+            "Do not send the request under a new key. Look up whether it took effect, or contact the operator of the "
+            "service. Retries get this problem until the service has found out. Then the same key gets the real "
+            "response, or runs if the first attempt had no effect."
+        ),
+        again="no: look it up",
         retry=False,
         stripe_type="api_error",
     ),
@@ -202,15 +197,17 @@ _ROWS = (
         status=503,
         title="Idempotency records cannot be reached",
         detail=(
-            "It cannot be told whether this request has been carried out. Send it again with the same key: it is not "
+            "It is not known whether this request has been carried out. Send it again with the same key: it is not "
             "carried out twice."
         ),
-        guide=(
-            "The service could not reach the place where it remembers idempotency keys, or the keys that answers are "
-            "encrypted with. Most such requests were not begun; where records and changes are kept together, one may have "
-            "been, and then either both were kept or neither. It is safe to retry with the same key, and only with the "
-            "same key, after Retry-After."
+        happened=(
+            "The service cannot reach its idempotency records, or the keys that open them. Most such requests did not "
+            "start. If one did, either its changes and its record were both kept, or neither."
         ),
+        remedy=(
+            "Send the same request with the same key after `Retry-After`. It does not run twice. Do not change the key."
+        ),
+        again="yes, after `Retry-After`",
         retry=True,
         stripe_type="api_error",
     ),
@@ -223,14 +220,17 @@ _ROWS = (
             "Nothing was done now. Send it again later with the same key. The operator of the service lets it run with "
             "`flask idempotency redis ack`, at the risk that requests whose records were lost run a second time."
         ),
-        guide=(
-            "The service does not know this key, and has lost keys that it should know: its store was restarted, failed over "
-            "or emptied. So the request may have been carried out by an earlier attempt. It was not run now. If you know that "
-            "this was the first attempt, it has not been carried out. Send it again with the same key after Retry-After; it "
-            "runs, or gets the first attempt's answer, once the operator has looked. Keys that carry the time at which they "
-            "were made (UUID version 7, ULID) run at once if that is later than the loss. Do not send a request under a new "
-            "key that you may have sent before: look up first whether it took effect."
+        happened=(
+            "The service does not know this key, and it has lost records that it should have. Its store was restarted, "
+            "failed over, emptied or replaced. An earlier attempt may have run; this one did nothing."
         ),
+        remedy=(
+            "Send the request again with the same key after `Retry-After`. Once the operator has acknowledged the loss, "
+            "it runs, or gets the response of the first attempt. If this was your first attempt, it has not run. Do not "
+            "send a request under a new key if you may have sent it before: look up first whether it took effect. A key "
+            "that states when it was made (UUID version 7 or ULID) runs immediately if that was after the loss."
+        ),
+        again="yes, after `Retry-After`",
         retry=True,
         stripe_type="api_error",
     ),
@@ -239,12 +239,15 @@ _ROWS = (
         status=500,
         title="The request's changes were rolled back",
         detail="Nothing of this request was kept: its changes were rolled back, and its idempotency key is free again.",
-        guide=(
-            "The request was carried out up to the point where its changes were to be made permanent. Then the database "
-            "refused that, or the service's rules did not let the response stand. Nothing of it remains, and the key is free: "
-            "sending the request again with the same key is safe and runs it again. If it ends the same way again, the request "
-            "contradicts what is stored, or those rules are wrong; the service's log says which."
+        happened=(
+            "The view ran, and then its changes were rolled back: the database refused them, or the service's rules did "
+            "not let the response stand. No change was kept, and the key is free."
         ),
+        remedy=(
+            "Send the request again with the same key: that is safe and runs it again. If it ends the same way, the "
+            "request contradicts the stored data, or the service's rules are wrong. The service's log names the cause."
+        ),
+        again="yes",
         retry=True,
         stripe_type="api_error",
     ),
@@ -253,11 +256,15 @@ _ROWS = (
         status=500,
         title="It is unknown whether the request's changes were kept",
         detail="The database did not say whether it has kept this request's changes, and the request carries no key.",
-        guide=(
-            "The request was carried out, and when its changes were to be made permanent the database did not answer any "
-            "more. They may be there or not. Without an idempotency key a repetition cannot be recognised, and may do "
-            "them again: look up first whether they are there. Requests that carry a key never get this answer."
+        happened=(
+            "The database did not confirm whether it kept the request's changes, and the request has no key. The changes "
+            "may exist or not."
         ),
+        remedy=(
+            "Look up first whether the changes exist. Without a key the server cannot recognise a repetition, and may "
+            "make them again. A request with a key never gets this problem."
+        ),
+        again="no: it may run twice",
         retry=False,
         stripe_type="api_error",
     ),
@@ -266,43 +273,52 @@ _ROWS = (
         status=503,
         title="Another request changed the same data at the same moment",
         detail="Nothing of this request was kept: its changes were rolled back. Send it again with the same key.",
-        guide=(
-            "The database ended this request's transaction to let another one finish: a serialization failure, a "
-            "deadlock, or a lock that was not to be had in time. Nothing of it remains and its key is free. It is "
-            "safe to retry with the same key after Retry-After, and will usually succeed."
+        happened=(
+            "The database ended this transaction to let another one finish: a serialization failure, a deadlock, or a "
+            "lock that took too long. No change was kept, and the key is free."
         ),
+        remedy="Send the same request with the same key after `Retry-After`. It usually succeeds.",
+        again="yes, after `Retry-After`",
         retry=True,
         stripe_type="api_error",
     ),
     ProblemType(
         code="response-not-kept",
         status=None,
-        title="Done before; the answer's body was not kept",
+        title="Done before; the response body was not kept",
         detail=(
-            "This request was carried out when it was first sent, with this status. Its answer was too large or could "
-            "not be stored, so the body cannot be given again."
+            "This request was carried out when it was first sent, with this status. Its response was too large or could "
+            "not be stored, so the body cannot be sent again."
         ),
-        guide=(
-            "The request was carried out once, and this attempt did nothing. The status and some of the headers are those "
-            "of the first answer; its body was too large to keep, or was cut off on the way. Retrying gets this same "
-            "answer. Read the resource's present state with a GET, at Location if there is one."
+        happened=(
+            "The request ran once, with this status, and its body was not kept. It was too large, could not be stored, or "
+            "was cut off. This attempt did nothing."
         ),
+        remedy=(
+            "Read the present state of the resource with a GET, at `Location` if there is one. A retry gets this problem "
+            "again."
+        ),
+        again="no: done before",
         retry=False,
         stripe_type="api_error",
     ),
     ProblemType(
         code="response-erased",
         status=410,
-        title="Done before; the answer was erased",
+        title="Done before; the response was erased",
         detail=(
-            "This request was carried out when it was first sent, and its answer has been erased since. It is not run "
-            "again."
+            "This request was carried out when it was first sent, and its response has been erased since. It does not "
+            "run again."
         ),
-        guide=(
-            "The request was carried out once, and this attempt did nothing. Its response was destroyed "
-            "together with all other responses of its tenant, and cannot be read any more. Retrying gets this same "
-            "problem for as long as the key is remembered. Read the resource's present state with a GET."
+        happened=(
+            "The request ran once, and its response was erased with all responses of its tenant. This attempt did "
+            "nothing."
         ),
+        remedy=(
+            "Read the present state of the resource with a GET. A retry gets this problem as long as the service "
+            "remembers the key."
+        ),
+        again="no: done before",
         retry=False,
     ),
     ProblemType(
@@ -310,12 +326,12 @@ _ROWS = (
         status=429,
         title="No more new idempotency keys for now",
         detail="The tenant has as much as it may, so no new idempotency key is accepted for now. Nothing was done.",
-        guide=(
-            "The tenant of this request has reached a limit on idempotency keys: on live records, on stored bytes, on "
-            "requests in flight or on new keys in a while; `detail` and the `RateLimit` field say which. Nothing was done "
-            "and the key was not used. Keys that were used before still work: retries are always answered. Send the same "
-            "request with the same key again after Retry-After."
+        happened=(
+            "The tenant has reached a limit on live records, stored bytes, running requests or new keys. The server did "
+            "nothing, and the key is unused. `detail` and the `RateLimit` field name the limit."
         ),
+        remedy="Send the same request with the same key after `Retry-After`. Retries with known keys always pass.",
+        again="yes, after `Retry-After`",
         retry=True,
         stripe_type="rate_limit_error",
         stripe_code="rate_limit",
@@ -323,14 +339,16 @@ _ROWS = (
     ProblemType(
         code="replay-forbidden",
         status=403,
-        title="The stored answer may not be shown",
+        title="The stored response may not be shown",
         detail=(
-            "This request was handled before, and its answer may no longer be given to this caller. Nothing was done."
+            "This request was handled before, and its response may no longer be given to this caller. Nothing was done."
         ),
-        guide=(
-            "An answer is stored for this key, but the caller has since lost the permission to see it. The request was "
-            "not run again and the answer stays stored. Retrying helps only after the permission has been restored."
+        happened=(
+            "A response is stored for this key, and the caller has lost the permission to see it. This attempt did "
+            "nothing, and the response stays stored."
         ),
+        remedy="A retry succeeds only once the permission is back.",
+        again="no",
         retry=False,
     ),
     ProblemType(
@@ -338,11 +356,15 @@ _ROWS = (
         status=403,
         title="The caller is unknown",
         detail="Idempotency keys are accepted from identified callers only. Nothing was done.",
-        guide=(
-            "Keys belong to callers, and the service cannot tell who is calling. Nothing was done and the key was not used. "
-            "With status 403: authenticate, then send the request again; the same key may be used. With status 500 the "
-            "service lacks a setting, and retrying cannot help: its operator finds in the log what to add (see `identity.md`)."
+        happened=(
+            "Keys belong to callers, and the service does not know who is calling. The server did nothing, and the key "
+            "is unused."
         ),
+        remedy=(
+            "With status 403, authenticate and send the request again; you may use the same key. With status 500, the "
+            "service lacks a setting, and a retry does not help: its log names the remedy."
+        ),
+        again="after you authenticate",
         retry=False,
     ),
     ProblemType(
@@ -350,29 +372,35 @@ _ROWS = (
         status=500,
         title="The operation is not set up correctly",
         detail="The idempotency settings of this operation cannot hold, so it does not run. Nothing was done.",
-        guide=(
-            "The service cannot protect this operation from running twice, because its settings contradict each other or a "
-            "part of it was never set up. So it does not run at all; other operations do. Nothing was done and the key was "
-            "not used. Retrying cannot help until the service's operator has changed the settings: its log says what is wrong "
-            "and what to do."
+        happened=(
+            "The service cannot protect this endpoint from running twice, because its settings contradict each other or "
+            "a part is missing. So the endpoint does not run. Other endpoints do."
         ),
+        remedy=(
+            "Contact the operator of the service: its log names the fault and the remedy. The key is unused. A retry "
+            "does not help until the settings are corrected."
+        ),
+        again="no",
         retry=False,
         stripe_type="api_error",
     ),
     ProblemType(
         code="record-corrupt",
         status=500,
-        title="The stored answer cannot be read",
+        title="The stored response cannot be read",
         detail=(
-            "This request was handled before, and the record of its answer is damaged. It was not run again; the "
+            "This request was handled before, and the record of its response is damaged. It was not run again; the "
             "service's operator has to look at it."
         ),
-        guide=(
-            "The record of this key exists but cannot be read: it was damaged or changed, or the key that sealed it is "
-            "gone. The request was not run again, because it has been carried out before. Automatic retries get this "
-            "same answer. Do not send the request under a new key; look up whether it took effect, or ask the "
-            "operator."
+        happened=(
+            "The record of this key exists, and it cannot be read: it is damaged, was changed, or the key that opens it "
+            "is gone. The request does not run again, because it ran before."
         ),
+        remedy=(
+            "Do not send the request under a new key. Look up whether it took effect, or contact the operator. Retries "
+            "get this problem."
+        ),
+        again="no: look it up",
         retry=False,
         stripe_type="api_error",
     ),
@@ -403,7 +431,7 @@ QUOTA_UNITS: Mapping[str, str] = MappingProxyType({"bytes": "content-bytes", "in
 """The quota units of `RateLimit-Policy`, for limits that do not count requests."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Problem:
     """One occurrence. `code` is a key of `PROBLEMS`; a code whose row has no status needs one here."""
 
@@ -415,6 +443,10 @@ class Problem:
     retry_after: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
     """Further header fields of this occurrence."""
+    status_url: str = ""
+    """Where the client can ask what became of its key, in `Link` with `rel="status"` (RFC 8631). Empty: nowhere."""
+    policy_url: str = ""
+    """Where the policies are published, in `Link` with `rel="service-meta"` (RFC 8631). Empty: nowhere."""
 
     def __post_init__(self) -> None:
         if self.status is None and PROBLEMS[self.code].status is None:
@@ -442,6 +474,12 @@ class Problem:
         if self.retry_after is not None:
             headers.append(("Retry-After", str(_whole_seconds(self.retry_after))))
         return [*headers, *self.headers]
+
+    @property
+    def links(self) -> str:
+        """Return the value of `Link` for `status_url` and `policy_url`. Empty: there is neither."""
+        known = {"status": self.status_url, "service-meta": self.policy_url}
+        return ", ".join(f'<{url}>; rel="{relation}"' for relation, url in known.items() if url)
 
 
 class Renderer(Protocol):
@@ -491,29 +529,48 @@ def failure(error: IdempotencyError) -> Problem:
 
 def render(problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response]) -> Response:
     """Render the problem in the profile's dialect, with its header fields. Caches must not store it."""
-    row = PROBLEMS[problem.code]
-    page = docs_url + problem.code
-    status, detail = problem.status_in(profile), problem.text
-    headers = [
-        ("Content-Type", "application/problem+json" if profile.body == "problem" else "application/json"),
-        ("Link", f'<{page}>; rel="describedby"'),
-        *problem.http_headers,
-    ]
+    status = problem.status_in(profile)
+    content, (media_type, (link, described), *rest) = _document(
+        problem.code, problem.text, status, profile.body, docs_url
+    )
+    if problem.status_url or problem.policy_url:
+        # One line: many clients show only the first of several.
+        described += f", {problem.links}"
+    return build(response_class, content, status, [media_type, (link, described), *problem.http_headers, *rest])
+
+
+def build(response_class: type[Response], content: bytes, status: int | str, fields: list[tuple[str, str]]) -> Response:
+    """Return a response with this content and exactly these header fields."""
+    response = response_class([content], status=status, headers=Headers(fields))
+    if list(response.headers) != fields:
+        # The constructor added some: Werkzeug a missing Content-Type, or a class of the application its own.
+        response.headers = Headers(fields)
+    return response
+
+
+@lru_cache(maxsize=256)
+def _document(
+    code: str, detail: str, status: int, dialect: Dialect, docs_url: str
+) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    """Return the document of a problem, and the header fields that its dialect gives it."""
+    row, page = PROBLEMS[code], docs_url + code
     document: dict[str, Any]
-    match profile.body:
+    fields = [
+        ("Content-Type", "application/problem+json" if dialect == "problem" else "application/json"),
+        ("Link", f'<{page}>; rel="describedby"'),
+    ]
+    match dialect:
         case "problem":
             document = {"type": page, "title": row.title, "status": status, "detail": detail, "code": row.code}
         case "stripe":
             document = {"error": _stripe_error(row, detail, page)}
             # Stripe's clients retry every 409 and 5xx unless this field forbids it, and ignore Retry-After.
-            headers.append(("Stripe-Should-Retry", "true" if row.retry else "false"))
+            fields.append(("Stripe-Should-Retry", "true" if row.retry else "false"))
         case "playbook":
             document = {"error_code": row.playbook_code or _underscored(row.code), "error_message": detail}
         case unexpected:
             assert_never(unexpected)
-    response = response_class(json.dumps(document) + "\n", status=status)
-    response.headers = Headers(headers)
-    return response
+    return (json.dumps(document) + "\n").encode(), tuple(fields)
 
 
 def _stripe_error(row: ProblemType, detail: str, page: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import field
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, cast
 
@@ -18,6 +18,7 @@ from werkzeug.wrappers import Response
 from werkzeug.wsgi import LimitedStream
 
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.engine.values import valueclass
 
 
 class CountingStream:
@@ -32,6 +33,11 @@ class CountingStream:
     def __init__(self, source: Any) -> None:
         self._source = source
         self.bytes_read = 0
+
+    def read(self, *args: Any, **kwargs: Any) -> Any:
+        got = self._source.read(*args, **kwargs)
+        self.bytes_read += len(got or b"")
+        return got
 
     def __iter__(self) -> Iterator[bytes]:
         for line in self._source:
@@ -96,7 +102,7 @@ class BodyConsumed(ConfigurationError):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Body:
     """Where a request's whole body is. Without a stream it is in `request.form` and `request.files`, or unread."""
 
@@ -106,6 +112,8 @@ class Body:
     """An earlier hook parsed it as a form. Werkzeug keeps no bytes then."""
     shared: bool = False
     """Another dispatch reads the same stream, and closes it."""
+    data: bytes | None = field(default=None, repr=False)
+    """All bytes, if the body is in memory and no hook had read from it."""
 
     @property
     def unread(self) -> bool:
@@ -144,7 +152,8 @@ def watch_body(request: Request) -> None:
     Earlier reads by a WSGI middleware or a hook stay unnoticed if the stream has no position.
     """
     source = request.environ["wsgi.input"]
-    if request.content_length != 0 and "stream" not in request.__dict__ and _position(source) is None:
+    # The length last: Werkzeug parses headers for it, and most sources need no counting.
+    if "stream" not in request.__dict__ and _position(source) is None and request.content_length != 0:
         request.environ["wsgi.input"] = CountingStream(source)
 
 
@@ -167,7 +176,7 @@ def read_body(request: Request, *, most: int | None = None) -> Body:
     if body is None and _NAME in request.environ:
         body = _shared(request)
     if body is None:
-        body = _read(request, most)
+        body = _read_announced(request) or _read(request, most)
     if most is not None and (body.length or 0) > most:
         raise BodyTooLarge
     request.__dict__[_NAME] = request.environ[_NAME] = body
@@ -209,6 +218,53 @@ def _shared(request: Request) -> Body | None:
     # Werkzeug reads a terminated stream to its end, whatever Content-Length says.
     same = "wsgi.input_terminated" in request.environ or request.content_length == body.length
     return Body(body.length, body.stream, shared=True) if same else None
+
+
+def _read_announced(request: Request) -> Body | None:
+    """Do what `_read` does for the usual request: a short body of announced length that no hook has touched.
+
+    None for any other, which is then as it was before.
+    """
+    environ = request.environ
+    announced, source = environ.get("CONTENT_LENGTH", ""), environ["wsgi.input"]
+    if not (announced.isdecimal() and announced.isascii() and len(announced) <= 5):
+        return None
+    length = int(announced)
+    if not 0 < length <= MEMORY_BYTES or "stream" in request.__dict__ or "HTTP_TRANSFER_ENCODING" in environ:
+        return None
+    limit = request.max_content_length
+    if _position(source) != 0 or (limit is not None and length > limit):
+        return None
+    try:
+        data: bytes = source.read(length)
+        while len(data) < length:
+            piece = source.read(length - len(data))
+            if not piece:
+                break
+            data += piece
+        # Werkzeug reads a terminated stream to its end, whatever Content-Length says. A middleware that unzips has more.
+        more = source.read(_CHUNK) if "wsgi.input_terminated" in environ else b""
+    except (ClientDisconnected, OSError) as error:
+        raise TruncatedBody("the connection ended before the body did") from error
+    if more:
+        environ["wsgi.input"] = _Resumed(data + more, source)
+        return None
+    _check_length(length, len(data))
+    environ["wsgi.input"] = spool = io.BytesIO(data)
+    return Body(length, spool, data=data)
+
+
+class _Resumed:
+    """A stream of which some bytes were read: these come again, and then the rest."""
+
+    def __init__(self, begun: bytes, source: Any) -> None:
+        self._begun = begun
+        self._source = source
+
+    def read(self, size: int = -1) -> bytes:
+        piece, self._begun = (self._begun, b"") if size < 0 else (self._begun[:size], self._begun[size:])
+        rest: bytes = b"" if piece and size >= 0 else self._source.read(size)
+        return piece + rest
 
 
 def _read(request: Request, most: int | None) -> Body:

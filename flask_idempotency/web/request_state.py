@@ -1,4 +1,4 @@
-"""Hold the state of one keyed request, and decide what happens to its claim.
+"""Hold the state of one keyed request.
 
 The state is an attribute of the `Request` object, because each dispatch has another one. Copies of the context share the
 request. A nested dispatch makes a new one, even from the same environ, so `request.environ` would not do. Nor would Flask's
@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -21,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from flask import has_request_context
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.keys import Identity
-from flask_idempotency.engine.model import OnExpiry, StoredResponse
+from flask_idempotency.engine import ending
+from flask_idempotency.engine.ending import Running
+from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.store import Transaction
 from flask_idempotency.web.problems import Problem
@@ -41,6 +40,13 @@ except ImportError:  # Flask 3.2 keeps one context for application and request
 context: ContextVar[Any] = _cv_request
 """The running request's context, at a tenth of the cost of Flask's proxies. Each request reads it six times."""
 
+
+def _request_context() -> object:
+    """Return the current context if it is of a request. From Flask 3.2 on, an application context is of the same class."""
+    return context.get() if has_request_context() else None
+
+
+ending.request_context = _request_context
 
 _FLASHES = "_flashes"
 """Where Flask keeps flash messages in the session."""
@@ -61,33 +67,41 @@ class Phase(Enum):
     DONE = "done"
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class RequestState:
-    """The state of one request. Only the guard changes it, in the order of `Phase`. It refers to no request or context."""
+class RequestState(Running):
+    """The state of one request. Only the guard changes it, in the order of `Phase`. It refers to no request or context.
 
-    policy: Policy
-    operation: str
-    scope: str | None
-    """The innermost blueprint, whose hook lists hold the guard's hooks for this request."""
-    deferred: bool
-    """`@claim_here` claims the key, not the hook."""
-    from_view: Callable[[RequestState], Response | None]
-    """Claim the key at `@claim_here`. Returns the response to send in the view's place, or None."""
+    Defaults are attributes of the class, so that a request pays only for what it sets.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        operation: str,
+        scope: str | None,
+        deferred: bool,
+        from_view: Callable[[RequestState], Response | None],
+    ) -> None:
+        self.policy = policy
+        self.operation = operation
+        self.scope = scope
+        """The innermost blueprint, whose hook lists hold the guard's hooks for this request."""
+        self.deferred = deferred
+        """`@claim_here` claims the key, not the hook."""
+        self.from_view = from_view
+        """Claim the key at `@claim_here`. Returns the response to send in the view's place, or None."""
+
     phase: Phase = Phase.NEW
     reached: bool = False
     """Whether every hook has let it pass: now the view or one of its decorators responds."""
     context: int = 0
     """The context that claimed. Copies of it share the request, and are popped while the view is still running."""
-    client_key: str = ""
     record: str = ""
     """The short keyed hash that events carry."""
-    tenant: str | None = None
-    principal: str | None = None
     former: tuple[str | None, str | None] = (None, None)
     """The tenant and the principal by IDEMPOTENCY_FORMER_IDENTITY."""
+    preferred_wait: int | None = None
+    """The seconds of `Prefer: wait=…`, if they shorten the policy's `wait`."""
     body: Body | None = None
-    claim: Claim | None = None
-    oldest: Identity | None = None
     reply: Problem | StoredResponse | None = None
     """What the guard sends in the view's place. Hooks may change the response, so it can be built again."""
     response: Response | None = None
@@ -113,24 +127,10 @@ class RequestState:
     """What the session held before the view. None: unknown."""
     sets_cookie: bool = False
     """Whether the view or its `after_this_request` functions set one, or changed more in the session than flash messages."""
-    keeps_rows: bool = False
-    """Whether the view wants its rows committed even if its response is an error."""
     has_written: bool = True
     """Whether the view may have written rows, as known before they are rolled back."""
-    unstated: bool = False
-    """Whether the key is quarantined by default: neither the application nor the view decided that."""
     escaped: bool = False
     """Whether the error came out of the view, and was not only reported from within it."""
-
-    @property
-    def transactional(self) -> bool:
-        """Whether the rows that the view writes are committed with its claim."""
-        return self.claim is not None and self.claim.transactional
-
-    @property
-    def past_point(self) -> bool:
-        """Whether the view passed its point of no return."""
-        return self.claim is not None and self.claim.past_point
 
     def note_session(self) -> None:
         """Remember what the session of this request holds before the view.
@@ -184,7 +184,7 @@ def current_state() -> RequestState | None:
     if not has_request_context():
         return None
     here = context.get()
-    state: RequestState | None = here.request.__dict__.get(environ_key(here.app))
+    state: RequestState | None = getattr(here.request, environ_key(here.app), None)
     return state
 
 
@@ -194,45 +194,7 @@ def _session() -> Any:
     return held.get("_session", held.get("session"))
 
 
-ELSEWHERE: Final = frozenset({307, 308})
-"""The client repeats the request elsewhere: such a response does not say that the view completed it."""
-
 _log = logging.getLogger("flask_idempotency")
-
-
-def decide(
-    state: RequestState, *, response: Response | None, status: int, error: BaseException | None, overruled: bool = False
-) -> Decision:
-    """Decide what happens to the claim, by the policy and by how the view ended.
-
-    If the application's `decide` fails, quarantine the key, or release it if a rollback undoes all. If the view wants its
-    rows kept, keep the response with them: they must not be written twice. Record in the state whether only the default
-    quarantined the key.
-    """
-    policy, claim = state.policy, state.claim
-    beyond = claim is not None and claim.past_point
-    try:
-        stated = policy.stated(response=response, status=status, error=error, overruled=overruled)
-    except Exception:  # noqa: BLE001 - an application's own function may raise anything
-        decision = Decision.RELEASE if state.transactional and not beyond else Decision.QUARANTINE
-        _log.exception("`decide` failed for %s: its key is %sd", state.operation, decision.value)
-        stated = decision
-    else:
-        decision = policy.settled_as(stated, past_point=beyond)
-    if decision is Decision.RELEASE and state.transactional and state.keeps_rows and error is None:
-        return Decision.KEEP
-    state.unstated = decision is Decision.QUARANTINE is not stated
-    return decision
-
-
-def with_rows(state: RequestState, *, status: int, error: BaseException | None) -> bool:
-    """Return whether to commit the rows of a transactional view. `status` is the worse of the view's and its hooks'."""
-    return (status < 400 and status not in ELSEWHERE) or (state.keeps_rows and error is None)
-
-
-def vanished(state: RequestState) -> Decision:
-    """Decide for a worker that is being killed: treat it as one that vanished."""
-    return Decision.RELEASE if state.policy.on_expiry is OnExpiry.TAKEOVER else Decision.QUARANTINE
 
 
 class QuarantineLog:

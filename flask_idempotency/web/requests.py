@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any, Final, cast
 from urllib.parse import unquote_to_bytes
 
@@ -17,21 +16,24 @@ from flask import Request
 from werkzeug.datastructures import FileStorage, Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import FormDataParser, MultiPartParser
-from werkzeug.http import parse_options_header
+from werkzeug.http import parse_list_header, parse_options_header
 
+from flask_idempotency.codec import canonical
+from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.fingerprint import (
     MAX_CANONICAL_BYTES,
     FilePart,
     content_digest,
     fingerprint,
     form_digest,
-    json_digest,
     multipart_digest,
+    path_fingerprint,
     raw_digest,
     unread_digest,
 )
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.web.request_body import FORM_TYPES, Body, BodyConsumed, chunks, read_body
 
 CSRF_FIELD: Final = "csrf_token"
@@ -46,7 +48,7 @@ _PARAMETER = re.compile(r";\s*([^\s=;]+)\s*=")
 _EXTENDED = re.compile(r"\*\s*=(?!\s*utf-8')", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Form:
     """The parts of a form, in order. `files` is None for a form that cannot carry any."""
 
@@ -55,8 +57,13 @@ class Form:
     exact: bool = True
     """False if a form of other bytes could look the same: then compare the bytes."""
 
-    def digest(self, *, csrf_field: str = CSRF_FIELD, key_field: str | None = None) -> bytes:
+    def digest(
+        self, *, csrf_field: str = CSRF_FIELD, key_field: str | None = None, ignore: Sequence[str] = ()
+    ) -> bytes:
         """Digest the form without the CSRF token and the key's field, which a page renders differently each time.
+
+        `ignore` are JSON Pointers, as in JSON documents: `/sent_at` leaves out all values of the field `sent_at`. A form has
+        no deeper members, so a longer pointer names none.
 
         Flask-WTF also finds the token under `<prefix>-<csrf_field>`. Those are left out only if the name contains "csrf": if
         it is `token`, a `card-token` matters. A file under one of these names counts, because it is no token. The key
@@ -64,11 +71,11 @@ class Form:
         """
         prefix = r"[\w.-]+-" if "csrf" in csrf_field.lower() else "(?!)"
         prefixed = re.compile(prefix + re.escape(csrf_field))
-        fields = [
-            (name, value)
-            for name, value in self.fields
-            if name not in (csrf_field, key_field) and not prefixed.fullmatch(name)
-        ]
+        left_out = {csrf_field, key_field}
+        for pointer in ignore:
+            if "/" not in pointer[1:]:
+                left_out.add(pointer[1:].replace("~1", "/").replace("~0", "~"))
+        fields = [(name, value) for name, value in self.fields if name not in left_out and not prefixed.fullmatch(name)]
         return form_digest(fields) if self.files is None else multipart_digest(fields, self.files)
 
     def values(self, name: str) -> list[str]:
@@ -215,9 +222,47 @@ def client_keys(request: Request, policy: Policy) -> list[str]:
         if value is not None:
             keys.append(value)
     if policy.form_field is not None and request.mimetype in FORM_TYPES:
-        form = _form(request, read_body(request, most=policy.max_request_body))
+        form = form_in(request, read_body(request, most=policy.max_request_body))
         keys += form.values(policy.form_field) if form is not None else []
     return keys
+
+
+def found_key(request: Request, find: Callable[[Request], object], body: Body) -> list[str]:
+    """Return the key that a policy's own function finds, as a quoted header value, or an empty list.
+
+    The view then finds the body unread, whatever the function read. Raises `InvalidKey` for a key that is neither text nor
+    a whole number, and what the function raises.
+    """
+    opened, position = "stream" in request.__dict__, body.stream.tell() if body.stream is not None else 0
+    try:
+        key = find(request)
+    finally:
+        if body.stream is not None:
+            body.stream.seek(position)
+            if not opened:
+                # Werkzeug makes another when the view reads it.
+                request.__dict__.pop("stream", None)
+    if key is None or key == "":
+        return []
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise InvalidKey(f"the id must be text or a whole number, not {type(key).__name__}")
+    return ['"' + re.sub(r'(["\\])', r"\\\1", str(key)) + '"']
+
+
+def preferred_wait(request: Request) -> int | None:
+    """Return the seconds of `Prefer: wait=…` (RFC 7240), or None. A malformed preference is none, as the RFC says.
+
+    The first of several counts. A number of more than nine digits counts as 999,999,999.
+    """
+    for preference in parse_list_header(request.headers.get("Prefer", "")):
+        name, _, value = preference.partition(";")[0].partition("=")
+        if name.strip().lower() == "wait":
+            digits = value.strip().strip('"')
+            if not (digits.isascii() and digits.isdigit()):
+                return None
+            digits = digits.lstrip("0") or "0"
+            return int(digits) if len(digits) <= 9 else 999_999_999
+    return None
 
 
 def fingerprints(
@@ -239,11 +284,15 @@ def fingerprints(
         # Both come from the client: without the length, a part of one could pass for a part of the other.
         host = request.host.lower().encode()
         path = b"%d:%b%b" % (len(host), host, path)
-    # In one form, and without the boundary, which differs in each attempt.
     media_type = request.mimetype
-    for name, value in sorted(request.mimetype_params.items()):
-        if name != "boundary":
-            media_type += f";{name}={(value.lower() if name == 'charset' else value)!r}"
+    if request.mimetype_params:
+        # In one form, and without the boundary, which differs in each attempt.
+        for name, value in sorted(request.mimetype_params.items()):
+            if name != "boundary":
+                media_type += f";{name}={(value.lower() if name == 'charset' else value)!r}"
+    if policy.fingerprint == "none":
+        # The path counts all the same: without it, a second view of one provider would silently replay the first one.
+        return [path_fingerprint(identity, path) for identity in identities]
     headers = []
     for name in policy.fingerprint_headers:
         sent = request.headers.get(name)
@@ -268,23 +317,24 @@ def fingerprints(
 
 def _body_digest(request: Request, policy: Policy, body: Body, csrf_field: str) -> bytes:
     if body.stream is None:
-        form = _form(request, body)
-        return unread_digest() if form is None else form.digest(csrf_field=csrf_field, key_field=policy.form_field)
+        form = form_in(request, body)
+        return unread_digest() if form is None else _form_digest(form, policy, csrf_field)
+    pieces = chunks(body.stream) if body.data is None else (body.data,)
     # Only multipart is parsed piece by piece; any other body would be in memory as a whole.
     small = (body.length or 0) <= MAX_CANONICAL_BYTES
     if policy.fingerprint == "canonical" and (small or request.mimetype == "multipart/form-data"):
         if request.is_json:
-            position = body.stream.tell()
-            body.stream.seek(0)
-            document = body.stream.read()
-            body.stream.seek(position)
-            return json_digest(document, ignore=policy.ignore_fields)
-        if request.mimetype in FORM_TYPES and (form := _form(request, body)) is not None and form.exact:
-            return form.digest(csrf_field=csrf_field, key_field=policy.form_field)
-    return raw_digest(chunks(body.stream))
+            return canonical.fastest_json_digest()(b"".join(pieces), ignore=policy.ignore_fields)
+        if request.mimetype in FORM_TYPES and (form := form_in(request, body)) is not None and form.exact:
+            return _form_digest(form, policy, csrf_field)
+    return raw_digest(pieces)
 
 
-def _form(request: Request, body: Body) -> Form | None:
+def _form_digest(form: Form, policy: Policy, csrf_field: str) -> bytes:
+    return form.digest(csrf_field=csrf_field, key_field=policy.form_field, ignore=policy.ignore_fields)
+
+
+def form_in(request: Request, body: Body) -> Form | None:
     """Return the form in this body, or None if it has none that the view can read."""
     if body.stream is not None:
         return parse_form(request, body.stream)

@@ -6,9 +6,9 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from werkzeug.datastructures import Headers
@@ -20,9 +20,10 @@ from werkzeug.wsgi import ClosingIterator
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import PROFILES, allowed_fields
-from flask_idempotency.web.problems import Problem, Renderer, render
+from flask_idempotency.web.problems import Problem, Renderer, build, render
 
 
 class StreamEnd(Enum):
@@ -186,7 +187,7 @@ _BODILESS = frozenset({204, 304})
 _UNSAFE = re.compile(r"[\r\n\0]|[^\0-\xff]")
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class CapturedResponse:
     """A snapshot of a response, before other hooks change it."""
 
@@ -200,6 +201,7 @@ class CapturedResponse:
     """All fields of the response, also those that are never kept."""
     announced: int | None
     """Its Content-Length, if it had one."""
+    sets_cookie: bool
 
     @property
     def result(self) -> StoredResponse | None:
@@ -232,17 +234,23 @@ def capture(response: Response, policy: Policy, *, on_end: OnEnd, abandoned: Aba
 
     A response that cannot be stored becomes a tombstone, without an error. See `Tee` for `on_end` and `abandoned`.
     """
-    headers, announced = tuple(response.headers), response.content_length
+    headers = tuple(response.headers)
+    names = {name.lower() for name, _ in headers}
+    # Werkzeug searches all fields for each name, and raises an exception within if there is none.
+    announced = response.content_length if "content-length" in names else None
     status, storable = response.status_code, True
-    reason = "" if response.status == _standard_line(status) else response.status.partition(" ")[2]
-    if _UNSAFE.search(reason):
-        reason, storable = "", False
+    line, reason = response.status, ""
+    if line != _standard_line(status):
+        reason = line.partition(" ")[2]
+        if _UNSAFE.search(reason):
+            reason, storable = "", False
     if not 200 <= status <= 599:
         # RFC 9110, section 15: clients treat it as a 500. An interim status would keep a retry waiting for more.
         status, reason, storable = 500, "", False
     pairs = []
     for name, value in kept_headers(headers, policy):
-        if _UNSAFE.search(value):
+        # Nearly all values pass the first two checks, which are quick.
+        if not (value.isascii() and value.isprintable()) and _UNSAFE.search(value):
             reason, storable = "", False
         else:
             pairs.append((name, value))
@@ -257,12 +265,14 @@ def capture(response: Response, policy: Policy, *, on_end: OnEnd, abandoned: Aba
             # reads the body, and some clients only read the status.
             response.make_sequence()
         if response.is_sequence:
-            body = b"".join(response.iter_encoded())
+            pieces: Any = response.response
+            body = pieces[0] if len(pieces) == 1 and type(pieces[0]) is bytes else b"".join(response.iter_encoded())
             body = body if len(body) <= policy.max_body else None
         else:
             tee = Tee(response.response, limit=policy.max_body, announced=announced, on_end=on_end, abandoned=abandoned)
             response.response = tee
-    return CapturedResponse(StoredResponse(status, reason, tuple(pairs)), body, tee, headers, announced)
+    head = StoredResponse(status, reason, tuple(pairs))
+    return CapturedResponse(head, body, tee, headers, announced, "set-cookie" in names)
 
 
 def replay(
@@ -281,7 +291,8 @@ def replay(
     """
     status = stored.status
     for name, value in (*stored.metadata, ("", stored.reason)):
-        if _UNSAFE.search(name) or _UNSAFE.search(value):
+        text = name + value
+        if not (text.isascii() and text.isprintable()) and _UNSAFE.search(text):
             raise CorruptRecord("a stored header or reason phrase holds a character that none may hold")
     if not 200 <= status <= 599:
         raise CorruptRecord(f"the stored status {status} is no final status: those are 200 to 599")
@@ -290,23 +301,27 @@ def replay(
     pairs = kept_headers(stored.metadata, policy)
     line = f"{status} {stored.reason}" if stored.reason else _standard_line(status)
     if stored.kept or status in _BODILESS:
-        response = response_class(b"", status=line)
-        response.response = [stored.body]
-    else:
-        problem = Problem("response-not-kept", status=status)
-        response = renderer(problem, profile=PROFILES[policy.profile], docs_url=docs_url, response_class=response_class)
-        response.status = line
-        lost = OF_THE_BODY - OF_THE_RESOURCE if 200 <= status < 300 else OF_THE_BODY
-        # A renderer may add fields. One response may have several Link and Vary fields.
-        lost = lost | {"cache-control"} | ({name.lower() for name, _ in response.headers} - {"link", "vary"})
-        pairs = (*(pair for pair in pairs if pair[0].lower() not in lost), *response.headers)
-    # The constructor adds a Content-Type and a Content-Length. Replace all fields by those of the first response.
-    response.headers = Headers(pairs)
-    for name, value in policy.replayed_header:
-        response.headers[name] = value
-    if "Cache-Control" not in response.headers:
-        response.headers["Cache-Control"] = "no-store"
+        return build(response_class, stored.body, line, _marked(pairs, policy))
+    problem = Problem("response-not-kept", status=status)
+    response = renderer(problem, profile=PROFILES[policy.profile], docs_url=docs_url, response_class=response_class)
+    response.status = line
+    lost = OF_THE_BODY - OF_THE_RESOURCE if 200 <= status < 300 else OF_THE_BODY
+    # A renderer may add fields. One response may have several Link and Vary fields.
+    lost = lost | {"cache-control"} | ({name.lower() for name, _ in response.headers} - {"link", "vary"})
+    pairs = (*(pair for pair in pairs if pair[0].lower() not in lost), *response.headers)
+    response.headers = Headers(_marked(pairs, policy))
     return response
+
+
+def _marked(pairs: Pairs, policy: Policy) -> list[tuple[str, str]]:
+    """Return these fields with those that mark a replay, and with a Cache-Control."""
+    marks = policy.replayed_header
+    names, marking = {name.lower() for name, _ in pairs}, {name.lower() for name, _ in marks}
+    fields = [pair for pair in pairs if pair[0].lower() not in marking] if names & marking else list(pairs)
+    fields += marks
+    if "cache-control" not in names:
+        fields.append(("Cache-Control", "no-store"))
+    return fields
 
 
 def overlay(response: Response, other: Response, *, policy: Policy, lost: CapturedResponse | None = None) -> None:
@@ -344,19 +359,19 @@ def looks(response: Response) -> Looks:
 
 def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
     """Return the fields that belong to the response, in order, duplicates included."""
-    pairs, allowed = tuple(headers), allowed_fields(policy.keep_headers)
-    for name, value in pairs:
-        if name.lower() == "connection":
-            allowed = allowed - {token.lower() for token in _tokens(value)}
-    kept = []
-    for name, value in pairs:
+    allowed, connection, kept = allowed_fields(policy.keep_headers), set[str](), []
+    for name, value in headers:
         field_name = name.lower()
         if field_name in allowed:
-            if field_name in ("location", "content-location") and not value.isascii():
+            if not value.isascii() and field_name in ("location", "content-location"):
                 # Werkzeug accepts non-ASCII locations, and encodes them only when the response starts.
                 with suppress(UnicodeError):
                     value = iri_to_uri(value)
             kept.append((name, value))
+        elif field_name == "connection":
+            connection.update(token.lower() for token in _tokens(value))
+    if connection:
+        kept = [pair for pair in kept if pair[0].lower() not in connection]
     return tuple(kept)
 
 
@@ -364,5 +379,6 @@ def _tokens(value: str) -> list[str]:
     return [token.strip() for token in value.split(",") if token.strip()]
 
 
+@lru_cache(maxsize=1024)
 def _standard_line(status: int) -> str:
     return f"{status} {HTTP_STATUS_CODES.get(status, 'unknown').upper()}"

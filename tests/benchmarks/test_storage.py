@@ -10,12 +10,15 @@ from benchmarks.harness import choose_cores
 
 def test_claims_among_many_keys_stand_beside_an_empty_store() -> None:
     """The full server holds that many records more than the empty one, in the store's own format."""
-    shown = storage.million_section(choose_cores(), keys=500, rounds=1)
+    levels, shown = storage.growth(choose_cores(), levels=(0, 20, 500), rounds=1)
 
+    assert [(level.keys, level.p50 <= level.p99) for level in levels] == [(0, True), (20, True), (500, True)]
     assert [(row.case, bool(row.verdicts)) for row in shown.rows] == [
-        ("empty", False),
-        ("full", True),
+        ("0 keys", False),
+        ("20 keys", True),
+        ("500 keys", True),
         ("the tenant's ledger", True),
+        ("the filled server", False),
     ]
 
 

@@ -32,6 +32,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "keys generate": ((),),
     "keys status": ((),),
     "list": (("--state", "completed"), ("--state", "quarantined", *WHOSE), ("--state", "processing")),
+    # This shop has no outbox. tests/outbox/test_commands.py tries them on one.
+    "outbox discard": (("1", *WHY, "--yes"),),
+    "outbox list": ((), ("--dead",)),
+    "outbox retry": (("1", *WHY),),
     "policy": ((), ("pay",)),
     "purge": ((*WHOSE, *WHY, "--yes"), (*WHOSE, *WHY, "--shred", "--yes")),
     "quota set": ((*WHOSE, "--records", "1000", *WHY),),
@@ -41,6 +45,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "redis ack": ((*WHY, "--yes"), (*WHY, "--force", "--yes")),
     "redis init": ((*WHY,),),
     "redis status": ((),),
+    "relay": (("--once",),),
     "release": ((*NAMED, *WHY, "--yes", "--force"), (*NAMED, *WHY, "--yes"), (*NAMED, *WHY)),
     "resolve": (
         (*NAMED, *WHY, "--yes", "--happened", "--status", "201", "--body-file", "-"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import Result
 from flask import Flask
 
 from flask_idempotency import Idempotency
+from flask_idempotency.cli.output import Screen
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.memory.admin import MemoryHealth
@@ -45,11 +47,17 @@ def run(app: Flask, *arguments: str) -> Result:
 
 @pytest.mark.usefixtures("healthy")
 def test_an_application_that_is_well_exits_with_0() -> None:
-    """Every line says that it is fine."""
-    told = run(shop(), *QUIET)
+    """The checks that are fine share one line; `--verbose` shows each."""
+    told, verbose = run(shop(), *QUIET), run(shop(), *QUIET, "--verbose")
 
-    assert 0 == told.exit_code, told.output
-    assert {"fine"} == {line.split()[0] for line in told.output.splitlines()}
+    assert (0, 0) == (told.exit_code, verbose.exit_code), told.output
+    names, empty, summary = told.output.splitlines()
+    assert ("fine     store, clock-skew, ", "") == (names[:28], empty)
+    assert f"{len(names.split(','))} checks fine" == summary
+    *each, empty, summary = verbose.output.splitlines()
+    assert {"fine"} == {line.split()[0] for line in each}
+    assert ("fine     store: The store answers.", "") == (each[0], empty)
+    assert f"{len(each)} checks fine" == summary
 
 
 @pytest.mark.usefixtures("healthy")
@@ -57,7 +65,8 @@ def test_advice_and_what_is_unknown_exit_with_0() -> None:
     told = run(shop(lease=1, secret=["new", "old"]))
 
     assert 0 == told.exit_code
-    assert {"unknown", "advice", "fine"} <= {line.split()[0] for line in told.output.splitlines()}
+    assert {"unknown", "advice", "fine"} <= {line.split()[0] for line in told.output.splitlines() if line}
+    assert re.fullmatch(r"1 check unknown, 4 pieces of advice, \d+ checks fine", told.output.splitlines()[-1])
 
 
 @pytest.mark.usefixtures("healthy")
@@ -65,9 +74,9 @@ def test_a_fault_exits_with_1_and_comes_first_with_its_remedy() -> None:
     told = run(shop(effects="plain"), "--worker-timeout", "30")
 
     first, *more = told.output.splitlines()
-    assert (1, True) == (told.exit_code, first.startswith("fault    worker-timeout  "))
-    assert any(line.lstrip().startswith("→ ") for line in more)
-    assert max(len(line) for line in told.output.splitlines()) <= 100
+    assert (1, True) == (told.exit_code, first.startswith("fault    worker-timeout: "))
+    assert more[0].startswith("         → ")
+    assert more[-1].startswith("1 fault, ")
 
 
 @pytest.mark.usefixtures("healthy")
@@ -114,3 +123,19 @@ def test_where_there_is_no_store_it_is_refused() -> None:
     told = run(app)
 
     assert (1, True) == (told.exit_code, "IDEMPOTENCY_ENABLED is False" in told.stderr)
+
+
+def test_on_a_terminal_findings_are_wrapped_and_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remedy begins on a line of its own, and its other lines below its text."""
+    monkeypatch.setattr("flask_idempotency.cli.output.screen_of", lambda err=False: Screen(60, colour=True))
+    app = shop(effects="plain")
+
+    told = run(app, "--worker-timeout", "30")
+
+    lines = re.sub(r"\x1b\[[\d;]*m", "", told.output).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "\x1b[1;31mfault\x1b[0m" in told.output
+    begin = next(number for number, line in enumerate(lines) if line.startswith("         → "))
+    assert lines[begin - 1].startswith("         ") or lines[begin - 1].startswith("fault")
+    assert lines[begin + 1].startswith("           ")
+    assert not lines[begin + 1].startswith("            ")

@@ -18,7 +18,7 @@ from flask import Flask, current_app
 
 import flask_idempotency.cli
 from docs.commands import subcommands
-from flask_idempotency.cli import cli
+from flask_idempotency.cli import cli, migrating
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.operations.admin import SchemaReport, db_check, db_upgrade
 
@@ -179,10 +179,11 @@ def test_the_verbs_need_no_flask() -> None:
 
 def test_importing_the_package_loads_no_command() -> None:
     """A web process never needs them."""
-    loaded = "import sys, flask_idempotency; print([name for name in sys.modules if name.startswith('flask_idempotency.cli.')])"
+    names = "[name for name in sys.modules if name.startswith('flask_idempotency.cli')]"
+    loaded = f"import sys, flask_idempotency.extension; print({names})"
     done = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True)
 
-    assert done.stdout == "[]\n"
+    assert done.stdout == "['flask_idempotency.cli']\n"
 
 
 def test_every_command_of_a_module_is_reachable() -> None:
@@ -197,3 +198,23 @@ def test_every_command_of_a_module_is_reachable() -> None:
         reachable |= set(subcommands(group).values())
 
     assert defined == reachable
+
+
+@pytest.mark.parametrize(
+    ("arguments", "silent"),
+    (
+        (("db", "revision", "-m", "tables"), True),
+        (("--app", "shop", "db", "upgrade"), True),
+        (("idempotency", "db", "upgrade"), True),
+        (("--app", "db", "report"), False),
+        (("report",), False),
+    ),
+)
+def test_a_migration_is_recognised_before_click_names_the_command(
+    arguments: tuple[str, ...], silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`flask` loads the application to find its commands, and would log that the tables are missing."""
+    monkeypatch.setattr(sys, "argv", ["flask", *arguments])
+    assert not migrating()
+    with click.Context(click.Group("flask"), info_name="flask"):
+        assert silent == migrating()

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from flask import Flask
 
 from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.model import OnExpiry
+from flask_idempotency.operations import records
 from flask_idempotency.operations.records import handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
+from flask_idempotency.web.current_claim import current_claim
 from tests.apps import (
     ALICES,
     GONE,
     LEASE,
     MAX_RUNTIME,
+    NAME,
     World,
     key_of,
     lapsed,
@@ -33,26 +38,25 @@ from tests.apps import (
 def listed(world: World, state: str, *arguments: str) -> list[dict[str, Any]]:
     told = run(world, "list", "--state", state, *arguments, "--json")
     assert 0 == told.exit_code, told.output
-    records: list[dict[str, Any]] = said(told)["records"]
-    return records
+    found: list[dict[str, Any]] = said(told)["records"]
+    return found
 
 
 def test_a_list_has_a_line_for_each_record_in_its_state() -> None:
     """
-    With a handle by which it is found again, and what its store says of it. Times are as old as the store's clock says.
+    With an id by which it is found again, and its times by the store's clock.
     """
     world = shop()
     key, _ = lapsed(world, after=LEASE + 65)
     vanished(world, "other")
 
-    told = run(world, "list", "--state", "quarantined")
+    head, line = run(world, "list", "--state", "quarantined").output.splitlines()
+    wide_head, wide_line = run(world, "list", "--state", "quarantined", "--wide").output.splitlines()
 
-    head, line = told.output.splitlines()
-    assert ["handle", "state", "endpoint", "method", "tenant", "principal"] == head.split()[:6]
-    assert handle_of(key) == line.split()[0]
-    assert "quarantined pay POST acme alice 1 1 min 35 s ago 1 min 5 s ago 1 min 35 s ago lease-expired" == " ".join(
-        line.split()[1:]
-    )
+    assert ["id", "state", "request", "tenant", "first", "used", "lease"] == head.split()
+    assert f"{handle_of(key)[:8]} quarantined POST pay acme 1 min ago ended 1 min ago" == " ".join(line.split())
+    assert "principal attempt owner seen reason" == " ".join(wide_head.split()[7:])
+    assert f"{' '.join(line.split())} alice 1 1 min ago lease-expired" == " ".join(wide_line.split())
 
 
 def test_machines_get_the_whole_record() -> None:
@@ -74,6 +78,7 @@ def test_machines_get_the_whole_record() -> None:
         "requested_at": "2001-09-09T01:46:40.000Z",
         "first_used_ago": LEASE + 1,
         "lease_ended_ago": 1.0,
+        "lease_left": None,
         "on_expiry": "quarantine",
         "reason": "lease-expired",
         "owner": {"last_seen_ago": LEASE + 1, "may_live_for": MAX_RUNTIME - 1},
@@ -117,9 +122,86 @@ def test_a_list_says_when_it_is_not_all() -> None:
     some, all_ = (run(world, "list", "--state", "processing", "--limit", limit) for limit in ("2", "3"))
     machine = said(run(world, "list", "--state", "processing", "--limit", "2", "--json"))
 
-    assert (3, True) == (len(some.stdout.splitlines()), "There are more than 2" in some.stderr)
+    assert (3, "1 more: see --limit, --older-than and --endpoint.\n") == (len(some.stdout.splitlines()), some.stderr)
     assert (4, "") == (len(all_.stdout.splitlines()), all_.stderr)
     assert (2, True) == (len(machine["records"]), machine["more"])
+
+
+def test_a_list_needs_no_option_and_begins_with_what_needs_an_operator() -> None:
+    """The oldest of each kind first. Completed records are left out."""
+    world = shop()
+    vanished(world, "expired", on_expiry=OnExpiry.TAKEOVER)
+    world.clock.advance(5)
+    vanished(world, "expired later", on_expiry=OnExpiry.TAKEOVER)
+    world.clock.advance(LEASE + 1)
+    world.store.quarantine(*vanished(world, "held"), "status-500")
+    vanished(world, "runs")
+    world.clock.advance(5)
+    world.store.quarantine(*vanished(world, "held later"), "status-500")
+    vanished(world, "runs later")
+    paid(world, "done")
+    names = {handle_of(key_of(world, name))[:8]: name for name in ("held", "held later", "runs", "runs later")}
+    names |= {handle_of(key_of(world, name))[:8]: name for name in ("expired", "expired later")}
+
+    rows = [re.split(r"  +", line) for line in run(world, "list").stdout.splitlines()[1:]]
+    machine = said(run(world, "list", "--json"))["records"]
+
+    assert [
+        ["held", "quarantined", "-"],
+        ["held later", "quarantined", "-"],
+        ["expired", "lease expired", "ended 11 s ago"],
+        ["expired later", "lease expired", "ended 6 s ago"],
+        ["runs", "in flight", "25 s left"],
+        ["runs later", "in flight", "30 s left"],
+    ] == [[names[row[0]], row[1], row[5]] for row in rows]
+    assert [row[0] for row in rows] == [each["handle"][:8] for each in machine]
+    assert {77} == {len(each["handle"]) for each in machine}
+    some = run(world, "list", "--limit", "1")
+    assert "held" == names[some.stdout.splitlines()[1].split()[0]]
+    assert "5 more: see --limit, --older-than and --endpoint.\n" == some.stderr
+
+
+def test_a_list_of_completed_records_stops_at_its_limit() -> None:
+    """There may be millions, so it counts none."""
+    world = shop()
+    for number in range(3):
+        paid(world, str(number))
+
+    told = run(world, "list", "--state", "completed", "--limit", "2")
+
+    assert said(run(world, "list", "--state", "completed", "--limit", "2", "--json"))["more"] is True
+    assert said(run(world, "list", "--state", "completed", "--limit", "3", "--json"))["more"] is False
+    assert (3, "More records match: see --limit, --older-than and --endpoint.\n") == (
+        len(told.stdout.splitlines()),
+        told.stderr,
+    )
+
+
+def test_a_list_of_too_many_records_counts_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = shop()
+    for number in range(4):
+        vanished(world, str(number))
+    monkeypatch.setattr(records, "MOST_LOOKED_AT", 3)
+
+    assert "More records match: see" in run(world, "list", "--limit", "2").stderr
+
+
+def test_many_records_in_one_state_hide_none_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims with an expired lease may pile up after an incident, and the quarantined record needs an operator first."""
+    world = shop()
+    lapsed(world, "held")
+    for number in range(4):
+        vanished(world, str(number))
+    monkeypatch.setattr(records, "MOST_LOOKED_AT", 3)
+
+    told = run(world, "list", "--limit", "2")
+
+    assert ["quarantined", "in"] == [line.split()[1] for line in told.stdout.splitlines()[1:]]
+    assert "More records match: see" in told.stderr
+
+
+def test_a_list_without_unfinished_records_names_the_completed_ones() -> None:
+    assert "No record is unfinished. Completed ones: --state completed.\n" == run(shop(), "list").output
 
 
 def test_a_list_of_nothing_says_so() -> None:
@@ -138,6 +220,57 @@ def test_one_use_under_two_secrets_is_one_line_and_shown_with_both() -> None:
     assert 1 == len(told["also"])
     assert handle_of(key_of(world)) == told["also"][0], "that of the newest secret"
     assert f"also under:   {told['also'][0]}" in run(world, "show", *ALICES).output
+
+
+def charged(**settings: Any) -> tuple[World, list[str]]:
+    """Return a shop after one request, and the downstream key of its charge."""
+    world, sent = new_world(Flask(NAME), principal=None, **settings), []
+
+    @world.view()
+    def pay() -> str:
+        sent.append(current_claim.downstream_key("charge"))
+        return "paid"
+
+    world.post(key="the-clients-own")
+    return world, sent
+
+
+def test_show_prints_the_downstream_key_of_a_name_and_never_the_clients_key() -> None:
+    world, (sent,) = charged()
+    named = ("show", "--key", "the-clients-own")
+
+    text = run(world, *named, "--downstream", "charge").output
+    found, other, unasked = (
+        said(run(world, *named, *option, "--json"))
+        for option in (("--downstream", "charge"), ("--downstream", "refund"), ())
+    )
+
+    assert f"downstream:   {sent}" in text.splitlines()
+    assert sent == found["downstream_key"]
+    assert sent != other["downstream_key"]
+    assert "downstream_key" not in unasked
+    assert "the-clients-own" not in text + json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "listed"),
+    ((("old",), ("new",)), (("new", "old"), ("new", "old"))),
+    ids=("an old secret", "two secrets"),
+)
+def test_show_refuses_a_downstream_key_that_it_cannot_derive(claimed: tuple[str, ...], listed: tuple[str, ...]) -> None:
+    """Another secret gives a key that the other side does not know, which would look as if it had made no charge."""
+    world, _ = charged(secret=claimed)
+    handle = listed_handle(world)
+    again = new_world(Flask(NAME), principal=None, store=world.store, secret=listed)
+    again.view(endpoint="pay")(lambda: "paid")
+
+    assert "downstream key of this record is unknown" in refusal(run(again, "show", handle, "--downstream", "charge"))
+    assert handle == said(run(again, "show", handle, "--json"))["handle"]
+
+
+def listed_handle(world: World) -> str:
+    handle: str = listed(world, "completed")[0]["handle"]
+    return handle
 
 
 def test_show_tells_what_an_auditor_is_told_of_a_completed_record() -> None:
@@ -232,10 +365,12 @@ def test_a_key_that_several_endpoints_know_is_ambiguous() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     (
-        pytest.param(("non-sense",), "That is no handle", id="no handle"),
+        pytest.param(("non-sense",), "That is no id of a record", id="no id"),
+        pytest.param(("abc",), "4 of them are enough", id="too short"),
+        pytest.param(("aaaa",), "No unfinished record has an id that begins so", id="unknown prefix"),
         pytest.param(("nonsense",), "No record has this id from a log", id="unknown id"),
-        pytest.param(("a" * 76 + "b",), "That is no handle", id="spare bits"),
-        pytest.param(("a" * 77,), "There is no record under this handle", id="unknown handle"),
+        pytest.param(("a" * 76 + "b",), "That is no id of a record", id="spare bits"),
+        pytest.param(("a" * 77,), "There is no record with this id", id="unknown handle"),
         pytest.param(("--key", "other", *ALICES[2:]), "There is no record of this key", id="unknown key"),
         pytest.param((*ALICES[:2], "--tenant", "globex", *ALICES[4:]), "check --tenant", id="wrong tenant"),
         pytest.param((*ALICES[:2], "--no-tenant", *ALICES[4:]), "check --tenant", id="no tenant"),
@@ -243,7 +378,7 @@ def test_a_key_that_several_endpoints_know_is_ambiguous() -> None:
         pytest.param((*ALICES[:4], "--anonymous"), "and --principal", id="nobody"),
         pytest.param((*ALICES, "--endpoint", "refund"), "used for another endpoint, pay", id="another endpoint"),
         pytest.param((*ALICES, "--endpoint", "nowhere"), "has no such endpoint", id="no such endpoint"),
-        pytest.param(("--key", "a b", *ALICES[2:]), "That is no key", id="no key"),
+        pytest.param(("--key", "a b", *ALICES[2:]), "This is not a valid key", id="no key"),
     ),
 )
 def test_what_names_nothing_is_refused_with_what_may_be_wrong(arguments: tuple[str, ...], why: str) -> None:
@@ -260,8 +395,8 @@ def test_a_handle_of_another_tenant_is_refused() -> None:
     paid(world)
     handle = handle_of(key_of(world))
 
-    assert "not of that tenant" in refusal(run(world, "show", handle, "--tenant", "globex"))
-    assert "not of that tenant" in refusal(run(world, "show", handle, "--no-tenant"))
+    assert "belongs to another tenant" in refusal(run(world, "show", handle, "--tenant", "globex"))
+    assert "belongs to another tenant" in refusal(run(world, "show", handle, "--no-tenant"))
     assert handle == said(run(world, "show", handle, "--tenant", "acme", "--json"))["handle"]
 
 
@@ -301,7 +436,7 @@ def test_a_name_cannot_command_a_terminal() -> None:
     world = shop()
     paid(world, User="eve\x1b[2J")
 
-    shown = run(world, "list", "--state", "completed").output
+    shown = run(world, "list", "--state", "completed", "--wide").output
 
     assert "eve\\x1b[2J" in shown
     assert "\x1b" not in shown

@@ -100,7 +100,42 @@ def test_init_says_by_which_name_another_redis_would_be_refused(server: RedisSer
 def test_a_name_that_is_set_is_the_name_that_it_gets(server: RedisServer) -> None:
     world = world_on(server.url, store_id="shop-production")
 
-    assert {"store_id": "shop-production", "anew": True, "named": True} == said(run(world, "init", "--json"))
+    assert {"store_id": "shop-production", "new": True, "named": True} == said(run(world, "init", "--new", "--json"))
+
+
+def test_an_empty_redis_gets_the_id_in_the_settings_when_a_person_confirms(server: RedisServer) -> None:
+    """It may have had that id before it was emptied. One that is ready needs no confirmation."""
+    world = world_on(server.url, store_id="shop-production")
+    for typed in (None, "n\n"):
+        no = run(world, "init", typed=typed)
+        assert (1, "", True) == (no.exit_code, no.stdout, "second time" in no.stderr and "redis ack" in no.stderr)
+    assert (503, []) == (paid(world), world.told(StoreInitialised))
+
+    assert [0, 0] == [run(world, "init", typed="y\n").exit_code, run(world, "init").exit_code]
+    assert 201 == paid(world)
+
+
+@pytest.mark.parametrize("kind", REDIS_KINDS)
+@pytest.mark.parametrize("settings", ({}, {"store_id": "shop-production"}), ids=("any", "named"))
+def test_init_refuses_a_redis_that_a_worker_saw_emptied(
+    redis_servers: RedisServers, kind: str, settings: dict[str, Any]
+) -> None:
+    """The command is a process of its own, which has never seen this Redis."""
+    server = redis_servers.get(kind)
+    worker = world_on(server.url, data_loss_grace=SOON, **settings)
+    assert (0, 201) == (run(worker, "init", "--new").exit_code, paid(worker))
+    with connect(server.url) as client:
+        client.flushall()
+    assert 503 == paid(worker, "new")
+    operator = world_on(server.url, data_loss_grace=SOON, **settings)
+
+    no = refusal(run(operator, "init", "--new"))
+    assert ("redis ack --reason" in no, "second time" in no) == (True, True)
+    assert "redis init" not in run(operator, "status").stdout
+    assert (503, []) == (paid(worker), operator.told(StoreInitialised))
+
+    assert 0 == run(operator, "ack", *WHY, "--yes").exit_code
+    assert (201, 0) == (paid(worker, "new"), run(operator, "init").exit_code)
 
 
 def test_init_of_one_that_is_ready_changes_and_tells_nothing(world: World) -> None:
@@ -108,7 +143,7 @@ def test_init_of_one_that_is_ready_changes_and_tells_nothing(world: World) -> No
 
     again = said(run(world, "init", "--json"))
 
-    assert (first["store_id"], False) == (again["store_id"], again["anew"])
+    assert (first["store_id"], False) == (again["store_id"], again["new"])
     assert [] == world.told(StoreInitialised)
 
 

@@ -263,7 +263,7 @@ def test_an_owner_that_was_faster_wins() -> None:
 
     told = _meanwhile(world, lambda: world.store.complete(key, token, ANSWER, keep=60))
 
-    assert "Another process resolved it first, or its worker has just renewed its lease" in told
+    assert "Another process resolved the key first, or its worker has just renewed its lease" in told
     assert (State.COMPLETED, []) == (state(world), world.told(Resolved))
 
 
@@ -343,7 +343,7 @@ def test_what_is_free_already_is_refused() -> None:
     handle = handle_of(key_of(world))
     assert 0 == run(world, "release", handle, *WHY, "--yes").exit_code
 
-    assert "There is no record under this handle" in refusal(run(world, "release", handle, *WHY, "--yes"))
+    assert "There is no record with this id" in refusal(run(world, "release", handle, *WHY, "--yes"))
 
 
 @pytest.mark.parametrize("named", ("key", "handle", "other handle"))

@@ -45,6 +45,32 @@ def state(world: World) -> State | None:
     return None if found is None else found.state
 
 
+@pytest.mark.parametrize("store", ("memory", "sqlite"))
+@pytest.mark.parametrize("encrypted", (False, True))
+def test_a_response_for_a_purged_tenant_is_announced_as_erased(store: str, encrypted: bool, tmp_path: Path) -> None:
+    """The store keeps only that the request completed, and the retry gets 410."""
+    settings: dict[str, Any] = {"encryption": "on", "key_ring": {"a": OLD}} if encrypted else {}
+    if store == "sqlite":
+        settings["store"] = f"sqlite:///{tmp_path / 'records.db'}"
+    world = unknown_after_purge(**settings)
+    (tmp_path / "answer").write_bytes(b"paid")
+
+    told = run(world, *RESOLVE, "--happened", "--status", "201", "--body-file", str(tmp_path / "answer"))
+
+    assert 0 == told.exit_code, told.output
+    assert told.output.startswith("Resolved: retries get 410 `response-erased`, and not your response")
+    assert 410 == paid(world).status_code
+
+
+def unknown_after_purge(**settings: Any) -> World:
+    world = shop(on_error="quarantine", **settings)
+    if isinstance(settings.get("store"), str):
+        assert 0 == run(world, "db", "upgrade").exit_code
+    assert 500 == paid(world, Fail="yes").status_code
+    assert 0 == run(world, "purge", "--tenant", "acme", *WHY, "--yes").exit_code
+    return world
+
+
 def test_an_answer_that_is_given_is_every_retrys(tmp_path: Path) -> None:
     """Its status, its body byte for byte, its type, and the headers that this endpoint keeps."""
     world = unknown()
@@ -131,7 +157,7 @@ def test_headers_that_are_never_replayed_are_not_kept_and_named() -> None:
     told = run(world, *RESOLVE, "--happened", "--status", "201", *headers)
     answer = paid(world)
 
-    assert "keeps no such headers: Set-Cookie, X-Other." in told.stderr
+    assert "retries do not get: Set-Cookie, X-Other." in told.stderr
     assert "Resolved" in told.stdout
     assert (None, None, "7") == tuple(answer.headers.get(name) for name in ("Set-Cookie", "X-Other", "X-Receipt"))
 
@@ -206,7 +232,7 @@ def test_an_answer_that_opens_again_is_given_again() -> None:
 
     assert ("It cannot be reopened: ", True) == (early[:23], early.endswith("Nothing was changed.\n"))
     assert State.QUARANTINED is quarantined
-    assert (0, "Reopened: retries get its answer.\n") == (told.exit_code, told.output)
+    assert (0, "Reopened: retries get the stored response.\n") == (told.exit_code, told.output)
     assert (201, b"paid", []) == ((answer := paid(world)).status_code, answer.data, world.runs)
     assert ["reopened"] == [event.verb for event in world.told(Resolved) if isinstance(event, Resolved)]
 
@@ -283,7 +309,7 @@ def test_an_owner_that_was_faster_wins(verdict: tuple[str, ...], monkeypatch: py
         told = refusal(run(world, *RESOLVE, *verdict))
 
     found = record(world)
-    assert "Another process resolved it first" in told
+    assert "Another process resolved the key first" in told
     assert found is not None
     assert ((State.COMPLETED, ANSWER), []) == ((found.state, found.payload), world.told(Resolved))
 

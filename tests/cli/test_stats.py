@@ -25,12 +25,12 @@ def test_it_counts_what_there_is_in_each_state() -> None:
 
     assert [
         "in flight: 1",
-        "lapsed: 1, the oldest for 1 min 1 s",
+        "lease expired: 1, the oldest for 1 min 1 s",
         "quarantined: 1, the oldest for 3 min 1 s",
         "completed: 2",
         "data keys: 0",
         "tenants with a ledger: 1",
-        "No janitor task has ever reported: is there a janitor, or a cron job?",
+        "No janitor task has ever reported: start a janitor, or run its tasks by cron.",
     ] == run(world, "stats").output.splitlines()
 
 
@@ -107,7 +107,7 @@ def test_what_a_store_cannot_tell_is_not_known() -> None:
     told = run(world, "stats").output
 
     assert all(f"{what}: not known" in told for what in ("completed", "data keys", "tenants with a ledger"))
-    assert "it is unknown whether a janitor runs" in told
+    assert "it cannot tell whether a janitor runs" in told
 
 
 def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,6 @@ def test_another_applications_key_is_settled_by_that_one_alone() -> None:
     handle = handle_of(key)
 
     told = another.test_cli_runner().invoke(args=["idempotency", "release", handle, *WHY, "--yes", "--force"])
-    assert (1, True) == (told.exit_code, "another application's" in told.stderr)
+    assert (1, True) == (told.exit_code, "belongs to another application" in told.stderr)
     assert State.QUARANTINED is found(world.store, key).state
     assert 0 == run(world, "release", handle, *WHY, "--yes").exit_code

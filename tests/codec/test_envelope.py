@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
-from flask_idempotency.engine.errors import CorruptRecord, NotStorable
+from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec, Zstd, _zstd
+from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable
 from flask_idempotency.engine.model import StoredResponse
 
 GOLDEN = Path(__file__).parent / "golden"
 CODEC = EnvelopeCodec()
 PLAIN = EnvelopeCodec(compression=None)
+ZSTD = EnvelopeCodec(compression=COMPRESSIONS["zstd"])
+zstd = _zstd()
 
 # What each file in golden/ holds. Files are never rewritten: they are what users' stores are full of.
 EXAMPLES = {
@@ -26,6 +30,7 @@ EXAMPLES = {
     "v1-empty": StoredResponse(204),
     "v1-tombstone": StoredResponse(200, metadata=(("Content-Type", "text/csv"),), kept=False),
     "v1-zlib": StoredResponse(200, metadata=(("Content-Type", "text/plain"),), body=b"all work and no play " * 100),
+    "v1-zstd": StoredResponse(200, metadata=(("Content-Type", "text/plain"),), body=b"all work and no play " * 100),
     "v1-zlib-tombstone": StoredResponse(200, metadata=(("Link", "<https://example.org/next>, " * 50),), kept=False),
 }
 
@@ -77,6 +82,7 @@ def test_opening_gives_what_was_sealed(result: StoredResponse) -> None:
     """Duplicates, order, blanks, and an empty body: all the same."""
     assert result == CODEC.unwrap(CODEC.wrap(result))
     assert result == PLAIN.unwrap(PLAIN.wrap(result))
+    assert result == CODEC.unwrap(ZSTD.wrap(result))
     assert result.without_body() == CODEC.unwrap(CODEC.wrap(result.without_body()))
 
 
@@ -154,7 +160,7 @@ def test_malformed_content_is_corrupt(content: bytes) -> None:
         CODEC.unwrap(envelope(content))
 
 
-@pytest.mark.parametrize("head", (0x00, 0x20, 0xF0, 0x1E, 0x14))
+@pytest.mark.parametrize("head", (0x00, 0x20, 0xF0, 0x1E, 0x16))
 def test_unknown_versions_and_compressions_are_corrupt(head: int) -> None:
     """A later release's envelope is not an absent record."""
     with pytest.raises(CorruptRecord, match="is unknown"):
@@ -226,6 +232,8 @@ def test_bombs_are_refused_without_being_unfolded() -> None:
 
     with pytest.raises(CorruptRecord, match="more than"):
         CODEC.unwrap(bomb)
+    with pytest.raises(CorruptRecord, match="more than"):
+        CODEC.unwrap(envelope(zstd.compress(b"200\r\n\r\n" + b"\0" * 100_000_000), 0x14))
 
 
 def test_compressed_content_must_end_where_it_ends() -> None:
@@ -236,6 +244,51 @@ def test_compressed_content_must_end_where_it_ends() -> None:
     for damaged in (content[:-1], content + b"x", content[:4], b"", b"x" + content):
         with pytest.raises(CorruptRecord):
             CODEC.unwrap(envelope(damaged, 0x12))
+
+
+def test_each_zstd_response_is_a_frame_by_itself() -> None:
+    """The compressor of a thread is used again, also after an error, and no two threads share one."""
+    method = Zstd()
+    wanted = [b"paid " * 500, b"", b"refused " * 500]
+    with pytest.raises(TypeError):
+        method.compress("no bytes")  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as other:
+        elsewhere = [other.submit(method.compress, data).result() for data in wanted]
+        there = other.submit(lambda: method._local.compressor).result()
+
+    assert [zstd.compress(data, 1) for data in wanted] == [method.compress(data) for data in wanted] == elsewhere
+    assert there is not method._local.compressor
+
+
+def test_zstd_content_must_end_where_it_ends() -> None:
+    content = zstd.compress(b"200\r\n\r\nbody")
+
+    assert StoredResponse(200, body=b"body") == CODEC.unwrap(envelope(content, 0x14))
+    for damaged in (content[:-1], content + b"x", content + content, content[:4], b"", b"x" + content):
+        with pytest.raises(CorruptRecord):
+            CODEC.unwrap(envelope(damaged, 0x14))
+
+
+def test_a_zstd_frame_cannot_ask_for_much_memory() -> None:
+    options = {zstd.CompressionParameter.window_log: 24, zstd.CompressionParameter.content_size_flag: 0}
+    stream = zstd.ZstdCompressor(options=options)
+    content = stream.compress(b"200\r\n\r\nbody") + stream.flush()
+
+    assert content.startswith(b"\x28\xb5\x2f\xfd"), "it is a whole frame"
+    with pytest.raises(CorruptRecord):
+        CODEC.unwrap(envelope(content, 0x14))
+
+
+def test_without_zstd_a_response_is_unavailable_and_not_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corrupt record is quarantined for good, but another host can still replay this one."""
+    sealed = ZSTD.wrap(EXAMPLES["v1-zstd"])
+    monkeypatch.setitem(sys.modules, "compression" if sys.version_info >= (3, 14) else "backports", None)
+    _zstd.cache_clear()
+
+    with pytest.raises(ResponseUnavailable, match="pip install"):
+        CODEC.unwrap(sealed)
+    monkeypatch.undo()
+    assert EXAMPLES["v1-zstd"] == CODEC.unwrap(sealed)
 
 
 def test_nothing_is_sealed_that_would_not_open() -> None:
@@ -260,4 +313,4 @@ def test_an_envelope_takes_no_more_than_the_answer_on_the_wire(result: StoredRes
 
 def test_compressions_keep_their_numbers() -> None:
     """A number given to another algorithm would make stored answers unreadable."""
-    assert {"zlib": 1} == {name: method.number for name, method in COMPRESSIONS.items()}
+    assert {"zlib": 1, "zstd": 2} == {name: method.number for name, method in COMPRESSIONS.items()}

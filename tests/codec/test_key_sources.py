@@ -223,7 +223,7 @@ def test_the_default_cost_is_what_is_recommended() -> None:
     assert key_sources.COST in key_sources.COSTS
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "encryption.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "encryption.md"
 
 
 @pytest.fixture

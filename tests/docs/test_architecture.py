@@ -1,4 +1,4 @@
-"""docs/architecture.md names only files that exist. Its generated parts are held by test_pages."""
+"""docs/contributing/architecture.md names only files that exist. Its generated parts are held by test_pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from docs.generate import PACKAGE, PARTS, layers, layout, protocol
 from flask_idempotency.engine.store import Store
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
 NAMED = sorted(
     set(re.findall(r"`((?:flask_idempotency|janitor|tests|docs|engine|web|cli|operations|maintenance)/[\w./]*)`", PAGE))
 )

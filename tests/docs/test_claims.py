@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import pytest
+import redis
+from flask import Flask
 
 from docs.generate import HERE
-from flask_idempotency import Happened, Resolution, StillUnknown, UnknownOutcome
+from example_app.demo.servers import RedisServer
+from flask_idempotency import Happened, Idempotency, Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.codec.encryption import CACHE_KEYS, CACHE_SECONDS, FINISHING_SECONDS
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Policy
@@ -24,12 +28,12 @@ from flask_idempotency.web.principals import ASSERTED, CERTIFICATES, NO_CERTIFIC
 from flask_idempotency.web.problems import PROBLEMS
 from tests.docs.test_pages import BLOCK, surroundings
 
-README = (HERE.parent / "README.md").read_text(encoding="utf-8")
 SECURITY = (HERE.parent / "SECURITY.md").read_text(encoding="utf-8")
 
 
 def page(name: str) -> str:
-    return (HERE / f"{name}.md").read_text(encoding="utf-8")
+    (found,) = HERE.glob(f"**/{name}.md")
+    return found.read_text(encoding="utf-8")
 
 
 def test_no_limit_holds_until_one_is_set() -> None:
@@ -49,12 +53,14 @@ def test_each_threat_names_the_test_that_tries_it() -> None:
 
 def test_statuses_that_release_a_key() -> None:
     (rule,) = re.findall(r"^4\. (.*)", page("promises"), re.MULTILINE)
+    (row,) = re.findall(r"^\| (.*) \| \*\*released\*\*", page("endpoints"), re.MULTILINE)
 
     assert RELEASED_BY_DEFAULT == {int(status) for status in re.findall(r"\b\d{3}\b", rule)}
+    assert RELEASED_BY_DEFAULT == {int(status) for status in re.findall(r"\b\d{3}\b", row)}
 
 
 def test_times_of_the_policy() -> None:
-    text = page("operations") + page("quarantine")
+    text = page("records") + page("external-effects")
     plain = Policy()
 
     assert (30, 900, 3) == (plain.lease, plain.max_runtime, SILENT_LEASES)
@@ -76,16 +82,16 @@ def test_sizes() -> None:
     assert f"at most {LONGEST_NAME} characters" in page("identity")
     assert f"more than {LONGEST_NAME} characters" in page("redis")
     assert f"{PARTITIONS:,} partitions" in page("redis")
-    assert "Store`: eight methods" in page("testing-a-store")
+    assert "It has the eight methods of [`Store`]" in page("custom-store")
     assert 8 == len([name for name in vars(Store) if not name.startswith("_")])
 
 
 def test_tables() -> None:
     text = page("sql")
 
-    assert "Seven tables:" in text
+    assert "Eight tables:" in text
     assert set(re.findall(r"^\| `(idempotency_\w+)`", text, re.MULTILINE)) == set(metadata.tables)
-    assert 7 == len(metadata.tables)
+    assert 8 == len(metadata.tables)
 
 
 def test_header_fields_that_a_replay_carries() -> None:
@@ -106,13 +112,15 @@ def test_what_counts_as_credentials() -> None:
 
 
 def test_profiles() -> None:
-    """The table of the README: header, replay headers, statuses, and for how long a response is kept."""
-    rows = {
-        cells[1].strip("` "): cells[2:-1]
-        for cells in (line.split("|") for line in README.splitlines())
-        if len(cells) == 8
-    }
+    """The tables of the guide: header, replay headers, statuses, for how long a response is kept; key length and lease."""
+    lines = [line.split("|") for line in page("stripe-clients").splitlines()]
+    rows = {cells[1].strip("` "): cells[2:-1] for cells in lines if len(cells) == 8}
+    others = {cells[1].strip("` "): cells[2:-1] for cells in lines if len(cells) == 6}
     for name, profile in PROFILES.items():
+        _, length, lease = others[name]
+        number, unit = lease.split()
+        assert int(length) == profile.values["max_key_length"]
+        assert int(number) * {"s": 1, "min": 60}[unit] == profile.values["lease"]
         header, replayed, mismatch, in_flight, kept = rows[name]
         assert tuple(re.findall(r"`([^`]+)`", header)) == profile.values["header"]
         assert re.findall(r"`([^`]+)`", replayed) == [
@@ -122,12 +130,6 @@ def test_profiles() -> None:
         assert int(in_flight.split()[0]) == profile.statuses.get("in-flight", PROBLEMS["in-flight"].status)
         number, unit = kept.split()
         assert int(number) * {"h": 3600, "d": 86400}[unit] == profile.values["keep"]
-
-
-def test_every_page_is_in_the_list_of_pages() -> None:
-    index = page("README")
-
-    assert [] == [path.name for path in HERE.glob("*.md") if path.name != "README.md" and f"({path.name}" not in index]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,8 @@ def test_the_resolver_of_the_page_never_takes_ignorance_for_proof(
 ) -> None:
     """It frees no key: a provider that refuses this one refuses the retry too."""
     names = surroundings()
-    exec(compile(BLOCK.findall(page("quarantine"))[0], "documentation", "exec", dont_inherit=True), names)  # noqa: S102
+    (block,) = [each for each in BLOCK.findall(page("external-effects")) if "def what_became_of_it" in each]
+    exec(compile(block, "documentation", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
     found_by, refused_by = Mock(return_value=found), Mock(return_value=refuses)
     names["provider"] = SimpleNamespace(find_charge=found_by, cancel=refused_by)
     resolver = names["what_became_of_it"]
@@ -153,3 +156,36 @@ def test_the_resolver_of_the_page_never_takes_ignorance_for_proof(
     assert expected == resolver(UnknownOutcome(SimpleNamespace(), lambda name: f"downstream of {name}"))  # type: ignore[arg-type]
     found_by.assert_called_once_with(key="downstream of charge")
     assert refused_by.mock_calls in ([], [call(key="downstream of charge")])
+
+
+@pytest.fixture
+def user(redis_client: redis.Redis) -> Iterator[str]:
+    """The user of the page about Redis."""
+    (rule,) = re.findall(r"^ACL SETUSER shop (.*)$", page("redis"), re.MULTILINE)
+    redis_client.execute_command("ACL", "SETUSER", "shop", "reset", *rule.split())  # type: ignore[no-untyped-call]
+    yield "shop:password"
+    redis_client.acl_deluser("shop")
+
+
+def test_the_user_of_the_redis_page_has_enough_rights(user: str, redis_server: RedisServer) -> None:
+    app = Flask("shop")
+    app.config["IDEMPOTENCY_STORE"] = url = redis_server.url.replace("redis://", f"redis://{user}@")
+    app.config["IDEMPOTENCY_SECRET"] = "s-9f2c47d1e8b35a60"
+    app.config["IDEMPOTENCY_AFTER_LOSS"] = "refuse"
+    app.add_url_rule("/payments", "pay", lambda: ("paid", 201), methods=["POST"])
+    Idempotency(app)
+    run = app.test_cli_runner().invoke
+
+    codes = [run(args=["idempotency", *words.split()]).exit_code for words in ("redis init", "redis status", "reap")]
+    client = app.test_client()
+    responses = [client.post("/payments", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    checks = run(args=["idempotency", "doctor", "--json"]).output
+
+    assert codes == [0, 0, 0]
+    assert [(201, None), (201, "true")] == [
+        (each.status_code, each.headers.get("Idempotency-Replayed")) for each in responses
+    ]
+    assert re.search(r'"(eviction|persistence|memory|replication)"', checks)
+    assert "does not show" not in checks
+    with redis.Redis.from_url(url) as shop, pytest.raises(redis.exceptions.NoPermissionError):
+        shop.flushall()

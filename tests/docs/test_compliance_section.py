@@ -11,7 +11,7 @@ from flask import Flask
 from flask_idempotency import Idempotency
 from flask_idempotency.codec.key_sources import generate
 
-PAGE = Path(__file__).parents[2] / "docs" / "encryption.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "encryption.md"
 
 
 def test_its_three_settings_and_a_principal_switch_it_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ FILES = (
 RUN = (ROOT / "run.py").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 # Made by a command that the page names, or by git.
-MADE = {".venv", "dist"}
+MADE = {".venv", "dist", "build"}
 
 
 def test_every_command_of_run_py_is_explained_by_its_help() -> None:
@@ -66,3 +66,13 @@ def test_the_workflow_takes_actions_by_their_commit() -> None:
     assert len(actions) == 2
     assert [action for action in actions if not re.fullmatch(r"[0-9a-f]{40}", action)] == []
     assert "- run: .ci/run" in workflow
+
+
+def test_the_workflow_runs_on_every_python_that_the_package_supports() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    (matrix,) = re.findall(r"python: \[(.*)\]", workflow)
+
+    supported = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', setup)
+    assert supported[0] == "3.11"
+    assert re.findall(r"\d+\.\d+", matrix) == supported

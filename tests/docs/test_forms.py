@@ -20,7 +20,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.waiting import Waiters
 from tests.docs.test_pages import BLOCK
 
-PAGE = (HERE / "forms.md").read_text(encoding="utf-8")
+PAGE = (HERE / "guides" / "forms.md").read_text(encoding="utf-8")
 FORM, VISITORS, PROBLEMS = BLOCK.findall(PAGE)
 MACRO = re.findall(r"^```jinja\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
 INPUT = re.compile(r'<input[^>]*name="([^"]+)"[^>]*value="([^"]*)"')
@@ -81,8 +81,8 @@ def test_the_second_of_two_clicks_waits_for_the_first(names: Names, monkeypatch:
     app, begun, waiting, go = names["app"], Event(), Event(), Event()
     sit = Waiters._take_slot
 
-    def sat(room: Waiters, key: StorageKey) -> Event | None:
-        seat = sit(room, key)
+    def sat(room: Waiters, key: StorageKey, **kind: bool) -> Event | None:
+        seat = sit(room, key, **kind)
         waiting.set()
         return seat
 

@@ -182,3 +182,13 @@ def test_the_profiles_that_pages_name_are_there() -> None:
 
     assert named
     assert named.keys() <= PROFILES.keys()
+
+
+def test_an_extra_that_a_page_names_is_there() -> None:
+    extras = set(re.findall(r'^    "(\w+)": \[', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE)) | {
+        "all"
+    }
+    named = {extra for found in mentioned(re.compile(r"flask-idempotency\[([\w,]+)\]")) for extra in found.split(",")}
+
+    assert {"sql", "redis", "postgresql"} <= named
+    assert named - extras == set()

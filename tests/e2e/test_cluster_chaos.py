@@ -98,7 +98,7 @@ def test_54_what_may_be_lost_never_runs_again_while_nobody_acknowledges(
     Replicas that lack the last second are promoted: one run of a key at most, and one answer. Keys made later run.
     """
     # A primary that is silent and wakes up again may grant for some milliseconds, and nobody notices without replicas that
-    # are waited for: docs/redis-memory.md says so.
+    # are waited for: docs/how-it-works/data-loss.md says so.
     odds = {
         "dies": 1,
         "dies while its replica lags": 4,

@@ -36,6 +36,33 @@ def test_renewal_ends_at_max_runtime(house: House) -> None:
     assert isinstance(house.claim(), Unknown)
 
 
+def test_it_knows_whether_the_store_has_its_end(house: House) -> None:
+    """A message is acknowledged only then."""
+    claim = house.won()
+    assert not claim.stored
+    house.store.down |= {"complete"}
+    claim.complete(DONE)
+    assert not claim.stored
+
+    house.store.down.clear()
+    house.pass_time(1)
+    assert claim.stored
+
+
+def test_an_end_that_came_too_late_is_not_stored(house: House) -> None:
+    """Another attempt has the key: the late response is in no record."""
+    claim = house.won(effects="deduplicated")
+    house.store.down |= {"complete", "renew"}
+    claim.complete(DONE)
+    house.clock.advance(3600)
+    house.store.down.clear()
+    house.won(effects="deduplicated")
+
+    house.pass_time(1)
+
+    assert not claim.stored
+
+
 @pytest.mark.parametrize("settle", ["complete", "release", "quarantine"])
 def test_renewal_ends_with_the_claim(house: House, settle: str) -> None:
     """Whatever ends it."""

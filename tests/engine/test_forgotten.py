@@ -11,8 +11,9 @@ from flask_idempotency.engine.capabilities import DataLossStatus
 from flask_idempotency.engine.engine import Engine, Replay
 from flask_idempotency.engine.errors import LeaseLost, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.events import ClaimRestored, DataLossDetected, RefusedAfterDataLoss
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import ClaimRequest, Grant, State, StoredResponse
+from flask_idempotency.engine.model import ClaimRequest, Grant, Record, State, StoredResponse
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from tests.engine.conftest import House
@@ -42,6 +43,11 @@ class Memory:
             return False
         outcome = self._house.store.claim(request, token=grant.token, lease=lease)
         return isinstance(outcome, Grant)
+
+    def would_run(self, key: StorageKey, *, key_timestamp: float | None = None, record: Record | None = None) -> bool:
+        if self.forgotten and record is None:
+            raise StoreDataLoss("forgotten", loss="missing")
+        return not self.forgotten
 
     def initialise(self) -> str:
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flask_idempotency.engine.errors import InvalidKey
-from flask_idempotency.engine.keys import Identity, Scope, StorageKey, encode, one_key, parse_key
+from flask_idempotency.engine.keys import Identity, Scope, StorageKey, encode, keyed_digest, one_key, parse_key
 
 UUID = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 HOSTILE = st.text(alphabet=st.sampled_from(":{}\0\r\n%*|/é\ud800ab"), max_size=6)
@@ -205,6 +206,14 @@ def test_no_client_byte_reaches_a_storage_key(parts: Parts) -> None:
     assert (32, 16) == (len(key.rid), len(key.tid))
     assert key.rid != other.rid
     assert "StorageKey(…)" == repr(key)
+
+
+@given(st.binary(max_size=64), st.lists(st.binary(max_size=200), max_size=3))
+def test_the_keyed_digest_is_hmac(key: bytes, messages: list[bytes]) -> None:
+    """The copies of the padded key are never used up."""
+    mac = keyed_digest(key)
+
+    assert [mac(message) for message in messages] == [hmac.digest(key, message, "sha256") for message in messages]
 
 
 def test_derived_names_do_not_meet() -> None:

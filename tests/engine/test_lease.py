@@ -224,3 +224,30 @@ def test_a_forked_child_does_not_renew_its_parents_claims(renewer: LeaseRenewer,
 
     assert 0 == os.waitstatus_to_exitcode(status)
     assert 1 == len(renewer._due)
+
+
+def test_drain_runs_what_is_not_due_yet_until_nothing_is_left() -> None:
+    """A process that ends cannot wait for the next try, and must not leave while a write is on its way."""
+    renewer = LeaseRenewer()
+    answers = iter([0.01, None])
+    twice = Patient(lambda: next(answers))
+    renewer.add(twice, after=3600.0)
+
+    assert 0 == renewer.drain(timeout=60.0)
+    assert 2 == twice.tended
+
+
+def test_drain_runs_by_itself_where_no_thread_does(renewer: LeaseRenewer) -> None:
+    """One that ends: the interpreter starts no new thread then."""
+    patient = Patient(lambda: None)
+    renewer.add(patient, after=3600.0)
+
+    assert 0 == renewer.drain(timeout=0.0)
+    assert 1 == patient.tended
+
+
+def test_drain_gives_up_after_its_timeout(renewer: LeaseRenewer) -> None:
+    """A store that stays away does not keep the process."""
+    renewer.add(Patient(unavailable), after=0.0)
+
+    assert 1 == renewer.drain(timeout=0.0)

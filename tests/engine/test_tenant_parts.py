@@ -103,7 +103,7 @@ def test_keys_are_spread_evenly() -> None:
 
 @pytest.mark.parametrize(("limit", "shards", "reached"), ((1000, 4, 0.89), (10_000, 4, 0.95), (10_000, 16, 0.9)))
 def test_most_of_a_limit_is_reached_before_a_part_of_it_is_full(limit: int, shards: int, reached: float) -> None:
-    """As `docs/quotas.md` says. Nothing is refused wrongly before that."""
+    """As `docs/guides/tenants.md` says. Nothing is refused wrongly before that."""
     identity, scope = Identity(b"secret", tenant_shards=shards), Scope("shop", "acme", None)
     share, granted = Quota(records=limit).divided(shards).records, Counter[bytes]()
 

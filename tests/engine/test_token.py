@@ -9,6 +9,7 @@ from flask_idempotency.engine.keys import (
     OWNER_BYTES,
     TOKEN_BYTES,
     Identity,
+    _subkey,
     marked,
     new_token,
     owner_mark,
@@ -72,6 +73,11 @@ def test_whoever_settles_a_claim_has_a_token_with_its_mark(several: bool) -> Non
 def test_a_mark_leads_back_to_nothing_else_that_is_derived() -> None:
     """It stands in the clear in every store."""
     identity = Identity(b"new")
-    derived = [identity.fingerprint(b"x"), identity.tenant_id("n", "t"), identity._record, identity._log]
+    derived = [
+        identity.fingerprint(b"x"),
+        identity.tenant_id("n", "t"),
+        _subkey(b"new", b"record"),
+        _subkey(b"new", b"log"),
+    ]
 
     assert not any(each.startswith(identity.mark("n")) for each in derived)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+import pytest
+
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.waiting import SLOTS_PER_KEY, Waiters
 
@@ -34,6 +36,22 @@ def test_one_key_cannot_take_every_seat() -> None:
 
         assert stack.enter_context(room.slot(A)) is None
         assert stack.enter_context(room.slot(B)) is not None
+
+
+@pytest.mark.parametrize(("slots", "most"), ((0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)))
+def test_status_waits_take_at_most_half_of_the_slots(slots: int, most: int) -> None:
+    """And one of a key, so that a request that repeats it can wait too."""
+    room = Waiters(slots)
+    keys = [StorageKey(bytes([number]) * 32, b"t" * 32) for number in range(6)]
+    with ExitStack() as stack:
+        asked = [stack.enter_context(room.slot(key, status=True)) for key in keys]
+        assert most == sum(seat is not None for seat in asked)
+        assert stack.enter_context(room.slot(keys[0], status=True)) is None
+
+        sent = [stack.enter_context(room.slot(key)) for key in keys]
+        assert slots - most == sum(seat is not None for seat in sent)
+    with ExitStack() as stack:
+        assert most == sum(stack.enter_context(room.slot(key, status=True)) is not None for key in keys)
 
 
 def test_settling_a_key_wakes_its_waiters_and_nobody_else() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from flask import Flask
+from flask import Flask, Response, request
 from sqlalchemy import NullPool, text
+from werkzeug.serving import make_server
 from werkzeug.test import TestResponse
 
 from example_app.app import create_app
+from example_app.demo.client import LossyWire
 from example_app.models import db
 
 
@@ -98,3 +102,37 @@ def on_records(app: Flask, statement: str) -> None:
 @pytest.fixture
 def customer(app: Flask) -> Customer:
     return Customer(app)
+
+
+class Server:
+    """The application in a thread, with a note of every request that came in."""
+
+    def __init__(self, app: Flask) -> None:
+        self.keys: list[str | None] = []
+        self.refusals: list[int] = []
+        app.before_request_funcs.setdefault(None, []).insert(0, self._note)
+        self._server = make_server("127.0.0.1", 0, app, threaded=True)
+        self.port = self._server.port
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def _note(self) -> Response | None:
+        self.keys.append(request.headers.get("Idempotency-Key"))
+        return Response(status=self.refusals.pop()) if self.refusals else None
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server(app: Flask) -> Iterator[Server]:
+    server = Server(app)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def wire(server: Server) -> Iterator[LossyWire]:
+    with LossyWire(server.port) as wire:
+        yield wire

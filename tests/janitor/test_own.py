@@ -56,6 +56,30 @@ def test_it_finds_the_application_that_flask_finds(
     assert f"{found}\n" == answer.stdout
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    (
+        (MODULE.replace('IDEMPOTENCY_BROKER_URL="redis://nowhere/0"', ""), "Set IDEMPOTENCY_BROKER_URL"),
+        ("from flask import Flask\napp = Flask('bare')\n", "Check that FLASK_APP names the right one."),
+        (None, "Could not locate a Flask application."),
+    ),
+    ids=("no broker", "no extension", "no application"),
+)
+def test_a_worker_that_cannot_start_prints_the_remedy_alone(text: str | None, says: str, tmp_path: Path) -> None:
+    """Without a traceback, which hides it."""
+    if text is not None:
+        (tmp_path / "app.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("FLASK_APP", None)
+    command = [sys.executable, "-m", "celery", "-A", "janitor", "worker"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert (1, "") == (ended.returncode, ended.stdout)
+    assert "The janitor cannot start. " in ended.stderr
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_an_env_file_is_read_as_flask_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where python-dotenv is installed, FLASK_APP may be in there; and FLASK_SKIP_DOTENV leaves it alone."""
     read: list[str] = []
@@ -126,4 +150,4 @@ def test_celery_finds_it_by_the_packages_name(name: str, tmp_path: Path) -> None
     lost = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
     assert "flask_idempotency.reap" in found.stdout, found.stdout + found.stderr
-    assert "Set IDEMPOTENCY_BROKER_URL to a Redis" in lost.stdout + lost.stderr
+    assert "Set IDEMPOTENCY_BROKER_URL to a Redis" in lost.stderr

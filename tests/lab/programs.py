@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Final, NoReturn
 
+import playwright
 import pytest
 
 from example_app.demo.servers import server_programs
 
 MISSING: Final = "missing service: "
+NODE: Final = str(Path(playwright.__file__).parent / "driver" / "node")
+"""The Node.js that the wheel of Playwright brings."""
 
 
 def missing(service: str, *, remedy: str) -> NoReturn:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from example_app.demo.servers import RedisServer, server_programs
+from flask_idempotency.stores.redis import client as store_client
 from tests.lab.programs import missing
+
+PATIENT_SECONDS: Final = 5.0
 
 
 class RedisServers:
@@ -20,6 +23,8 @@ class RedisServers:
 
     def __init__(self) -> None:
         self._running: dict[str, RedisServer] = {}
+        # A busy machine is not a server that is gone. A test of a silent server gives its store a time of its own.
+        store_client.CONNECT_SECONDS = store_client.REPLY_SECONDS = PATIENT_SECONDS
 
     def get(self, kind: str) -> RedisServer:
         """A running, empty server. Others use it after you: take `start_redis` to kill or reconfigure one."""

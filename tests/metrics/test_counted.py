@@ -23,6 +23,9 @@ RUNS: dict[str, Any] = {
     "reason": "status-503",
     "actor": "resolver",
     "verb": "completed",
+    "sent": 3,
+    "delayed": 2,
+    "dead": 0,
 }
 
 
@@ -118,6 +121,9 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
         ("task_duration_seconds_sum", "expire"): 0.5,
         ("task_counts_total", "expire", "removed"): 2,
     },
+    events.MessagesRelayed: {("outbox_attempts_total", "sent"): 3, ("outbox_attempts_total", "delayed"): 2},
+    events.MessageDead: {},
+    events.MessageSettled: {("operator_actions_total", OTHER): 1},
     events.JanitorMissing: {},
 }
 
@@ -163,6 +169,11 @@ def test_an_event_changes_these_metrics_only(kind: type[Event], meter: Meter, re
             made(events.Resolved, certain=False),
             {("resolutions_total", "uncertain", "resolver"): 1},
             id="perhaps",
+        ),
+        pytest.param(
+            made(events.MessageSettled, verb="discarded"),
+            {("operator_actions_total", "message-discarded"): 1},
+            id="a message",
         ),
         pytest.param(
             made(events.ResolverAsked, answer="still-unknown"),

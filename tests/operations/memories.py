@@ -7,7 +7,8 @@ from typing import Any
 
 from flask_idempotency.engine.capabilities import DataLossStatus
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.model import ClaimRequest, Grant
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ClaimRequest, Grant, Record
 
 PARTS = 8
 NOW, LOST = 1000.0, 940.0
@@ -42,6 +43,9 @@ class Kept:
         return self.how
 
     def restore_claim(self, request: ClaimRequest, grant: Grant, *, lease: float, age: float) -> bool:
+        raise NotImplementedError
+
+    def would_run(self, key: StorageKey, *, key_timestamp: float | None = None, record: Record | None = None) -> bool:
         raise NotImplementedError
 
     def _done(self, what: object) -> str:

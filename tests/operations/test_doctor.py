@@ -146,6 +146,15 @@ def test_a_store_that_raises_any_error_counts_as_away() -> None:
     assert ("OSError" in found.findings[0].text, "password" in found.findings[0].text) == (True, False)
 
 
+def test_a_check_that_lacks_a_module_names_it() -> None:
+    def ask() -> list[Finding]:
+        raise ModuleNotFoundError("No module named 'packaging'", name="packaging")
+
+    finding, _ = examine([Check("celery", ask)], reach=lambda: None).findings
+
+    assert (UNKNOWN, "Install the Python module packaging where this runs.") == (finding.verdict, finding.remedy)
+
+
 @pytest.fixture
 def bare() -> Target:
     """An application whose store has none of the optional parts."""
@@ -248,6 +257,8 @@ def test_a_clock_step_is_reported(report: str | None, verdict: Verdict, book: Ta
         book.report("heartbeat", report)
 
     assert verdict is worst(clock_step(book))
+    (finding,) = clock_step(book)
+    assert (verdict is FINE) is ("Retries of the latter run again" not in finding.text)
 
 
 # Data loss.

@@ -60,7 +60,10 @@ def test_it_says_whether_new_keys_run(how: DataLossStatus, after_loss: str, run:
         pytest.param(FINE, {}, "It has lost no data.", (), id="fine"),
         pytest.param(standing(acknowledged=1), {}, "was acknowledged", (), id="acknowledged"),
         pytest.param(
-            MISSING, {}, "never initialised, or it was emptied", ("redis init", "redis ack"), id="all missing"
+            MISSING, {}, "emptied, or it was never initialised", ("redis ack", "redis init"), id="all missing"
+        ),
+        pytest.param(
+            replace(MISSING, emptied=True), {}, "held keys before", ("redis ack", "list --state"), id="emptied"
         ),
         pytest.param(standing(missing=3), {}, "3 of its 8 parts", ("redis ack", "list --state"), id="some missing"),
         pytest.param(CHANGED, {}, "1 min ago", ("redis ack", "list --state"), id="changed"),
@@ -89,6 +92,7 @@ def test_it_says_what_happened_and_what_to_do(
 
 def test_a_part_that_is_gone_is_never_made_ready_as_if_it_were_new() -> None:
     assert "redis init" not in status(standing(missing=3)).remedy
+    assert "redis init" not in status(replace(MISSING, emptied=True)).remedy
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,14 @@ from flask_idempotency.operations.records import (
     ResolveReport,
     alive,
     complete,
-    format_duration,
     handle_of,
     key_of,
-    moment,
     release,
     release_warnings,
     reopen,
     way_out,
 )
+from flask_idempotency.operations.times import format_duration, moment
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, Standing, a_key, found, stand

@@ -253,6 +253,14 @@ def test_raw_bytes_have_no_fields_to_ignore() -> None:
         load({"IDEMPOTENCY_FINGERPRINT": "raw"}, ignore_fields=["/sent_at"])
 
 
+def test_a_uuid_must_fit_into_the_longest_key() -> None:
+    """Every key would be refused."""
+    with pytest.raises(ConfigurationError, match="Set max_key_length to 36 or more"):
+        load({"IDEMPOTENCY_KEY_FORMAT": "uuid"}, max_key_length=35)
+
+    assert 36 == load({"IDEMPOTENCY_KEY_FORMAT": "uuid"}, max_key_length=36).policy.max_key_length
+
+
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_every_profile_is_a_policy_that_holds(profile: str) -> None:
     """No bundle that ships is refused by our own check."""

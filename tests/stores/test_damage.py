@@ -179,7 +179,10 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         lambda text: janitor._decode_report(text, 1_700_000_000_000_000).facts(),
     ),
     "task": (b"heartbeat", janitor._name),
-    "lost": (b"1700000000000", lambda text: data_loss._part((10**15, b"a", b"b", b"c", text, text, 0, text, text))),
+    "lost": (
+        b"1700000000000",
+        lambda text: data_loss._part((10**15, b"a", b"b", b"c", text, text, 0, text, text, text)),
+    ),
     "data key": (b"\x0a2026-11-21wrapped", data_keys._kid_and_wrapped),
     "key's number": (b"70000", lambda text: data_keys._key(text, {text: b"\x01kw", b"x" + text: b"1700"}, 10**15)),
     "erasure": (b"70000 1700000000000000", lambda text: data_keys.with_erasure(COMPLETED, text)),

@@ -2,90 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from flask import Flask, request
 
-from example_app.demo.servers import RedisServer
+from flask_idempotency import Idempotency
 from flask_idempotency.engine.policy import Decision, Policy
+from tests.tooling.reader import Reader, blocks, named_file
 from tests.tooling.wheels import EmptyEnvironment
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EXAMPLE_REDIS = "redis://127.0.0.1:6379/0"
 
-BLOCKS = FENCE.findall(README)
+BLOCKS = blocks(README)
 INSTALLED = [line[2:] for _, text in BLOCKS for line in text.splitlines() if line.startswith("$ pip install ")]
 
 
-@dataclass
-class Reader:
-    """A person who pastes every block into the file that it names, and every command into one shell."""
-
-    folder: Path
-    programs: Path
-    redis_url: str
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def paste(self, language: str, text: str) -> None:
-        if language == "python":
-            name = re.match(r"# (\w+)\.py\n", text)
-            assert name, f"which file is this: {text[:40]}"
-            (self.folder / f"{name[1]}.py").write_text(text)
-            self.enter(f"python -c 'import {name[1]}'")
-        else:
-            for command, expected in commands(text):
-                if not command.startswith("pip install "):
-                    output = self.enter(command.replace(EXAMPLE_REDIS, self.redis_url))
-                    assert not expected or output == expected
-
-    def enter(self, command: str) -> str:
-        """Run a command, with what earlier ones have exported. Return what it prints."""
-        path = f"{self.programs}{os.pathsep}{os.environ['PATH']}"
-        kept = self.folder.parent / "exported"
-        done = subprocess.run(
-            ["bash", "-ec", f"{command}\nenv -0 > {shlex.quote(str(kept))}"],
-            cwd=self.folder,
-            env={**self.environment, "PATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        self.environment = dict(item.split("=", 1) for item in kept.read_text().split("\0") if item)
-        return done.stdout
-
-
-def commands(text: str) -> Iterator[tuple[str, str]]:
-    """Each command of a console block with the output that stands below it."""
-    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-        command, _, output = part.partition("\n")
-        yield command, output
-
-
 @pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with RedisServer() as server:
-        yield server.url
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory, wheel: Path, redis_url: str) -> Reader:
+def reader(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Reader:
     """In an environment that has only the wheel and the packages that the README says to install."""
     wanted = [word for line in INSTALLED for word in shlex.split(line)[2:]]
     environment = EmptyEnvironment(tmp_path_factory.mktemp("reader"), wheel, *wanted)
-    reader = Reader(environment.folder, environment.programs, redis_url)
+    reader = Reader(environment.folder, environment.programs)
     for language, text in BLOCKS:
         reader.paste(language, text)
+        if language == "python":
+            name = named_file(text)
+            assert name, f"which file is this: {text[:40]}"
+            reader.enter(f"python -c 'import {name.removesuffix('.py')}'")
     return reader
 
 
@@ -128,66 +77,23 @@ def test_the_shop_has_nothing_left_to_migrate(reader: Reader) -> None:
     reader.enter("flask --app shop idempotency db check")
 
 
-def test_a_corrected_order_may_use_its_key_again(reader: Reader) -> None:
-    printed = run(
-        reader,
-        "orders",
-        """
-client = app.test_client()
-for body in ({}, {"item": 1}, {"item": 1}, {}):
-    answer = client.post("/orders", json=body, headers={"Idempotency-Key": "k"})
-    print(answer.status_code, answer.headers.get("Idempotency-Replayed"))
-""",
-    )
+@pytest.mark.parametrize(("release", "corrected"), ((set(), 422), ({422}, 201)), ids=("kept", "released"))
+def test_a_corrected_order_needs_a_new_key_or_a_released_status(release: set[int], corrected: int) -> None:
+    assert "a corrected body needs a new key, or `release_statuses={422}`" in README
+    app = Flask("orders")
+    app.config["IDEMPOTENCY_SECRET"] = "s-9f2c47d1e8b35a60"
+    app.testing = True
+    Idempotency(app, release_statuses=release)
 
-    assert printed == ["422", "None", "201", "None", "201", "true", "422", "None"]
+    @app.post("/orders")
+    def order() -> tuple[dict[str, str], int]:
+        return {"status": "ordered"}, 201 if "item" in request.get_json() else 422
 
+    client = app.test_client()
+    answers = [client.post("/orders", json=body, headers={"Idempotency-Key": "k"}) for body in ({}, {"item": 1})]
 
-def test_a_charge_runs_once_and_its_resolver_knows_it(reader: Reader) -> None:
-    """The worker dies. The resolver finds the charge, does not know of it, or has it cancelled, and answers the retry."""
-    printed = run(
-        reader,
-        "gateway",
-        """
-client = app.test_client()
-key = {"Idempotency-Key": "paid"}
-print(*[client.post("/charges", json={"amount": 5}, headers=key).status_code for _ in range(2)], len(provider.charges))
-
-class Lost(Provider):
-    def charge(self, amount, key):
-        super().charge(amount, key)
-        raise ConnectionError("the reply was lost")
-
-gateway.provider = Lost()
-key = {"Idempotency-Key": "lost"}
-app.config["PROPAGATE_EXCEPTIONS"] = False
-print(*[client.post("/charges", json={"amount": 5}, headers=key).status_code for _ in range(2)])
-done = app.test_cli_runner().invoke(args=["idempotency", "reap"])
-answer = client.post("/charges", json={"amount": 5}, headers=key)
-print(answer.status_code, answer.headers.get("Idempotency-Replayed"), len(provider.charges))
-
-class Silent(Provider):
-    refuses = False
-
-    def charge(self, amount, key):
-        raise ConnectionError("nobody knows whether it arrived")
-
-    def cancel(self, key):
-        return self.refuses
-
-gateway.provider = Silent()
-for refuses in (False, True):
-    Silent.refuses = refuses
-    key = {"Idempotency-Key": f"silent-{refuses}"}
-    print(client.post("/charges", json={"amount": 5}, headers=key).status_code)
-    done = app.test_cli_runner().invoke(args=["idempotency", "reap"])
-    answer = client.post("/charges", json={"amount": 5}, headers=key)
-    print(answer.status_code, answer.headers.get("Idempotency-Replayed"))
-""",
-    )
-
-    assert printed[:8] == ["201", "201", "1", "500", "409", "201", "true", "2"]
-    assert printed[8:] == ["500", "409", "None", "500", "402", "true"]
+    assert [422, corrected] == [answer.status_code for answer in answers]
+    assert (answers[1].json or {}).get("code") == (None if release else "key-reused")
 
 
 # Rows of the table: statuses, and what becomes of the key.

@@ -112,10 +112,93 @@ with open("shop.py", "w") as file:
 from flask_idempotency.janitor.celery import app
 assert any("reap" in name for name in app.tasks), list(app.tasks)
 """,
+    "rabbitmq": """
+import pika, threading
+from types import SimpleNamespace
+from flask_idempotency.consumers import Inbox, rabbit
+from flask_idempotency.stores.memory import MemoryStore
+config = {"IDEMPOTENCY_STORE": MemoryStore(), "IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60c1d47be2a5583f09"}
+inbox = Inbox.standalone(config, "billing")
+done = []
+class Channel:
+    connection = SimpleNamespace(call_later=lambda seconds, call: call(), add_callback_threadsafe=lambda call: call())
+    consumer_tags = ["tag"]
+    basic_qos = lambda self, prefetch_count: None
+    basic_consume = lambda self, queue, received: setattr(self, "received", received) or "tag"
+    basic_cancel = lambda self, tag: None
+    basic_ack = lambda self, tag: stop.set()
+    def start_consuming(self):
+        self.received(self, pika.spec.Basic.Deliver(delivery_tag=1), pika.BasicProperties(message_id="m-1"), b"5")
+        assert stop.wait(60)
+stop = threading.Event()
+Channel.connection.call_later = lambda seconds, call: None
+rabbit.consume(Channel(), "billing", inbox, lambda message: done.append(message.body), stop=stop)
+assert done == [b"5"]
+""",
+    "kafka": """
+import threading
+from confluent_kafka import Consumer
+from flask_idempotency.consumers import Inbox, kafka
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.stores.memory import MemoryStore
+config = {"IDEMPOTENCY_STORE": MemoryStore(), "IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60c1d47be2a5583f09"}
+inbox = Inbox.standalone(config, "billing")
+stop = threading.Event()
+stop.set()
+for commits in (False, True):
+    consumer = Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "enable.auto.commit": commits, "log_level": 0})
+    try:
+        kafka.consume(consumer, "t", inbox, lambda message: None, stop=stop)
+        assert not commits
+    except ConfigurationError:
+        assert commits
+""",
+    "cli": """
+import os
+os.environ["FORCE_COLOR"] = "1"
+for name in ("NO_COLOR", "TERM"):
+    os.environ.pop(name, None)
+from flask_idempotency.cli.output import screen_of
+assert screen_of().colour
+""",
+    "client": """
+import httpx
+from flask_idempotency.client.httpx import IdempotentTransport
+from flask_idempotency.client.requests import IdempotentAdapter
+keyed = httpx.MockTransport(lambda request: httpx.Response(201 if "Idempotency-Key" in request.headers else 400))
+with httpx.Client(transport=IdempotentTransport(keyed)) as client:
+    assert client.post("http://shop.example/payments").status_code == 201
+IdempotentAdapter().close()
+""",
+    "openapi": """
+from apispec import APISpec
+from flask import Flask
+from flask_idempotency import Idempotency
+from flask_idempotency.openapi.apispec import IdempotencyPlugin
+app = Flask("shop")
+app.testing = True
+Idempotency(app, secret="0123456789abcdef", publish=True, browser_module="/idempotency.js")
+app.post("/payments", endpoint="pay")(lambda: ("paid", 201))
+spec = APISpec("Payments", "1", "3.1.0", plugins=[IdempotencyPlugin(app)])
+spec.path("/payments", operations={"post": {"responses": {"201": {"description": "Paid."}}}})
+assert "x-idempotency" in spec.to_dict()["paths"]["/payments"]["post"]
+assert app.test_client().get("/.well-known/idempotency/policy-1.schema.json").status_code == 200
+assert app.test_client().get("/idempotency.js").status_code == 200
+""",
     "metrics": """
 import prometheus_client
 assert pay(IDEMPOTENCY_METRICS=True) == [201, 201]
 assert b"idempotency_replays_total{" in prometheus_client.generate_latest()
+""",
+    "zstd": """
+from flask_idempotency.codec.envelope import COMPRESSIONS
+assert pay(IDEMPOTENCY_COMPRESSION="zstd") == [201, 201]
+assert len(COMPRESSIONS["zstd"].compress(bytes(5000))) < 50
+""",
+    "speed": """
+from flask_idempotency.codec.canonical import canonical_json
+assert pay() == [201, 201]
+assert canonical_json(b'{"b": 1, "a": 2}') == b'{"a":2,"b":1}'
 """,
 }
 

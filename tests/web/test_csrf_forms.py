@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask import Flask, render_template_string
+from flask import Flask, redirect, render_template_string
 from flask.testing import FlaskClient
 from flask_wtf import CSRFProtect, FlaskForm  # type: ignore[import-untyped]
 from itsdangerous import TimestampSigner
 from werkzeug.test import TestResponse
 from wtforms import FileField, IntegerField  # type: ignore[import-untyped]
 
+from flask_idempotency import idempotent
 from tests.apps import World, is_replay, new_world
 
 PAGE = """<form method="post">{{ form.hidden_tag() if form else csrf }}{{ idempotency_field() }}</form>"""
@@ -129,3 +130,31 @@ def test_key_may_come_by_header_beside_the_forms_own_field() -> None:
 
     assert [False, True, True] == [is_replay(answer) for answer in (first, again, quoted)]
     assert [5] == world.runs
+
+
+@pytest.mark.usefixtures("ticking")
+def test_a_form_sent_again_after_a_reload_gets_the_stored_redirect() -> None:
+    """Case 59: the page keeps its key over the reload, and the new page has another token and another stamp."""
+    world = new_world(Flask(__name__), config={"WTF_CSRF_TIME_LIMIT": None}, form_field="idempotency_key")
+    CSRFProtect(world.app)
+    stamps = itertools.count()
+
+    @world.app.get("/pay")
+    def page() -> str:
+        stamp = f'<input name="stamp" value="{next(stamps)}">'
+        return render_template_string(PAGE, form=None, csrf=PaymentForm().csrf_token()) + stamp
+
+    @world.app.post("/pay")
+    @idempotent(required=True, ignore_fields=("/stamp",))
+    def pay() -> Any:
+        world.runs.append(1)
+        return redirect("/paid", 303)
+
+    with world.client() as client:
+        first = rendered(client)
+        again = {**rendered(client), "idempotency_key": first["idempotency_key"]}
+        answers = [as_form(client, fields) for fields in (first, again)]
+
+    assert not {"csrf_token", "stamp"} & {name for name in first if first[name] == again[name]}
+    assert [(303, "/paid"), (303, "/paid")] == [(each.status_code, each.headers["Location"]) for each in answers]
+    assert [1] == world.runs

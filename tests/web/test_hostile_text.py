@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from flask_idempotency.assembly import identities
-from flask_idempotency.cli.context import say
+from flask_idempotency.cli.output import say
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 from flask_idempotency.engine.escape import printable, printable_lines, printable_values
 from flask_idempotency.engine.events import Released, Resolved
@@ -28,7 +28,7 @@ from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.testing.contract.support import a_request, a_token, granted
 from flask_idempotency.web.problems import Problem, render
-from tests.apps import WHY, World, new_world, run
+from tests.apps import WHY, World, new_world, run, store_named
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, connect
 
@@ -45,12 +45,7 @@ def is_clean(text: str) -> bool:
 @pytest.fixture(params=("memory", "sqlite", REDIS_KINDS[0]))
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     """An application whose store holds records with these tenants and principals, in each state."""
-    store: Any = None
-    if request.param == "sqlite":
-        store = f"sqlite:///{tmp_path / 'records.db'}"
-    elif request.param != "memory":
-        servers: RedisServers = request.getfixturevalue("redis_servers")
-        store = servers.get(request.param).url
+    store = store_named(request, tmp_path)
     settings: Any = {} if store is None else {"store": store}
     world = new_world(Flask("tests.web.app"), init=False, quota_records=100, **settings)
     world.idempotency.tenant_loader(lambda: ORDERS)
@@ -237,7 +232,7 @@ def test_no_command_writes_past_it() -> None:
         path.name for path in folder.iterdir() if path.name.endswith(".py") and "click.echo" in path.read_text("utf-8")
     ]
 
-    assert ["context.py"] == raw
+    assert ["output.py"] == raw
 
 
 def test_no_name_forges_a_row_of_a_table(world: World) -> None:

@@ -17,7 +17,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Event, JanitorMissing
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
-from flask_idempotency.web.janitor import JanitorMonitor
+from flask_idempotency.web.monitors import JanitorMonitor
 
 EVERY = 30.0
 

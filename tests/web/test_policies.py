@@ -108,6 +108,67 @@ def test_a_resolution_is_made_once() -> None:
     assert resolver.resolve(endpoint, "POST") is resolver.resolve(endpoint, "POST")
 
 
+def test_looking_fixes_nothing() -> None:
+    """Who describes a policy before the application has configured it must not freeze it for real requests."""
+    app, shop = Flask(__name__), Blueprint("shop", __name__)
+    shop.post("/")(lambda: "x")
+    app.register_blueprint(shop)
+    endpoint = next(name for name in app.view_functions if name != "static")
+    overrides: dict[Blueprint, Any] = {}
+    resolver = Policies(app, base={}, overrides=overrides)
+
+    before = resolver.look(endpoint, "POST").policy.keep, resolver.explain(endpoint, "POST").resolved.policy.keep
+    overrides[shop] = {"keep": 60.0}
+
+    assert (86400.0, 86400.0) == before
+    assert 60.0 == resolver.resolve(endpoint, "POST").policy.keep
+
+
+def test_looking_shows_what_requests_got() -> None:
+    app = Flask(__name__)
+    app.post("/", endpoint="pay")(lambda: "x")
+    resolver = policies(app)
+
+    assert resolver.resolve("pay", "POST") is resolver.look("pay", "POST")
+
+
+def configured(extension: Idempotency, blueprint: Blueprint) -> Flask:
+    """Return an application with this blueprint, before its first request."""
+    app = Flask(__name__)
+    app.config.update(TESTING=True, IDEMPOTENCY_SECRET="s")
+    app.register_blueprint(blueprint)
+    extension.init_app(app)
+    return app
+
+
+def test_a_policy_does_not_change_after_the_first_request() -> None:
+    """Some views would keep the policy that they were resolved with, and others not."""
+    extension, shop = Idempotency(), Blueprint("shop", __name__)
+    shop.post("/")(lambda: "x")
+    extension.configure(shop, keep=60)
+    app = configured(extension, shop)
+    extension.configure(shop, keep=70)
+    app.test_client().post("/")
+
+    with pytest.raises(ConfigurationError, match=r"configure\('shop'\).*first request"):
+        extension.configure(shop, keep=80)
+    extension.configure(shop, keep=70)
+    policy = app.extensions["idempotency"].policies.look("shop.<lambda>", "POST").policy
+
+    assert 70.0 == policy.keep
+
+
+def test_another_blueprint_can_be_configured_for_the_next_application() -> None:
+    """One object serves several applications, and a factory configures each in turn."""
+    extension, first, second = Idempotency(), Blueprint("first", __name__), Blueprint("second", __name__)
+    app = configured(extension, first)
+    app.test_client().post("/")
+
+    extension.configure(second, keep=60)
+
+    assert app is not configured(extension, second)
+
+
 def test_a_mark_survives_decorators_that_use_wraps() -> None:
     """And no closure is searched: a view that merely calls a marked one has no mark."""
     app = Flask(__name__)

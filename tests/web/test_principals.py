@@ -694,6 +694,6 @@ def test_no_id_of_one_extension_is_taken_for_that_of_another() -> None:
 
 
 def test_the_documentation_lists_every_credential() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "identity.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "identity.md").read_text(encoding="utf-8")
 
     assert [] == [name for name in (*TOKENS, *ASSERTED, *CERTIFICATES) if name != "Cookie" and f"`{name}`" not in page]

@@ -58,9 +58,10 @@ def test_the_table_is_that_of_the_specification(code: str, status: int | None) -
 def test_every_problem_says_what_happened_and_what_to_do(code: str) -> None:
     row = PROBLEMS[code]
 
-    assert all(text == text.strip() and len(text) > 15 for text in (row.title, row.detail, row.guide))
+    assert all(text == text.strip() and len(text) > 15 for text in (row.title, row.detail, row.happened, row.remedy))
     assert row.detail.endswith(".")
-    assert row.guide.endswith(".")
+    assert row.happened.endswith(".")
+    assert row.remedy.endswith(".")
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -287,6 +288,8 @@ def test_a_client_may_repeat_these_problems_only() -> None:
 
 def test_no_guide_names_a_command() -> None:
     """API clients read guides, and have no shell. The one problem that only an operator ends has its command and risk."""
-    assert ["memory-lost"] == [row.code for row in PROBLEMS.values() if "`flask " in row.guide + row.detail]
+    assert ["memory-lost"] == [
+        row.code for row in PROBLEMS.values() if "`flask " in row.happened + row.remedy + row.detail
+    ]
     assert "`flask idempotency redis ack`" in PROBLEMS["memory-lost"].detail
     assert "run a second time" in PROBLEMS["memory-lost"].detail

@@ -17,8 +17,11 @@ from typing import IO, Any, cast
 
 import pytest
 from flask import Flask, Request, request
+from hypothesis import example, given
+from hypothesis import strategies as st
 from werkzeug.exceptions import RequestEntityTooLarge
 
+from flask_idempotency.web import request_body
 from flask_idempotency.web.request_body import (
     MEMORY_BYTES,
     BodyConsumed,
@@ -26,6 +29,7 @@ from flask_idempotency.web.request_body import (
     TruncatedBody,
     chunks,
     read_body,
+    watch_body,
 )
 from tests.web.sending import (
     DELIVERIES,
@@ -536,3 +540,51 @@ def test_a_counted_stream_reads_as_before() -> None:
     assert 18 == counted.bytes_read
     assert not hasattr(CountingStream(Pipe(b"")), "seek")
     assert b"" == copy.copy(counted).read()
+
+
+class Slow:
+    """A server's stream: it knows no position, and each read gives at most some bytes."""
+
+    def __init__(self, data: bytes, most: int) -> None:
+        self._data = BytesIO(data)
+        self._most = most
+
+    def read(self, size: int = -1) -> bytes:
+        return self._data.read(self._most if size < 0 else min(size, self._most))
+
+
+@given(
+    data=st.binary(max_size=40),
+    announced=st.sampled_from(("", "0", "1", "20", "40", "41", "-1", "+5", "x", "99999", "\u0663")),
+    terminated=st.booleans(),
+    limit=st.sampled_from((None, 0, 10, 40)),
+    most=st.sampled_from((0, 1, 7, 100)),
+)
+@example(data=b"unzipped by a middleware", announced="20", terminated=True, limit=None, most=7)
+@example(data=b"unzipped by a middleware", announced="20", terminated=True, limit=21, most=100)
+def test_the_short_way_reads_what_the_long_way_reads(
+    data: bytes, announced: str, terminated: bool, limit: int | None, most: int
+) -> None:
+    """`_read_announced` is a short way for the usual request: the body, the error and the view's body are the same."""
+
+    def read() -> tuple[object, ...]:
+        environ = environ_of() | {"CONTENT_TYPE": "application/json", "CONTENT_LENGTH": announced}
+        environ.pop("wsgi.input_terminated", None)
+        if terminated:
+            environ["wsgi.input_terminated"] = True
+        environ["wsgi.input"] = Slow(data, most) if most else BytesIO(data)
+        app = Flask(__name__)
+        app.config["MAX_CONTENT_LENGTH"] = limit
+        with app.request_context(environ):
+            watch_body(request)
+            try:
+                body = read_body(request)
+                seen = None if body.unread else request.get_data()
+            except (TruncatedBody, BodyConsumed, RequestEntityTooLarge) as error:
+                return (type(error),)
+            return body.length, body.unread, None if body.stream is None else b"".join(chunks(body.stream)), seen
+
+    short = read()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_body, "_read_announced", lambda request: None)
+        assert short == read()

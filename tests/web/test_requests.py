@@ -611,6 +611,37 @@ def test_token_has_the_name_that_the_application_gives_it() -> None:
     assert first != other_field
 
 
+@pytest.mark.parametrize("parsed_before", (False, True))
+@pytest.mark.parametrize(
+    ("pointers", "same", "different"),
+    (
+        (("/sent_at",), b"a=1&sent_at=9&sent_at=8", b"a=2&sent_at=1"),
+        (("/a~1b~0c",), b"a=1&sent_at=1&a%2Fb%7Ec=5", b"a=1&sent_at=2"),
+        (("/meta/sent_at", "/0"), b"a=1&sent_at=1", b"a=1&sent_at=2"),  # a form has no members of members
+        (("/sent_at/",), b"a=1&sent_at=1", b"a=1&sent_at=2"),
+        (("/sent",), b"a=1&sent_at=1", b"a=1&sent_at=2"),  # the whole name
+    ),
+)
+def test_ignored_fields_name_fields_of_forms(
+    pointers: tuple[str, ...], same: bytes, different: bytes, parsed_before: bool
+) -> None:
+    policy = Policy(ignore_fields=pointers)
+    asked = [request_of(body, FORM) for body in (b"a=1&sent_at=1", same, different)]
+    if parsed_before:
+        assert all(each.form for each in asked)
+    first, equal, other = (digest_of(each, policy) for each in asked)
+
+    assert first == equal
+    assert first != other
+
+
+def test_a_file_under_an_ignored_name_counts() -> None:
+    policy = Policy(ignore_fields=("/photo", "/note"))
+
+    assert form_digest(PHOTO, NOTE, policy=policy) == form_digest(PHOTO, policy=policy)
+    assert form_digest(PHOTO, NOTE, policy=policy) != form_digest(NOTE, policy=policy)
+
+
 def test_prefixed_field_counts_where_the_name_of_the_token_does_not_say_csrf() -> None:
     """Where the token is called `token`, a `card-token` is still what is charged."""
     asked = [request_of(b"token=1&card-token=%d" % number, FORM) for number in (1, 2)]

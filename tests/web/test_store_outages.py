@@ -15,9 +15,9 @@ from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import CorruptRecord, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.events import ErasedRefused, RecordCorrupt, RefusedAfterDataLoss, StoreFailed
 from flask_idempotency.engine.model import CORRUPT, ClaimRequest, Record, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.outages import OutageLog
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.web.problems import OutageLog
 from tests.apps import FaultyMemory, World, is_replay, new_world
 
 
@@ -344,6 +344,30 @@ def spoil(world: World, data: bytes) -> None:
     assert payload is not None
     spoilt = StoredPayload(data, payload.status, payload.success, payload.byte_size)
     assert world.store.responses.replace(world.store.calls[-1].key, payload, spoilt)
+
+
+@pytest.mark.parametrize("on_store_down", ("refuse", "allow"))
+def test_a_host_without_zstd_refuses_and_leaves_the_record(monkeypatch: pytest.MonkeyPatch, on_store_down: str) -> None:
+    """The next retry may reach a host that can read it."""
+    world = new_world(compression="zstd", on_store_down=on_store_down)
+
+    @world.view()
+    def pay() -> tuple[str, int]:
+        world.runs.append(1)
+        return "paid " * 1000, 201
+
+    first = world.post()
+    with monkeypatch.context() as patch:
+        patch.setattr("flask_idempotency.codec.envelope._zstd", _absent)
+        refused = world.post()
+    again = world.post()
+
+    assert (503, "store-unavailable") == (refused.status_code, refused.get_json()["code"])
+    assert (True, first.data, [1]) == (is_replay(again), again.data, world.runs)
+
+
+def _absent() -> None:
+    raise ImportError
 
 
 @pytest.fixture

@@ -252,6 +252,28 @@ def test_p54_a_tee_that_dies_while_the_store_is_busy_waits_for_the_next_claim() 
     assert "response-not-kept" in world.post().text
 
 
+def test_an_abandoned_stream_is_settled_only_after_a_fork_was_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request without a key may settle it. In a child of a fork below Python, the store must first drop its connections."""
+    world, order = new_world(), list[str]()
+    streaming(world, "a", "b")
+    world.app.add_url_rule("/plain", view_func=lambda: "plain")
+    answer = begin(world)
+    next(iter(answer))
+    complete = world.store.complete
+
+    def settling(*args: Any, **kwargs: Any) -> None:
+        order.append("settled")
+        complete(*args, **kwargs)
+
+    monkeypatch.setattr(world.store, "complete", settling)
+    monkeypatch.setattr("flask_idempotency.web.hooks.notice", lambda: order.append("noticed"))
+    del answer
+    gc.collect()
+    assert 200 == world.app.test_client().get("/plain").status_code
+
+    assert ["noticed", "settled"] == order
+
+
 def test_a_stream_leaves_no_cycle_behind() -> None:
     """Reference counting must report an abandoned body: the garbage collector may be off, or late."""
     world = new_world()

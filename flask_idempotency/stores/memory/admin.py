@@ -280,6 +280,8 @@ def _size(record: Record) -> int:
 
 @dataclass(slots=True)
 class _TenantKeys:
+    """The data keys of a tenant, by version, and what is left of those that were destroyed."""
+
     keys: dict[int, DataKey] = field(default_factory=dict)
     closed: dict[int, float] = field(default_factory=dict)
     last: int = 0

@@ -2,7 +2,7 @@
 
 Each partition holds the store's id, its layout and the Redis process. Without them, the partition was emptied. Another
 process means a restart, a fail-over or an older copy, and each may lose the last writes.
-`docs/redis-memory.md` says what each deployment of Redis may lose.
+`docs/how-it-works/data-loss.md` says what each deployment of Redis may lose.
 
 A restart loses no record if Redis flushed each write before its reply, and loaded the files of the process before it.
 No single fact proves this, so four are needed:
@@ -14,8 +14,8 @@ No single fact proves this, so four are needed:
 3. The new process started soon after the last look. Files from a backup are older than that.
 4. Redis has every fence that it granted to this process.
 
-If one fact is missing, the restart counts as a data loss, which an operator acknowledges. docs/redis-memory.md names what
-this cannot detect.
+If one fact is missing, the restart counts as a data loss, which an operator acknowledges.
+docs/how-it-works/data-loss.md names what this cannot detect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -33,7 +33,9 @@ from typing import Any, Final, Literal, TypeAlias
 from flask_idempotency.engine.capabilities import RISK, DataLoss, DataLossStatus
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.escape import printable
-from flask_idempotency.engine.model import ClaimRequest, Grant
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ClaimRequest, Grant, Record
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import about_bytes
@@ -50,7 +52,7 @@ _CLOCK_SECONDS: Final = 2.0
 """Redis reports its uptime in whole seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class RestartProof:
     """What INFO and CONFIG GET show of the Redis process."""
 
@@ -166,11 +168,13 @@ ACKNOWLEDGED: Final = "acknowledged"
 _log = logging.getLogger("flask_idempotency")
 
 _TEXTS: Final = {
-    DataLoss.MISSING: "this Redis is empty. If it is new, run `flask idempotency redis init`. If it held keys before, "
-    f"{RISK}",
+    DataLoss.MISSING: f"this Redis is empty. If it held keys before, {RISK}. Only if it is new, run `flask idempotency "
+    "redis init`",
     DataLoss.FOREIGN: "this Redis has another id than IDEMPOTENCY_STORE_ID, or another layout",
     DataLoss.CHANGED: f"this Redis was restarted, failed over or restored, and may have lost this key; {RISK}",
 }
+
+_EMPTIED: Final = f"This Redis held keys before, and a process noticed that it was emptied: {RISK}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,7 @@ class RedisDataLossPolicy:
         return f"{layout.PARTITIONS}/{self.shards}"
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class _Part:
     """The facts of one partition. Times in seconds."""
 
@@ -207,28 +211,56 @@ class _Part:
     fence: int
     doubted: str
     """The process before a restart that no client has judged yet. Otherwise empty."""
+    emptied: bool
+    """Whether a process that had seen the store's id found the partition without it."""
 
 
 class RedisDataLoss:
     """Implements `memory.Memory`, and says for the store what a claim has to bring."""
 
-    def __init__(self, server: ScriptExecutor, rules: RedisDataLossPolicy) -> None:
+    def __init__(
+        self, server: ScriptExecutor, rules: RedisDataLossPolicy, *, refuse_eviction: Callable[[], object] | None = None
+    ) -> None:
+        """`refuse_eviction` raises `StoreUnavailable` while Redis may evict records, as before a claim."""
         self._server = server
+        self._refuse_eviction = refuse_eviction
         self.rules = rules
         after = str(round(rules.grace * 1000)) if rules.after_loss == "hold" else rules.after_loss
         expected = rules.store_id or "", rules.layout, after, str(round((rules.clock_skew or 0) * 1000))
         self._expected = tuple(text.encode() for text in expected)
+        self._of_unknown_age = *self._expected, b""
         self._granted = granted_in(place(server.client))
         self._next_look = float("inf")
+        self._had_id = False
+        self._next_mark = 0.0
 
-    def arguments(self, request: ClaimRequest) -> tuple[bytes | int, ...]:
-        """Return the arguments by which the claim script judges an unknown key."""
-        made_at = None if self.rules.clock_skew is None else request.key_timestamp
-        return *self._expected, b"" if made_at is None else int(made_at * 1000)
+    def arguments(self, key_timestamp: float | None) -> tuple[bytes, ...]:
+        """Return the arguments by which a script judges an unknown key."""
+        if key_timestamp is None or self.rules.clock_skew is None:
+            return self._of_unknown_age
+        return *self._expected, b"%d" % int(key_timestamp * 1000)
+
+    def would_run(self, key: StorageKey, *, key_timestamp: float | None = None, record: Record | None = None) -> bool:
+        if self._refuse_eviction is not None:
+            self._refuse_eviction()
+        keys, arguments = (layout.partition_facts(key.tid),), self.arguments(key_timestamp)
+        kind, fence_at_loss = self._server.run(scripts.STORE_CHECK, keys, *arguments)
+        if kind == b"doubt":
+            self.judge()
+            kind, fence_at_loss = self._server.run(scripts.STORE_CHECK, keys, *arguments)
+        # As in claim.lua: a claim from after the loss is taken over, also before an operator acknowledges the loss.
+        since_loss = record is not None and (
+            self.rules.after_loss == "run" or record.fence > whole_number(fence_at_loss)
+        )
+        if kind and not (kind == b"changed" and record is not None):
+            loss = DataLoss.CHANGED if kind == b"doubt" else DataLoss(kind.decode())
+            raise StoreDataLoss(_TEXTS[loss], loss=loss.value)
+        return record is None or since_loss
 
     def granted(self, request: ClaimRequest, grant: Grant) -> None:
         """Remember this grant: if Redis lacks it after a restart, the restart lost data."""
         self._granted.note(layout.number(request.key.tid), era=grant.era, fence=grant.fence)
+        self._had_id = True
 
     def look(self) -> None:
         """Record whether Redis still flushes each write, if the last look is old enough. Never raises."""
@@ -250,12 +282,15 @@ class RedisDataLoss:
             self._parts()
 
     def lost(self, loss: bytes, *, noticed: bool) -> StoreDataLoss:
-        """Return why the store refused an unknown key. The first client that detects a loss checks all partitions."""
-        if noticed:
+        """Return why the store refused an unknown key. The first client that detects a loss checks all partitions.
+
+        A client that has seen the store's id also marks an empty Redis as emptied: `redis init` cannot tell it from a new one.
+        """
+        kind = DataLoss(loss.decode())
+        if noticed or (kind is DataLoss.MISSING and self._had_id and monotonic() >= self._next_mark):
             # Otherwise the grace of each partition would begin at its first claim, which may come days later.
             with suppress(IdempotencyError):
                 self._parts()
-        kind = DataLoss(loss.decode())
         return StoreDataLoss(_TEXTS[kind], loss=kind.value, noticed=noticed)
 
     def warn(self) -> None:
@@ -308,6 +343,7 @@ class RedisDataLoss:
             notices_restarts=all(part.process for part in parts),
             noticed=any(part.noticed for part in parts),
             losses_so_far=tuple(part.lost for part in parts),
+            emptied=any(part.emptied and not part.store_id for part in parts),
         )
 
     def initialise(self) -> str:
@@ -323,8 +359,12 @@ class RedisDataLoss:
         if found:
             self._refuse_others(parts)
         else:
+            if any(part.emptied for part in parts):
+                raise ConfigurationError(_EMPTIED)
             chosen = self._named(scripts.STORE_INIT, chosen)
             results = set(self._everywhere(scripts.STORE_INIT, *self._all(chosen, self.rules.layout)))
+            if b"EMPTIED" in results:
+                raise ConfigurationError(_EMPTIED)
             if results != {b"DONE"}:
                 raise ConfigurationError(
                     "Another client initialised this Redis at the same time. Run flask idempotency redis status."
@@ -397,12 +437,17 @@ class RedisDataLoss:
         if self.rules.after_loss == "run" and self.rules.store_id is None:
             return parts
         # A process with `after_loss="run"` wrote the placeholder id, because it found the partition empty.
-        return [replace(part, store_id="") if part.store_id == UNNAMED else part for part in parts]
+        parts = [replace(part, store_id="") if part.store_id == UNNAMED else part for part in parts]
+        if any(self._kind(part) not in (DataLoss.MISSING.value, DataLoss.FOREIGN.value) for part in parts):
+            self._had_id = True
+        if any(part.emptied for part in parts):
+            self._next_mark = monotonic() + LOOK_SECONDS
+        return parts
 
     def _noticed(self, proof: RestartProof, verdict: str = "", before: str = "") -> list[_Part]:
-        return [
-            _part(reply) for reply in self._everywhere(scripts.STORE_STATUS, *self._all(proof.process, verdict, before))
-        ]
+        known = "1" if self._had_id and self.rules.after_loss != "run" else ""
+        arguments = self._all(proof.process, verdict, before, known)
+        return [_part(reply) for reply in self._everywhere(scripts.STORE_STATUS, *arguments)]
 
     def _verdict(self, parts: Sequence[_Part], proof: RestartProof) -> tuple[str, str]:
         """Return whether the restart lost no data, by the four facts above, and the process before it."""
@@ -443,13 +488,15 @@ class RedisDataLoss:
     def _named(self, script: Script, store_id: str, *arguments: Sequence[str]) -> str:
         """Write the id to partition 0 first, and return the id there: of two clients, the second gets the first one's."""
         rest = [values[0].encode() for values in arguments]
-        self._server.run(script, (layout.memory_in(0),), store_id.encode(), self.rules.layout.encode(), *rest)
+        result = self._server.run(script, (layout.memory_in(0),), store_id.encode(), self.rules.layout.encode(), *rest)
+        if result == b"EMPTIED":
+            raise ConfigurationError(_EMPTIED)
         name = _part(self._server.run(scripts.STORE_STATUS, (layout.memory_in(0),))).store_id
         return name if name not in ("", UNNAMED) else store_id
 
 
 def _part(answer: Sequence[Any]) -> _Part:
-    now, process, store_id, laid_out, lost, acknowledged, noticed, fence, doubted = answer
+    now, process, store_id, laid_out, lost, acknowledged, noticed, fence, doubted, emptied = answer
     return _Part(
         int(now) / 1_000_000,
         process,
@@ -460,4 +507,5 @@ def _part(answer: Sequence[Any]) -> _Part:
         bool(noticed),
         whole_number(fence) if fence.isdigit() else 0,
         doubted.decode("utf-8", "replace"),
+        bool(emptied),
     )

@@ -62,6 +62,9 @@ _LENGTH_BYTES: Final = 9
 """Longest encoding of a length, also in `lua/lib/length.lua`. It holds 63 bits. Longer ones take quadratic time to read."""
 _LATEST_MS: Final = int(LATEST) * 1000
 
+_CACHED_SIZE: Final = 512
+"""Texts of a request that are longer than this together are not cached. They come from applications without Flask."""
+
 _CUT = "…".encode()
 _FORMAT = 1
 _HEADER = Struct(">B16s7sB17s6s6s5sH16s3s")
@@ -74,8 +77,15 @@ NUMBERS = {state: number for number, state in _STATES.items()}
 
 def about_bytes(about: RequestInfo) -> bytes:
     """Encode the request's texts for a record, after their length. Cut a text that is too long, and end it in "…"."""
+    texts = about.tenant, about.principal, about.method, about.operation
+    encode = _texts if len(about.tenant) + len(about.principal) <= _CACHED_SIZE else _texts.__wrapped__
+    return encode(*texts)
+
+
+@lru_cache(maxsize=1024)
+def _texts(*texts: str) -> bytes:
     parts = list[bytes]()
-    for text in (about.tenant, about.principal, about.method, about.operation):
+    for text in texts:
         # A tenant or a principal may be any str, lone surrogates included.
         data = text[: ABOUT_TEXT_BYTES + 1].encode("utf-8", "surrogatepass")
         if len(data) < 128:
@@ -126,21 +136,17 @@ def decode(data: bytes, *, now: float) -> Record:
     if completed_ms > _LATEST_MS or deadline_ms > _LATEST_MS:
         raise CorruptRecord("the record in Redis has a time after the year 9999")
     completed_at = payload = None
-    reason, at, texts = "", _HEADER.size, list[str]()
+    reason, at = "", _HEADER.size
     tail = at + int.from_bytes(about_size, "big")
     try:
         state = _STATES[first >> 3 & 3]
         if state is State.COMPLETED and deadline_ms < completed_ms:
             raise CorruptRecord("the response in Redis expires before it was completed")
-        # Inlined in all four places: most lengths take one byte, and a call costs more than reading it.
-        for _ in range(4):
-            size, start = (data[at], at + 1) if data[at] < 128 else _read_length(data, at)
-            at = start + size
-            if size > ABOUT_TEXT_BYTES or at > tail:
-                raise CorruptRecord("a text in the record in Redis is too long")
-            texts.append(data[start:at].decode("utf-8", "surrogatepass"))
-        if at != tail:
-            raise CorruptRecord("the texts in the record in Redis end in the wrong place")
+        if tail > len(data):
+            raise CorruptRecord("the texts in the record in Redis are cut short")
+        fields = data[at:tail]
+        info = (_info if len(fields) <= _CACHED_SIZE else _info.__wrapped__)(fields)
+        at = tail
         if state is State.QUARANTINED:
             size, start = _read_length(data, at)
             at = start + size
@@ -168,7 +174,7 @@ def decode(data: bytes, *, now: float) -> Record:
         attempt,
         fingerprint,
         OnExpiry.TAKEOVER if first & 4 else OnExpiry.QUARANTINE,
-        RequestInfo(*texts),
+        info,
         requested_ms / 1000,
         deadline,
         deadline - now,
@@ -177,6 +183,21 @@ def decode(data: bytes, *, now: float) -> Record:
         reason,
         first & 1 == 1,
     )
+
+
+@lru_cache(maxsize=1024)  # a client that retries, or asks often, has the same texts
+def _info(fields: bytes) -> RequestInfo:
+    """Decode what `about_bytes` has encoded, without its length."""
+    at, texts = 0, list[str]()
+    for _ in range(4):
+        size, start = _read_length(fields, at)
+        at = start + size
+        if size > ABOUT_TEXT_BYTES or at > len(fields):
+            raise CorruptRecord("a text in the record in Redis is too long")
+        texts.append(fields[start:at].decode("utf-8", "surrogatepass"))
+    if at != len(fields):
+        raise CorruptRecord("the texts in the record in Redis end in the wrong place")
+    return RequestInfo(*texts)
 
 
 def encode(record: Record, *, tid: bytes) -> bytes:
@@ -271,12 +292,24 @@ def _read_length(data: bytes, at: int) -> tuple[int, int]:
     return number | data[at] << shift, at + 1
 
 
-# An application has few distinct values of `keep`.
-_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
+@lru_cache(maxsize=64)  # a policy has few durations
+def duration(seconds: float) -> bytes:
+    """Return this duration in microseconds, as an argument of a script. Raises `ValueError` as `microseconds` does."""
+    return b"%d" % microseconds(seconds)
 
 
-def completion(payload: StoredPayload, *, keep: float) -> tuple[int, int, int, bytes, int, int]:
+@lru_cache(maxsize=64)
+def _bucket_width(keep: float) -> bytes:
+    return b"%d" % bucket_width_ms(keep)
+
+
+def completion(payload: StoredPayload, *, keep: float) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
     """Return arguments 4 to 9 of `complete.lua` and `resolve.lua`."""
-    number = 0 if payload.sealed_by is None else payload.sealed_by.number
-    facts = int(payload.success), payload.status, payload_bytes(payload), number
-    return microseconds(keep), *facts, _width_ms(keep)
+    return (
+        duration(keep),
+        b"1" if payload.success else b"0",
+        b"%d" % payload.status,
+        payload_bytes(payload),
+        b"0" if payload.sealed_by is None else b"%d" % payload.sealed_by.number,
+        _bucket_width(keep),
+    )

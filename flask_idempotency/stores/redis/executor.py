@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.store import Clock
@@ -43,7 +43,9 @@ class Replication:
 
     def lacking(self, result: Any, touched: Any, acknowledged: Any) -> bool:
         """Return True if too few replicas have a new promise. Refusals and replays promise nothing new."""
-        promised = result == b"DONE" or (isinstance(result, list) and result[:1] == [b"CLAIMED"])
+        promised = result == b"DONE" or (
+            isinstance(result, list) and (result[:1] == [b"CLAIMED"] or isinstance(result[0], int))
+        )
         if not promised:
             return False
         return touched != b"DONE" or not isinstance(acknowledged, int) or acknowledged < self.replicas
@@ -63,6 +65,7 @@ def _number(seconds: Any) -> float | None:
 
 
 _DIGITS: Final = 20
+_WORDS: Final = frozenset({bytes, str})
 
 
 class Call(NamedTuple):
@@ -92,7 +95,9 @@ class ScriptExecutor:
         If this raises, `tries` shows whether the script was sent more than once.
         """
         now = b"" if self._clock is None else self._now()
-        rest = words((len(keys), *keys, now, *arguments))
+        given = b"%d" % len(keys), *keys, now, *arguments
+        # What every request sends is bytes already.
+        rest = cast(Command, given) if _WORDS.issuperset(map(type, given)) else words(given)
         if script.durable and self.replication.replicas:
             return self._run_replicated(script, keys[0], rest, tries)
         try:
@@ -108,12 +113,18 @@ class ScriptExecutor:
         """Return the result of each call, in order. The calls share a round trip, but are not atomic. Any slots are allowed."""
         now = b"" if self._clock is None else self._now()
         rests = [words((len(call.keys), *call.keys, now, *call.arguments)) for call in calls]
-        replies = self._pipeline([("EVALSHA", script.sha, *rest) for rest in rests])
-        missed = [at for at, reply in enumerate(replies) if isinstance(reply, self.errors.no_script)]
-        # Send the full text with each call: in a Cluster, each may go to another node.
-        again = self._pipeline([("EVAL", script.text, *rests[at]) for at in missed])
-        for at, reply in zip(missed, again, strict=True):
-            replies[at] = reply
+        by_name = [("EVALSHA", script.sha, *rest) for rest in rests]
+        replies = self._pipeline(by_name)
+        for _ in calls:
+            missed = [at for at, reply in enumerate(replies) if isinstance(reply, self.errors.no_script)]
+            if not missed:
+                break
+            # The first call brings the text, and the others of this round trip find it on the same server: a text with each
+            # of 1,024 calls would be 9 MB. In a Cluster the others may be on other nodes, and each turn serves one node.
+            first, *rest_missed = missed
+            again = [("EVAL", script.text, *rests[first]), *(by_name[at] for at in rest_missed)]
+            for at, reply in zip(missed, self._pipeline(again), strict=True):
+                replies[at] = reply
         return self._checked(replies)
 
     def now(self) -> float:

@@ -49,6 +49,8 @@ FIELDS: Final[Mapping[str, str]] = {
     "LAYOUT": "layout",
     "PROCESS": "process",
     "REPLICATION_ID": "replication_id",
+    # Partition: "1" if a process that had seen the id of the store found the partition without it.
+    "EMPTIED": "emptied",
     # Partition: when a script last detected a data loss, and the last loss that an operator acknowledged, both in ms; and
     # the last fence before the loss.
     "LOST_AT": "lost_at",
@@ -100,6 +102,17 @@ def _tenant_keys(tid: bytes) -> tuple[bytes, tuple[bytes, bytes, bytes, bytes, b
         tenant_quota(tid),
         data_keys(tid),
     )
+
+
+def keys_of_claim(key: StorageKey, token: bytes) -> tuple[tuple[bytes, ...], bytes]:
+    """Return the KEYS of `claim.lua`, and the name of the record in the indexes.
+
+    The last of these keys exists if the engine cancelled the claim of this token.
+    """
+    prefix, others = _tenant_keys(key.tid)
+    name = b2a_base64(key.rid, newline=False).translate(_FOR_URLS, b"=")
+    cancelled = prefix[:-2] + b"a:" + b2a_base64(token, newline=False).translate(_FOR_URLS, b"=")
+    return (prefix + name, *others, cancelled), name
 
 
 def name(keys: Sequence[bytes]) -> bytes:

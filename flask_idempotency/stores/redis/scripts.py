@@ -8,6 +8,9 @@ Two comments in a script stand for text that the loader puts in their place:
 A library takes arguments and returns values: it reads no local of the script that includes it. An include may stand
 anywhere. Redis runs what stands above it without paying for its functions, which is what keeps a replay fast.
 
+The lines from `-- fast path` to `-- end of fast path` decide the usual cases without a function or a table. They may only
+repeat the rules below them: `tests/stores/redis/test_fast_path.py` runs the script with and without them.
+
 The header of a script lists its KEYS, its ARGV, what it returns, whether replicas must have its effect (`Durable`), and
 which transitions of a record it makes. The tests hold the code to it.
 """
@@ -16,18 +19,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout
 
 _FOLDER: Final = files(__package__).joinpath("lua")
 _DIRECTIVE: Final = re.compile(r"^ *-- @(include|layout) (.+)\n", re.MULTILINE)
+_FAST_PATH: Final = re.compile(r"^-- fast path: .*?^-- end of fast path\n", re.MULTILINE | re.DOTALL)
 _DURABLE: Final = re.compile(r"^-- Durable: (yes|no)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Script:
     """A script as Redis gets it: by `sha` if Redis has run it before, else as `text`."""
 
@@ -38,9 +43,9 @@ class Script:
     """Whether replicas must have its effect before the store reports it: the caller acts on it and does not call again."""
 
 
-def load(name: str) -> Script:
-    """Return the script of `lua/<name>.lua`, with its includes in place."""
-    text = expand(name)
+def load(name: str, *, fast: bool = True) -> Script:
+    """Return the script of `lua/<name>.lua`, with its includes in place. With `fast=False`, it has no fast path."""
+    text = expand(name, fast=fast)
     durable = _DURABLE.search(text)
     if durable is None:
         raise ValueError(f"lua/{name}.lua must say 'Durable: yes' or 'Durable: no' in its header")
@@ -49,27 +54,41 @@ def load(name: str) -> Script:
     return Script(name, text, sha, durable[1] == "yes")
 
 
-def expand(name: str, *, frame: str = "{}") -> str:
+def expand(name: str, *, frame: str = "{}", fast: bool = True) -> str:
     """Return `lua/<name>.lua` with the text that its directives stand for, each in this frame."""
     constants = {**layout.FIELDS, "CHANNEL": layout.SETTLED.decode()}
     present = set[str]()
 
-    def replaced(directive: re.Match[str]) -> str:
-        kind, wanted = directive.groups()
-        names = [each for each in wanted.split() if each not in present]
-        present.update(names)
-        if kind == "include":
-            text = "".join(_DIRECTIVE.sub(replaced, read(each)) for each in names)
-        else:
-            text = f"local {', '.join(names)} = {', '.join(repr(constants[each]) for each in names)}\n" if names else ""
-        return frame.format(text)
+    def expanded(text: str) -> str:
+        first, *rest = _split(text)
+        parts = [first]
+        for kind, wanted, after in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+            names = [each for each in wanted.split() if each not in present]
+            present.update(names)
+            if kind == "include":
+                inside = "".join(expanded(read(each)) for each in names)
+            elif names:
+                inside = f"local {', '.join(names)} = {', '.join(repr(constants[each]) for each in names)}\n"
+            else:
+                inside = ""
+            parts += frame.format(inside), after
+        return "".join(parts)
 
-    return _DIRECTIVE.sub(replaced, read(name))
+    text = read(name)
+    return expanded(text if fast else _FAST_PATH.sub("", text))
 
 
+# A worker expands every script when it starts, and a library stands in a dozen of them. So each file is read and split once.
+@cache
 def read(name: str) -> str:
     """Return `lua/<name>.lua` as it stands in the file."""
     return _FOLDER.joinpath(f"{name}.lua").read_text("utf-8")
+
+
+@cache
+def _split(text: str) -> list[str]:
+    """Split it at its directives: text, kind, names, text, and so on."""
+    return _DIRECTIVE.split(text)
 
 
 CLAIM: Final = load("claim")
@@ -104,6 +123,7 @@ DATA_KEYS_DELETE: Final = load("data_keys_delete")
 DATA_KEYS_SHRED: Final = load("data_keys_shred")
 
 STORE_STATUS: Final = load("store_status")
+STORE_CHECK: Final = load("store_check")
 STORE_LOOK: Final = load("store_look")
 STORE_INIT: Final = load("store_init")
 STORE_ACKNOWLEDGE: Final = load("store_acknowledge")

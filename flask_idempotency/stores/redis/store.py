@@ -42,6 +42,7 @@ from flask_idempotency.stores.redis.encoding import (
     about_bytes,
     completion,
     decode,
+    duration,
     payload_bytes,
     reason_bytes,
     reason_of,
@@ -90,7 +91,9 @@ class RedisStore:
         self.recovery = RedisRecovery(self._server, self.responses)
         self.expiry = RedisExpiry()
         self.task_log = RedisTaskLog(self._server)
-        self.data_loss = RedisDataLoss(self._server, rules or RedisDataLossPolicy())
+        self.data_loss = RedisDataLoss(
+            self._server, rules or RedisDataLossPolicy(), refuse_eviction=self._refuse_eviction
+        )
         self.tenant_shards = self.data_loss.rules.shards
         self.health = RedisHealth(self._server)
         self.notifier = RedisNotifier(self._client.pubsub)
@@ -122,26 +125,31 @@ class RedisStore:
         if self._eviction.possible:
             self._eviction.refuse_claims()
         self.data_loss.look()
-        keys, tries = layout.keys(request.key), Tries()
-        concerned = *keys, layout.cancelled(keys, token)
+        (keys, name), tries = layout.keys_of_claim(request.key, token), Tries()
+        # Bytes alone: `words` then has nothing to do.
         arguments = (
-            layout.name(keys),
+            name,
             token,
             request.fingerprint,
-            (request.on_expiry is OnExpiry.TAKEOVER) + 2 * request.notify_on_completion,
+            b"%d" % (4 * (request.on_expiry is OnExpiry.TAKEOVER) + 2 * request.notify_on_completion),
             request.key.tid + about_bytes(request.info),
-            microseconds(lease),
-            *self.data_loss.arguments(request),
+            duration(lease),
+            *self.data_loss.arguments(request.key_timestamp),
             *(() if quota is None else limits_of(quota)),
         )
-        result = self._server.run(scripts.CLAIM, concerned, *arguments, tries=tries)
+        result = self._server.run(scripts.CLAIM, keys, *arguments, tries=tries)
         if result == [b"DOUBT"]:
             self.data_loss.judge()
-            result = self._server.run(scripts.CLAIM, concerned, *arguments, tries=tries)
-        if tries.repeated and result[:1] not in ([b"CLAIMED"], [b"REPLAYED"]):
+            result = self._server.run(scripts.CLAIM, keys, *arguments, tries=tries)
+        first = result[0]
+        if tries.repeated and not (type(first) is int or first in (b"CLAIMED", b"REPLAYED")):
             # The first try may still arrive, and claim a free key for a request that has ended. So cancel it here.
             with suppress(LeaseLost, StoreUnavailable):
                 self.release(request.key, token)
+        if type(first) is int:
+            grant = Grant(token, first, 1, lease, result[1])
+            self.data_loss.granted(request, grant)
+            return grant
         match result:
             case [b"CLAIMED", fence, attempt, left, era]:
                 grant = Grant(token, fence, attempt, left / 1_000_000, era)
@@ -150,10 +158,10 @@ class RedisStore:
             case [b"REPLAYED", data, now, *erasure]:
                 try:
                     record = decode(data, now=now / 1_000_000)
-                    return with_erasure(record, *erasure) if erasure else record
+                    return record if not erasure or erasure[0] is None else with_erasure(record, erasure[0])
                 except CorruptRecord:
                     # Scripts read less of a record than `decode`: to them it was a completed record that expires.
-                    self._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), data)
+                    self._server.run(scripts.MARK_CORRUPT, keys[:-1], name, data)
                     raise
             case [b"IN-FLIGHT", left]:
                 return InFlight(retry_after=left / 1_000_000)
@@ -172,6 +180,10 @@ class RedisStore:
                 raise StoreUnavailable("the claim was cancelled before it reached the store")
             case _:
                 raise corrupt()
+
+    def _refuse_eviction(self) -> None:
+        if self._eviction.possible:
+            self._eviction.refuse_claims()
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         self._run(scripts.RENEW, layout.keys(key), token, microseconds(lease))

@@ -9,9 +9,11 @@ This module does not import the redis package, because the settings check a URL 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
+
+from flask_idempotency.engine.values import valueclass
 
 Kind: TypeAlias = Literal["cluster", "sentinel"]
 
@@ -28,7 +30,7 @@ class Address(NamedTuple):
     port: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class MultiHostUrl:
     """The parts of such a URL. Its `repr` leaves out the parts that may hold a password."""
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, assert_never
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
@@ -32,6 +31,7 @@ from flask_idempotency.stores.sql import completion, dialects, quota, statements
 from flask_idempotency.stores.sql.completion import entry
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.errors import is_lock_timeout, is_serialization_failure
 from flask_idempotency.stores.sql.quota import checked, is_narrow, rate, within
 from flask_idempotency.stores.sql.rows import Row, escape, is_gone, row_of, unescape
@@ -80,6 +80,7 @@ def claim_query(
         "my_method": escape(about.method),
         "my_endpoint": escape(about.operation),
         "my_in_quota": 0 if quota is None else 1,
+        "my_awaited": 1 if request.notify_on_completion else None,
         "lease": lease,
         "now": now,
     }
@@ -153,21 +154,23 @@ class ClaimWriter:
             self._insert_within = quota.insert_within(dialect)
             self._reclaim_within = quota.reclaim_within(dialect)
 
-    def insert(self, connection: Connection, query: ClaimQuery, *, fence: int | None = None) -> StoreOutcome | None:
+    def insert(
+        self, connection: RecordConnection, query: ClaimQuery, *, fence: int | None = None
+    ) -> StoreOutcome | None:
         """Insert the first claim of a key that has no row. None: another worker was faster, or the quota is near."""
         if self._within and query.must_wait:
             return None
         statement = self._insert_within if self._within and query.quota is not None else self._insert
         granted = connection.execute(statement, {**query.parameters, "my_fence": fence}).scalar_one_or_none()
-        return None if granted is None else query.granted(granted, attempt=1)
+        return None if granted is None else Grant(query.token, granted, 1, query.lease / 1_000_000)
 
-    def apply(self, connection: Connection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
+    def apply(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
         """Classify this row, and write what is due. None as for `write`."""
         outcome = classify(row, query)
         return self.write(connection, outcome, row, query) if isinstance(outcome, Move) else outcome
 
     def write(
-        self, connection: Connection, move: Move, row: Row, query: ClaimQuery, *, fence: int | None = None
+        self, connection: RecordConnection, move: Move, row: Row, query: ClaimQuery, *, fence: int | None = None
     ) -> StoreOutcome | None:
         """Make this move. None: another worker was faster or has the row locked, or the quota is near; nothing was written.
 
@@ -193,7 +196,7 @@ class ClaimWriter:
         return query.granted(written.fence, attempt=written.attempt)
 
 
-Once: TypeAlias = Callable[[Connection, ClaimQuery], StoreOutcome | None]
+Once: TypeAlias = Callable[[RecordConnection, ClaimQuery], StoreOutcome | None]
 """One try to claim. None: the row changed between the read and the write."""
 
 
@@ -207,7 +210,7 @@ class QuotaGate:
         self._wait_to_reclaim = statements.wait_to_reclaim(dialect)
         self._writer = writer
 
-    def retry(self, connection: Connection, query: ClaimQuery, once: Once) -> StoreOutcome:
+    def retry(self, connection: RecordConnection, query: ClaimQuery, once: Once) -> StoreOutcome:
         """Return the first outcome of `once`.
 
         Wait, briefly and one time only, for a row that another worker removes: then its key is a new one.
@@ -227,7 +230,7 @@ class QuotaGate:
                 break
         return InFlight(RETRY_SECONDS)
 
-    def claim(self, connection: Connection, query: ClaimQuery, once: Once) -> StoreOutcome | NearLimit:
+    def claim(self, connection: RecordConnection, query: ClaimQuery, once: Once) -> StoreOutcome | NearLimit:
         """Try one time to claim within the quota, without the tenant's lock. Refuse a new key of a tenant that is full."""
         try:
             outcome = once(connection, query)
@@ -242,7 +245,7 @@ class QuotaGate:
             return outcome
         return NearLimit(self, replace(query, parameters={**query.parameters, "my_margin": 0}))
 
-    def claim_alone(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
+    def claim_alone(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         """Claim under the tenant's lock. None: another worker holds that lock. Do not keep the connection for it."""
         try:
             return self.retry(connection, query, self._alone)
@@ -251,7 +254,7 @@ class QuotaGate:
                 raise
             return None
 
-    def _refused(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
+    def _refused(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         """Refuse without a lock, so that a client that floods a full tenant makes no other wait. None: it is not full.
 
         Uncommitted claims are invisible here. They could only make the tenant fuller.
@@ -265,7 +268,7 @@ class QuotaGate:
         row = None if found is None else row_of(found)
         return refused if row is None or is_gone(row) else self._writer.apply(connection, row, query)
 
-    def _alone(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
+    def _alone(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         with transaction(connection):
             connection.execute(self._lock, query.parameters)
             # In separate statements: the next one sees what others committed while the first waited for the lock.
@@ -298,7 +301,7 @@ def wait_for_tenant(database: Database, near: NearLimit) -> StoreOutcome | None:
     until = time.monotonic() + timeout
     with database.tenant_lock.turn(near.query.request.key.tid, timeout=timeout) as mine:
         while mine and time.monotonic() < until:
-            outcome = database.run(near.gate.claim_alone, near.query)
+            outcome = database.send(near.gate.claim_alone, near.query)
             if outcome is not None:
                 return outcome
             time.sleep(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - it is no secret
@@ -308,7 +311,7 @@ def wait_for_tenant(database: Database, near: NearLimit) -> StoreOutcome | None:
 class Strategy(Protocol):
     """Grant a free key to one claim, and return the outcome of `classify` to the others."""
 
-    def claim(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | NearLimit:
+    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
         """Claim the key. The caller may repeat this on a new connection."""
         ...
 
@@ -327,13 +330,13 @@ class Insert:
         self._writer = ClaimWriter(dialect)
         self._gate = QuotaGate(dialect, self._writer)
 
-    def claim(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | NearLimit:
+    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
         if query.quota is not None:
             return self._gate.claim(connection, query, self._look_first)
         outcome = self._once(connection, query)
         return self._gate.retry(connection, query, self._once) if outcome is None else outcome
 
-    def _once(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
+    def _once(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         fence, *found = connection.execute(self._claim_or_read, query.parameters).one()
         if fence is not None:
             return query.granted(fence, attempt=1)
@@ -344,7 +347,7 @@ class Insert:
         outcome = classify(row, query)
         return self._writer.write(connection, outcome, row, query) if isinstance(outcome, Move) else outcome
 
-    def _look_first(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
+    def _look_first(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         """Read first: with a quota the inserting statement is long, and a replay must not pay for planning it."""
         found = connection.execute(self._read, query.parameters).one_or_none()
         if found is None:
@@ -364,13 +367,19 @@ class InsertIntoFile:
         self._book = completion.book(dialect)
         self._writer = ClaimWriter(dialect)
 
-    def claim(self, connection: Connection, query: ClaimQuery) -> StoreOutcome:
+    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome:
         found = connection.execute(self._read, query.parameters).one_or_none()
         if found is not None:
             outcome = classify(row_of(found), query)
             if not isinstance(outcome, Move):
                 return outcome
         with transaction(connection):
+            if found is None and query.quota is None:
+                fence = connection.execute(self._next_fence, query.parameters).scalar_one()
+                granted = self._writer.insert(connection, query, fence=fence)
+                if granted is not None:
+                    return granted
+                # Another worker was faster. The fence stays unused.
             found = connection.execute(self._read, query.parameters).one_or_none()
             row = None if found is None else row_of(found)
             outcome = Move.RECLAIM if row is None else classify(row, query)
@@ -389,7 +398,7 @@ class InsertIntoFile:
                 written = self._writer.write(connection, outcome, row, query, fence=fence)
             return written or InFlight(RETRY_SECONDS)
 
-    def _refuse_or_count(self, connection: Connection, query: ClaimQuery) -> OverQuota | None:
+    def _refuse_or_count(self, connection: RecordConnection, query: ClaimQuery) -> OverQuota | None:
         """Return why this new key must not be granted; else count it. No other connection writes now, so this is exact."""
         standing = checked(connection.execute(self._standing, query.parameters).one())
         refused = refusal(standing)
@@ -417,12 +426,12 @@ class RowLock:
         self._writer = ClaimWriter(dialect)
         self._gate = QuotaGate(dialect, self._writer)
 
-    def claim(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | NearLimit:
+    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
         if query.quota is not None:
             return self._gate.claim(connection, query, self._once)
         return self._gate.retry(connection, query, self._once)
 
-    def _once(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
+    def _once(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         with transaction(connection):
             found = connection.execute(self._read, query.parameters).one_or_none()
             if found is None:
@@ -450,12 +459,12 @@ class Advisory:
         self._writer = ClaimWriter(dialect)
         self._gate = QuotaGate(dialect, self._writer)
 
-    def claim(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | NearLimit:
+    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
         if query.quota is not None:
             return self._gate.claim(connection, query, self._once)
         return self._gate.retry(connection, query, self._once)
 
-    def _once(self, connection: Connection, query: ClaimQuery) -> StoreOutcome | None:
+    def _once(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         with transaction(connection):
             connection.execute(self._lock, {**query.parameters, "my_number": number_of(query.request.key.rid)})
             # In a separate statement: a claim that waited for the lock sees what was there before it waited.

@@ -11,12 +11,12 @@ The completing statement has eight forms, so that no response pays for a feature
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Connection,
     Insert,
     Integer,
     LargeBinary,
@@ -45,6 +45,7 @@ from flask_idempotency.engine.quota import bucket_width_ms
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
     FAILED,
@@ -61,6 +62,7 @@ from flask_idempotency.stores.sql.statements import (
     booked,
     columns,
     duration,
+    ended_wait,
     is_mine,
     others_update,
     owners,
@@ -68,6 +70,7 @@ from flask_idempotency.stores.sql.statements import (
 )
 
 _r = records.c
+_bucket_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 
 
 def complete(
@@ -134,7 +137,7 @@ def _completed(
         reason=null(),
         wrapping_key_id=bindparam("my_wrapping_key_id", type_=Text),
         data_key_number=bindparam("my_data_key_number", type_=Integer),
-        succeeded=null(),
+        succeeded=ended_wait(dialect),
         resolver_due_at=ZERO,
     )
     returned = [*columns(without="response"), now.label("now")] if tells else [_r.fence]
@@ -319,7 +322,7 @@ class CompletionWriter:
 
     def write(
         self,
-        connection: Connection,
+        connection: SessionConnection,
         parameters: dict[str, Any],
         *,
         alone: bool = True,
@@ -346,7 +349,8 @@ class CompletionWriter:
             self._made[resolving, sealed, counted, tells] = statement
         if not (counted and in_file):
             return connection.execute(statement, parameters).one_or_none()
-        with transaction(connection) if alone else nullcontext():
+        # A cursor of a session never is alone.
+        with nullcontext() if isinstance(connection, SessionCursor) or not alone else transaction(connection):
             found = connection.execute(statement, parameters).one_or_none()
             if found is not None and found.in_quota:
                 booked = entry(
@@ -359,12 +363,12 @@ class CompletionWriter:
                 connection.execute(self._book, {**parameters, **booked})
         return found
 
-    def look_again(self, connection: Connection, parameters: dict[str, Any], standing: Any) -> None:
+    def look_again(self, connection: SessionConnection, parameters: dict[str, Any], standing: Any) -> None:
         """Prepare another try after a write changed no row of its owner. Raise `DataKeyMissing` if that was the reason."""
         self.counts = self.counts or bool(standing.in_quota)
         self.refuse_without_key(connection, parameters)
 
-    def refuse_without_key(self, connection: Connection, parameters: dict[str, Any]) -> None:
+    def refuse_without_key(self, connection: SessionConnection, parameters: dict[str, Any]) -> None:
         """Raise `DataKeyMissing` if a completion with these parameters would fail for want of its data key."""
         if not is_sealed(parameters):
             return
@@ -381,7 +385,7 @@ def answer_of(key: StorageKey, payload: StoredPayload, keep: float) -> dict[str,
         **facts_of(payload, "my"),
         "my_shard": key.rid[0] % SHARDS,
         "keep": microseconds(keep),
-        "width": bucket_width_ms(keep) * 1000,
+        "width": _bucket_width_ms(keep) * 1000,
     }
 
 

@@ -17,19 +17,22 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, StaticPool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.orm import Session
-from sqlalchemy.pool import SingletonThreadPool
+from sqlalchemy.pool import SingletonThreadPool, reset_none
 
 from flask_idempotency.engine.errors import ConfigurationError, InheritedConnection, StoreUnavailable
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.forks import after_fork, before_fork, notice
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of
+from flask_idempotency.stores.sql.driver import DRIVERS, Driver, DriverConnection, RecordConnection
 from flask_idempotency.stores.sql.errors import explained, is_serialization_failure
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session  # a large part of SQLAlchemy, which only applications with its sessions need
 
 EngineT = TypeVar("EngineT", bound=Engine)
 
@@ -122,9 +125,11 @@ class Engines:
     dialect: Dialect
     ours: bool
     """True if this module made `base` from a URL."""
+    driver: Driver | None
+    """For the statements of the request path. None: send them through SQLAlchemy's `Connection`."""
 
 
-def open_engines(bind: Bind) -> Engines:
+def open_engines(bind: Bind, *, driver_cursor: bool = True) -> Engines:
     ours = isinstance(bind, str | URL)
     base: Any = _engine_from(bind) if isinstance(bind, str | URL) else bind() if callable(bind) else bind
     if not isinstance(base, Engine) or base.dialect.is_async:
@@ -135,7 +140,9 @@ def open_engines(bind: Bind) -> Engines:
     dialect = dialect_of(base.dialect.name)
     if names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
         raise _in_memory()
-    return Engines(base, hide_parameters(_engine_for_records(base, dialect)), dialect, ours)
+    records = hide_parameters(_engine_for_records(base, dialect))
+    driver = Driver(records) if driver_cursor and records.driver in DRIVERS else None
+    return Engines(base, records, dialect, ours, driver)
 
 
 def _engine_from(bind: str | URL) -> Engine:
@@ -195,10 +202,16 @@ def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
     pool = base.pool.recreate()
     # The first statement notices a stale connection, and is repeated. A ping would double every call.
     pool._pre_ping = False
+    # No transaction is open when a connection returns: SQLAlchemy's `Connection` and `send` see to it.
+    pool._reset_on_return = reset_none
     _connect_in_time(base, pool)
     # After the application's listeners, and before SQLAlchemy's, which cannot change a transaction that has begun.
     event.listen(pool, "connect", _end_transaction)
-    engine = create_engine(base.url, pool=pool, isolation_level="AUTOCOMMIT", hide_parameters=True)
+    options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
+    if dialect.name == SQLITE and base.driver in DRIVERS:
+        # Both drivers then take parameters by name, as the statements have them.
+        options["paramstyle"] = "named"
+    engine = create_engine(base.url, pool=pool, **options)
     if dialect.name == SQLITE:
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
@@ -412,10 +425,15 @@ class Database:
 
     A forked child gets new pools: for records, and for the application's Engine. `shared` returns the other engines
     that the application's sessions use by now, such as those of further binds; they get new pools too.
+
+    The request path uses the driver's own cursor where it is known (psycopg 3, sqlite3), unless `driver_cursor` is False.
     """
 
-    def __init__(self, bind: Bind, *, shared: Callable[[], Iterable[Engine]] = tuple) -> None:
+    def __init__(
+        self, bind: Bind, *, shared: Callable[[], Iterable[Engine]] = tuple, driver_cursor: bool = True
+    ) -> None:
         self._bind = bind
+        self._driver_cursor = driver_cursor
         self._shared = shared
         self._lock = threading.Lock()
         self._engines: Engines | None = None
@@ -446,6 +464,11 @@ class Database:
     def dialect(self) -> Dialect:
         return self._open().dialect
 
+    @property
+    def driver(self) -> Driver | None:
+        """The driver whose cursor sends the statements of the request path. None: SQLAlchemy's `Connection` sends them."""
+        return self._open().driver
+
     def run(
         self, work: Callable[[Connection, *ArgumentTs], AnswerT], *arguments: *ArgumentTs, long: bool = False
     ) -> AnswerT:
@@ -455,12 +478,48 @@ class Database:
         tables: connections for records give up on what takes so long. Raise `StoreUnavailable` if the database cannot
         decide, and `ConfigurationError` if it lacks our tables.
         """
+        return self._repeat(None, long, work, arguments)
+
+    def send(self, work: Callable[[RecordConnection, *ArgumentTs], AnswerT], *arguments: *ArgumentTs) -> AnswerT:
+        """Return `work(connection, *arguments)` as `run` does, on the driver's own cursor where the driver is known.
+
+        For the request path: the statements must be built once, and `work` needs no more of a `Connection` than
+        `DriverConnection` has.
+        """
+        notice()
+        driver = (self._engines or self._open()).driver
+        # A listener to the statements of this engine would not hear those of the driver's cursor.
+        if driver is None or driver.engine._has_events or driver.dialect._has_events:
+            return self.run(work, *arguments)
+        return self._repeat(driver, False, work, arguments)
+
+    def _repeat(
+        self,
+        driver: Driver | None,
+        long: bool,
+        work: Callable[[Any, *ArgumentTs], AnswerT],
+        arguments: tuple[*ArgumentTs],
+    ) -> AnswerT:
+        """Do the work on the driver's cursor, or without a driver on SQLAlchemy's `Connection`. See `run`."""
         failed: DBAPIError | None = None
         for _ in range(TRIES):
             try:
+                if driver is not None:
+                    cursor = DriverConnection(driver)
+                    try:
+                        return work(cursor, *arguments)
+                    except BaseException:
+                        cursor.undo()
+                        raise
+                    finally:
+                        cursor.held.close()
                 engines = self._open()
                 engine = engines.records
                 if long:
+                    if not hasattr(engines.base.dialect, "default_isolation_level"):
+                        # The first connection for records also sets up this dialect, and only its pool waits for that: see
+                        # `_engine_for_records`. A connection of the other pool would find half of it.
+                        engine.connect().close()
                     engine = hide_parameters(engines.base.execution_options(isolation_level="AUTOCOMMIT"))
                 with engine.connect() as connection:
                     return work(connection, *arguments)
@@ -514,7 +573,7 @@ class Database:
         if self._engines is None:
             with self._lock:
                 if self._engines is None:
-                    engines = open_engines(self._bind)
+                    engines = open_engines(self._bind, driver_cursor=self._driver_cursor)
                     if self._opens_in_child and engines.base not in self._shared():
                         _renew(engines.base)
                     self._engines = engines
@@ -528,11 +587,22 @@ def _renew(engine: Engine) -> None:
 
 
 @contextmanager
-def transaction(connection: Connection) -> Iterator[None]:
+def transaction(connection: RecordConnection) -> Iterator[None]:
     """Make the statements in this context one transaction of an autocommit connection.
 
     Each statement sees what other transactions committed before it.
     """
+    if isinstance(connection, DriverConnection):
+        # SQLite: see below.
+        in_file = connection.dialect.name == SQLITE
+        connection.command("BEGIN IMMEDIATE" if in_file else "BEGIN ISOLATION LEVEL READ COMMITTED")
+        try:
+            yield
+        except BaseException:
+            connection.undo()
+            raise
+        connection.command("COMMIT")
+        return
     if connection.dialect.name == SQLITE:
         # If it began as a reader, SQLite would refuse its first write after another connection has written.
         connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -176,7 +176,7 @@ def row_of(columns: Sequence[Any]) -> Row:
 
 def completed_row(columns: Any, response: bytes) -> Row:
     """Return the row that `completion.complete` with `tells` has written, with this response."""
-    return row_of(Row(response=response, **columns._mapping))
+    return row_of(Row(response=response, **columns._asdict()))
 
 
 def check_standing(row: Any) -> None:

@@ -8,7 +8,7 @@ Responses are bytes and not JSON, so that a replay is exactly what the server se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Final, NamedTuple
@@ -78,8 +78,8 @@ def _after(target: Table, statement: str, *, dialect: str | None = None, **words
     event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
 
 
-VERSION: Final = 1
-"""The migration that creates what is declared here."""
+VERSION: Final = 2
+"""The last migration of those that create what is declared here."""
 
 RECORDS: Final = "idempotency_records"
 META: Final = "idempotency_meta"
@@ -87,6 +87,7 @@ TENANTS: Final = "idempotency_tenants"
 DATA_KEYS: Final = "idempotency_data_keys"
 QUOTA: Final = "idempotency_quota"
 TASKS: Final = "idempotency_tasks"
+OUTBOX: Final = "idempotency_outbox"
 FENCE_NUMBERS: Final = "idempotency_fence_numbers"
 FENCES: Final = "idempotency_fence_numbers_number_seq"
 """The sequence that PostgreSQL creates for that table's key. Alembic creates no other kind of sequence."""
@@ -122,6 +123,7 @@ class Tables(NamedTuple):
     quota_buckets: Table
     tasks: Table
     fence_numbers: Table
+    outbox: Table
 
 
 def define(metadata: MetaData) -> Tables:
@@ -171,7 +173,7 @@ def define(metadata: MetaData) -> Tables:
         Column(
             "succeeded",
             SmallInteger,
-            comment="1: a success; set when the response cannot be read, because state is then quarantined",
+            comment="of an unreadable response, 1: a success; in flight, 1: other requests may wait for it",
         ),
         Column(
             "resolver_due_at",
@@ -234,7 +236,8 @@ def define(metadata: MetaData) -> Tables:
         schema=BLANK_SCHEMA,
     )
     complete(records, meta, fence_numbers, quota_buckets, version=VERSION)
-    return Tables(records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers)
+    outbox = _of_messages(metadata)
+    return Tables(records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox)
 
 
 def _of_tenants(metadata: MetaData) -> tuple[Table, Table, Table]:
@@ -320,15 +323,77 @@ def _of_janitors(metadata: MetaData) -> Table:
     )
 
 
-def include_in(metadata: MetaData) -> None:
+def _of_messages(metadata: MetaData) -> Table:
+    outbox = Table(
+        OUTBOX,
+        metadata,
+        Column(
+            "seq",
+            # SQLite counts only in a column of this very type.
+            BigInteger().with_variant(Integer, "sqlite"),
+            primary_key=True,
+            comment="the order of messages with one topic and key",
+        ),
+        Column("message_id", Text, nullable=False, comment="the same in every attempt; receivers tell repeats by it"),
+        Column("topic", Text, nullable=False),
+        Column("key", Text, comment="messages with one topic and key are sent in order"),
+        Column("tenant", Text),
+        Column(
+            "tenant_id", LargeBinary(16), comment="set if the body is encrypted: HMAC of the namespace and the tenant"
+        ),
+        Column("headers", Text, nullable=False, comment="a JSON object of strings"),
+        Column("body", LargeBinary, nullable=False),
+        Column(
+            "wrapping_key_id",
+            Text,
+            comment="id of the key that wraps the data key; NULL: the body is not encrypted",
+        ),
+        Column("data_key_number", Integer, comment="number of the tenant's data key"),
+        Column("created_at", BigInteger, nullable=False),
+        Column("due_at", BigInteger, nullable=False, comment="the earliest time of the next attempt"),
+        Column("attempts", Integer, nullable=False, server_default=text("0"), comment="attempts that failed"),
+        Column("holder", LargeBinary(16), comment="token of the relay that sends the message"),
+        Column("held_until", BigInteger),
+        Column("dead", SmallInteger, nullable=False, server_default=text("0"), comment="1: it can never be sent"),
+        Column("error", Text, comment="why the last attempt failed"),
+        Column("published_at", BigInteger, comment="set if confirmed messages are kept"),
+        comment="One row for each message that an application has published. A relay sends it and deletes it.",
+        schema=BLANK_SCHEMA,
+        sqlite_autoincrement=True,
+    )
+    Index("idempotency_outbox_message", outbox.c.message_id, unique=True)
+    unsent = outbox.c.published_at.is_(None)
+    Index("idempotency_outbox_unsent", outbox.c.seq, postgresql_where=unsent, sqlite_where=unsent)
+    in_order = text("published_at IS NULL AND key IS NOT NULL")
+    Index(
+        "idempotency_outbox_order",
+        outbox.c.topic,
+        outbox.c.key,
+        outbox.c.seq,
+        postgresql_where=in_order,
+        sqlite_where=in_order,
+    )
+    kept = outbox.c.published_at.is_not(None)
+    Index("idempotency_outbox_kept", outbox.c.published_at, postgresql_where=kept, sqlite_where=kept)
+    return outbox
+
+
+def include_in(metadata: MetaData, *, records: bool = True) -> None:
     """Declare the tables in your own metadata, so that Alembic and Flask-Migrate include them.
 
     With `IDEMPOTENCY_STORE = "flask-sqlalchemy://"` you need not call it: `Idempotency(app)` does. Call it for a
     metadata of your own, as in `include_in(Base.metadata)`. A second call changes nothing.
+
+    Pass `records=False` for the table of the outbox alone, if the records are in another database or in Redis.
     """
     with _defining:
-        if RECORDS not in metadata.tables:
+        if records and RECORDS not in metadata.tables:
+            if OUTBOX in metadata.tables:
+                # Declared alone before, and `define` declares it too.
+                metadata.remove(metadata.tables[OUTBOX])
             define(metadata)
+        elif OUTBOX not in metadata.tables:
+            _of_messages(metadata)
 
 
 # Two first requests may both find that the tables are not declared yet.
@@ -336,7 +401,7 @@ _defining: Final = Lock()
 
 
 metadata = MetaData()
-records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers = define(metadata)
+records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox = define(metadata)
 fences = Sequence(FENCES, data_type=BigInteger)
 """In no metadata: PostgreSQL creates it with its table."""
 
@@ -381,34 +446,50 @@ class SchemaGaps:
         return bool(self.tables or self.columns or self.indexes or self.sequences)
 
 
-def lacks(connection: Connection) -> SchemaGaps:
-    """Return what the database lacks. Compare names in the catalogue only, not types or predicates."""
+RECORD_TABLES: Final = tuple(name for name in metadata.tables if name != OUTBOX)
+"""The tables that every application with this store needs. Only an application with an outbox needs its table."""
+
+
+def lacks(connection: Connection, *, outbox: bool = False) -> SchemaGaps:
+    """Return what the database lacks. Compare names in the catalogue only, not types or predicates.
+
+    `outbox`: look for the table of the outbox too.
+    """
     catalogue = inspect(connection)
-    tables = tuple(name for name in metadata.tables if not catalogue.has_table(name))
+    wanted = tuple(metadata.tables) if outbox else RECORD_TABLES
+    tables = tuple(name for name in wanted if not catalogue.has_table(name))
+    there = tuple(name for name in wanted if name not in tables)
     sequences = _sequences(catalogue)
+    all_records = not set(tables) & set(RECORD_TABLES)
     return SchemaGaps(
         tables=tables,
-        columns=tuple(_columns(catalogue, tables)),
-        indexes=tuple(_indexes(catalogue, tables)),
+        columns=tuple(_columns(catalogue, there)),
+        indexes=tuple(_indexes(catalogue, there)),
         sequences=sequences,
         seed=not (tables or sequences) and _unseeded(connection),
         store=META not in tables and bool(connection.scalar(_STORE_NUMBER_MISSING)),
-        storage=not tables and connection.dialect.name == POSTGRESQL and bool(connection.scalar(_STORAGE_MISSING)),
+        storage=all_records and connection.dialect.name == POSTGRESQL and bool(connection.scalar(_STORAGE_MISSING)),
     )
 
 
-def _columns(catalogue: Inspector, absent: tuple[str, ...]) -> Iterator[str]:
-    for name, table in metadata.tables.items():
-        if name not in absent:
-            found = {column["name"] for column in catalogue.get_columns(name)}
-            yield from (str(column) for column in table.columns if column.name not in found)
+def outbox_gaps(connection: Connection) -> SchemaGaps:
+    """Return what the database lacks of the outbox alone."""
+    catalogue = inspect(connection)
+    if not catalogue.has_table(OUTBOX):
+        return SchemaGaps(tables=(OUTBOX,))
+    return SchemaGaps(columns=tuple(_columns(catalogue, (OUTBOX,))), indexes=tuple(_indexes(catalogue, (OUTBOX,))))
 
 
-def _indexes(catalogue: Inspector, absent: tuple[str, ...]) -> Iterator[str]:
-    for name, table in metadata.tables.items():
-        if name not in absent:
-            found = {index["name"] for index in catalogue.get_indexes(name)}
-            yield from sorted(str(index.name) for index in table.indexes if index.name not in found)
+def _columns(catalogue: Inspector, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        found = {column["name"] for column in catalogue.get_columns(name)}
+        yield from (str(column) for column in metadata.tables[name].columns if column.name not in found)
+
+
+def _indexes(catalogue: Inspector, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        found = {index["name"] for index in catalogue.get_indexes(name)}
+        yield from sorted(str(index.name) for index in metadata.tables[name].indexes if index.name not in found)
 
 
 def _sequences(catalogue: Inspector) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Insert,
     LargeBinary,
     Select,
+    SmallInteger,
     String,
     Subquery,
     Text,
@@ -25,6 +26,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    cast,
     exists,
     func,
     literal_column,
@@ -58,6 +60,9 @@ from flask_idempotency.stores.sql.schema import (
 
 ONE: Final[ColumnElement[int]] = literal_column("1", BigInteger)
 ZERO: Final[ColumnElement[int]] = literal_column("0", BigInteger)
+
+CHANNEL: Final = "flask_idempotency"
+"""The PostgreSQL channel that carries the id of each record whose claim ends, if other requests may wait for it."""
 
 _STORED: Final = Row._fields[: Row._fields.index("erased")]
 _ADDED: Final = (
@@ -167,6 +172,19 @@ def has_lapsed(dialect: Dialect, rule: str) -> ColumnElement[bool]:
     return and_(_r.state == word(PROCESSING), _r.on_expiry == word(rule), _r.lease_expires_at <= dialect.now)
 
 
+def ended_wait(dialect: Dialect) -> ColumnElement[Any]:
+    """Return the new value of `succeeded` where a claim ends: NULL. On PostgreSQL, wake the requests that wait.
+
+    While a record is in flight, its `succeeded` is 1 if the claim lets other requests wait. An assignment reads the old
+    row, and only for a row that it changes. PostgreSQL sends the message after the commit.
+    """
+    if dialect.name != POSTGRESQL:
+        return null()
+    sent = func.pg_notify(literal_column(f"'{CHANNEL}'"), func.encode(_r.record_id, literal_column("'hex'")))
+    nothing = cast(func.nullif(cast(sent, Text), literal_column("''")), SmallInteger)
+    return case((and_(_r.state == word(PROCESSING), _r.succeeded == ONE), nothing))
+
+
 def _fence(dialect: Dialect) -> ColumnElement[int]:
     """Take the fence when the row is written, not before: otherwise a claim that waits for a lock could get a lower one."""
     if dialect.name == POSTGRESQL:
@@ -178,8 +196,10 @@ def _new(dialect: Dialect) -> dict[str, ColumnElement[Any]]:
     """Return the values that every grant writes, to a new row or an old one."""
     names = ("token", "fingerprint", "on_expiry", "tenant", "principal", "method", "endpoint")
     values: dict[str, ColumnElement[Any]] = {name: bindparam(f"my_{name}", type_=_r[name].type) for name in names}
-    in_quota = bindparam("my_in_quota", type_=_r.in_quota.type)
-    return {"state": word(PROCESSING), "fence": _fence(dialect), **values, "in_quota": in_quota}
+    values["in_quota"] = bindparam("my_in_quota", type_=_r.in_quota.type)
+    if dialect.name == POSTGRESQL:
+        values["succeeded"] = bindparam("my_awaited", type_=_r.succeeded.type)
+    return {"state": word(PROCESSING), "fence": _fence(dialect), **values}
 
 
 def regranted(
@@ -200,7 +220,7 @@ def regranted(
         "data_key_number",
         "succeeded",
     )
-    values = _new(dialect)
+    values = {**{name: null() for name in (*response, "reason")}, **_new(dialect)}
     if dialect.name == POSTGRESQL:
         # A sequence may go back: a new table has a new one, logical replication skips it, and an administrator may restart it.
         values["fence"] = func.greatest(values["fence"], _r.fence + ONE)
@@ -209,7 +229,6 @@ def regranted(
         attempt=attempt,
         requested_at=requested_at,
         lease_expires_at=dialect.now + duration("lease"),
-        **{name: null() for name in (*response, "reason")},
     )
 
 
@@ -320,6 +339,7 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
         lease_expires_at=null(),
         expires_at=now + literal_column(str(RELEASED_KEEP), BigInteger),
         reason=null(),
+        succeeded=ended_wait(dialect),
         resolver_due_at=ZERO,
     ).returning(_r.fence)
 
@@ -332,7 +352,16 @@ def cancel(dialect: Dialect) -> ReturningInsert[Any]:
 def quarantine(dialect: Dialect) -> ReturningUpdate[Any]:
     """Quarantine a row, because its owner does not know the outcome."""
     statement, _ = owners(dialect, PROCESSING)
-    return statement.values(state=word(QUARANTINED), reason=bindparam("my_reason", type_=Text)).returning(_r.fence)
+    quarantined = statement.values(
+        state=word(QUARANTINED), reason=bindparam("my_reason", type_=Text), succeeded=ended_wait(dialect)
+    )
+    return quarantined.returning(_r.fence)
+
+
+def end_wait_silently(dialect: Dialect) -> Update:
+    """Let this claim end without a message."""
+    statement, _ = owners(dialect, PROCESSING)
+    return statement.values(succeeded=null())
 
 
 def claim_or_read(dialect: Dialect) -> Select[Any]:
@@ -370,7 +399,8 @@ def reclaim(dialect: Dialect) -> ReturningUpdate[Any]:
 def quarantine_expired(dialect: Dialect) -> ReturningUpdate[Any]:
     """Quarantine a claim whose lease has expired. Its owner can still `complete` it with its token."""
     statement = if_as_seen(dialect, has_lapsed(dialect, QUARANTINE))
-    return statement.values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED)).returning(_r.fence, _r.attempt)
+    quarantined = statement.values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED), succeeded=ended_wait(dialect))
+    return quarantined.returning(_r.fence, _r.attempt)
 
 
 def read_locked(dialect: Dialect) -> Select[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import sqlalchemy
-from sqlalchemy import ColumnElement, Connection, Insert, Select, func, literal_column, select
+from sqlalchemy import ColumnElement, Insert, Select, func, literal_column, select
 from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
@@ -33,8 +33,10 @@ from flask_idempotency.stores.sql.claiming import (
 from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.errors import is_lock_timeout
 from flask_idempotency.stores.sql.identity import identity, prepare
+from flask_idempotency.stores.sql.notifications import SqlNotifier
 from flask_idempotency.stores.sql.quota import SqlLedger
 from flask_idempotency.stores.sql.rows import (
     FINGERPRINT_BYTES,
@@ -74,6 +76,7 @@ class Statements:
         self.has_written = statements.has_written(dialect)
         self.release = statements.release(dialect)
         self.cancel = statements.cancel(dialect)
+        self.end_wait_silently = statements.end_wait_silently(dialect)
         self.quarantine = statements.quarantine(dialect)
         self.completing = CompletionWriter(dialect)
 
@@ -102,6 +105,7 @@ class SqlStore:
         self.expiry = SqlExpiry(database, self.ledger, now=self.now)
         self.task_log = SqlTaskLog(database, now=self.now)
         self.health = SqlHealth(database, now=self.now)
+        self.notifier = SqlNotifier(database)
         if database.known:
             self._ready()
 
@@ -131,6 +135,7 @@ class SqlStore:
 
     def close(self) -> None:
         """Close the connections for records. The connections of an Engine that you passed stay open."""
+        self.notifier.close()
         self.database.close()
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
@@ -148,7 +153,7 @@ class SqlStore:
         try:
             outcome: StoreOutcome | NearLimit | None
             try:
-                outcome = self.database.run(strategy.claim, query)
+                outcome = self.database.send(strategy.claim, query)
             except StoreUnavailable as error:
                 if not (isinstance(error.__cause__, DBAPIError) and is_lock_timeout(error.__cause__)):
                     raise
@@ -156,7 +161,7 @@ class SqlStore:
             if isinstance(outcome, NearLimit):
                 outcome = wait_for_tenant(self.database, outcome)
             if outcome is None:
-                outcome = self.database.run(self._claim_without_lock, query)
+                outcome = self.database.send(self._claim_without_lock, query)
         except CorruptRecord:
             self.responses.mark_unreadable(request.key)
             raise
@@ -171,23 +176,23 @@ class SqlStore:
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         parameters = self.parameters(key, token, lease=microseconds(lease))
-        self.database.run(self._write, self.statements.renew, parameters, (QUARANTINED, COMPLETED, FAILED), None)
+        self.database.send(self._write, self.statements.renew, parameters, (QUARANTINED, COMPLETED, FAILED), None)
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         parameters = self.parameters(key, token)
-        self.database.run(self._write, self.statements.mark_point_of_no_return, parameters, (QUARANTINED,), None)
+        self.database.send(self._write, self.statements.mark_point_of_no_return, parameters, (QUARANTINED,), None)
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         parameters = self.parameters(key, token, **answer_of(key, payload, keep))
-        self.database.run(self._write, None, parameters, (COMPLETED, FAILED), None)
+        self.database.send(self._write, None, parameters, (COMPLETED, FAILED), None)
 
     def release(self, key: StorageKey, token: bytes) -> None:
         statements = self.statements
-        self.database.run(self._write, statements.release, self.parameters(key, token), (), statements.cancel)
+        self.database.send(self._write, statements.release, self.parameters(key, token), (), statements.cancel)
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         parameters = self.parameters(key, token, my_reason=escape(reason))
-        self.database.run(self._write, self.statements.quarantine, parameters, (QUARANTINED,), None)
+        self.database.send(self._write, self.statements.quarantine, parameters, (QUARANTINED,), None)
 
     def read(self, key: StorageKey) -> Record | None:
         parameters = {"my_record_id": key.rid, "now": self.now()}
@@ -213,7 +218,7 @@ class SqlStore:
             self._built = Statements(dialect), strategy_of(self._strategy_name, dialect)
         return self._built
 
-    def _claim_without_lock(self, connection: Connection, query: ClaimQuery) -> StoreOutcome:
+    def _claim_without_lock(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome:
         """Return what the row alone says. Another worker holds a lock, and does not move."""
         found = connection.execute(self.statements.read, query.parameters).one_or_none()
         if found is None and (connection.dialect.name == SQLITE or query.quota is not None):
@@ -229,7 +234,7 @@ class SqlStore:
 
     def _write(
         self,
-        connection: Connection,
+        connection: RecordConnection,
         statement: Any | None,
         parameters: dict[str, Any],
         done: tuple[str, ...],

@@ -59,31 +59,24 @@ def findings(output: str) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
-def test_tour(port: int, tmp_path: Path) -> None:
-    """`--exit` plays the whole tour, the service keeps every promise, and no file is left."""
-    play_the_tour(port, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_tour_on_postgresql(port: int, tmp_path: Path, postgres_url: str) -> None:
-    """The same tour with DATABASE_URL, in the spelling of hosting services. It leaves no schema."""
+    """`--exit` plays the whole tour, with DATABASE_URL in the spelling of hosting services. It leaves no file and no schema."""
     before = schemas(postgres_url)
+    url = postgres_url.replace("postgresql+psycopg:", "postgres:")
 
-    play_the_tour(port, tmp_path, DATABASE_URL=postgres_url.replace("postgresql+psycopg:", "postgres:"))
-
-    assert before == schemas(postgres_url)
-
-
-def play_the_tour(port: int, tmp_path: Path, **environment: str) -> None:
-    with demo("--exit", "--port", str(port), temporary=tmp_path, **environment) as process:
+    with demo("--exit", "--port", str(port), temporary=tmp_path, DATABASE_URL=url) as process:
         output, errors = process.communicate(timeout=DEMO_SECONDS)
 
     assert (0, "") == (process.returncode, errors), output
+    assert_every_promise_was_kept(output)
+    assert [] == list(tmp_path.iterdir())
+    assert before == schemas(postgres_url)
+
+
+def assert_every_promise_was_kept(output: str) -> None:
     found = findings(output)
     assert len(found) > 15
     assert {"ok"} == set(found.values()), output
-    assert [] == list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -101,7 +94,10 @@ def test_tour_sees_broken_promises(port: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_serves_on(port: int, tmp_path: Path) -> None:
-    """Without `--exit` the service stays, its curl lines work as they are printed, and Ctrl-C is a good end."""
+    """Without `--exit` the service stays after the tour, its curl lines work as they are printed, and Ctrl-C is a good end.
+
+    The database is a SQLite file here.
+    """
     with demo("--port", str(port), temporary=tmp_path) as process:
         assert process.stdout is not None
         heard = []
@@ -116,6 +112,7 @@ def test_serves_on(port: int, tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=DEMO_SECONDS)
 
     assert (0, "\ndemo: ended\n") == (process.returncode, errors)
+    assert_every_promise_was_kept("".join(heard))
     assert [] == list(tmp_path.iterdir())
     if shutil.which("curl") is not None:
         paid, charged, crashed, payments = said

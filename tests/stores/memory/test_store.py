@@ -12,7 +12,8 @@ import pytest
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import InFlight
-from flask_idempotency.stores.memory import DROPPED_PER_CLAIM, MemoryStore
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.memory.store import DROPPED_PER_CLAIM
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 from flask_idempotency.testing.doubles import FrozenClock
 

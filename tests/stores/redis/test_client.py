@@ -18,7 +18,8 @@ import redis.asyncio
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import Grant
-from flask_idempotency.stores.redis.client import CONNECT_SECONDS, REPLY_SECONDS, make_client
+from flask_idempotency.stores.redis import client as clients
+from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.cluster import Cluster
 from flask_idempotency.stores.redis.connection import PooledConnection
 from flask_idempotency.stores.redis.store import RedisStore
@@ -42,7 +43,10 @@ def test_our_client_has_timeouts_and_few_retries() -> None:
     with make_client("redis://127.0.0.1:1/0") as client:
         options = client.connection_pool.connection_kwargs
 
-    assert (options["socket_connect_timeout"], options["socket_timeout"]) == (CONNECT_SECONDS, REPLY_SECONDS)
+    assert (options["socket_connect_timeout"], options["socket_timeout"]) == (
+        clients.CONNECT_SECONDS,
+        clients.REPLY_SECONDS,
+    )
     assert options["retry"].get_retries() == 0
 
 
@@ -152,7 +156,10 @@ def test_cluster_and_sentinel_clients_have_the_same_timeouts(url: str) -> None:
     pool = client.any_pool if isinstance(client, Cluster) else client.connection_pool
     options = pool.connection_kwargs
 
-    assert (options["socket_connect_timeout"], options["socket_timeout"]) == (CONNECT_SECONDS, REPLY_SECONDS)
+    assert (options["socket_connect_timeout"], options["socket_timeout"]) == (
+        clients.CONNECT_SECONDS,
+        clients.REPLY_SECONDS,
+    )
     assert options["retry"].get_retries() == 0
     assert not pool.maint_notifications_enabled()
 
@@ -249,8 +256,8 @@ def test_a_connection_with_an_unread_reply_is_never_used_again(
     with make_client(redis_server.url) as client:
         line = PooledConnection(client)
         assert line("ECHO", "first") == b"first"
-        connection = client.connection_pool.get_connection()
-        client.connection_pool.release(connection)
+        connection = line._pool.get_connection()
+        line._pool.release(connection)
 
         def interrupted(*args: object, **options: object) -> None:
             raise Interrupted

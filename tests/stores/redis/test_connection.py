@@ -17,9 +17,10 @@ import valkey
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.store import store_time
+from flask_idempotency.stores.redis import connection as connections
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import make_client
-from flask_idempotency.stores.redis.connection import PooledConnection, words
+from flask_idempotency.stores.redis.connection import DirectConnection, PooledConnection, Tries, words
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor
 from flask_idempotency.testing import TcpProxy
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, granted
@@ -183,3 +184,104 @@ def test_connections_to_a_demoted_server_are_closed(start_redis: StartRedis, red
             line.pipeline([("GET", "a"), ("SET", "a", "b"), ("GET", "a")])
 
         assert not used.is_connected
+
+
+@pytest.fixture
+def line(redis_server: RedisServer) -> Iterator[PooledConnection]:
+    """With one open connection that was used just now."""
+    with make_client(redis_server.url) as client:
+        line = PooledConnection(client)
+        line("ECHO", "warm")
+        yield line
+
+
+def idle_connection(line: PooledConnection) -> Any:
+    connection = line._pool.get_connection()
+    line._pool.release(connection)
+    return connection
+
+
+def closed_by_the_server(line: PooledConnection, client: redis.Redis) -> None:
+    assert client.client_kill_filter(_id=line("CLIENT", "ID")) == 1
+
+
+def test_a_connection_that_the_server_closed_in_a_pause_is_not_used(
+    line: PooledConnection, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed_by_the_server(line, redis_client)
+    monkeypatch.setattr(connections, "FRESH_SECONDS", -1.0)
+    tries = Tries()
+
+    assert line("ECHO", "mine", tries=tries) == b"mine"
+    assert not tries.repeated
+
+
+def test_a_connection_that_the_server_closed_just_now_costs_a_retry(
+    line: PooledConnection, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed_by_the_server(line, redis_client)
+    monkeypatch.setattr(connections, "FRESH_SECONDS", float("inf"))
+    tries = Tries()
+
+    assert line("ECHO", "mine", tries=tries) == b"mine"
+    assert tries.repeated
+
+
+def test_a_connection_that_was_just_used_is_not_checked(
+    line: PooledConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "FRESH_SECONDS", float("inf"))
+    monkeypatch.setattr(redis.Connection, "can_read", None)
+
+    assert line("ECHO", "mine") == b"mine"
+
+
+def test_a_reply_that_is_left_over_closes_its_connection(line: PooledConnection) -> None:
+    """Another request would get it as its own, even on a connection that was used just now."""
+    connection = idle_connection(line)
+    connection._reader.feed(b"$5\r\nother\r\n")
+
+    assert line("ECHO", "mine") == b"mine"
+    assert not connection.is_connected
+
+
+def test_a_push_message_is_no_reply(line: PooledConnection) -> None:
+    connection = line._pool.get_connection()
+    connection._reader.feed(b">2\r\n$10\r\ninvalidate\r\n*0\r\n")
+
+    with pytest.raises(redis.exceptions.ConnectionError, match="push"):
+        connection.read_response(disable_decoding=True)
+
+
+def test_a_reply_may_be_longer_than_a_read(line: PooledConnection) -> None:
+    long = bytes(range(256)) * 4096
+
+    assert line("ECHO", long) == long
+    assert line("ECHO", "next") == b"next"
+
+
+def test_a_server_that_is_loading_is_asked_again(line: PooledConnection) -> None:
+    """As redis-py has it: LOADING is a connection error, and no refusal."""
+    connection = line._pool.get_connection()
+    connection._reader.feed(b"-LOADING Redis is loading the dataset in memory\r\n")
+
+    with pytest.raises(redis.exceptions.ConnectionError):
+        connection.read_response(disable_decoding=True)
+
+
+@pytest.mark.parametrize("options", ("", "?health_check_interval=30"))
+def test_a_connection_that_does_more_keeps_to_redis_py(redis_server: RedisServer, options: str) -> None:
+    with make_client(redis_server.url + options) as client:
+        line = PooledConnection(client)
+        line("ECHO", "warm")
+
+        assert isinstance(idle_connection(line), DirectConnection) is (not options)
+
+
+def test_without_hiredis_redis_py_sends_and_reads(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_hiredis", None)
+    with make_client(redis_server.url) as client:
+        line = PooledConnection(client)
+
+        assert line("ECHO", "mine") == line("ECHO", "mine") == b"mine"
+        assert type(idle_connection(line)) is redis.Connection

@@ -30,6 +30,7 @@ from flask_idempotency.testing.contract.support import (
     granted,
     stand,
 )
+from tests.lab.redis import connect
 from tests.stores.forgetting import (
     ANOTHER,
     HOLD,
@@ -46,6 +47,17 @@ from tests.stores.forgetting import (
 from tests.stores.owners import WRITES
 
 __all__ = ["emptying", "handing_over", "losing", "ready_store"]
+
+
+def test_the_first_check_sends_each_script_once(redis_server: RedisServer) -> None:
+    """With each of the 1,024 partitions, the texts would be 20 MB, and time out on a slow connection."""
+    with connect(redis_server.url) as client, closing(RedisStore(redis_server.url, rules=RULES)) as store:
+        client.script_flush()
+        before = client.info("stats")["total_net_input_bytes"]
+
+        store.data_loss.initialise()
+
+        assert client.info("stats")["total_net_input_bytes"] - before < 2_000_000
 
 
 def test_a_redis_that_was_never_initialised_grants_no_claim(redis_server: RedisServer, clock: FrozenClock) -> None:
@@ -177,6 +189,43 @@ def test_a_key_time_does_not_help_if_the_loss_time_is_unknown(
     clock.advance(3600)
 
     assert "missing" == refused(store, key_timestamp=clock.now).loss
+
+
+def test_an_emptied_store_is_not_initialised_if_a_process_noticed(
+    store: RedisStore, redis_server: RedisServer, clock: FrozenClock, empty: Loss
+) -> None:
+    """Also if another process, which cannot tell it from a new one, noted the loss first."""
+    key = a_key()
+    granted(claim(store, key))
+    empty()
+    with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as stranger:
+        assert (True, False) == (refused(stranger, key).noticed, stranger.data_loss.status().emptied)
+        assert not refused(store, key).noticed
+        assert stranger.data_loss.status().emptied
+
+        with pytest.raises(ConfigurationError, match=r"redis ack --reason.*second time"):
+            stranger.data_loss.initialise()
+        refused(stranger, key)
+        stranger.data_loss.acknowledge(forced=True)
+
+        assert not stranger.data_loss.status().emptied
+        granted(claim(stranger, key))
+
+
+def test_a_process_notes_an_emptied_store_between_check_and_initialisation(
+    store: RedisStore, redis_server: RedisServer, clock: FrozenClock, empty: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script decides, so an operator's process that has just read the status initialises no part."""
+    empty()
+    with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as operator:
+        before = operator.data_loss._parts()
+        refused(store)
+        monkeypatch.setattr(operator.data_loss, "_parts", lambda: before)
+
+        with pytest.raises(ConfigurationError, match="redis ack --reason"):
+            operator.data_loss.initialise()
+
+    assert {"missing": layout.PARTITIONS} == store.data_loss.status().losses
 
 
 def test_another_store_is_foreign(redis_server: RedisServer, clock: FrozenClock) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import pytest
@@ -14,8 +11,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, OnExpiry, Unknown
+from flask_idempotency.engine.model import OnExpiry, Unknown
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.notifications import RedisNotifier
@@ -27,36 +23,10 @@ from tests.forgiving import redis_store
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import StartRedis, connect
 from tests.stores.owners import WRITES
+from tests.stores.waiters import assert_a_forked_child_wakes_its_own, awaited, waiting
 from tests.tooling.processes import DEADLINE_SECONDS, eventually
 
 IN_REDIS = [name for name in BACKENDS if name.startswith(tuple(f"{kind}-" for kind in REDIS_KINDS))]
-
-
-def awaited(key: StorageKey, *, on_expiry: OnExpiry = OnExpiry.QUARANTINE) -> ClaimRequest:
-    return replace(a_request(key, on_expiry=on_expiry), notify_on_completion=True)
-
-
-class Ear:
-    """Somebody who waits, and says each time that they were woken."""
-
-    def __init__(self) -> None:
-        self._woken = threading.Semaphore(0)
-
-    def wake(self) -> None:
-        self._woken.release()
-
-    def hears(self) -> bool:
-        """Whether they are woken before the deadline, or were since this was asked last."""
-        return self._woken.acquire(timeout=DEADLINE_SECONDS)
-
-
-@contextmanager
-def waiting(bell: RedisNotifier, *keys: StorageKey) -> Iterator[Ear]:
-    """Somebody who waits for these, and has been told that from now on they hear."""
-    ear = Ear()
-    with bell.subscribe(keys, ear.wake):
-        assert ear.hears()
-        yield ear
 
 
 @pytest.mark.parametrize("backend", IN_REDIS)
@@ -70,9 +40,9 @@ def test_a_waiter_wakes_when_a_record_is_settled(
         assert isinstance(store, RedisStore)
         key, token = a_key(), a_token()
         granted(store.claim(awaited(key), token=token, lease=LEASE))
-        with waiting(store.notifier, key) as ear:
+        with waiting(store.notifier, key) as waiter:
             store.complete(key, token, PAYLOAD, keep=KEEP)
-            assert ear.hears()
+            assert waiter.is_woken()
         store.notifier.close()
 
 
@@ -214,11 +184,11 @@ def test_a_cut_subscription_is_replaced(store: RedisStore, redis_client: redis.R
     """What was settled in between nobody was told of: whoever waits is told to look, and hears again."""
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key), token=token, lease=LEASE))
-    with waiting(store.notifier, key) as ear:
+    with waiting(store.notifier, key) as waiter:
         redis_client.client_kill_filter(_type="pubsub")
-        assert ear.hears()
+        assert waiter.is_woken()
         store.complete(key, token, PAYLOAD, keep=KEEP)
-        assert ear.hears()
+        assert waiter.is_woken()
 
 
 def test_the_listener_reconnects_after_a_restart(
@@ -227,15 +197,15 @@ def test_the_listener_reconnects_after_a_restart(
     """However long it was away. The log says once that nothing is heard, and that it is again."""
     server, key = start_redis(redis_kind), a_key()
     caplog.set_level("INFO", "flask_idempotency")
-    with closing(redis_store(server.url)) as store, waiting(store.notifier, key) as ear:
+    with closing(redis_store(server.url)) as store, waiting(store.notifier, key) as waiter:
         server.kill()
         assert eventually(lambda: "notifications are interrupted" in caplog.text)
         server.restart()
-        assert ear.hears()
+        assert waiter.is_woken()
         token = a_token()
         granted(store.claim(awaited(key), token=token, lease=LEASE))
         store.complete(key, token, PAYLOAD, keep=KEEP)
-        assert ear.hears()
+        assert waiter.is_woken()
     told = [record.getMessage() for record in caplog.records if "notifications" in record.getMessage()]
     assert [True, False] == ["notifications are interrupted" in text for text in told]
 
@@ -245,37 +215,13 @@ def test_the_listener_notices_a_silent_server(start_redis: StartRedis, redis_kin
     server, key = start_redis(redis_kind), a_key()
     with connect(server.url, socket_timeout=0.2) as client:
         bell = RedisNotifier(client.pubsub, ping_after_seconds=0.0, idle_seconds=0.0)
-        with waiting(bell, key) as ear:
+        with waiting(bell, key) as waiter:
             server.pause()
             assert eventually(lambda: bell.disconnected)
             server.resume()
-            assert ear.hears()
+            assert waiter.is_woken()
 
 
 def test_a_forked_child_has_its_own_subscription(store: RedisStore) -> None:
-    """Its parent's thread and those who wait there are not in it, and it leaves its parent's connection alone."""
-    key, token = a_key(), a_token()
-    granted(store.claim(awaited(key), token=token, lease=LEASE))
-    with waiting(store.notifier, key) as ear:
-        # As the thread does that wakes somebody at the moment of the fork, and is not there to give the lock back.
-        with store.notifier._lock:
-            child = os.fork()
-            if child == 0:
-                signal.alarm(2 * round(DEADLINE_SECONDS))
-                ended_with = 1
-                try:
-                    ended_with = 0 if child_hears(store) else 1
-                finally:
-                    # Whatever was raised: this copy of the test run must end here.
-                    os._exit(ended_with)
-        assert (child, 0) == os.waitpid(child, 0)
-        store.complete(key, token, PAYLOAD, keep=KEEP)
-        assert ear.hears()
-
-
-def child_hears(store: RedisStore) -> bool:
-    key, token = a_key(), a_token()
-    granted(store.claim(awaited(key), token=token, lease=LEASE))
-    with waiting(store.notifier, key) as ear:
-        store.complete(key, token, PAYLOAD, keep=KEEP)
-        return ear.hears()
+    """Its parent's thread and waiters are not in it, and it leaves its parent's connection alone."""
+    assert_a_forked_child_wakes_its_own(store)

@@ -298,6 +298,7 @@ def every_operation(store: RedisStore, cache: RedisReplayCache, clock: FrozenClo
     request = a_request(key)
     grant = granted(store.claim(request, token=token, lease=LEASE, quota=Quota(records=5)))
     store.data_loss.restore_claim(request, grant, lease=LEASE, age=0.0)
+    store.data_loss.would_run(key)
     store.renew(key, token, lease=LEASE)
     store.ledger.reconcile(key.tid)
     store.mark_point_of_no_return(key, token)

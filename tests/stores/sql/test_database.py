@@ -7,10 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -409,6 +412,34 @@ def test_an_outage_has_its_cause(open_database: OpenDatabase, database_url: str)
     assert refused is caught.value.__cause__
 
 
+def test_a_long_task_waits_until_the_first_connection_is_set_up(
+    make_engine: MakeEngine, records_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both pools share what the first connection learns of the server, and each waits for its own connections only."""
+    base = make_engine()
+    database = Database(base)
+    begun, go_on, initialize = threading.Event(), threading.Event(), base.dialect.initialize
+
+    def slowly(connection: Connection) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        initialize(connection)
+
+    def one(connection: Connection) -> int:
+        return int(connection.execute(text("SELECT 1")).scalar_one())
+
+    monkeypatch.setattr(base.dialect, "initialize", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(database.run, one)
+        assert begun.wait(60)
+        long = threads.submit(partial(database.run, one, long=True))
+        # Broken, it would not wait: it would end here, with an AttributeError.
+        wait([long], timeout=0.2)
+        go_on.set()
+        assert (1, 1) == (first.result(60), long.result(60))
+    database.close()
+
+
 @on_postgresql
 def test_a_pool_that_is_used_up_is_an_outage(make_engine: MakeEngine, records_url: str) -> None:
     """After the pool's own patience."""
@@ -510,7 +541,7 @@ def test_a_backup_as_documented_has_every_row(
     """The file alone, copied while it is open, lacks the newest."""
     shop = tmp_path / "shop.sqlite3"
     database = Database(f"sqlite:///{shop}")
-    page = (Path(__file__).parents[3] / "docs" / "sql.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "sql.md").read_text(encoding="utf-8")
     (block,) = [block for block in page.split("```python\n")[1:] if "shop.backup(" in block.partition("```")[0]]
     monkeypatch.chdir(tmp_path)
     with database.engine.connect() as connection:

@@ -45,7 +45,7 @@ def test_a_forked_child_leaves_the_parents_connections_alone(database_url: str, 
 
 
 def test_a_child_of_a_process_that_closes_its_connections_loses_no_commit(database_url: str) -> None:
-    """On SQLite nothing may be open at the fork. Below Python nobody tells us before it: see docs/sql.md."""
+    """On SQLite nothing may be open at the fork. A fork below Python runs no hook of ours: see docs/guides/proxies.md."""
     test_a_forked_child_leaves_the_parents_connections_alone(database_url, "outlived", "python")
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from flask import Blueprint, Flask
 from flask_sqlalchemy import SQLAlchemy
@@ -77,6 +78,25 @@ def test_a_missing_schema_is_one_sentence_at_start(url: str, caplog: pytest.LogC
 
     assert 0 == result.exit_code
     assert [None, "true"] == [post(app), post(app)]
+
+
+@pytest.mark.parametrize(
+    ("command", "logged"),
+    (("flask db upgrade", 0), ("flask idempotency db check", 0), ("flask idempotency doctor", 1), ("flask run", 1)),
+)
+def test_a_command_about_tables_does_not_log_that_they_are_missing(
+    url: str, caplog: pytest.LogCaptureFixture, command: str, logged: int
+) -> None:
+    """It creates them, or reports them itself."""
+    running: click.Context | None = None
+    for name in command.split():
+        running = click.Context(click.Group(name), parent=running, info_name=name)
+    assert running is not None
+
+    with running, caplog.at_level(logging.WARNING, "flask_idempotency"):
+        make_app(url)
+
+    assert logged == len(caplog.messages)
 
 
 def test_missing_rights_are_named_at_start_and_by_the_command(

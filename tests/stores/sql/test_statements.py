@@ -22,7 +22,7 @@ from sqlalchemy.sql.elements import CompilerElement
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import RequestInfo, StoredPayload
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.stores.sql import completion, quota, statements, store
+from flask_idempotency.stores.sql import completion, outbox, quota, statements, store
 from flask_idempotency.stores.sql.admin import data_keys, janitor
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL, SQLITE
@@ -54,12 +54,13 @@ DRIVERS: dict[str, Callable[[], Driver]] = {POSTGRESQL: PGDialect_psycopg, SQLIT
 BOTH, ONLY_POSTGRESQL, ONLY_SQLITE = (POSTGRESQL, SQLITE), (POSTGRESQL,), (SQLITE,)
 
 
-MODULES = (statements, completion, data_keys, quota, janitor, store)
+MODULES = (statements, completion, data_keys, quota, janitor, store, outbox)
 
 
 PARTS = {
     "chosen",
     "cancelled",
+    "ended_wait",
     "has_lapsed",
     "if_as_seen",
     "inserted",
@@ -84,10 +85,12 @@ NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
     statements.advisory_lock: ONLY_POSTGRESQL,
     statements.wait_to_reclaim: ONLY_POSTGRESQL,
     statements.has_written: ONLY_POSTGRESQL,
+    statements.end_wait_silently: ONLY_POSTGRESQL,
     statements.next_fence: ONLY_SQLITE,
     quota.insert_within: ONLY_POSTGRESQL,
     quota.reclaim_within: ONLY_POSTGRESQL,
     quota.tenant_lock: ONLY_POSTGRESQL,
+    outbox.relay_lock: ONLY_POSTGRESQL,
 }
 
 
@@ -224,7 +227,6 @@ def test_on_sqlite_a_refusal_takes_no_lock(open_store: OpenStore, clock: FrozenC
 @pytest.mark.parametrize(
     ("what", "writes"),
     (
-        ("new", ["INSERT INTO", "INSERT INTO"]),
         ("take-over", ["INSERT INTO", "UPDATE idempotency_records"]),
         ("quarantine", ["UPDATE idempotency_records"]),
     ),
@@ -237,6 +239,15 @@ def test_on_sqlite_a_grant_reads_again_under_its_lock(
 
     assert "SELECT idempotency_records.state," == look
     assert [*WITHIN_A_TRANSACTION, *writes, "COMMIT"] == rest
+
+
+@on_sqlite
+def test_on_sqlite_a_new_key_is_read_once(open_store: OpenStore, clock: FrozenClock) -> None:
+    """The insert itself finds out whether another worker was faster."""
+    look, *rest = statements_of_a_claim(open_store(), clock, "new")
+
+    assert "SELECT idempotency_records.state," == look
+    assert ["BEGIN IMMEDIATE", "INSERT INTO", "INSERT INTO", "COMMIT"] == rest
 
 
 @on_postgresql

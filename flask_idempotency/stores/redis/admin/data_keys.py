@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +14,7 @@ from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataK
 from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, decode, payload_bytes, tid_of
 from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
@@ -272,7 +273,7 @@ class RedisResponses:
             yield Answer(answer.key, erasures.mark(answer.key.tid, answer.record))
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class _Glanced:
     """A completed record without the bytes of its response."""
 

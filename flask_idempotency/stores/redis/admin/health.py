@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis.cluster import NoCluster, primaries
 from flask_idempotency.stores.redis.executor import ScriptExecutor
 
@@ -109,11 +110,11 @@ _WRITES: Final = {
 }
 _ORDER: Final = list(Verdict)
 _GRANT: Final = (
-    "Allow its user to read it, with ACL SETUSER … +info +config|get, or check it by hand: see docs/redis.md."
+    "Allow its user to read it, with ACL SETUSER … +info +config|get, or check it by hand: see docs/guides/redis.md."
 )
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class _Look:
     """INFO and CONFIG GET of one server. Empty if its ACL refuses them."""
 

@@ -12,7 +12,7 @@
 
 local now, name, token, reason = time_now(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 
-local record, refused = owned_record(KEYS, token, now)
+local record, refused = owned_record(KEYS, redis.call('GET', KEYS[1]), token, now)
 if not record then
   return refused
 end

@@ -13,7 +13,7 @@
 
 local now, name, token, ttl = time_now(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 
-local record, refused = owned_record(KEYS, token, now)
+local record, refused = owned_record(KEYS, redis.call('GET', KEYS[1]), token, now)
 if not record and refused == 'CORRUPT' then
   return refused
 end

@@ -30,6 +30,7 @@ if not named then
   lost_at = note_loss(KEYS[1], process, replication_id, remembered, now)
 end
 redis.call('HSET', KEYS[1], STORE_ID, id, LAYOUT, layout, PROCESS, process, REPLICATION_ID, replication_id)
+redis.call('HDEL', KEYS[1], EMPTIED)
 if lost_at then
   redis.call('HSET', KEYS[1], ACKED_LOSS, string.format('%.0f', lost_at))
 end

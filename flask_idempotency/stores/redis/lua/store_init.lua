@@ -2,16 +2,19 @@
 --
 -- KEYS: 1 partition
 -- ARGV: 1 not used, 2 store id, 3 layout
--- Returns: 'DONE' | 'OTHER'
+-- Returns: 'DONE' | 'OTHER' | 'EMPTIED': a process noted that it held the id of a store before
 -- Durable: no
 -- Transitions: none
 -- @include lib/data_loss
 
 local id, layout = ARGV[2], ARGV[3]
 
-local memory = redis.call('HMGET', KEYS[1], STORE_ID, LOST_AT)
+local memory = redis.call('HMGET', KEYS[1], STORE_ID, LOST_AT, EMPTIED)
 if not is_unclaimed(memory[1], id) then
   return memory[1] == id and 'DONE' or 'OTHER'
+end
+if memory[3] then
+  return 'EMPTIED'
 end
 local process, replication_id = handed_over()
 redis.call('HSET', KEYS[1], STORE_ID, id, LAYOUT, layout, PROCESS, process, REPLICATION_ID, replication_id)

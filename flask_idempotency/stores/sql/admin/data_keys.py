@@ -7,8 +7,10 @@ there, and deleting a tenant's keys erases all responses under them.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, TypeVar
 
 import sqlalchemy
 from sqlalchemy import (
@@ -37,8 +39,8 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.completion import CompletionWriter, entry, facts_of, is_sealed, shard_of
-from flask_idempotency.stores.sql.database import Database, transaction
-from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.database import Database, transaction, without_logging
+from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, identity_bytes, number_lost
 from flask_idempotency.stores.sql.rows import row_of
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, RESPONSES, data_keys, meta, tenants
@@ -54,13 +56,51 @@ _log = logging.getLogger("flask_idempotency")
 
 _t, _k = tenants.c, data_keys.c
 
+ResultT = TypeVar("ResultT")
+
+
+class JoinedTransaction:
+    """Runs statements in a transaction of the application, which commits them or rolls them back."""
+
+    def __init__(self, connection: Connection, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self._connection = connection
+
+    def run(self, work: Callable[[Connection], ResultT], *, long: bool = False) -> ResultT:
+        """Do this work, and log no statement of it: the engine of the application may log parameters."""
+        with without_logging(self._connection):
+            return work(self._connection)
+
 
 class SqlDataKeys:
     """Implements `DataKeys`. `now` returns the time in microseconds, or None to use the server's."""
 
-    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        database: Database | JoinedTransaction,
+        *,
+        now: Callable[[], int | None],
+        atomic: Callable[[Connection], AbstractContextManager[None]] = transaction,
+    ) -> None:
         self._database = database
         self._now = now
+        self._atomic = atomic
+
+    def within(self, connection: Connection) -> SqlDataKeys | None:
+        """Return the same data keys as the transaction on this connection sees them, or None if they need no such view.
+
+        SQLite has one writer at a time. If that transaction has written, a key that another connection adds would wait for its
+        end, which does not come. PostgreSQL has several, and there no other request may wait for this transaction's key.
+        """
+        if isinstance(self._database, JoinedTransaction):
+            return None
+        both = (connection.engine, self._database.base)
+        if any(engine.dialect.name != SQLITE for engine in both):
+            return None
+        if len({os.path.realpath(engine.url.database or "") for engine in both}) > 1:
+            return None
+        joined = JoinedTransaction(connection, self._database.dialect)
+        return SqlDataKeys(joined, now=self._now, atomic=lambda _: nullcontext())
 
     def read_keys(self, tid: bytes) -> TenantKeys:
         statement, parameters = read_keys(self._database.dialect), {"my_tenant_id": tid, "now": self._now()}
@@ -93,7 +133,7 @@ class SqlDataKeys:
         }
 
         def add(connection: Connection) -> bool:
-            with transaction(connection):
+            with self._atomic(connection):
                 connection.execute(insert_tenant(dialect), parameters)
                 if connection.execute(reserve_number(dialect), parameters).one_or_none() is None:
                     return False

@@ -173,14 +173,15 @@ _BACKEND: Final = text("SELECT pg_backend_pid()")
 
 def inspect_pooling(one: Connection, other: Connection) -> Finding:
     """Check for a pooler in transaction mode, with two autocommit connections. The first is made as the application's are."""
-    if not any(_is_shared(one, other) for _ in range(POOLING_TRIES)):
+    if not shares_sessions(one, other):
         return Finding("pooling", Verdict.FINE, "Each connection has its own server connection.")
     hazards = list(_hazards(one))
     if not hazards:
         return Finding(
             "pooling",
             Verdict.FINE,
-            "A pooler gives each transaction to some server connection, and no setting here needs a session.",
+            "A pooler gives each transaction to some server connection: waiting duplicates poll, and no setting here needs a "
+            "session.",
         )
     said, remedies = zip(*hazards, strict=True)
     return Finding(
@@ -189,6 +190,11 @@ def inspect_pooling(one: Connection, other: Connection) -> Finding:
         f"A pooler gives each transaction to some server connection, and {' and '.join(said)}.",
         " ".join(remedies),
     )
+
+
+def shares_sessions(one: Connection, other: Connection) -> bool:
+    """Return True if a pooler gives these two autocommit connections another session of the server for each transaction."""
+    return any(_is_shared(one, other) for _ in range(POOLING_TRIES))
 
 
 def _is_shared(one: Connection, other: Connection) -> bool:
@@ -207,8 +213,8 @@ def _hazards(connection: Connection) -> list[tuple[str, str]]:
         found.append(
             (
                 "psycopg prepares statements that the application repeats, and the next server connection does not know them",
-                'Set connect_args={"prepare_threshold": None}, or let PgBouncer 1.21 or later keep prepared statements '
-                "(max_prepared_statements).",
+                'Set connect_args={"prepare_threshold": None}, or let PgBouncer 1.22 or later keep prepared statements '
+                "(max_prepared_statements above 0, and libpq 17 or later on this host).",
             )
         )
     if _parameters(driver).get("options"):

@@ -75,6 +75,7 @@ from flask_idempotency.stores.sql.statements import (
     ZERO,
     chosen,
     columns,
+    ended_wait,
     is_as_met,
     is_mine,
     others_update,
@@ -410,7 +411,8 @@ def quarantine_expired(dialect: Dialect) -> ReturningUpdate[Any]:
     if dialect.name == POSTGRESQL:
         unlocked = select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
         seen = _r.record_id == unlocked.scalar_subquery()
-    quarantined = update(records).where(seen).values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED))
+    quarantined = update(records).where(seen)
+    quarantined = quarantined.values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED), succeeded=ended_wait(dialect))
     return quarantined.returning(_r.fence)
 
 
@@ -455,13 +457,13 @@ def force_release(dialect: Dialect) -> ReturningUpdate[Any]:
         "reason",
         "wrapping_key_id",
         "data_key_number",
-        "succeeded",
     )
     released = statement.values(
         state=word(RELEASED),
         token=_bytes("my_token"),
         expires_at=now + literal_column(str(RELEASED_KEEP), BigInteger),
         resolver_due_at=ZERO,
+        succeeded=ended_wait(dialect),
         **{name: null() for name in cleared},
     )
     # `response_size` stays: the tenant's quota is reduced by it.

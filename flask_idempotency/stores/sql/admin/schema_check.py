@@ -18,9 +18,16 @@ from flask_idempotency.stores.sql import errors, migrations
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
-from flask_idempotency.stores.sql.schema import FENCES, META, SchemaGaps, lacks, metadata
+from flask_idempotency.stores.sql.schema import FENCES, META, RECORD_TABLES, SchemaGaps, lacks
 
 _UPGRADE: Final = "Run `flask idempotency db upgrade`"
+# `flask db migrate` writes a downgrade that drops the records, so recommend a migration by hand.
+_ALEMBIC: Final = (
+    "where Alembic creates the tables, write a migration that calls `sql.upgrade(op.get_bind())` (`flask db revision`, see "
+    "docs/guides/flask-migrate.md), and run `flask db upgrade`"
+)
+
+_CREATE_ALL: Final = "With the store flask-sqlalchemy://, `db.create_all()` makes them too."
 
 _DURABILITY: Final = text("SELECT current_setting('synchronous_commit')")
 _ISOLATION: Final = text("SELECT current_setting('default_transaction_isolation')")
@@ -80,8 +87,7 @@ def _schema(connection: Connection) -> Iterator[str]:
         yield _tables(missing.tables)
     elif 0 < reached < LATEST and missing.parts:
         yield (
-            f"The idempotency tables are at version {reached} and this release needs {LATEST}. {_UPGRADE}; "
-            "where Alembic creates the tables, write a new migration and run it: `flask db migrate`, `flask db upgrade`."
+            f"The idempotency tables are at version {reached} and this release needs {LATEST}. {_UPGRADE}; {_ALEMBIC}."
         )
     else:
         yield from _parts(missing)
@@ -101,9 +107,10 @@ def _schema(connection: Connection) -> Iterator[str]:
 
 
 def _tables(names: tuple[str, ...]) -> str:
-    remedy = f"{_UPGRADE}, or the migrations of the application where Alembic creates the tables."
-    if len(names) == len(metadata.tables):
-        return f"The idempotency tables are not in this database. {remedy}"
+    remedy = f"{_UPGRADE}; {_ALEMBIC} instead."
+    if len(names) == len(RECORD_TABLES):
+        # An application may call it after the extension has looked at the database.
+        return f"The idempotency tables are not in this database. {remedy} {_CREATE_ALL}"
     if len(names) > 1:
         return f"The tables {', '.join(names)} are not in this database. {remedy}"
     return f"The table {names[0]} is not in this database. {remedy}"

@@ -4,6 +4,6 @@ Never edit a step after its release, and import no declarations into it. If a st
 other tables after each change. Each step only adds what is missing, so it also completes tables of `create_all` or Alembic.
 """
 
-from flask_idempotency.stores.sql.migrations.runner import LATEST, upgrade, version
+from flask_idempotency.stores.sql.migrations.runner import LATEST, upgrade, upgrade_outbox, version
 
-__all__ = ["LATEST", "upgrade", "version"]
+__all__ = ["LATEST", "upgrade", "upgrade_outbox", "version"]

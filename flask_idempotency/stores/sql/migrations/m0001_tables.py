@@ -170,7 +170,7 @@ _COLUMN_COMMENTS: Final = {
     "idempotency_records.in_quota": "1: idempotency_quota counts this record",
     "idempotency_records.wrapping_key_id": "id of the key that wraps the data key; NULL: the response is not encrypted",
     "idempotency_records.data_key_number": "number of the tenant''s data key; 0: the response was erased",
-    "idempotency_records.succeeded": "1: a success; set when the response cannot be read, because state is then quarantined",
+    "idempotency_records.succeeded": "of an unreadable response, 1: a success; in flight, 1: other requests may wait for it",
     "idempotency_records.resolver_due_at": "while quarantined: the earliest time of the next call to a resolver",
     "idempotency_tenants.last_key_number": "the highest number that any data key of this tenant had",
     "idempotency_tenants.shredded_key_number": "data keys up to this number are shredded",

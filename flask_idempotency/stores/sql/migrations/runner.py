@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.errors import is_lock_timeout
-from flask_idempotency.stores.sql.migrations import m0001_tables
+from flask_idempotency.stores.sql.migrations import m0001_tables, m0002_outbox
 from flask_idempotency.stores.sql.migrations.step import Step
 
 LOCK_MS: Final = 2000
@@ -100,7 +100,7 @@ def _begin(connection: Connection) -> bool:
     return False
 
 
-STEPS: Final = (m0001_tables.STEP,)
+STEPS: Final = (m0001_tables.STEP, m0002_outbox.STEP)
 LATEST: Final = STEPS[-1].number
 
 _READ_VERSION: Final = text("SELECT value FROM idempotency_meta WHERE name = 'schema_version'")
@@ -113,15 +113,31 @@ _WRITE_VERSION: Final = text(
 def upgrade(bind: Engine | Connection) -> list[str]:
     """Upgrade the tables to this release's schema, and return one line for each step that ran.
 
-    You can run it again, and in several processes at once: one works and the others wait. With an engine it runs in a new
-    transaction. With a connection, such as Alembic's `op.get_bind()`, it runs in the current transaction, and you commit.
-    It leaves a schema alone that is newer than this release.
+    You can run it again, and in several processes at the same time: one works and the others wait. With an engine it runs
+    in a new transaction. With a connection, such as Alembic's `op.get_bind()`, it runs in the current transaction, and you
+    commit. It leaves a schema alone that is newer than this release.
 
     Raises `StoreUnavailable` if another transaction holds a lock that this needs for longer than two seconds.
     """
     if isinstance(bind, Engine):
         return _upgrade_engine(bind)
     return _upgrade(bind)
+
+
+def upgrade_outbox(engine: Engine) -> list[str]:
+    """Create the table of the outbox in a database that holds no records, or what it lacks. Return a line if that ran.
+
+    Raises `StoreUnavailable` if another transaction holds a lock that this needs for longer than two seconds.
+    """
+    _check_dialect(engine.dialect.name)
+    with engine.connect() as connection:
+        if not schema.outbox_gaps(connection):
+            return []
+    with engine.connect() as connection:
+        connection.connection.commit()
+        connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+        with migration_lock(connection), refuse_when_locked(connection):
+            return [m0002_outbox.STEP.run(connection)] if schema.outbox_gaps(connection) else []
 
 
 def version(connection: Connection) -> int:
@@ -162,7 +178,7 @@ def _upgrade(connection: Connection) -> list[str]:
 
 def _steps_for(connection: Connection) -> list[Step]:
     reached = version(connection)
-    if reached <= LATEST and schema.lacks(connection):
+    if reached <= LATEST and schema.lacks(connection, outbox=True):
         # Something was dropped since. Run every step again: each only adds what is missing.
         reached = 0
     return [step for step in STEPS if step.number > reached]

@@ -7,9 +7,10 @@ connection below a session.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
@@ -39,7 +40,9 @@ _joined: ContextVar[ref[JoinedSession] | None] = ContextVar("flask_idempotency_j
 
 _COMMIT = re.compile(r"\s*(?:COMMIT|END)\b", re.IGNORECASE)
 
-_factories: WeakSet[Any] = WeakSet()
+_factories: WeakKeyDictionary[Any, ref[Callable[[Session], None]]] = WeakKeyDictionary()
+"""The `before_commit` of each factory. Weak, because it holds the factory; the factory's sessions keep it."""
+
 _engines: WeakSet[Engine] = WeakSet()
 
 
@@ -53,19 +56,39 @@ def join_here(joined: JoinedSession | None) -> None:
     _joined.set(None if joined is None else ref(joined))
 
 
-def listen(factory: Any, engine: Engine) -> None:
-    """Add the listeners. A second call changes nothing, also from another application that shares both."""
-    if factory not in _factories:
-        _factories.add(factory)
-        _listen_to_sessions(factory)
+def listen(factory: Any, engine: Engine) -> Callable[[Session], None]:
+    """Add the listeners. A second call changes nothing, also from another application that shares both.
+
+    Return the one that passes on the `before_commit` of the factory's sessions.
+    """
+    listener = _factories.get(factory)
+    before_commit = None if listener is None else listener()
+    if before_commit is None:
+        before_commit = _listen_to_sessions(factory)
+        _factories[factory] = ref(before_commit)
     if engine not in _engines:
         _engines.add(engine)
         event.listen(engine, "commit", _connection_commits)
         event.listen(engine, "savepoint", _savepoint_begins)
         event.listen(engine, "before_cursor_execute", _statement_commits)
+    return before_commit
 
 
-def _listen_to_sessions(factory: Any) -> None:
+def hears_statements(connection: Connection) -> bool:
+    """Return True if anything but this module listens to the statements of this connection, or of its engine."""
+    heard, heard_by_dialect = connection.dispatch, connection.dialect.dispatch
+    # One of the first is `_statement_commits`.
+    return bool(
+        len(heard.before_cursor_execute) > 1
+        or heard.after_cursor_execute
+        or heard.before_execute
+        or heard.after_execute
+        or heard_by_dialect.do_execute
+        or heard_by_dialect.handle_error
+    )
+
+
+def _listen_to_sessions(factory: Any) -> Callable[[Session], None]:
     def here() -> JoinedSession | None:
         joined = joined_here()
         return joined if joined is not None and joined.factory is factory else None
@@ -90,6 +113,7 @@ def _listen_to_sessions(factory: Any) -> None:
         event.listen(factory, listener.__name__, listener)
     # First: if a listener of the application raises, SQLAlchemy skips the listeners after it.
     event.listen(factory, "after_commit", after_commit, insert=True)
+    return before_commit
 
 
 def _connection_commits(connection: Connection) -> None:

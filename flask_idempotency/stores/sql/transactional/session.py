@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, RootTransaction, TwoPhaseTransaction
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
@@ -26,14 +26,18 @@ from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.sql.completion import answer_of, facts_of
 from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.rows import completed_row, is_condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.stores.sql.transactional.listeners import join_here, joined_here, listen
+from flask_idempotency.stores.sql.transactional.listeners import hears_statements, join_here, joined_here, listen
 from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, is_writing, refuse_autocommit
 
 SHORTEST_SECONDS: Final = 0.001
 """Lease of a renewal that only waits for a lock. It does not shorten the lease."""
+
+_PLAIN_OPTIONS: Final = frozenset({"isolation_level"})
+"""SQLAlchemy applies these execution options to the connection, and to no statement."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -105,14 +109,20 @@ class SessionTransactions:
         self._refuse_nested_view(session)
         if session.in_transaction():
             self.connection(session)
-        listen(sessions.session_factory, self._store.database.base)
+        listener = listen(sessions.session_factory, self._store.database.base)
 
         def early() -> None:
             self._report(operation)
             on_early_commit()
 
         transaction = SessionTransaction(
-            self, tuple(keys), token, session=session, factory=sessions.session_factory, early=early
+            self,
+            tuple(keys),
+            token,
+            session=session,
+            factory=sessions.session_factory,
+            listener=listener,
+            early=early,
         )
         join_here(transaction)
         return transaction
@@ -152,15 +162,30 @@ class SessionTransactions:
         Raises `LeaseLost` if the token lost the record, and `DataKeyMissing` as `Store.complete` does. `checked`:
         `refuse_without_keys` was called for all records of this transaction, because no single one can be undone.
         """
-        completing, tells = self._store.statements.completing, self._on_committed is not None
+        tells = self._on_committed is not None
         parameters = self._store.parameters(key, token, **answer_of(key, payload, keep))
-        with without_logging(connection):
-            found = completing.write(connection, parameters, alone=False, tells=tells, checked=checked)
-            if found is None and self._is_ours(connection, parameters):
-                found = completing.write(connection, parameters, alone=False, tells=tells, checked=checked)
+        driver = self._store.database.driver
+        if driver is not None and is_plain(connection):
+            found = self._write(SessionCursor(driver, connection), parameters, tells=tells, checked=checked)
+        else:
+            with without_logging(connection):
+                if isinstance(connection.get_transaction(), TwoPhaseTransaction):
+                    # PostgreSQL prepares no transaction that has sent a notification.
+                    connection.execute(self._store.statements.end_wait_silently, parameters)
+                found = self._write(connection, parameters, tells=tells, checked=checked)
         if found is None:
             raise LeaseLost("the record belongs to another worker, or is gone")
         return completed_row(found, payload.data).record() if tells else None
+
+    def _write(
+        self, connection: SessionConnection, parameters: dict[str, Any], *, tells: bool, checked: bool
+    ) -> Any | None:
+        """Complete a record. Return None if the token lost it."""
+        completing = self._store.statements.completing
+        found = completing.write(connection, parameters, alone=False, tells=tells, checked=checked)
+        if found is None and self._is_ours(connection, parameters):
+            found = completing.write(connection, parameters, alone=False, tells=tells, checked=checked)
+        return found
 
     def refuse_without_keys(
         self, connection: Connection, keys: Sequence[StorageKey], token: bytes, payloads: Sequence[StoredPayload]
@@ -171,7 +196,7 @@ class SessionTransactions:
             with without_logging(connection):
                 self._store.statements.completing.refuse_without_key(connection, parameters)
 
-    def _is_ours(self, connection: Connection, parameters: dict[str, Any]) -> bool:
+    def _is_ours(self, connection: SessionConnection, parameters: dict[str, Any]) -> bool:
         """Return True if the write may be repeated. Raise `DataKeyMissing` if that is why it changed no row."""
         standing = connection.execute(self._store.statements.read_state, parameters).one_or_none()
         if standing is None or standing.token != parameters["my_token"]:
@@ -254,6 +279,23 @@ class SessionTransactions:
                 "engine commits the rows together with the response.",
                 operation,
             )
+
+
+def is_plain(connection: Connection) -> bool:
+    """Return True if a statement may bypass SQLAlchemy's `Connection`, which would do no more than send it.
+
+    Otherwise the statement goes through it: a listener or an option concerns the statement, or the transaction is not a
+    plain one, so that SQLAlchemy has to refuse the statement or to begin a transaction for it.
+    """
+    transaction = connection.get_transaction()
+    return (
+        type(transaction) is RootTransaction
+        and transaction.is_active
+        and not connection.in_nested_transaction()
+        and not connection.invalidated
+        and connection.get_execution_options().keys() <= _PLAIN_OPTIONS
+        and not hears_statements(connection)
+    )
 
 
 class TransactionalSqlStore(SqlStore):

@@ -81,12 +81,15 @@ class SessionTransaction:
         *,
         session: Session,
         factory: Any,
+        listener: Callable[[Session], None],
         early: Callable[[], None],
     ) -> None:
         self.session = session
         self.factory = factory
         self.over = False
         """True once this claim ignores the events of the session."""
+        self._listener = listener
+        """It calls `before_commit` of the transaction that this context has joined."""
         self._records = records
         self._keys = keys
         self._token = token
@@ -99,6 +102,8 @@ class SessionTransaction:
         """The session whose commit by the view is on its way."""
         self._ending: Session | None = None
         """The session that this claim commits or has committed itself."""
+        self._before_last_commit: Callable[[Session], None] | None = None
+        """Call this before that commit. None: the session does."""
         self._going_out = False
         """True once all writes before that commit are done. A failure before that point leaves no row committed."""
         self._committed = False
@@ -119,7 +124,9 @@ class SessionTransaction:
         completed: list[tuple[StorageKey, Record | None]] = []
 
         def complete(payloads: Sequence[StoredPayload]) -> None:
-            connection = self._records.connection(session)
+            # The flush and the session's listeners may have ended the transaction.
+            same = begun is not None and begun is session.get_transaction() and begun.is_active
+            connection = connected if same else self._records.connection(session)
             several = len(self._keys) > 1
             if several:
                 # Check all before the first is completed: only a rollback of the application's rows could undo that.
@@ -130,7 +137,9 @@ class SessionTransaction:
             ]
 
         try:
-            refuse_autocommit(self._records.connection(session))
+            connected = self._records.connection(session)
+            begun = session.get_transaction()
+            refuse_autocommit(connected)
             self._commit(session, lambda: writing(complete))
         except LeaseLost as error:
             undo(session)
@@ -184,8 +193,13 @@ class SessionTransaction:
                 write_last()
                 self._going_out = True
 
-        # On the session itself, and not before now: its listeners run after those of its class, in their order.
-        event.listen(session, "before_commit", before_commit)
+        listeners = session.dispatch.before_commit
+        if joined_here() is self and len(listeners) == 1 and self._listener in listeners:
+            # Ours is the last one, because there is no other. To add and remove one would cost more than a statement.
+            self._before_last_commit = before_commit
+        else:
+            # On the session itself, and not before now: its listeners run after those of its class, in their order.
+            event.listen(session, "before_commit", before_commit)
         self._ending = session
         try:
             session.commit()
@@ -198,7 +212,9 @@ class SessionTransaction:
                 "a listener on after_commit failed: the rows are committed, and the client gets the response"
             )
         finally:
-            event.remove(session, "before_commit", before_commit)
+            if self._before_last_commit is None:
+                event.remove(session, "before_commit", before_commit)
+            self._before_last_commit = None
 
     def has_written(self) -> bool:
         try:
@@ -246,6 +262,9 @@ class SessionTransaction:
 
         Raises `LeaseLost` if another worker owns the claim. The view then commits no row.
         """
+        if self._before_last_commit is not None and session is self._ending:
+            self._before_last_commit(session)
+            return
         if self.over or not self._keys or session.in_nested_transaction() or not self._records.is_ours(session):
             return
         connection = self._records.connection(session)

@@ -88,11 +88,11 @@ def test_missing_tables(store: SqlStore, make_engine: MakeEngine) -> None:
 
 def test_old_tables(store: SqlStore, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their version and the one that is needed."""
-    monkeypatch.setattr(schema_check, "LATEST", 2)
+    monkeypatch.setattr(schema_check, "LATEST", 3)
     execute(make_engine(), "DROP INDEX idempotency_expired_leases")
 
     schema = found(store, "schema")
-    assert (Verdict.FAULT, "at version 1 and this release needs 2" in schema.text) == (schema.verdict, True)
+    assert (Verdict.FAULT, "at version 2 and this release needs 3" in schema.text) == (schema.verdict, True)
 
 
 @on_postgresql

@@ -12,8 +12,8 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql.admin import schema_check
 from flask_idempotency.stores.sql.admin.schema_check import SqlSchema, advice, faults
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.migrations import upgrade
-from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, metadata
+from flask_idempotency.stores.sql.migrations import LATEST, upgrade
+from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, RECORD_TABLES, metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import a_key
 from tests.stores.sql.conftest import MakeEngine, on_postgresql, on_sqlite
@@ -24,7 +24,7 @@ FENCES = "idempotency_fence_numbers_number_seq"
 FENCE_FROM_ONE = f"SELECT setval('{FENCES}', 1, false)"
 
 
-USED = [name for name in metadata.tables if name != FENCE_NUMBERS]
+USED = [name for name in RECORD_TABLES if name != FENCE_NUMBERS]
 
 
 TABLES = ", ".join(USED)
@@ -77,10 +77,17 @@ def test_missing_tables_are_one_fault(engine: Engine) -> None:
 
     (fault,) = found(engine)
 
-    assert fault.startswith("The idempotency tables are not in this database. Run `flask idempotency db upgrade`, or")
+    assert fault.startswith(
+        "The idempotency tables are not in this database. Run `flask idempotency db upgrade`; where"
+    )
+    assert "`sql.upgrade(op.get_bind())`" in fault
+    assert "`flask db upgrade` instead" in fault
+    assert fault.endswith(" instead. With the store flask-sqlalchemy://, `db.create_all()` makes them too.")
+    # Its downgrade would drop the records.
+    assert "flask db migrate" not in fault
 
 
-@pytest.mark.parametrize("table", list(metadata.tables))
+@pytest.mark.parametrize("table", RECORD_TABLES)
 def test_a_missing_table_is_named(engine: Engine, table: str) -> None:
     """Somebody dropped it: the others are still there."""
     execute(engine, f"DROP TABLE {table}")
@@ -101,13 +108,14 @@ def test_missing_tables_are_named_where_others_are_there(engine: Engine) -> None
 
 def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that lacks what a later release needs."""
-    monkeypatch.setattr(schema_check, "LATEST", 2)
+    monkeypatch.setattr(schema_check, "LATEST", 3)
     execute(engine, "DROP INDEX idempotency_expired_leases")
 
     (fault,) = found(engine)
 
-    assert fault.startswith(f"The idempotency tables are at version 1 and this release needs 2. {UPGRADE}")
-    assert "`flask db migrate`, `flask db upgrade`" in fault
+    assert fault.startswith(f"The idempotency tables are at version 2 and this release needs 3. {UPGRADE}")
+    assert "`sql.upgrade(op.get_bind())`" in fault
+    assert "flask db migrate" not in fault
 
 
 def test_a_missing_version_does_not_make_a_schema_old(engine: Engine) -> None:
@@ -124,7 +132,7 @@ def test_a_newer_schema_is_a_fault(engine: Engine) -> None:
 
     (fault,) = found(engine)
 
-    assert "version 99, which is newer than this release knows (1). Install the release" in fault
+    assert "version 99, which is newer than this release knows (2). Install the release" in fault
 
 
 def test_a_missing_column_is_a_fault_that_no_upgrade_repairs(engine: Engine) -> None:
@@ -200,7 +208,7 @@ def test_a_lost_store_number_is_a_fault_if_responses_need_it(engine: Engine, ans
 
 @pytest.fixture
 def teller(engine: Engine, make_engine: MakeEngine) -> Iterator[Engine]:
-    """The same database, for a role that may do what docs/sql.md asks for, and no more."""
+    """The same database, for a role that may do what docs/guides/sql.md asks for, and no more."""
     role = f"teller_{engine.url.database}"
     execute(
         engine,
@@ -235,7 +243,7 @@ def test_a_role_that_may_change_the_sequence_may_use_it(engine: Engine, teller: 
 @pytest.mark.parametrize("table", USED)
 @pytest.mark.parametrize("right", ("SELECT", "INSERT", "UPDATE", "DELETE"))
 def test_each_right_that_a_role_lacks_is_named(engine: Engine, teller: Engine, right: str, table: str) -> None:
-    """Whatever docs/sql.md asks for: what is not missed today is missed by some request to come."""
+    """Whatever docs/guides/sql.md asks for: what is not missed today is missed by some request to come."""
     revoke(engine, f"{right} ON {table}", of=teller)
 
     (fault,) = found(teller)
@@ -342,7 +350,7 @@ def test_the_store_runs_all_checks(make_engine: MakeEngine) -> None:
 
     before, done, after = schema.faults(), schema.upgrade(), schema.faults()
 
-    assert (1, 1, [], []) == (len(before), len(done), after, schema.advice())
+    assert (1, LATEST, [], []) == (len(before), len(done), after, schema.advice())
 
 
 @pytest.mark.parametrize("verb", ("upgrade", "faults", "advice"))
@@ -427,6 +435,6 @@ def test_checks_work_behind_a_pooler(pgbouncer_url: str) -> None:
     try:
         schema = SqlSchema(Holder(engine))
 
-        assert (1, 1, []) == (len(schema.faults()), len(schema.upgrade()), schema.faults())
+        assert (1, LATEST, []) == (len(schema.faults()), len(schema.upgrade()), schema.faults())
     finally:
         engine.dispose()

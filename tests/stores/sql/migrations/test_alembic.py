@@ -204,8 +204,8 @@ def test_the_recipe_of_the_documentation(tmp_path: Path, engine: Engine) -> None
 
 
 def recipe() -> str:
-    """The revision's functions, as docs/sql.md shows them."""
-    page = (ROOT / "docs" / "sql.md").read_text(encoding="utf-8")
+    """The revision's functions, as docs/guides/flask-migrate.md shows them."""
+    page = (ROOT / "docs" / "guides" / "flask-migrate.md").read_text(encoding="utf-8")
     (block,) = [block for block in page.split("```python\n")[1:] if "op.get_bind()" in block]
     return block.partition("```")[0]
 

@@ -67,6 +67,18 @@ ALL_THREE = (["Payment"], ["Account"], ["Account"])
 
 
 @KEYS
+def test_a_session_without_listeners_gets_none(shop: Shop, key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding one costs more than a statement."""
+    paying(shop)
+    shop.post(key="first")
+    added: list[Any] = []
+    monkeypatch.setattr(event, "listen", lambda *arguments: added.append(arguments))
+
+    assert (201, 2) == (shop.post(key=key).status_code, shop.payments())
+    assert added == []
+
+
+@KEYS
 @PLACES
 @pytest.mark.parametrize("status", (201, 402))
 def test_before_commit_sees_the_lists(shop: Shop, key: str | None, listen: Any, status: int) -> None:

@@ -1,6 +1,6 @@
 -- Decides whether this Redis still has the records that it was given, and notes it if not.
 -- @include lib/process
--- @layout STORE_ID LAYOUT PROCESS REPLICATION_ID FENCE LOST_AT ACKED_LOSS FENCE_AT_LOSS LOSSLESS
+-- @layout STORE_ID LAYOUT PROCESS REPLICATION_ID FENCE LOST_AT ACKED_LOSS FENCE_AT_LOSS LOSSLESS EMPTIED
 
 -- A worker that runs unknown keys gives this name to a partition that it finds empty. To other workers it is no name.
 local UNNAMED = 'unnamed'

@@ -5,13 +5,19 @@ local function decimal(n)
   return string.format('%.0f', n)
 end
 
--- Return a whole number as big-endian bytes.
+-- Return a whole number below 2 ^ 53 as this many big-endian bytes, at most seven.
 local function big_endian(n, width)
-  local out = {}
-  for i = width, 1, -1 do
-    local digit = n % 256
-    out[i] = digit
-    n = (n - digit) / 256
-  end
-  return string.char(unpack(out))
+  local g = n % 256
+  n = (n - g) / 256
+  local f = n % 256
+  n = (n - f) / 256
+  local e = n % 256
+  n = (n - e) / 256
+  local d = n % 256
+  n = (n - d) / 256
+  local c = n % 256
+  n = (n - c) / 256
+  local b = n % 256
+  -- Without a loop and a table: each claim and each completion runs these lines.
+  return string.sub(string.char((n - b) / 256, b, c, d, e, f, g), -width)
 end

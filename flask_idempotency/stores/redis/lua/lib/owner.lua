@@ -12,9 +12,8 @@ local function is_superseded(partition, record)
   return superseded, changed and memory[5] and memory[5] == memory[2]
 end
 
--- Return the record if this token may write to it, else nil and the word for the worker.
-local function owned_record(keys, token, now)
-  local bytes = redis.call('GET', keys[1])
+-- Return the record of these bytes if this token may write to it, else nil and the word for the worker.
+local function owned_record(keys, bytes, token, now)
   if not bytes then
     return nil, 'ABSENT'
   end

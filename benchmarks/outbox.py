@@ -1,0 +1,137 @@
+"""What an outbox carries: messages published and relayed in a second, and how long one waits for its relay."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from time import perf_counter
+
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+
+from benchmarks import sql_apps
+from benchmarks.apps import SECRET
+from benchmarks.harness import Cores, quantile
+from benchmarks.report import Row, Section
+from benchmarks.sql_apps import MISSING, Database
+from flask_idempotency import Idempotency
+from flask_idempotency.engine.outbox import Message
+from flask_idempotency.maintenance.relay import Stop, run
+from flask_idempotency.outbox.outbox import Outbox, OutboxServices
+
+SIZES = (1, 10, 100)
+"""Messages in one transaction."""
+
+BODY = {"id": 1, "amount": 4200, "currency": "EUR", "account": "acct-1", "note": "x" * 100}
+POLL_SECONDS = 0.5
+
+NOTE = (
+    "`published` and `relayed`: messages a second with one thread each, and an adapter that confirms at once. Each transaction "
+    "has that many messages of 150 bytes, with 50 keys. `p50` and `p99`: ms from the commit to the adapter, one message at a "
+    "time, with the default poll of half a second, and `busy` while there is always another message."
+)
+
+
+class Sink:
+    """Confirms at once, and notes when."""
+
+    def __init__(self) -> None:
+        self.arrived: list[float] = []
+        self.came = threading.Event()
+
+    def send(self, messages: Sequence[Message]) -> Sequence[None]:
+        self.arrived.append(perf_counter())
+        self.came.set()
+        return [None] * len(messages)
+
+
+def sections(url: str | None, cores: Cores, *, rounds: int, messages: int) -> list[Section]:
+    rows: list[Row] = []
+    with sql_apps.postgresql(url, cores) as database:
+        if database is None:
+            print(MISSING, file=sys.stderr)
+        else:
+            rows += _rows(database, rounds=rounds, messages=messages)
+    with sql_apps.sqlite() as file:
+        rows += _rows(file, rounds=rounds, messages=messages)
+    return [Section("Outbox", NOTE, rows)]
+
+
+def _rows(database: Database, *, rounds: int, messages: int) -> list[Row]:
+    app = Flask("benchmark")
+    app.config |= {"SQLALCHEMY_DATABASE_URI": database.url, "IDEMPOTENCY_SECRET": SECRET}
+    app.config |= {"IDEMPOTENCY_STORE": "memory://", "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT": True}
+    app.testing = True
+    db, sink = SQLAlchemy(app), Sink()
+    outbox = Idempotency(app).outbox()
+    outbox.route("*", sink)
+    services: OutboxServices = app.extensions["idempotency_outbox"]
+    rows = []
+    with app.app_context():
+        for size in SIZES:
+            count = max(messages * 5, size) // size * size
+            published, relayed = _throughput(db, outbox, services, size=size, count=count)
+            cells: dict[str, float | str] = {"published": published, "relayed": relayed}
+            if size == 1:
+                waits = _latencies(db, outbox, services, sink, samples=max(rounds * 2, 5))
+                cells |= {"p50": quantile(waits, 0.5) * 1e3, "p99": quantile(waits, 0.99) * 1e3}
+                busy = _latencies(db, outbox, services, sink, samples=max(rounds * 10, 20), poll=0.001)
+                cells |= {"busy p50": quantile(busy, 0.5) * 1e3, "busy p99": quantile(busy, 0.99) * 1e3}
+            rows.append(
+                Row(
+                    f"{database.kind}, {size} a transaction" if size > 1 else f"{database.kind}, 1 a transaction", cells
+                )
+            )
+        db.session.remove()
+        db.engine.dispose()
+    services.table.close()
+    return rows
+
+
+def _throughput(
+    db: SQLAlchemy, outbox: Outbox, services: OutboxServices, *, size: int, count: int
+) -> tuple[float, float]:
+    began = perf_counter()
+    for first in range(0, count, size):
+        for number in range(first, first + size):
+            outbox.publish("orders", BODY, key=str(number % 50))
+        db.session.commit()
+    published = count / (perf_counter() - began)
+    relay = services.relay()
+    began, sent = perf_counter(), 0
+    while (report := relay.run_once()) is not None:
+        sent += report.sent
+    assert sent == count
+    return published, count / (perf_counter() - began)
+
+
+def _latencies(
+    db: SQLAlchemy,
+    outbox: Outbox,
+    services: OutboxServices,
+    sink: Sink,
+    *,
+    samples: int,
+    poll: float = POLL_SECONDS,
+) -> list[float]:
+    """Publish one message after the other to a relay in another thread. Return the seconds that each waited."""
+    stop, waits = Stop(), []
+    thread = threading.Thread(target=lambda: run(services.relay(), stop=stop, poll=poll))
+    thread.start()
+    try:
+        for number in range(samples):
+            # Spread over the pause between two looks of the relay.
+            time.sleep(poll * (number % 10) / 10)
+            sink.came.clear()
+            outbox.publish("orders", BODY)
+            db.session.commit()
+            committed = perf_counter()
+            sink.came.wait(30)
+            waits.append(max(sink.arrived[-1] - committed, 0.0))
+    finally:
+        stop.set()
+        thread.join()
+        stop.close()
+    return waits

@@ -1,0 +1,124 @@
+"""`bench --write`: measure everything that docs/reference/speed.md shows, and write it there.
+
+The page holds each block between `<!-- measured: NAME -->` and `<!-- end of NAME -->`. The same run writes the charts and the
+committed ratios.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+import redis
+
+from benchmarks import charts, comparison, features, gate, imports, profiling, report, sql, storage
+from benchmarks.comparison import Measured
+from benchmarks.harness import BY_HAND, FIRST, IDLE_LOAD, OURS, OUTCOMES, PEER, REPLAY, Cores, describe
+from benchmarks.paths import redis_cases
+from benchmarks.report import Section, markdown
+from docs.generate import HERE
+
+PAGE: Final = HERE / "reference" / "speed.md"
+BLOCK: Final = re.compile(r"(?<=<!-- measured: )(\w+)( -->\n).*?(?=<!-- end of \1 -->)", re.DOTALL)
+
+IN_PROCESS = ("requests/s", "p50", "p99", "CPU", "× by hand", "trips", "Redis", "its CPU", "bytes")
+UNDER_GUNICORN = ("gunicorn/s", "of by hand", "its p50", "its p99", "worker CPU")
+
+
+def write(
+    client: redis.Redis,
+    url: str,
+    database_url: str | None,
+    cores: Cores,
+    *,
+    rounds: int,
+    requests: int,
+    serving_rounds: int,
+    seconds: float,
+    most_keys: int,
+) -> list[Section]:
+    """Measure, then write the page, the charts and the committed ratios. Return every table."""
+    about = describe(client, cores)
+    _say("by hand, ours and the peer")
+    measured = comparison.compare(
+        client, url, cores, rounds=rounds, requests=requests, serving_rounds=serving_rounds, seconds=seconds
+    )
+    table, commands = comparison.sections(measured)
+    _say("profiles")
+    with redis_cases(client, url, BY_HAND, OURS) as cases:
+        profiled = [case for path in (FIRST, REPLAY) for case in cases if case.path == path]
+        parts = profiling.parts_section(profiled, seconds=4 * seconds)
+    _say("the committed ratios")
+    ratios = gate.commit(client, url, cores, rounds=4 * rounds)
+    _say("SQL")
+    databases = sql.sections(database_url, url, cores, rounds=rounds, requests=requests)
+    _say("encryption and quotas")
+    options = features.compliance_sections(client, url, rounds=rounds, requests=requests)
+    imported = imports.import_section(url, rounds=max(3, rounds // 2))
+    _say("live keys")
+    levels, grown = storage.growth(cores, levels=[each for each in storage.LEVELS if each <= most_keys])
+    blocks = {
+        "machine": machine(about),
+        "in_process": markdown(with_goals(table, gunicorn=False), IN_PROCESS),
+        "gunicorn": markdown(with_goals(table, gunicorn=True), UNDER_GUNICORN),
+        "commands": markdown(commands),
+        "profile": markdown(parts),
+        "ratios": markdown(ratios, ("committed",)),
+        "sql": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in databases),
+        "options": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in options),
+        "imports": markdown(imported),
+        "growth": markdown(grown),
+    }
+    PAGE.write_text(with_blocks(PAGE.read_text(encoding="utf-8"), blocks), encoding="utf-8")
+    charts.write("ratios", charts.ratios(bars(measured), report.CPU_TO_BY_HAND))
+    charts.write("growth", charts.growth([(level.keys, level.p50, level.p99) for level in levels]))
+    return [table, commands, parts, ratios, *databases, *options, imported, grown]
+
+
+def with_goals(table: Section, *, gunicorn: bool) -> Section:
+    """Return the table with the goals under gunicorn only, or with the others."""
+    rows = [
+        replace(row, verdicts=[each for each in row.verdicts if each.budget.startswith("gunicorn") == gunicorn])
+        for row in table.rows
+    ]
+    return replace(table, rows=rows)
+
+
+def _say(what: str) -> None:
+    print(f"measuring {what}", file=sys.stderr, flush=True)
+
+
+def with_blocks(text: str, blocks: Mapping[str, str]) -> str:
+    """Return the page with these blocks. Raise if it has no place for one, or a place without one."""
+    if (places := set(BLOCK.findall(text))) and {name for name, _ in places} != blocks.keys():
+        raise ValueError(f"{PAGE.name} has the blocks {sorted(name for name, _ in places)}, not {sorted(blocks)}")
+    return BLOCK.sub(lambda found: f"{found[1]}{found[2]}\n{blocks[found[1]].strip()}\n\n", text)
+
+
+def machine(about: Mapping[str, str]) -> str:
+    """Return the sentence without which the figures mean nothing."""
+    left_out = ("cpu", "cores", "pinned", "load before")
+    named = ", ".join(f"{name} {value}" for name, value in about.items() if name not in left_out)
+    busy = about["load before"].partition(" ")[0]
+    measured = f"Measured on {datetime.now(UTC):%-d %B %Y}: {about['cpu']}, {about['cores']} cores, {named}. "
+    return measured + (
+        f"The load before the run was {busy}."
+        if float(busy) < IDLE_LOAD
+        else f"**Other processes used this machine: its load was {busy}.** Only counts and sizes hold."
+    )
+
+
+def bars(measured: Measured) -> dict[str, dict[str, float]]:
+    """Return the ratios that the chart shows."""
+    return {
+        path: {
+            app: measured[app, path].timing.processor_ratio_to(measured[BY_HAND, path].timing)
+            for app in (OURS, PEER)
+            if (app, path) in measured
+        }
+        for path in OUTCOMES
+    }

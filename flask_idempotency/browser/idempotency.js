@@ -1,0 +1,241 @@
+// Guide: docs/guides/browser.md
+const PREFIX = "idempotency:", IGNORE = ["csrf_token"], OPTIONS = Symbol();
+const VERDICTS = {
+  refused: "missing-key invalid-key request-too-large principal-required misconfigured",
+  undone: "truncated-body",
+  "in-flight": "in-flight idempotency_key_in_use request_in_progress",
+  "key-reused": "key-reused idempotency_payload_mismatch",
+  "outcome-unknown": "outcome-unknown record-corrupt commit-unknown",
+  done: "response-not-kept replay-forbidden response-erased",
+};
+
+export class IdempotencyError extends Error {
+  constructor(kind, key, cause, response) {
+    super(kind, { cause });
+    Object.assign(this, { name: "IdempotencyError", kind, key, response });
+  }
+}
+
+// UUIDv7, also on insecure pages.
+export const newKey = () =>
+  ("0" + Date.now().toString(16) + "-7xxx-8xxx-xxxxxxxxxxxx")
+    .replace(/.{8}/, "$&-")
+    .replace(/x/g, () => (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16));
+
+// Used if storage is forbidden.
+const memory = {};
+const area = (shared) => {
+  try {
+    return shared ? localStorage : sessionStorage;
+  } catch {
+    return memory;
+  }
+};
+const read = (name, shared) => JSON.parse(area(shared)[PREFIX + name] ?? null);
+const write = (name, shared, entry) => (area(shared)[PREFIX + name] = JSON.stringify(entry));
+
+// A shared name is overwritten and not removed, so that the entry in the cache is older.
+const drop = (name, shared) => (shared ? write(name, shared, { time: Date.now() }) : delete area()[PREFIX + name]);
+export const forget = (name) => drop(name) && drop(name, true);
+
+// A shared name is stored twice, and the newer entry counts. Chromium shows one tab what another wrote to localStorage a
+// little later, even after it passed the lock on. What a tab put into a cache, the others see at once. Without caches,
+// localStorage decides alone.
+const cached = async (name, entry) => {
+  try {
+    const cache = await caches.open(PREFIX), id = "https://x/" + encodeURIComponent(name);
+    if (entry) await cache.put(id, new Response(JSON.stringify(entry)));
+    return await (await cache.match(id)).json();
+  } catch {}
+};
+
+export const pending = () =>
+  [...new Set([area(), area(true)])]
+    .flatMap(Object.entries)
+    .filter(([id]) => id.startsWith(PREFIX))
+    .map(([, text]) => JSON.parse(text))
+    .filter((entry) => entry.state === "sent");
+
+const digest = (text) => {
+  let hash = 0;
+  for (const unit of text) hash = Math.imul(hash ^ unit.codePointAt(), 0x9e3779b1);
+  return hash;
+};
+
+const contentOf = ({ method = "POST", headers, body = "" }, ignore) => {
+  if (body instanceof FormData || body instanceof URLSearchParams)
+    body = [...body]
+      .filter(([name]) => !ignore.includes(name.replace(/.*-(?=csrf)/, ""))) // Flask-WTF's prefix
+      .map(([name, value]) => [name, value.name ?? value, value.size]);
+  else if (typeof body !== "string") throw new TypeError("body must be text or a form");
+  return JSON.stringify([method.toUpperCase(), new Headers(headers).get("Content-Type"), body]);
+};
+
+// Stored at once, for the second click.
+const entryOf = (name, content, { shared, keep = 864e5, opening }, latest) => {
+  let old = read(name, shared);
+  if (latest?.time > (old?.time ?? 0)) old = latest;
+  if (old?.key) {
+    const same = old.digest === digest(old.key + content), over = Date.now() - old.time > keep, sent = old.state === "sent";
+    if (sent ? !same || over : shared && !same && !over) throw new IdempotencyError(sent ? "unsettled" : "done", old.key);
+    if (same && !over && (sent || !old.opening || old.opening === opening)) return { ...old, doubt: true };
+  }
+  const key = newKey();
+  const entry = { name, key, shared, opening, digest: digest(key + content), time: Date.now(), state: "sent" };
+  write(name, shared, entry);
+  return entry;
+};
+
+const isReplayed = (headers) =>
+  [...headers].some(([name, value]) => /^(x-)?idempoten.*-replay/.test(name) && /^true$/i.test(value));
+
+// Seconds or NaN. Dates count from the response's.
+const retryAfter = (headers) => {
+  const text = headers.get("Retry-After");
+  return /^\d+(\.\d+)?$/.test(text)
+    ? +text
+    : Math.max(0, Date.parse(text) - (Date.parse(headers.get("Date")) || Date.now())) / 1000;
+};
+
+const verdictOf = ({ status, headers }, text) => {
+  let code, page;
+  try {
+    const problem = JSON.parse(text), { error, error_code } = problem;
+    if (error) {
+      ({ code, doc_url: page } = error);
+      if (error.type === "idempotency_error" && code !== "idempotency_key_in_use") code = page = "key-reused";
+    } else if (error_code) {
+      code = error_code;
+      page = /<([^<>]*)>[^<>]*\bdescribedby/.exec(headers.get("Link"))?.[1];
+    } else ({ code, type: page } = problem);
+    if (!/^idempotency_|^request_in/.test(code)) {
+      code = code.replaceAll("_", "-");
+      if (`${page}`.split(/[/:#]/).pop() !== code) code = 0;
+    }
+  } catch {}
+  const known = Object.keys(VERDICTS).find((verdict) => VERDICTS[verdict].split(" ").includes(code));
+  if (known && (status >= 400 || code === "response-not-kept")) return known;
+  const should = headers.get("Stripe-Should-Retry");
+  if (isReplayed(headers) || should === "false") return "return";
+  if (/42[59]/.test(status)) return "undone";
+  if (status === 409 && (retryAfter(headers) >= 0 || should === "true")) return "in-flight";
+  return should === "true" || /^5(?!0[15])/.test(status) ? "retry" : "return";
+};
+
+// Over http, Chromium takes a reply that is cut in its head for a whole one.
+const isTorn = ({ url, status, redirected, headers, type }, size) =>
+  /^http:/.test(url) && status !== 204 &&
+  ((redirected && status >= 400) || // its Location may be cut
+    (headers.get("Content-Length") !== `${size}` &&
+      !(size && (type === "cors" || headers.has("Content-Encoding") || headers.has("Transfer-Encoding")))));
+
+export async function send(name, url, init = {}, options) {
+  options = { ...init, ...options };
+  const { header = "Idempotency-Key", attempts = 5, deadline = 45000, ignore = IGNORE, shared, field } = options;
+  const content = contentOf(init, ignore), end = Date.now() + deadline;
+  const signal = AbortSignal.any([AbortSignal.timeout(deadline), init.signal].filter(Boolean));
+  new Request(url, { method: "POST", ...init }); // throws if invalid
+  if (!name) throw new TypeError("no name");
+  let entry = !shared && entryOf(name, content, options), begun;
+
+  const run = async () => {
+    begun = true;
+    // One tab at a time.
+    if (shared) await cached(name, (entry = entryOf(name, content, options, await cached(name))));
+    // The first click may have ended it.
+    read(name, shared) ?? write(name, shared, entry);
+    const { key, opening } = entry, headers = new Headers(init.headers);
+    let { doubt } = entry, counted = 0, waits = 0;
+    const settle = (keep) => {
+      if (read(name, shared)?.key !== key) return;
+      keep ? write(name, shared, { ...entry, state: "done", opening: doubt ? 0 : opening }) : drop(name, shared);
+    };
+    headers.set(header, key);
+    if (field) init.body.set(field, key);
+    for (;;) {
+      let response, cause, verdict;
+      try {
+        response = await fetch(url, { method: "POST", ...init, headers, signal });
+        // A new Response would have no url.
+        const body = await response.clone().blob();
+        if (isTorn(response, body.size)) throw new TypeError("torn");
+        verdict = verdictOf(response, await body.text());
+      } catch (error) {
+        verdict = "retry";
+        response = undefined;
+        cause = error;
+      }
+      const running = verdict === "in-flight", lost = verdict === "retry", undone = verdict === "undone";
+      doubt ||= running || lost;
+      if (running || ((undone || lost) && ++counted < attempts)) {
+        const seconds = (response && retryAfter(response.headers)) || +running;
+        const wait = seconds * 1000 + Math.random() * [100, 200, 400][Math.min(waits++, 2)];
+        if (Date.now() + wait < end && !signal.aborted) {
+          await new Promise((resolve) => (setTimeout(resolve, wait), (signal.onabort = resolve)));
+          if (!signal.aborted) continue;
+        }
+      }
+      if (verdict === "return") {
+        const { status, redirected } = response, replayed = isReplayed(response.headers);
+        const kept = status < 500 && !/^0|30[78]|40[1378]|4[12]9|42[15]/.test(status);
+        if (status >= 500 || kept || replayed || !doubt) {
+          // Or a sign-in.
+          if (kept && status < 400) settle(shared || (redirected && (opening || doubt)));
+          else if (!redirected && status < 500 && (!doubt || (kept && replayed))) settle();
+          return response;
+        }
+      }
+      if (verdict === "done") settle(shared);
+      if (undone || /^re/.test(verdict)) verdict = doubt ? "outcome-unknown" : "refused";
+      if (verdict === "refused") settle();
+      throw new IdempotencyError(verdict, key, cause, response);
+    }
+  };
+
+  try {
+    return await navigator.locks.request(PREFIX + (shared ? name : entry.key), { signal }, run);
+  } catch (cause) {
+    if (begun) throw cause;
+    return run(); // without locks the service decides
+  }
+}
+
+const onSubmit = async (event) => {
+  const { target: form, submitter } = event, options = form[OPTIONS];
+  // form.action may be an input.
+  const attribute = (name) => submitter?.getAttribute("form" + name) ?? form.getAttribute(name) ?? "";
+  if (event.defaultPrevented || !/^post$/i.test(attribute("method"))) return;
+  const { field = "idempotency_key", name = form.getAttribute("id") || location.pathname } = options;
+  const url = attribute("action") || location.href, body = new FormData(form, submitter);
+  const ignore = [field, ...(options.ignore ?? IGNORE)];
+  // Lasts over reload and back.
+  const opening = (options.opening ??= history.state?.idempotency ?? newKey());
+  history.replaceState({ ...history.state, idempotency: opening }, "");
+  if (options.fetch) {
+    event.preventDefault();
+    let error;
+    const response = await send(name, url, { body }, { ignore, field, opening }).catch((cause) => void (error = cause));
+    const ended = new CustomEvent("idempotency", { bubbles: true, cancelable: true, detail: { response, error } });
+    if (form.dispatchEvent(ended) && response?.redirected) location = response.url;
+    return;
+  }
+  // Each content has its key.
+  const full = [opening, name, digest(url + contentOf({ body }, ignore))].join();
+  const { key } = read(full) ?? { key: newKey() };
+  write(full, false, { key });
+  const input = form.querySelector(`[name="${field}"]`) ?? form.appendChild(document.createElement("input"));
+  Object.assign(input, { type: "hidden", name: field, value: key });
+};
+
+export const enhance = (form, options) => {
+  form[OPTIONS] = { ...options };
+  form.addEventListener("submit", onSubmit);
+};
+
+// Also later forms.
+globalThis.document?.addEventListener("submit", (event) => {
+  const { target } = event, how = target.getAttribute("data-idempotent");
+  if (how === null || target[OPTIONS]) return;
+  enhance(target, { fetch: how === "fetch" });
+  onSubmit(event);
+});

@@ -1,0 +1,258 @@
+"""`relay`, which sends the messages of an outbox, and the commands about messages that it cannot send (`outbox`)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from flask import current_app
+from flask.cli import AppGroup
+
+from flask_idempotency.cli import cli
+from flask_idempotency.cli.context import (
+    NOT_IN_ORDER,
+    as_json_option,
+    exit_on_error,
+    state,
+    word_of,
+    word_options,
+)
+from flask_idempotency.cli.output import Column, Part, Style, Styled, Table, say
+from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.events import MessageSettled
+from flask_idempotency.engine.outbox import OutboxRow
+from flask_idempotency.maintenance.relay import RelayReport, Stop, run
+from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.times import format_duration
+
+if TYPE_CHECKING:
+    from flask_idempotency.outbox.outbox import OutboxServices  # needs a package that is optional
+
+REPORT_SECONDS: Final = 5.0
+"""How often a relay reports to the task log, so that `doctor` sees that one runs."""
+
+MOST_ROWS: Final = 10_000
+"""The most messages that one command reads."""
+
+_NONE: Final = "This application has no outbox: call `idempotency.outbox()` when you set it up."
+_NO_MESSAGE: Final = "A relay is sending this message or has sent it, or there is no message of this number."
+_NOT_FAILED: Final = (
+    "Only a message whose last attempt failed can be discarded, and a relay must not be sending it. See `flask idempotency "
+    "outbox list`."
+)
+
+
+def _services() -> OutboxServices:
+    state()
+    services: OutboxServices | None = current_app.extensions.get("idempotency_outbox")
+    if services is None:
+        raise Refused(_NONE)
+    return services
+
+
+@cli.command("relay")
+@click.option("--once", is_flag=True, help="Send what is due now, and end: for cron.")
+@click.option(
+    "--poll",
+    type=click.FloatRange(0.05, 60),
+    metavar="SECONDS",
+    default=0.5,
+    show_default=True,
+    help="How often to look for messages while none is due.",
+)
+@as_json_option
+def relay_command(once: bool, poll: float, as_json: bool) -> None:
+    """Send the messages of the outbox until SIGTERM.
+
+    Changes the outbox: it deletes the messages that were confirmed. Run it as a process of its own, next to your web workers.
+    You may run several: one of them holds each message, and those with one topic and key stay in order. SIGTERM ends it after
+    the attempt that is under way, which takes 20 seconds at most. After a crash, the messages that it held are due again
+    within 30 seconds, under the same ids. Exits with 1 if the table is missing, and with 2 if the database does not respond at
+    the start.
+
+    \b
+    Example:
+      $ flask idempotency relay
+    """
+    with exit_on_error(as_json=as_json), _ended_by_signals() as stop:
+        services = _services()
+        if faults := services.table.faults():
+            raise Refused(" ".join(faults))
+        relay = services.relay()
+        if once:
+            total = RelayReport()
+            while not stop.is_set and (report := relay.run_once(stopped=lambda: stop.is_set)) is not None:
+                sent, delayed = total.sent + report.sent, total.delayed + report.delayed
+                total = RelayReport(sent, delayed, total.dead + report.dead)
+        else:
+            total = run(relay, stop=stop, poll=poll, on_pass=_reporter())
+    shown = {"sent": total.sent, "delayed": total.delayed, "dead": total.dead}
+    say(json.dumps(shown) if as_json else f"Sent: {total.sent}. Delayed: {total.delayed}. Dead: {total.dead}.")
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[Stop]:
+    stop = Stop()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        stop.close()
+
+
+def _reporter() -> Callable[[RelayReport], None]:
+    """Return a function that tells the task log, now and then, what the relay did since."""
+    built = state().built
+    task_log = None if built is None else built.tasks
+    counts = {"sent": 0, "delayed": 0, "dead": 0}
+    last = -REPORT_SECONDS
+
+    def report(done: RelayReport) -> None:
+        nonlocal last
+        for name in counts:
+            counts[name] += getattr(done, name)
+        if task_log is None or time.monotonic() - last < REPORT_SECONDS:
+            return
+        last = time.monotonic()
+        try:
+            task_log.report("relay", json.dumps({**counts, "finished": True}, separators=(",", ":")))
+        except StoreUnavailable:
+            # The outbox may be in another database, and its messages must not wait for this one.
+            return
+        counts.update(dict.fromkeys(counts, 0))
+
+    return report
+
+
+outbox = AppGroup("outbox", help="Show, retry and discard messages that are not sent.")
+cli.add_command(outbox)
+
+
+@outbox.command("list")
+@click.option("--dead", is_flag=True, help="Only messages that can never be sent.")
+@click.option(
+    "--limit", type=click.IntRange(1, MOST_ROWS), default=50, show_default=True, help="Show at most this many."
+)
+@as_json_option
+def list_command(dead: bool, limit: int, as_json: bool) -> None:
+    """List the messages that are not sent, dead ones first.
+
+    Read-only. Shows no body, key or header. Exits with 1 if a message is dead.
+
+    \b
+    Example:
+      $ flask idempotency outbox list --dead
+    """
+    with exit_on_error(as_json=as_json):
+        table = _services().table
+        counts, rows = table.counts(), table.rows(limit=limit, only_dead=dead)
+    if as_json:
+        say(json.dumps({**asdict(counts), "messages": [asdict(row) for row in rows]}))
+    else:
+        say(*_shown(rows), f"Waiting: {counts.waiting}. Dead: {counts.dead}.")
+    if counts.dead:
+        raise SystemExit(NOT_IN_ORDER)
+
+
+def _shown(rows: list[OutboxRow]) -> list[Part]:
+    if not rows:
+        return []
+    head = (
+        Column("seq", None),
+        Column("topic", None),
+        Column("state", None),
+        Column("failed", None),
+        Column("age", None),
+        Column("behind", None),
+        Column("error"),
+    )
+    return [
+        Table(
+            head,
+            tuple(
+                (
+                    str(row.seq),
+                    row.topic,
+                    Styled("dead", Style.BAD) if row.state == "dead" else row.state,
+                    str(row.attempts),
+                    format_duration(row.age),
+                    str(row.behind),
+                    row.error or "",
+                )
+                for row in rows
+            ),
+        )
+    ]
+
+
+@outbox.command("retry")
+@click.argument("seq", type=click.IntRange(1), required=False)
+@click.option("--topic", metavar="TOPIC", help="Retry every dead message of this topic, at most 10,000 in one run.")
+@word_options(required=False)
+@as_json_option
+def retry_command(seq: int | None, topic: str | None, actor: str, reason: str, as_json: bool) -> None:
+    """Let a message be sent again now, or every dead message of a topic.
+
+    Changes the outbox: dead messages live again, and one that waits for its next attempt is due. Refuses while a relay sends
+    the message. The receiver may get it a second time, under the same id.
+
+    \b
+    Example:
+      $ flask idempotency outbox retry 4711 --reason "the receiver is repaired"
+    """
+    if (seq is None) == (topic is None):
+        raise click.UsageError("Give the number of one message, or --topic.")
+    if seq is not None:
+        _settle(lambda services: services.table.retry(seq), seq, "retried", _NO_MESSAGE, actor, reason, as_json=as_json)
+        return
+    with exit_on_error(as_json=as_json):
+        services, word, retried = _services(), word_of(actor, reason), list[int]()
+        for row in services.table.rows(limit=MOST_ROWS, only_dead=True):
+            # Another operator may have settled it since.
+            if row.topic == topic and services.table.retry(row.seq) is not None:
+                services.observers(MessageSettled("", row.topic, row.seq, "retried", word.actor, word.reason))
+                retried.append(row.seq)
+    say(
+        json.dumps({"topic": topic, "retried": retried}) if as_json else f"Messages of {topic} retried: {len(retried)}."
+    )
+
+
+@outbox.command("discard")
+@click.argument("seq", type=click.IntRange(1))
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
+@word_options(required=True)
+@as_json_option
+def discard_command(seq: int, yes: bool, actor: str, reason: str, as_json: bool) -> None:
+    """Delete a message that cannot be sent.
+
+    Changes the outbox: the message is lost, and later ones of its topic and key are sent. Refuses for a message that no
+    attempt has failed for, and while a relay sends it. You confirm first.
+
+    \b
+    Example:
+      $ flask idempotency outbox discard 4711 --reason "refunded by hand"
+    """
+    if not yes:
+        click.confirm("The message will be lost. Delete it?", abort=True, err=True)
+    _settle(lambda services: services.table.discard(seq), seq, "discarded", _NOT_FAILED, actor, reason, as_json=as_json)
+
+
+def _settle(
+    change: Callable[[Any], str | None], seq: int, verb: str, refusal: str, actor: str, reason: str, *, as_json: bool
+) -> None:
+    with exit_on_error(as_json=as_json):
+        services = _services()
+        topic = change(services)
+        if topic is None:
+            raise Refused(refusal)
+        word = word_of(actor, reason)
+        services.observers(MessageSettled("", topic, seq, verb, word.actor, word.reason))
+    say(json.dumps({"seq": seq, "topic": topic, "verb": verb}) if as_json else f"Message {seq} of {topic}: {verb}.")

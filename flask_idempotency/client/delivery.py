@@ -1,0 +1,298 @@
+"""One call through a transport, from its first attempt to its end: which key it sends, when it tries again, how it ends.
+
+A delivery decides; it never sends or waits by itself. The transports of httpx and requests share it, so both keep the same
+rules. Its block notes in the ledger how the call ended. `start` may write to the ledger's file: an asynchronous transport
+calls it in a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self, TypeAlias
+
+from flask_idempotency.client.errors import (
+    AnswerErased,
+    AnswerNotKept,
+    ClientError,
+    InFlight,
+    KeyReused,
+    NotCarriedOut,
+    NotSent,
+    OutcomeUnknown,
+    Refused,
+)
+from flask_idempotency.client.intents import Intent, current_intent, in_thread, new_key, taken_intent
+from flask_idempotency.client.ledger import Begun, State
+from flask_idempotency.client.responses import UNDONE, Fields, Reading, Verdict, read
+from flask_idempotency.client.retries import LOST_REPLY_COST, RETRY_COST, Attempt, Budget, Retries
+
+__all__ = ["MAX_BODY_BYTES", "METHODS", "Delivery", "Late", "Rules"]
+
+METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+MAX_BODY_BYTES: Final = 8 * 2**20
+PAUSE_IN_FLIGHT: Final = 1.0
+"""Seconds between two questions, if the service does not say how long to wait for an attempt that runs."""
+
+_log = logging.getLogger("flask_idempotency.client")
+
+_Ending: TypeAlias = type[ClientError]
+
+
+class Late(Exception):
+    """The deadline passed while a response came in."""
+
+
+class Rules:
+    """The settings of one transport, and the budget that its calls share."""
+
+    def __init__(
+        self,
+        retries: Retries | None,
+        *,
+        header: str,
+        methods: Iterable[str],
+        automatic: bool,
+        max_body: int,
+        make_key: Callable[[], str] = new_key,
+    ) -> None:
+        if not isinstance(retries, Retries | None):
+            raise TypeError(f"retries must be a Retries, not {type(retries).__name__}.")
+        if isinstance(methods, str):
+            raise TypeError('methods must be several names, such as {"POST"}.')
+        self.retries = retries = Retries() if retries is None else retries
+        self.header = header
+        self.methods = frozenset(method.upper() for method in methods)
+        self.automatic = automatic
+        self.max_body = max_body
+        self.budget = Budget(retries.budget)
+        self._make_key = make_key
+
+    def delivery(self, method: str, own_key: str | None) -> Delivery | None:
+        """Return the delivery of this request, or None if it is to be passed on untouched.
+
+        The key is the current intent's, or the request's own, or a new one if `automatic`.
+        """
+        if method.upper() not in self.methods:
+            return None
+        # The threads of a pool have no current intent, but may have taken the key of one.
+        intent = current_intent() or taken_intent(own_key)
+        if intent is not None:
+            return Delivery(self, intent, intent.key)
+        if own_key is not None:
+            return Delivery(self, None, own_key)
+        return Delivery(self, None, self._make_key()) if self.automatic else None
+
+
+class Delivery:
+    """One call: its key, its doubts, its retries.
+
+    A doubt is that the request may have been carried out by an attempt whose response is not here. Once there is one, no end
+    of the call says that nothing was done.
+    """
+
+    def __init__(self, rules: Rules, intent: Intent | None, key: str) -> None:
+        self.key = key
+        self._rules = rules
+        self._retries = rules.retries
+        self._timing = rules.retries.timing
+        self._intent = intent
+        self._begun: Begun | None = None
+        self._doubt = False
+        self._repeatable = True
+        self._attempts = 0
+        """Those that count against the limit."""
+        self._sent = 0
+        self._waits = 0
+        self._spent = 0
+        self._deadline = 0.0
+        self._last: Reading | None = None
+        self._state: State | None = None
+        self._open = False
+        self._noted = True
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether `start` and `finish` write to a file."""
+        return self._intent is not None and self._intent.on_disk
+
+    @property
+    def remaining(self) -> float:
+        """The seconds until the deadline. Cut the timeouts of an attempt to this."""
+        return max(0.0, self._deadline - self._timing.monotonic())
+
+    def start(self, method: str, media_type: str, body: bytes | None) -> None:
+        """Begin. `body` is None if its length is unknown: then it is sent once.
+
+        Raises `KeyReused`, `KeyExpired`, `IntentOver` or `LedgerError`; nothing has been sent then.
+        """
+        self._deadline = self._timing.monotonic() + self._retries.deadline
+        self._repeatable = body is not None
+        if self._intent is not None:
+            self._begun = self._intent.begin(self._intent.digest(method, media_type, body))
+            # The ledger may have a newer key for this name.
+            self.key = self._begun.entry.key
+            # An earlier call under this key ended without a final response, or its process died.
+            self._doubt = self._begun.doubt
+            if self._doubt:
+                # Past that time the service may have forgotten the key, and would carry the request out again.
+                self._deadline = min(self._deadline, self._timing.monotonic() + self._intent.seconds_kept(self._begun))
+        self._open = True
+
+    def failed(self, error: Exception, *, sent: bool, again: bool = True) -> float:
+        """Return the seconds to wait before the next attempt, after one that brought no whole response.
+
+        `sent` says whether a byte of the request may have left this machine. Raises the error that ends the call.
+        """
+        self._sent += 1
+        self._attempts += 1
+        self._doubt = self._doubt or sent
+        self._last = None
+        wait = self._next(None, cost=LOST_REPLY_COST if sent else RETRY_COST) if again else None
+        self._observe(error, wait)
+        if wait is None:
+            if self._doubt:
+                self._end(OutcomeUnknown, "No response settles the request.", cause=error)
+            self._state = "new"
+            self._end(NotSent, "The connection could not be opened.", cause=error)
+        return wait
+
+    def received(self, status: int, fields: Fields, body: bytes, response: Any, *, url: str = "") -> float | None:
+        """Return the seconds to wait before the next attempt, or None if the caller gets this response.
+
+        Raises the error that ends the call, with `response` in it.
+        """
+        reading = read(status, fields, body, url=url)
+        self._sent += 1
+        self._last = reading
+        wait: float | None = None
+        match reading.verdict:
+            case Verdict.IN_FLIGHT:
+                self._doubt = True
+                pause = PAUSE_IN_FLIGHT if reading.retry_after is None else reading.retry_after
+                wait = self._next(pause, cost=0, counts=False)
+            case Verdict.RETRY | Verdict.RETRY_UNDONE:
+                self._attempts += 1
+                self._doubt = self._doubt or reading.verdict is Verdict.RETRY
+                wait = self._next(reading.retry_after, cost=RETRY_COST)
+            case _:
+                self._attempts += 1
+        self._observe(None, wait)
+        if wait is None:
+            self._conclude(reading, response)
+        return wait
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Note in the ledger how the call ended, by a response or an exception."""
+        self._finish()
+        self._confirm(error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        await in_thread(self._finish, on_disk=self.on_disk, shield=True)
+        self._confirm(error)
+
+    def _finish(self) -> None:
+        if self._open and self._intent is not None and self._begun is not None:
+            self._open = False
+            reading = self._last
+            self._noted = self._intent.end(
+                self._begun,
+                self._state,
+                status=None if reading is None else reading.status,
+                attempts=self._sent,
+                replayed=reading is not None and reading.replayed,
+            )
+
+    def _confirm(self, error: BaseException | None) -> None:
+        """Raise `OutcomeUnknown` in place of a `NotCarriedOut`, if another delivery of the same key began.
+
+        Another thread or process may have sent the key since, and then its request may be carried out.
+        """
+        if isinstance(error, NotCarriedOut) and not self._noted:
+            self._state = None
+            self._end(OutcomeUnknown, "Another call has sent the key too.", error.response, cause=error)
+
+    def _next(self, retry_after: float | None, *, cost: int, counts: bool = True) -> float | None:
+        """Return how long to wait for the next attempt, or None if there is none."""
+        if not self._repeatable or (counts and self._attempts >= self._retries.attempts):
+            return None
+        wait = self._retries.wait(self._waits, retry_after)
+        if wait >= self.remaining or not self._rules.budget.take(cost):
+            return None
+        self._waits += 1
+        self._spent += cost
+        return wait
+
+    def _conclude(self, reading: Reading, response: Any) -> None:
+        """Settle the call by this response, or raise the error that it means."""
+        match reading.verdict:
+            case Verdict.RETURN:
+                self._return(reading, response)
+            case Verdict.NOT_KEPT:
+                self._state = "done"
+                self._end(AnswerNotKept, "The service has no response to send.", response)
+            case Verdict.ERASED:
+                self._state = "done"
+                self._end(AnswerErased, "The service has no response to send.", response)
+            case Verdict.KEY_REUSED:
+                self._end(KeyReused, "The service knows the key with another request.", response)
+            case Verdict.IN_FLIGHT:
+                self._end(InFlight, "An earlier attempt still runs.", response)
+            case Verdict.REFUSED | Verdict.RETRY_UNDONE if not self._doubt:
+                self._state = "refused"
+                self._end(Refused, f"The service refused the request with {reading.status}.", response)
+            case _:
+                self._end(OutcomeUnknown, "No response settles the request.", response)
+
+    def _return(self, reading: Reading, response: Any) -> None:
+        """The caller gets this response. Settle the intent if the service keeps it."""
+        if self._doubt and not reading.replayed and 400 <= reading.status < 500 and not reading.kept:
+            self._end(OutcomeUnknown, f"The service answered {reading.status}, which settles nothing.", response)
+        self._rules.budget.refund(self._spent or 1)
+        if reading.kept and reading.status < 400:
+            self._state = "done"
+        elif reading.kept and (reading.replayed or not self._doubt):
+            self._state = "refused"
+        elif reading.status in UNDONE and not self._doubt:
+            # Not carried out. The same key may follow a redirect, or come again with credentials.
+            self._state = "sent"
+
+    def _end(self, ending: _Ending, reason: str, response: Any = None, *, cause: Exception | None = None) -> NoReturn:
+        reading = self._last
+        raise ending(
+            reason,
+            key=self.key,
+            intent=None if self._intent is None else self._intent.name,
+            attempts=self._sent,
+            code=None if reading is None else reading.code,
+            response=response,
+            retry_after=None if reading is None else reading.retry_after,
+            status_url=None if reading is None else reading.status_url,
+        ) from cause
+
+    def _observe(self, error: Exception | None, wait: float | None) -> None:
+        observer = self._retries.observer
+        if observer is None:
+            return
+        reading = self._last
+        attempt = Attempt(
+            number=self._sent,
+            status=None if reading is None else reading.status,
+            code=None if reading is None else reading.code,
+            error=error,
+            wait=wait,
+        )
+        try:
+            observer(attempt)
+        except Exception as failure:  # noqa: BLE001 - the call goes on: it may have moved money
+            # Its text and its context may have the request.
+            _log.error("The observer of Retries failed with %s.", type(failure).__name__)

@@ -1,0 +1,214 @@
+"""Transports for httpx, for programs with and without asyncio or trio.
+
+Give one to the client: `httpx.Client(transport=IdempotentTransport())`. httpx then ignores its own `verify`, `limits`, `http2`
+and proxy settings without a word; give those to the transport.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterable, Iterable
+from typing import Any, Final, cast
+
+import anyio
+import httpx
+
+from flask_idempotency.client.delivery import MAX_BODY_BYTES, METHODS, Delivery, Late, Rules
+from flask_idempotency.client.errors import ClientError
+from flask_idempotency.client.intents import in_thread
+from flask_idempotency.client.retries import Retries
+
+__all__ = ["AsyncIdempotentTransport", "IdempotentTransport"]
+
+# Raised before the first byte of a request is written. A ProxyError is a refused tunnel.
+_NOT_SENT: Final = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+)
+# The same request fails again.
+_PERMANENT: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+# The attempt brought no whole response.
+_LOST: Final = (httpx.TransportError, httpx.DecodingError, httpx.StreamError, Late)
+
+
+class IdempotentTransport(httpx.BaseTransport):
+    """Sends each keyed request until it has its response, under one key, and says how it ended if there is none.
+
+    Raises the subclasses of `flask_idempotency.client.ClientError`, and `LedgerError`.
+    """
+
+    def __init__(
+        self,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        retries: Retries | None = None,
+        header: str = "Idempotency-Key",
+        methods: Iterable[str] = METHODS,
+        automatic: bool = True,
+        max_body: int = MAX_BODY_BYTES,
+        **http: Any,
+    ) -> None:
+        """Send through `transport`, or through an `httpx.HTTPTransport` made with the arguments `http`.
+
+        `automatic` draws a new key for a request that has none. `max_body` is in bytes: longer bodies are sent once.
+        A retrying transport inside this one would multiply the attempts, and draw no conclusions: do not nest them.
+        """
+        if transport is not None and http:
+            raise TypeError(f"Give either a transport, or arguments for one: {', '.join(http)}.")
+        self._inner = httpx.HTTPTransport(**http) if transport is None else transport
+        self._rules = Rules(retries, header=header, methods=methods, automatic=automatic, max_body=max_body)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send the request, again if it must be, and return a response that is here to its last byte."""
+        delivery = self._rules.delivery(request.method, request.headers.get(self._rules.header))
+        if delivery is None:
+            return self._inner.handle_request(request)
+        body = request.read() if _repeatable(request, self._rules.max_body) else None
+        delivery.start(request.method, request.headers.get("Content-Type", ""), body)
+        request.headers[self._rules.header] = delivery.key
+        timeouts = dict(request.extensions.get("timeout", {}))
+        with delivery:
+            try:
+                while True:
+                    request.extensions["timeout"] = _cut(timeouts, delivery.remaining)
+                    try:
+                        response, decoded = self._attempt(request, delivery)
+                    except _LOST as error:
+                        wait = _failed(delivery, error)
+                    else:
+                        received = _received(delivery, request, response, decoded)
+                        if received is None:
+                            return response
+                        wait = received
+                    self._rules.retries.timing.sleep(wait)
+            finally:
+                request.extensions["timeout"] = timeouts
+
+    def close(self) -> None:
+        """Close the inner transport."""
+        self._inner.close()
+
+    def _attempt(self, request: httpx.Request, delivery: Delivery) -> tuple[httpx.Response, bytes]:
+        response = self._inner.handle_request(request)
+        pieces = []
+        try:
+            for piece in cast("httpx.SyncByteStream", response.stream):
+                pieces.append(piece)
+                # A read timeout counts from piece to piece, so a slow body could outlast the deadline.
+                if delivery.remaining <= 0:
+                    raise Late("The deadline passed while the response came in.")
+        finally:
+            response.close()
+        return _whole(response, b"".join(pieces))
+
+
+class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
+    """The same for `httpx.AsyncClient`, on asyncio and on trio."""
+
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        retries: Retries | None = None,
+        header: str = "Idempotency-Key",
+        methods: Iterable[str] = METHODS,
+        automatic: bool = True,
+        max_body: int = MAX_BODY_BYTES,
+        **http: Any,
+    ) -> None:
+        """Take the arguments of `IdempotentTransport`, with those of an `httpx.AsyncHTTPTransport`."""
+        if transport is not None and http:
+            raise TypeError(f"Give either a transport, or arguments for one: {', '.join(http)}.")
+        self._inner = httpx.AsyncHTTPTransport(**http) if transport is None else transport
+        self._rules = Rules(retries, header=header, methods=methods, automatic=automatic, max_body=max_body)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send the request, again if it must be, and return a response that is here to its last byte."""
+        delivery = self._rules.delivery(request.method, request.headers.get(self._rules.header))
+        if delivery is None:
+            return await self._inner.handle_async_request(request)
+        body = await request.aread() if _repeatable(request, self._rules.max_body) else None
+        media_type = request.headers.get("Content-Type", "")
+        await in_thread(lambda: delivery.start(request.method, media_type, body), on_disk=delivery.on_disk)
+        request.headers[self._rules.header] = delivery.key
+        timeouts = dict(request.extensions.get("timeout", {}))
+        # A cancelled call is noted too.
+        async with delivery:
+            try:
+                while True:
+                    request.extensions["timeout"] = _cut(timeouts, delivery.remaining)
+                    try:
+                        response, decoded = await self._attempt(request, delivery)
+                    except _LOST as error:
+                        wait = _failed(delivery, error)
+                    else:
+                        received = _received(delivery, request, response, decoded)
+                        if received is None:
+                            return response
+                        wait = received
+                    await self._rules.retries.timing.async_sleep(wait)
+            finally:
+                request.extensions["timeout"] = timeouts
+
+    async def aclose(self) -> None:
+        """Close the inner transport."""
+        await self._inner.aclose()
+
+    async def _attempt(self, request: httpx.Request, delivery: Delivery) -> tuple[httpx.Response, bytes]:
+        with anyio.move_on_after(delivery.remaining):
+            response = await self._inner.handle_async_request(request)
+            pieces = []
+            try:
+                async for piece in cast("httpx.AsyncByteStream", response.stream):
+                    pieces.append(piece)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+            return _whole(response, b"".join(pieces))
+        raise Late("The deadline passed before the response was here.")
+
+
+def _repeatable(request: httpx.Request, max_body: int) -> bool:
+    """Return whether the body can be held and sent again. A body of unknown length is not read before it is sent."""
+    if isinstance(request.stream, httpx.ByteStream):
+        return len(request.read()) <= max_body
+    length = request.headers.get("Content-Length", "")
+    return length.isdecimal() and int(length) <= max_body and isinstance(request.stream, (Iterable, AsyncIterable))
+
+
+def _cut(timeouts: dict[str, float | None], remaining: float) -> dict[str, float]:
+    # 0 would mean "do not block" to a socket.
+    least = max(remaining, 0.001)
+    return {
+        name: min(least, math.inf if (given := timeouts.get(name)) is None else given)
+        for name in ("connect", "read", "write", "pool")
+    }
+
+
+def _whole(response: httpx.Response, raw: bytes) -> tuple[httpx.Response, bytes]:
+    """Return a response that has its bytes as they came, and the decoded bytes for our own reading."""
+    headers, extensions = response.headers, response.extensions
+    whole = httpx.Response(response.status_code, headers=headers, stream=httpx.ByteStream(raw), extensions=extensions)
+    if not headers.get("Content-Encoding"):
+        return whole, raw
+    # Content that cannot be decoded counts as lost: the caller could not read it either.
+    return whole, httpx.Response(response.status_code, headers=headers, content=raw).content
+
+
+def _failed(delivery: Delivery, error: Exception) -> float:
+    return delivery.failed(error, sent=not isinstance(error, _NOT_SENT), again=not isinstance(error, _PERMANENT))
+
+
+def _received(delivery: Delivery, request: httpx.Request, response: httpx.Response, decoded: bytes) -> float | None:
+    url = str(request.url)
+    try:
+        return delivery.received(response.status_code, response.headers, decoded, response, url=url)
+    except ClientError as error:
+        # httpx reads a response that it returns. This one goes with an exception.
+        shown = httpx.Response(response.status_code, headers=response.headers, stream=response.stream, request=request)
+        shown.read()
+        error.response = shown
+        raise

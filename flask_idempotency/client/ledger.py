@@ -1,0 +1,369 @@
+"""The ledger: one SQLite file that keeps the key of each named intent, so that a restarted program sends the same key.
+
+It holds name, key, a keyed digest of the request, state, status, counts and times. It holds no URL, header or body.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from os import PathLike
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from flask_idempotency.client.errors import LedgerError
+
+__all__ = ["Begun", "Entry", "Ledger", "State"]
+
+State: TypeAlias = Literal["new", "sent", "done", "refused"]
+"""`new`: never sent. `sent`: no response has settled it. `done`: carried out. `refused`: not carried out, with this key."""
+
+FORMAT: Final = 1
+BUSY_SECONDS: Final = 30.0
+"""How long a process waits for another one that writes. A write takes milliseconds."""
+
+_CREATE = """
+CREATE TABLE intents (
+    name TEXT PRIMARY KEY,
+    key TEXT NOT NULL,
+    digest BLOB,
+    state TEXT NOT NULL CHECK (state IN ('new', 'sent', 'done', 'refused')),
+    status INTEGER,
+    doubt INTEGER NOT NULL DEFAULT 0,
+    deliveries INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    created REAL NOT NULL,
+    first_sent REAL,
+    last_sent REAL,
+    settled REAL
+) WITHOUT ROWID
+"""
+_BY_NAME = """
+SELECT name, key, digest, state, status, doubt, deliveries, attempts, created, first_sent, last_sent, settled
+FROM intents WHERE name = ?
+"""
+_UNSETTLED = """
+SELECT name, key, digest, state, status, doubt, deliveries, attempts, created, first_sent, last_sent, settled
+FROM intents WHERE state = 'sent' AND doubt ORDER BY first_sent, name
+"""
+_WRITE = """
+INSERT OR REPLACE INTO intents
+    (name, key, digest, state, status, doubt, deliveries, attempts, created, first_sent, last_sent, settled)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_SETTLE = """
+UPDATE intents SET state = :state, status = :status, doubt = 0,
+    settled = CASE WHEN :state IN ('new', 'sent') THEN NULL ELSE :now END,
+    first_sent = CASE :state WHEN 'new' THEN NULL ELSE first_sent END
+WHERE name = :name AND key = :key AND state <> 'done'
+    AND (:state = 'done' OR state = 'sent' AND (:certain OR deliveries = :deliveries))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the ledger knows of one name. Times are seconds since 1970."""
+
+    name: str
+    key: str
+    digest: bytes | None
+    state: State
+    status: int | None
+    doubt: bool
+    """Whether an attempt may have been carried out, as far as its sender knew. It is set before anything is sent."""
+    deliveries: int
+    """How many calls have sent this key."""
+    attempts: int
+    created: float
+    first_sent: float | None
+    last_sent: float | None
+    settled: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A delivery that the ledger has noted."""
+
+    entry: Entry
+    """The entry as it is now."""
+    before: Entry
+    """The entry as it was before this delivery."""
+
+    @property
+    def doubt(self) -> bool:
+        """Whether an earlier delivery may have been carried out."""
+        return self.before.doubt or self.before.state == "done"
+
+
+class Ledger:
+    """Keeps the key of each named intent, on disk before the first byte of the request leaves this machine.
+
+    Without a path it lasts as long as this object. Threads and processes may share one file; a forked process opens its own
+    connection. The same name has the same key until a service refused it.
+
+    Raises `LedgerError` if the file cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        keep: float = 86400.0,
+        forget_after: float = 7776000.0,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Open or create the file, with mode 0600.
+
+        `keep` is the number of seconds for which the service keeps a response; it must not be more than the service says.
+        After `forget_after` seconds a settled name is deleted, and is a new name from then on.
+        """
+        if not 0 < keep <= forget_after:
+            raise ValueError("keep must be positive, and forget_after must not be shorter.")
+        # A relative path would name another file after a chdir.
+        self._path = None if path is None else os.path.abspath(os.fspath(path))
+        self._keep = keep
+        self._forget_after = forget_after
+        self._now = now
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._forked = False
+        self.restarts = False
+        """Whether a ledger without a path may be empty after a fork. It may, if no name has to be remembered."""
+        self._closed = False
+        _LEDGERS.add(self)
+        self.tidy()
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether names outlive this process."""
+        return self._path is not None
+
+    def find(self, name: str) -> Entry | None:
+        """Return what the ledger knows of this name, or None."""
+        with self._reading() as connection:
+            return _find(connection, name)
+
+    def unsettled(self) -> list[Entry]:
+        """Return all entries that may have been carried out and that no response has settled, oldest first."""
+        with self._reading() as connection:
+            return [_entry(row) for row in connection.execute(_UNSETTLED)]
+
+    def forget(self, name: str) -> bool:
+        """Delete this name, and return whether it was there. The next intent of this name gets a new key.
+
+        Call it only if you know what became of the request: under a new key the service may carry it out again.
+        """
+        with self._writing() as connection:
+            return connection.execute("DELETE FROM intents WHERE name = ?", (name,)).rowcount > 0
+
+    def tidy(self) -> int:
+        """Delete what was settled or prepared more than `forget_after` seconds ago. Return how many names that were.
+
+        An unsettled name stays for ever. `Ledger` calls this when it opens the file.
+        """
+        with self._writing() as connection:
+            return connection.execute(
+                "DELETE FROM intents WHERE state <> 'sent' AND coalesce(settled, created) < ?",
+                (self._now() - self._forget_after,),
+            ).rowcount
+
+    def close(self) -> None:
+        """Close the file. A closed ledger raises `LedgerError`."""
+        with self._lock:
+            self._closed = True
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def __del__(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None:
+            connection.close()
+
+    # What intents call.
+
+    def expired(self, entry: Entry) -> bool:
+        """Return whether this entry's request may have been carried out, and the service may have forgotten its key."""
+        old = entry.first_sent is not None and self._now() >= entry.first_sent + self._keep
+        return old and (entry.doubt or entry.state == "done")
+
+    def seconds_kept(self, entry: Entry) -> float:
+        """Return the seconds until the service may forget this entry's key."""
+        return max(0.0, (entry.first_sent or self._now()) + self._keep - self._now())
+
+    def begin(self, name: str, key: str, digest: bytes | None) -> Begun:
+        """Note that this name's key is about to be sent, with the digest of the request.
+
+        The entry has the key to send. A name that the ledger does not know, or that was refused under another key, gets
+        `key`. Every other name keeps its own: another process may have begun it. If its key may have been forgotten, or was
+        sent with other content, nothing is written; the caller must not send.
+        """
+        now = self._now()
+        with self._writing() as connection:
+            before = _find(connection, name)
+            if before is None or (before.state == "refused" and before.key != key):
+                before = Entry(name, key, None, "new", None, False, 0, 0, now, None, None, None)
+            if self.expired(before) or differs(before, digest):
+                return Begun(before, before)
+            entry = replace(
+                before,
+                digest=digest if before.state == "new" else before.digest or digest,
+                state="done" if before.state == "done" else "sent",
+                doubt=True,
+                deliveries=before.deliveries + 1,
+                # A request that was surely not carried out did not begin the time for which the service keeps the key.
+                first_sent=before.first_sent if before.doubt or before.state == "done" else now,
+                last_sent=now,
+            )
+            connection.execute(_WRITE, [getattr(entry, column.name) for column in fields(Entry)])
+            return Begun(entry, before)
+
+    def settle(
+        self, entry: Entry, state: State | None, *, status: int | None, attempts: int, certain: bool = False
+    ) -> bool:
+        """Note how a delivery ended, and return whether that stands. `entry` is the one that `begin` returned.
+
+        Only a carried-out request ends the name whatever else happens. Any other end counts only if this was the latest
+        delivery (or `certain`): a later one may have been carried out. `sent` says that this delivery was not carried out and
+        that the key can still be used; None says that it may have been carried out.
+        """
+        with self._writing() as connection:
+            connection.execute(
+                "UPDATE intents SET attempts = attempts + :attempts WHERE name = :name AND key = :key",
+                {"attempts": attempts, "name": entry.name, "key": entry.key},
+            )
+            if state is None:
+                return True
+            written = connection.execute(
+                _SETTLE,
+                {
+                    "state": state,
+                    "status": status,
+                    "now": self._now(),
+                    "name": entry.name,
+                    "key": entry.key,
+                    "certain": certain,
+                    "deliveries": entry.deliveries,
+                },
+            )
+            return written.rowcount > 0
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._connected()
+            except sqlite3.Error as error:
+                raise _unusable(error) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction that holds the file's write lock from its start, and is on disk when the block ends."""
+        with self._reading() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._closed:
+            raise LedgerError("The ledger is closed. Nothing was sent. Make a new Ledger.")
+        if self._forked and self._path is None and not self.restarts:
+            raise LedgerError(
+                "This process was forked, and a ledger without a path stays in the parent. Nothing was sent. Give the "
+                "ledger a path, or make it after the fork."
+            )
+        if self._connection is None:
+            self._connection = _connect(self._path)
+        return self._connection
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
+        self._forked = True
+        if self._connection is not None:
+            # A connection that a fork copied may not be used. It stays referenced, because closing it is use too.
+            _INHERITED.append(self._connection)
+            self._connection = None
+
+
+_INHERITED: Final[list[sqlite3.Connection]] = []
+_LEDGERS: weakref.WeakSet[Ledger] = weakref.WeakSet()
+
+
+def _forget_connections() -> None:
+    for ledger in list(_LEDGERS):
+        ledger._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_connections)
+
+
+def _connect(path: str | None) -> sqlite3.Connection:
+    if path is not None:
+        # SQLite would create the file with the umask's mode. A file that exists is never opened here: closing any descriptor
+        # of it would drop all locks that this process has on it (POSIX).
+        with suppress(FileExistsError):
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except FileExistsError:
+                raise
+            except OSError as error:
+                raise LedgerError(
+                    f"The ledger's file cannot be created ({error.strerror}). Nothing was sent. Give a path in a folder that "
+                    "exists and that this process may write to."
+                ) from error
+    connection = sqlite3.connect(
+        path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=32
+    )
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        (found,) = connection.execute("PRAGMA user_version").fetchone()
+        if found == 0:
+            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+                raise LedgerError("The file is a database, and no ledger. Nothing was sent. Give another path.")
+            connection.execute(_CREATE)
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+        elif found != FORMAT:
+            raise LedgerError(
+                f"The ledger has format {found}, and this version reads format {FORMAT}. Nothing was sent. Upgrade "
+                "flask-idempotency in this program."
+            )
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _unusable(error: sqlite3.Error) -> LedgerError:
+    # SQLite's text names no value: the statements have parameters.
+    return LedgerError(
+        f"The ledger cannot be used ({error}). Nothing was sent. Check the file, its folder and the free space."
+    )
+
+
+def _find(connection: sqlite3.Connection, name: str) -> Entry | None:
+    row = connection.execute(_BY_NAME, (name,)).fetchone()
+    return None if row is None else _entry(row)
+
+
+def _entry(row: tuple[object, ...]) -> Entry:
+    name, key, digest, state, status, doubt, *rest = cast("Any", row)
+    return Entry(name, key, digest, state, status, bool(doubt), *rest)
+
+
+def differs(entry: Entry, digest: bytes | None) -> bool:
+    """Return whether this entry's key was sent with other content than this."""
+    return entry.state != "new" and entry.digest is not None and digest is not None and entry.digest != digest

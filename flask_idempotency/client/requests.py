@@ -1,0 +1,278 @@
+"""An adapter for requests. Mount it for the addresses of your service:
+
+session.mount("https://shop.example/", IdempotentAdapter())
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from collections.abc import Iterable
+from io import BytesIO
+from typing import Any, Final
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool, PoolManager
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    MaxRetryError,
+    NewConnectionError,
+    ProtocolError,
+    ProxyError,
+    SSLError,
+)
+from urllib3.util import Timeout
+
+from flask_idempotency.client.delivery import MAX_BODY_BYTES, METHODS, Delivery, Late, Rules
+from flask_idempotency.client.retries import Retries
+
+__all__ = ["IdempotentAdapter"]
+
+_PIECE_BYTES: Final = 65536
+_WITHOUT_BODY: Final = frozenset({204, 304})
+# The request itself is at fault, and requests raises these before it opens a connection. InvalidHeader is not among them:
+# a response with two lengths raises it too.
+_PERMANENT: Final = (
+    requests.exceptions.InvalidURL,
+    requests.exceptions.InvalidSchema,
+    requests.exceptions.MissingSchema,
+    requests.exceptions.InvalidProxyURL,
+)
+
+
+class _Head:
+    """The file of a response while its head is read: it keeps the last line."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.last = b""
+
+    def readline(self, limit: int = -1) -> bytes:
+        self.last = self._file.readline(limit)
+        return self.last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _Response(http.client.HTTPResponse):
+    """Knows whether its head came whole. `http.client` takes the end of the connection for the end of the head."""
+
+    whole_head = False
+
+    def begin(self) -> None:
+        file: Any = self.fp
+        head: Any = _Head(file)
+        self.fp = head
+        try:
+            super().begin()
+        finally:
+            # A response without content may have closed it.
+            if self.fp is head:
+                self.fp = file
+        self.whole_head = head.last in (b"\r\n", b"\n")
+
+
+class _HTTPConnection(HTTPConnection):
+    response_class = _Response
+
+
+class _HTTPSConnection(HTTPSConnection):
+    response_class = _Response
+
+
+class _HTTPPool(HTTPConnectionPool):
+    ConnectionCls = _HTTPConnection
+
+
+class _HTTPSPool(HTTPSConnectionPool):
+    ConnectionCls = _HTTPSConnection
+
+
+class IdempotentAdapter(HTTPAdapter):
+    """Sends each keyed request until it has its response, under one key, and says how it ended if there is none.
+
+    Raises the subclasses of `flask_idempotency.client.ClientError`, and `LedgerError`. A reply with neither
+    `Content-Length` nor chunks counts as lost: Python's HTTP client takes one that was cut in its headers for a whole one.
+    """
+
+    def __init__(
+        self,
+        *,
+        retries: Retries | None = None,
+        header: str = "Idempotency-Key",
+        methods: Iterable[str] = METHODS,
+        automatic: bool = True,
+        max_body: int = MAX_BODY_BYTES,
+        **http: Any,
+    ) -> None:
+        """Take the arguments of `IdempotentTransport`. `http` are those of `requests.adapters.HTTPAdapter`.
+
+        Raises `TypeError` for `max_retries`: urllib3 would send a generator's body empty the second time.
+        """
+        if "max_retries" in http:
+            raise TypeError("IdempotentAdapter retries by itself. Leave max_retries out, and pass retries=Retries(…).")
+        self._rules = Rules(retries, header=header, methods=methods, automatic=automatic, max_body=max_body)
+        super().__init__(**http)
+
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        """Make the pools, with connections that notice a torn head."""
+        super().init_poolmanager(*arguments, **options)
+        _watch_heads(self.poolmanager)
+
+    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+        """Make the pools of a proxy, with connections that notice a torn head."""
+        manager = super().proxy_manager_for(proxy, **options)
+        _watch_heads(manager)
+        return manager
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("An IdempotentAdapter cannot be pickled: its budget belongs to one process. Mount it afresh.")
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> requests.Response:
+        """Send the request, again if it must be, and return a response that is here to its last byte."""
+        own_key = request.headers.get(self._rules.header)
+        delivery = self._rules.delivery(request.method or "", None if own_key is None else _text(own_key))
+        if delivery is None:
+            return super().send(request, stream, timeout, verify, cert, proxies)
+        body = _held(request, self._rules.max_body)
+        media_type = request.headers.get("Content-Type") or ""
+        delivery.start(request.method or "", _text(media_type), body)
+        request.headers[self._rules.header] = delivery.key
+        with delivery:
+            while True:
+                try:
+                    response = super().send(request, True, _cut(timeout, delivery.remaining), verify, cert, proxies)
+                    decoded = _read_whole(response, delivery)
+                except (requests.RequestException, HTTPError, Late, OSError) as error:
+                    wait = delivery.failed(
+                        error, sent=_may_have_been_sent(error), again=not isinstance(error, _PERMANENT)
+                    )
+                else:
+                    url = request.url or ""
+                    received = delivery.received(response.status_code, response.headers, decoded, response, url=url)
+                    if received is None:
+                        return response
+                    wait = received
+                self._rules.retries.timing.sleep(wait)
+
+
+def _watch_heads(manager: PoolManager) -> None:
+    # A SOCKS proxy has pools of its own, whose connections keep to the rule about lengths alone.
+    if set(manager.pool_classes_by_scheme.values()) == {HTTPConnectionPool, HTTPSConnectionPool}:
+        manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
+
+
+def _held(request: requests.PreparedRequest, max_body: int) -> bytes | None:
+    """Return the body if it can be sent again, and make the request hold it. Return None for an unknown length."""
+    body = request.body
+    if body is None:
+        return b""
+    if isinstance(body, str):
+        body = body.encode()
+    if isinstance(body, (bytes, bytearray)):
+        return bytes(body) if len(body) <= max_body else None
+    length = _text(request.headers.get("Content-Length") or "")
+    read = getattr(body, "read", None)
+    if read is None or not length.isdecimal() or int(length) > max_body:
+        return None
+    content: bytes | str = read()
+    request.body = content.encode() if isinstance(content, str) else content
+    # A redirect would rewind the file.
+    request._body_position = None
+    return request.body
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def _cut(timeout: Any, remaining: float) -> Any:
+    """Return this timeout, cut to what is left of the call."""
+    least = max(remaining, 0.001)
+    if isinstance(timeout, Timeout):
+        connect, read = timeout.connect_timeout, timeout.read_timeout
+    else:
+        connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
+    # urllib3 has a sentinel for "not given", which is no number.
+    return tuple(min(value, least) if isinstance(value, (int, float)) else least for value in (connect, read))
+
+
+def _read_whole(response: requests.Response, delivery: Delivery) -> bytes:
+    """Read the body inside the attempt, and put it back as it came. Return it decoded, for our own reading."""
+    raw = response.raw
+    # A field that was cut in its value counts as missing.
+    framed = (
+        raw.headers.get("Content-Length", "").strip().isdecimal()
+        or raw.headers.get("Transfer-Encoding", "").strip().lower() == "chunked"
+    )
+    pieces = []
+    try:
+        if not framed and response.status_code not in _WITHOUT_BODY:
+            raise ProtocolError("The reply has neither Content-Length nor chunks. It may have been cut in its headers.")
+        if not getattr(raw._original_response, "whole_head", True):
+            raise ProtocolError("The reply was cut in its headers.")
+        while piece := raw.read1(_PIECE_BYTES, decode_content=False):
+            pieces.append(piece)
+            # A read timeout counts from piece to piece, so a slow body could outlast the deadline.
+            if delivery.remaining <= 0:
+                raise Late("The deadline passed while the response came in.")
+    except BaseException:
+        # The rest of this reply must not be taken for the next one.
+        raw.close()
+        raise
+    raw.release_conn()
+    content = b"".join(pieces)
+    response.raw = _rebuilt(raw, content)
+    if not raw.headers.get("Content-Encoding"):
+        return content
+    # Content that cannot be decoded counts as lost: the caller could not read it either.
+    return _rebuilt(raw, content).read(decode_content=True)
+
+
+def _rebuilt(raw: Any, content: bytes) -> HTTPResponse:
+    headers = raw.headers.copy()
+    # The chunks are gone.
+    headers.discard("Transfer-Encoding")
+    return HTTPResponse(
+        body=BytesIO(content),
+        headers=headers,
+        status=raw.status,
+        version=raw.version,
+        reason=raw.reason,
+        preload_content=False,
+        decode_content=False,
+        enforce_content_length=False,
+        # requests reads cookies from it.
+        original_response=raw._original_response,
+        request_method=None,
+    )
+
+
+def _may_have_been_sent(error: Exception) -> bool:
+    """Return whether a byte of the request may have left this machine."""
+    if isinstance(error, (requests.exceptions.ConnectTimeout, *_PERMANENT)):
+        return False
+    cause = error.args[0] if error.args else None
+    reason = cause.reason if isinstance(cause, MaxRetryError) else cause
+    if isinstance(reason, ProxyError):
+        # urllib3 raises it for a lost reply too.
+        reason = reason.original_error
+        if type(reason) is OSError and str(reason).startswith("Tunnel connection failed"):
+            return False
+    if isinstance(reason, SSLError):
+        # Other errors of TLS may come in the middle of a reply.
+        return not (reason.args and isinstance(reason.args[0], ssl.SSLCertVerificationError))
+    # NameResolutionError is a NewConnectionError.
+    return not isinstance(reason, (NewConnectionError, ConnectTimeoutError))

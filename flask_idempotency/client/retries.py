@@ -1,0 +1,121 @@
+"""How often and how long a transport tries again, and the budget that all its requests share."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Final
+
+__all__ = ["Attempt", "Budget", "Retries", "Timing"]
+
+RETRY_COST: Final = 5
+LOST_REPLY_COST: Final = 10
+"""A server that loses replies is usually overloaded, so those retries use up the budget faster. AWS SDKs do the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt that has ended. An observer gets it."""
+
+    number: int
+    """1 for the first attempt of a call."""
+    status: int | None
+    """None if no whole response came."""
+    code: str | None
+    error: Exception | None
+    wait: float | None
+    """Seconds until the next attempt, or None if the call ends here."""
+
+
+async def _sleep(seconds: float) -> None:
+    # httpx brings anyio. An import at the top would make the client need it without httpx.
+    import anyio
+
+    await anyio.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The clock, the chance and the pauses of `Retries`. Tests replace them."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    uniform: Callable[[float, float], float] = random.uniform
+    sleep: Callable[[float], None] = time.sleep
+    async_sleep: Callable[[float], Awaitable[None]] = _sleep
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """When a transport sends a request again, and for how long.
+
+    Each wait is the service's `Retry-After`, plus a random part of `backoff`. Answers that an earlier attempt still runs do
+    not count as attempts: `deadline` bounds them.
+
+    Raises `ValueError` for values that cannot hold, and `TypeError` for those that are no numbers.
+    """
+
+    attempts: int = 5
+    """The most attempts of one call, without those that found an earlier one still running."""
+    backoff: tuple[float, ...] = (0.1, 0.2, 0.4)
+    """The longest random wait before the first retry, the second, and so on, in seconds. The last one repeats."""
+    deadline: float = 45.0
+    """Seconds after which a call ends. It is longer than the service's default lease of 30, so that a call outlives a worker
+    that died."""
+    budget: int = 500
+    """Tokens that all calls of one transport share. A retry takes 5, or 10 after a lost reply; success returns them."""
+    observer: Callable[[Attempt], None] | None = None
+    """Called after each attempt. The `error` of an attempt may hold the request: do not log it whole."""
+    timing: Timing = field(default_factory=Timing, repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("attempts", int), ("deadline", (int, float)), ("budget", int)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                number = "a whole number" if kind is int else "a number"
+                raise TypeError(f"{name} must be {number}, not {type(value).__name__}.")
+        backoff: Any = self.backoff
+        if not isinstance(backoff, (tuple, list)) or not all(isinstance(wait, (int, float)) for wait in backoff):
+            raise TypeError("backoff must be a tuple of numbers, such as (0.1, 0.2, 0.4).")
+        if self.attempts < 1:
+            raise ValueError(f"attempts is {self.attempts}. Allow at least 1.")
+        if not self.backoff or min(self.backoff) < 0:
+            raise ValueError(f"backoff is {self.backoff}. Give one or more waits in seconds, each at least 0.")
+        if not self.deadline > 0:
+            raise ValueError(f"deadline is {self.deadline}. Give a positive number of seconds.")
+        if self.budget < 0:
+            raise ValueError(f"budget is {self.budget}. Give at least 0.")
+
+    def wait(self, retry: int, retry_after: float | None) -> float:
+        """Return the seconds to wait before this retry. The first one is number 0."""
+        longest = self.backoff[min(retry, len(self.backoff) - 1)]
+        return (retry_after or 0.0) + self.timing.uniform(0.0, longest)
+
+
+class Budget:
+    """Tokens for retries. It bounds what one client adds to the load of a service that fails."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._lock = Lock()
+        self._tokens = capacity
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that are left."""
+        return self._tokens
+
+    def take(self, cost: int) -> bool:
+        """Take this many tokens and return True, or take none and return False if fewer are left."""
+        with self._lock:
+            if self._tokens < cost:
+                return False
+            self._tokens -= cost
+            return True
+
+    def refund(self, cost: int) -> None:
+        """Return this many tokens. A budget never exceeds its capacity."""
+        with self._lock:
+            self._tokens = min(self._capacity, self._tokens + cost)

@@ -1,0 +1,596 @@
+"""Run each Celery task once per message: `idempotent_task` claims before the body, and `serve` prepares the workers.
+
+A message that another worker has is sent again with a delay, under the same id, and never acknowledged away: it may be the
+last copy. A message that was done returns the stored value, so that results, links, chains and chords go on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from copy import deepcopy
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, assert_never
+from uuid import UUID
+from weakref import WeakKeyDictionary, WeakSet
+
+from celery import Celery, Task, signals
+from celery._state import get_current_task
+from celery.exceptions import Ignore, Reject, Retry
+from flask import Flask, current_app, has_app_context, has_request_context
+from kombu.utils.json import dumps
+
+from flask_idempotency.consumers import interrupts
+from flask_idempotency.consumers.celery_messages import (
+    AnyTask,
+    derive_link_ids,
+    given_back,
+    has_all_been_sent,
+    message_id_of,
+    send_again,
+    visibility_timeout,
+)
+from flask_idempotency.consumers.inbox import Inbox
+from flask_idempotency.consumers.verdicts import (
+    Dead,
+    Later,
+    MessageReused,
+    MissingMessageId,
+    OutcomeUnknown,
+    Processed,
+    ResultNotKept,
+    TooManyAttempts,
+)
+from flask_idempotency.engine.capabilities import Finding, Verdict
+from flask_idempotency.engine.engine import Engine
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.forks import after_fork
+from flask_idempotency.engine.model import OnExpiry
+from flask_idempotency.operations.doctor import some
+
+__all__ = ["idempotent_task", "serve"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Argument: TypeAlias = str | Callable[..., Any]
+"""An argument's name, or a function of the arguments."""
+
+DRAIN_SECONDS: Final = 10.0
+"""How long a process that ends repeats the writes that the store has not taken."""
+
+IGNORED: Final = {"flask_idempotency": "ignored"}
+"""What is stored for a body that ended with `Ignore`, which `self.replace()` raises."""
+
+_SERVED: Final = "_flask_idempotency_consumers"
+"""Where a Celery application keeps the Flask application that its tasks run in."""
+_BEGUN: Final = "_flask_idempotency_begun"
+"""Where a task's request notes that its body has begun: what the body calls is a function."""
+
+CHECK: Final = "celery"
+"""The name of our check in `flask idempotency doctor`."""
+_LOST: Final = "a worker that is killed loses the message"
+_ACKS_LATE: Final = "Set acks_late=True and reject_on_worker_lost=True."
+
+_log = logging.getLogger("flask_idempotency")
+
+
+def idempotent_task(
+    *,
+    key: Argument | None = None,
+    tenant: Argument | None = None,
+    name: str | None = None,
+    fingerprint: Argument | None = None,
+    **policy: Any,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run the body of a Celery task once per message. Put it under `@celery_app.task`, next to the function.
+
+    Without `key` a message is recognised by its task id, which a redelivery and `retry` keep. `key` is the name of an
+    argument or a function of the arguments: then two messages with the same key take effect once. `tenant` is given in the
+    same way. `name` is the scope of the ids, by default the function's qualified name. `fingerprint` is what must be equal
+    under one key, by default all arguments. The other keywords are those of `Idempotency.inbox`.
+
+    Called as a function, the task is the function. A message raises `OutcomeUnknown`, `TooManyAttempts`, `MessageReused`,
+    `MissingMessageId` or `ResultNotKept` as the failure of the task. `TaskBusy` is raised by a task that runs eagerly and
+    would have to wait.
+
+    Raises `ConfigurationError` for a wrong keyword or value.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        body = _Body(function, key=key, tenant=tenant, name=name, fingerprint=fingerprint, policy=policy)
+
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            task: AnyTask = get_current_task()
+            if task is None or not _runs_as_message(task) or _body_of(task) is not body:
+                return function(*args, **kwargs)
+            try:
+                result: R = body.run(task, args, kwargs)
+            except BaseException:
+                # A decorator above may repeat the call: that is a run of the message, and claims again.
+                setattr(task.request, _BEGUN, False)
+                raise
+            return result
+
+        # Celery reads this, and not `__wrapped__`, to check the arguments of a message that is sent.
+        run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        _bodies[run] = body
+        return run
+
+    return decorate
+
+
+class _Body:
+    """The body of one task: its function, what identifies its messages, and its inbox."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        key: Argument | None,
+        tenant: Argument | None,
+        name: str | None,
+        fingerprint: Argument | None,
+        policy: Mapping[str, Any],
+    ) -> None:
+        if isinstance(function, Task) or not inspect.isfunction(function):
+            raise ConfigurationError(
+                "@idempotent_task(…): call it with its keywords, and put it under @celery_app.task(…), next to the function."
+            )
+        self.name = name or f"{function.__module__}.{function.__qualname__}"
+        self._is_named = bool(name)
+        self._where = f"@idempotent_task on {self.name}"
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise ConfigurationError(f"{self._where}: Celery calls functions, not coroutines and not generators.")
+        self.function = function
+        self._signature = inspect.signature(function)
+        self._key, self._tenant, self._fingerprint = key, tenant, fingerprint
+        for keyword, argument in (("key", key), ("tenant", tenant), ("fingerprint", fingerprint)):
+            self._check(keyword, argument)
+        self._policy = dict(policy)
+        # Faults are raised where the decorator stands.
+        self._declared = self._inbox_with(policy)
+        self._inboxes: WeakKeyDictionary[Any, Inbox] = WeakKeyDictionary()
+
+    def _check(self, keyword: str, argument: Argument | None) -> None:
+        """Raise `ConfigurationError` unless this is a function, or the name of an argument."""
+        if argument is None or callable(argument):
+            return
+        parameters = self._signature.parameters.values()
+        if argument in self._signature.parameters or any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return
+        raise ConfigurationError(
+            f"{self._where}: {keyword}={argument!r} is no argument of the function. Its arguments are "
+            f"{', '.join(self._signature.parameters)}."
+        )
+
+    def _inbox_with(self, policy: Mapping[str, Any], owner: str = "") -> Inbox:
+        return Inbox(
+            self.name,
+            operation=f"task:{self.name}",
+            owner=owner,
+            shield=interrupts.held_off,
+            unfinished=(Retry, Reject, interrupts.NotStarted),
+            **policy,
+        )
+
+    def inbox(self, task: AnyTask) -> Inbox:
+        """Return the inbox of this task. Its `max_runtime` is the task's hard time limit, unless you set one."""
+        if task not in self._inboxes:
+            policy, limit = dict(self._policy), _time_limit(task)
+            if "max_runtime" not in policy and limit is not None:
+                policy["max_runtime"] = max(limit, self._declared.policy.lease) if "lease" in policy else limit
+            # Without a name of its own, a function that two tasks have would give them one scope.
+            self._inboxes[task] = self._inbox_with(policy, "" if self._is_named else task.name)
+        return self._inboxes[task]
+
+    def _inbox_of(self, task: AnyTask) -> Inbox:
+        """Return the inbox for the message that this task has been called for, which may set a longer hard limit."""
+        limit = (task.request.timelimit or (None,))[0]
+        inbox = self.inbox(task)
+        return inbox if limit is None or "max_runtime" in self._policy else inbox.lasting(float(limit))
+
+    def run(self, task: AnyTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Process the message that this task has been called for. Return its value, as an earlier run may have stored it."""
+        request = task.request
+        setattr(request, _BEGUN, True)
+        ended: list[Ignore] = []
+
+        def work() -> Any:
+            try:
+                return interrupts.let_through(lambda: self.function(*args, **kwargs))
+            except Ignore as error:
+                ended.append(error)
+                return IGNORED
+
+        with interrupts.held_off():
+            # The body may change its arguments, and the message may have to be sent again after that.
+            sent = _copy((request.args, request.kwargs))
+            try:
+                with _application_context(task):
+                    message_id, payload, tenant = self._identify(task, args, kwargs)
+                    verdict = self._inbox_of(task).process(message_id, work, payload=payload, tenant=tenant)
+                match verdict:
+                    case Processed(replayed=False):
+                        if ended:
+                            raise ended[0]
+                        derive_link_ids(request)
+                        return verdict.value
+                    case Processed():
+                        return self._replay(task, verdict)
+                    case Later():
+                        send_again(task, verdict, sent)
+                    case Dead():
+                        raise _failure(self.name, verdict)
+                    case _:
+                        assert_never(verdict)
+            except interrupts.NotStarted as signal:
+                raise signal.__cause__ or signal from None
+            finally:
+                interrupts.forget_soft_limit()
+
+    def _replay(self, task: AnyTask, verdict: Processed) -> Any:
+        """Return the stored value, so that the result, links, chains and chords go on as they would have."""
+        if verdict.value == IGNORED:
+            raise Ignore("an earlier run of this message ended with Ignore")
+        if has_all_been_sent(task):
+            raise Ignore("an earlier run of this message has stored its result")
+        if not verdict.kept:
+            raise ResultNotKept(
+                f"{self.name}: this message was done, and its value was not kept: it is too large (max_result), no JSON, or "
+                "erased. Let the task return None, or the id of what it made."
+            )
+        derive_link_ids(task.request)
+        return verdict.value
+
+    # -- identity
+
+    def _identify(
+        self, task: AnyTask, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, bytes | None, str | None]:
+        """Return the id of this message, the bytes that must be the same under one id, and its tenant."""
+        # `bind=True` puts the task itself first, which is no argument of the message.
+        bound = bool(args) and args[0] is task
+        named: dict[str, Any] = {}
+        if (self._key, self._tenant, self._fingerprint) != (None, None, None):
+            # Without defaults, so that a new default changes no fingerprint.
+            named = self._signature.bind(*args, **kwargs).arguments
+            if bound:
+                first = next(iter(self._signature.parameters.values()))
+                if first.kind is first.VAR_POSITIONAL:
+                    named[first.name] = named[first.name][1:]
+                else:
+                    del named[first.name]
+
+        def read(argument: Argument | None) -> Any:
+            if callable(argument):
+                return argument(*args[1:] if bound else args, **kwargs)
+            if argument is None or argument in named:
+                return None if argument is None else named[argument]
+            parameter = self._signature.parameters.get(argument)
+            if parameter is None:
+                return kwargs.get(argument)
+            return None if parameter.default is parameter.empty else parameter.default
+
+        tenant = read(self._tenant)
+        if self._key is None:
+            message_id = message_id_of(task.request)
+        else:
+            message_id = self._text(read(self._key))
+        payload = None
+        if self._fingerprint is not None:
+            payload = _canonical(self._where, read(self._fingerprint))
+        elif self._key is not None:
+            payload = _canonical(self._where, named)
+        return message_id, payload, None if tenant is None else self._plain_text(tenant, "tenant")
+
+    def _text(self, key: object) -> str:
+        if key is None or key == "":
+            raise MissingMessageId(
+                f"{self.name}: this message has no key, so no repetition of it would be recognised. Send one, or leave out "
+                "key= and go by the task id."
+            )
+        return self._plain_text(key, "key")
+
+    def _plain_text(self, value: object, what: str) -> str:
+        """Return this as text. Raise `TypeError` for what may be another text in each process."""
+        if isinstance(value, bool) or not isinstance(value, str | int | UUID):
+            raise TypeError(f"{self.name}: a {what} is a string, an integer or a UUID, not {type(value).__name__}.")
+        return str(value)
+
+
+def _canonical(where: str, value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    try:
+        # Celery's own JSON, because it gives dates, UUIDs and decimals back as such.
+        return str(dumps(value, sort_keys=True, separators=(",", ":"))).encode()
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{where}: the arguments cannot be compared, because they are no JSON ({type(error).__name__}). Give "
+            "fingerprint= a function that returns what must be the same under one key."
+        ) from error
+
+
+def _failure(name: str, dead: Dead) -> Exception:
+    match dead.reason:
+        case "too-many-attempts":
+            return TooManyAttempts(f"{name}: too many workers vanished at this message, so no further one runs it.")
+        case "message-reused":
+            return MessageReused(
+                f"{name}: this key was used before, with other arguments. Send another key, or compare fewer arguments: "
+                "fingerprint=."
+            )
+        case "outcome-unknown" | "record-corrupt" as reason:
+            return OutcomeUnknown(
+                f"{name}: an earlier run of this message may have taken effect ({reason}). Find its key with "
+                f"`flask idempotency list --endpoint task:{name}`, resolve it, and send the message again under its id."
+            )
+        case unexpected:
+            assert_never(unexpected)
+
+
+# The task that is being run.
+
+
+def _runs_as_message(task: AnyTask) -> bool:
+    """Return whether a worker, or `apply`, has called this task for a message, and its body has not begun."""
+    request = task.request
+    return not request.called_directly and not getattr(request, _BEGUN, False)
+
+
+def _wrapped(task: AnyTask) -> Iterator[Any]:
+    """Return the function of this task and all that it says to wrap, outermost first."""
+    found: Any = getattr(task, "_orig_run", None) or task.run
+    while found is not None:
+        found = getattr(found, "__func__", found)
+        yield found
+        found = getattr(found, "__wrapped__", None)
+
+
+def _body_of(task: AnyTask) -> _Body | None:
+    return next((_bodies[each] for each in _wrapped(task) if inspect.isfunction(each) and each in _bodies), None)
+
+
+def _has_hidden_body(task: AnyTask) -> bool:
+    """Return whether a decorator without `functools.wraps` calls one of our bodies for this task."""
+    waiting, seen = list(_wrapped(task)), set()
+    while waiting:
+        function = waiting.pop()
+        if id(function) in seen or not inspect.isfunction(function):
+            continue
+        seen.add(id(function))
+        if function in _bodies:
+            return True
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                waiting.append(cell.cell_contents)
+    return False
+
+
+def _time_limit(task: AnyTask) -> float | None:
+    limit = task.time_limit or task.app.conf.task_time_limit
+    return None if limit is None else float(limit)
+
+
+def _application_context(task: AnyTask) -> AbstractContextManager[object]:
+    """Return the application context that the body runs in: the worker's, or a new one."""
+    served: list[_Served] = vars(task.app).get(_SERVED, [])
+    if not served:
+        if has_app_context():
+            return nullcontext()
+        unserved = ConfigurationError(
+            f"{task.name}: no Flask application is known. Call flask_idempotency.consumers.celery.serve(celery_app, flask_app)."
+        )
+        if task.acks_late and not task.request.is_eager:
+            # As a failure it would be acknowledged, and lost to the worker that is started right.
+            _log.error("%s The message goes back to the broker.", unserved)
+            raise given_back("no Flask application is known") from unserved
+        raise unserved
+    flask_app = served[0].flask_app
+    # An eager task may run within a request, whose session must not be committed with the task.
+    eager = task.request.is_eager or has_request_context()
+    if not eager and has_app_context() and current_app._get_current_object() is flask_app:  # type: ignore[attr-defined]
+        return nullcontext()
+    return flask_app.app_context()
+
+
+def _copy(arguments: tuple[Any, Any]) -> tuple[Any, Any]:
+    try:
+        return deepcopy(arguments)
+    except Exception:  # noqa: BLE001 - an argument that came pickled may be anything
+        return arguments
+
+
+# Workers.
+
+
+def serve(celery_app: Celery, flask_app: Flask) -> None:
+    """Let the idempotent tasks of this Celery application run in the context of this Flask application.
+
+    Workers check their settings when they start: they end if a policy cannot hold, and log what costs messages. Forked
+    children use none of the database connections that they inherit, and write what is left to write before they end.
+    `flask idempotency doctor` reports the same findings.
+
+    Raises `ConfigurationError` if Idempotency is not set up on the Flask application, if the Celery application serves
+    another, or if a task that is already there cannot hold its policy.
+    """
+    if "idempotency" not in flask_app.extensions:
+        raise ConfigurationError("Idempotency is not set up on this Flask application: call init_app first.")
+    served: list[_Served] = vars(celery_app).setdefault(_SERVED, [])
+    if served:
+        if served[0].flask_app is not flask_app:
+            raise ConfigurationError(
+                "This Celery application serves another Flask application already. Make a Celery application for each."
+            )
+        return
+    found = _Served(celery_app, flask_app)
+    if vars(celery_app)["finalized"] and (faults := _faults_in(found.findings())):
+        raise ConfigurationError(*faults)
+    served.append(found)
+    found.register()
+    signals.worker_init.connect(_check_worker, weak=False, dispatch_uid=_SERVED)
+    for ending in (signals.worker_process_shutdown, signals.worker_shutdown):
+        ending.connect(_drain, weak=False, dispatch_uid=_SERVED)
+    atexit.unregister(_drain)
+    atexit.register(_drain)
+
+
+def _faults_in(findings: Sequence[Finding]) -> list[str]:
+    return [f"{finding.text} {finding.remedy}" for finding in findings if finding.verdict is Verdict.FAULT]
+
+
+class _Served:
+    """A Celery application whose tasks run in the context of a Flask application."""
+
+    def __init__(self, celery_app: Celery, flask_app: Flask) -> None:
+        self.celery_app = celery_app
+        self.flask_app = flask_app
+        self._database: Any = None
+        with suppress(ModuleNotFoundError):
+            # Before the fork: it notes which process has opened a connection.
+            from flask_idempotency.stores.sql import database
+
+            self._database = database
+
+    def register(self) -> None:
+        """Take part in forks, `flask idempotency doctor` and the end of the process."""
+        after_fork(self.after_fork)
+        state: Any = self.flask_app.extensions["idempotency"]
+        state.checks.append(self.findings)
+        if state.consumers is not None:
+            state.consumers.operations.discover(self.declare)
+        _served.add(self)
+
+    @property
+    def _engine(self) -> Engine | None:
+        engine: Engine | None = self.flask_app.extensions["idempotency"].engine
+        return engine
+
+    def after_fork(self) -> None:
+        """In a child: leave the parent's database connections alone, also those of the application's sessions.
+
+        A store on the application's own database does so itself.
+        """
+        extension = self.flask_app.extensions.get("sqlalchemy")
+        engine = self._engine
+        if extension is None or self._database is None or (engine is not None and engine.transactions is not None):
+            return
+        for engines in getattr(extension, "_app_engines", {}).values():
+            for each in engines.values():
+                if not self._database.names_memory(each.url):
+                    self._database.leave_to_parent(each)
+        registry: Any = extension.session.registry.registry
+        for session in list(registry.values()) if isinstance(registry, dict) else []:
+            self._database.abandon_inherited(session)
+
+    def drain(self) -> None:
+        """Write what the store has not taken, before the process ends."""
+        engine = self._engine
+        if engine is not None and (left := engine.drain(DRAIN_SECONDS)):
+            _log.error("%d records could not be written before the process ended: their leases expire", left)
+
+    def tasks(self) -> list[tuple[AnyTask, _Body]]:
+        """Return the idempotent tasks, by name."""
+        found = [(task, _body_of(task)) for _, task in sorted(self.celery_app.tasks.items())]
+        return [(task, body) for task, body in found if body is not None]
+
+    def declare(self) -> None:
+        """Make the tasks known to the commands and the janitor of the Flask application."""
+        self.celery_app.loader.import_default_modules()
+        with self.flask_app.app_context():
+            for task, body in self.tasks():
+                body.inbox(task).check()
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong with the tasks and the settings of their workers."""
+        findings = list(self._faults())
+        tasks = self.tasks()
+        early = [task.name for task, _ in tasks if not task.acks_late]
+        if early:
+            findings.append(_advice(f"Workers acknowledge {some(early)} before the body runs: {_LOST}.", _ACKS_LATE))
+        lost = [
+            task.name
+            for task, body in tasks
+            if task.acks_late
+            and not task.reject_on_worker_lost
+            and body.inbox(task).policy.on_expiry is OnExpiry.TAKEOVER
+        ]
+        if lost:
+            text = f"If a pool process is killed in {some(lost)}, Celery acknowledges the message: {_LOST}."
+            findings.append(_advice(text, "Set reject_on_worker_lost=True: another worker can take these tasks over."))
+        findings += self._broker(tasks)
+        return findings or [Finding(CHECK, Verdict.FINE, f"{len(tasks)} Celery tasks run once per message.")]
+
+    def _faults(self) -> Iterator[Finding]:
+        for name, task in sorted(self.celery_app.tasks.items()):
+            if (body := _body_of(task)) is not None:
+                try:
+                    with self.flask_app.app_context():
+                        body.inbox(task).check()
+                except ConfigurationError as error:
+                    for fault in error.faults:
+                        yield Finding(CHECK, Verdict.FAULT, f"{name}: {fault}", "Change it at @idempotent_task(…).")
+            elif _has_hidden_body(task):
+                text = f"{name}: a decorator between @celery_app.task and @idempotent_task hides it: each delivery would run."
+                yield Finding(CHECK, Verdict.FAULT, text, "Let that decorator use functools.wraps.")
+
+    def _broker(self, tasks: Sequence[tuple[AnyTask, _Body]]) -> Iterator[Finding]:
+        conf = self.celery_app.conf
+        if not tasks:
+            return
+        if self.celery_app.connection_for_write().transport.driver_type == "amqp":
+            if not (conf.broker_transport_options or {}).get("confirm_publish"):
+                text = "RabbitMQ does not confirm what is published: a message that is sent again may be lost."
+                yield _advice(text, 'Set broker_transport_options = {"confirm_publish": True}.')
+            return
+        timeout = visibility_timeout(self.celery_app)
+        if timeout is None:
+            return
+        limits = {task.name: limit for task, _ in tasks if (limit := _time_limit(task)) is not None}
+        above = [name for name, limit in limits.items() if limit >= timeout]
+        remedy = (
+            'Set broker_transport_options = {"visibility_timeout": …} above the time limits. The copies cost messages, and '
+            "not correctness."
+        )
+        if above:
+            text = f"Redis delivers {some(above)} again while it runs: visibility_timeout is {timeout:g} s."
+            yield _advice(text, remedy)
+        ahead = conf.worker_prefetch_multiplier
+        waiting = [name for name, limit in limits.items() if name not in above and limit * (1 + ahead) >= timeout]
+        if waiting:
+            text = (
+                f"Redis may deliver again what a worker has reserved and not begun: {ahead} messages may wait for "
+                f"{some(waiting)}, and visibility_timeout is {timeout:g} s."
+            )
+            yield _advice(text, "Set worker_prefetch_multiplier = 1, or a longer visibility_timeout.")
+
+
+def _advice(text: str, remedy: str) -> Finding:
+    return Finding(CHECK, Verdict.ADVICE, text, remedy)
+
+
+def _check_worker(sender: Any, **_: Any) -> None:
+    """End a worker whose tasks cannot hold their policy, and log what costs messages."""
+    for served in vars(sender.app).get(_SERVED, []):
+        findings = served.findings()
+        for finding in findings:
+            if finding.verdict is Verdict.ADVICE:
+                _log.warning("%s %s", finding.text, finding.remedy)
+        if faults := _faults_in(findings):
+            # Celery logs any other exception of a receiver, and goes on.
+            sys.exit("\n".join(["The worker cannot start.", *faults]))
+
+
+def _drain(**_: Any) -> None:
+    for served in list(_served):
+        served.drain()
+
+
+_served: WeakSet[_Served] = WeakSet()
+_bodies: WeakKeyDictionary[Any, _Body] = WeakKeyDictionary()
+"""By the function that Celery gets."""

@@ -1,0 +1,200 @@
+"""What the adapters of brokers share: try one delivery of a message until it is done, or set it aside.
+
+An adapter maps the three steps to its broker: `Done` acknowledges the message, `Wait` keeps it unacknowledged and tries it
+again here, and `Aside` is for a message that no worker may do, where the application has no `dead` function.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from threading import Thread
+from typing import Any, Final, TypeAlias, assert_never
+
+from flask_idempotency.consumers.inbox import Inbox
+from flask_idempotency.consumers.verdicts import Dead, Later, MissingMessageId, Processed
+from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.values import valueclass
+
+HEADER: Final = "message-id"
+"""The header or attribute with the id that the sender gave a message."""
+
+RETRIES: Final = 5
+LONGEST_PAUSE_SECONDS: Final = 30.0
+BUSY_SECONDS: Final = 1.0
+
+NO_ID: Final = "missing-message-id"
+EXHAUSTED: Final = "retries-exhausted"
+
+Handler: TypeAlias = Callable[[Any], Any]
+"""Takes the client's message, and does the work."""
+SetAside: TypeAlias = Callable[[Any, str], Any]
+"""Takes the client's message and the reason, and puts the message where people find it."""
+
+_log = logging.getLogger("flask_idempotency")
+
+
+@valueclass(frozen=True, slots=True)
+class Done:
+    """Acknowledge the message."""
+
+
+@valueclass(frozen=True, slots=True)
+class Wait:
+    """Keep the message unacknowledged, and try it again after this time."""
+
+    seconds: float
+
+
+@valueclass(frozen=True, slots=True)
+class Aside:
+    """No worker may do this message, and the application has no `dead` function for it."""
+
+    reason: str
+
+
+Step: TypeAlias = Done | Wait | Aside
+
+
+class Delivery:
+    """One message that a broker delivered, and how often its handler failed here."""
+
+    def __init__(self, message: Any, message_id: str | None, payload: bytes | None) -> None:
+        self.message = message
+        self.message_id = message_id
+        self.payload = payload
+        self.failures = 0
+        self.waits = 0
+        """How often the `dead` function failed, or the store was not there in the middle of the work."""
+        self.dead: str | None = None
+        """The reason why no worker may do it. Then only the `dead` function is called again."""
+
+
+class Deliveries:
+    """Tries deliveries in any thread: in the Flask application of the thread that made this object, if there was one."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        handler: Handler,
+        *,
+        dead: SetAside | None,
+        retries: int = RETRIES,
+        tenant: Callable[[Any], str | None] | None = None,
+        born: Callable[[Any], float | None] | None = None,
+    ) -> None:
+        if retries < 0:
+            raise ConfigurationError(f"retries={retries}: must be 0 or more.")
+        self._inbox = inbox
+        self._handler = handler
+        self._dead = dead
+        self._retries = retries
+        self._tenant = tenant
+        self._born = born
+        self._context = application_context()
+
+    def attempt(self, delivery: Delivery) -> Step:
+        """Try this delivery once. Raises `ConfigurationError`, and every error that ends the process."""
+        with self._context():
+            step = self._process(delivery) if delivery.dead is None else Aside(delivery.dead)
+            if not isinstance(step, Aside):
+                return step
+            if delivery.dead is None:
+                _log.error("%s: a message is set aside (%s).", self._inbox.operation, step.reason)
+            if self._dead is None:
+                return step
+            delivery.dead = step.reason
+            try:
+                self._dead(delivery.message, step.reason)
+            except Exception:  # noqa: BLE001 - a function of the application may raise anything
+                delivery.waits += 1
+                _log.exception("%s: `dead` failed, and is called again.", self._inbox.operation)
+                return Wait(_pause(delivery.waits))
+            return Done()
+
+    def _process(self, delivery: Delivery) -> Step:
+        message = delivery.message
+        try:
+            verdict = self._inbox.process(
+                delivery.message_id or "",
+                lambda: self._handler(message),
+                payload=delivery.payload,
+                tenant=None if self._tenant is None else self._tenant(message),
+                born=None if self._born is None else self._born(message),
+            )
+        except ConfigurationError:
+            # The fault of no message: all of them would be set aside.
+            raise
+        except MissingMessageId:
+            return Aside(NO_ID)
+        except LeaseLost:
+            return Wait(BUSY_SECONDS)
+        except StoreUnavailable:
+            delivery.waits += 1
+            return Wait(_pause(delivery.waits))
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            delivery.failures += 1
+            again = delivery.failures <= self._retries
+            _log.warning(
+                "%s: the handler failed (%s), %d of %d times",
+                self._inbox.operation,
+                type(error).__name__,
+                delivery.failures,
+                self._retries + 1,
+                exc_info=error,
+            )
+            return Wait(_pause(delivery.failures)) if again else Aside(EXHAUSTED)
+        match verdict:
+            case Processed():
+                return Done()
+            case Later(after):
+                return Wait(after)
+            case Dead(reason):
+                return Aside(reason)
+        assert_never(verdict)
+
+
+def application_context() -> Callable[[], AbstractContextManager[object]]:
+    """Return what enters a new context of the current Flask application, or a context of nothing if there is none.
+
+    Each message has its own, as each request has: sessions of the database belong to it and end with it.
+    """
+    if "flask" in sys.modules:  # a consumer without Flask does not load it
+        from flask import current_app, has_app_context
+
+        if has_app_context():
+            app: Any = current_app
+            context: Callable[[], AbstractContextManager[object]] = app._get_current_object().app_context
+            return context
+    return nullcontext
+
+
+def in_thread(work: Callable[[], Step]) -> Future[Step]:
+    """Do this in a thread of its own."""
+    future: Future[Step] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
+            future.set_exception(error)
+
+    Thread(target=run, name="idempotency-consumer").start()
+    return future
+
+
+def text_of(value: object) -> str | None:
+    """Return an id as text, or None if it is none. Bytes that are no UTF-8 stay different."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("utf-8", "backslashreplace") or None
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        return str(value) or None
+    return None
+
+
+def _pause(count: int) -> float:
+    """Return 1, 2, 4 … seconds."""
+    return min(2.0 ** (count - 1), LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,431 @@
+"""Consume Kafka topics, with a consumer of confluent-kafka or of kafka-python.
+
+Each partition has one message at a time. Its handler runs in a thread while polling goes on with the partition paused, so a
+long handler provokes no rebalance. The offset is committed when the record of the message is durable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event
+from typing import Any, Final, Protocol, TypeAlias, assert_never
+
+from flask_idempotency.consumers.deliveries import (
+    HEADER,
+    RETRIES,
+    Aside,
+    Deliveries,
+    Delivery,
+    Done,
+    Handler,
+    SetAside,
+    Step,
+    Wait,
+    text_of,
+)
+from flask_idempotency.consumers.inbox import Inbox
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.keys import encode
+from flask_idempotency.engine.values import valueclass
+
+__all__ = ["consume"]
+
+IDLE_SECONDS: Final = 0.5
+BUSY_SECONDS: Final = 0.05
+STOPPED_SECONDS: Final = 60.0
+"""How often a stopped partition looks whether its message was settled: by a resolver, or by an operator."""
+
+KNOWN_CONFLUENT: Final = (2, 16)
+"""The last release of confluent-kafka whose objects we have read."""
+
+Partition: TypeAlias = tuple[str, int]
+
+_log = logging.getLogger("flask_idempotency")
+
+
+@valueclass(frozen=True, slots=True)
+class Polled:
+    """A message, and where it is."""
+
+    partition: Partition
+    offset: int
+    message: Any
+    headers: Sequence[tuple[str, bytes | None]]
+    key: Any
+    value: Any
+    timestamp: int
+
+
+class Client(Protocol):
+    """What `consume` needs of a client library. All methods run in the thread that polls."""
+
+    def subscribe(
+        self, topics: list[str], assigned: Callable[[list[Partition]], None], lost: Callable[[list[Partition]], None]
+    ) -> None: ...
+    def poll(self, seconds: float) -> list[Polled]: ...
+    def pause(self, partition: Partition) -> None: ...
+    def resume(self, partition: Partition) -> None: ...
+    def seek(self, partition: Partition, offset: int) -> None: ...
+    def commit(self, partition: Partition, offset: int) -> None: ...
+    def lost(self, partition: Partition) -> None: ...
+    def leave(self) -> None: ...
+
+
+def consume(
+    consumer: Any,
+    topics: str | Iterable[str],
+    inbox: Inbox,
+    handler: Handler,
+    *,
+    dead: SetAside | None = None,
+    retries: int = RETRIES,
+    threads: int = 1,
+    tenant: Callable[[Any], str | None] | None = None,
+    born: Callable[[Any], float | None] | None = None,
+    stop: Event | None = None,
+) -> None:
+    """Subscribe to these topics and consume them, until `stop` is set. You close the consumer.
+
+    `consumer` is a `Consumer` of confluent-kafka or a `KafkaConsumer` of kafka-python with `enable.auto.commit` off. Never use
+    it in the handler: it belongs to this thread. Call this function in an application context if the inbox is one of a Flask
+    application. Each message then has a context of its own.
+
+    The id of a message is its header `message-id`. Without one it is the topic, the partition and the offset, and its
+    timestamp, key and value are compared: a topic that was made again is refused, not skipped.
+
+    The offset after a message is committed when it is done. A message that may not run now is kept and tried again, and
+    its partition waits. If the handler raises, that is after 1, 2, 4 … seconds, `retries` times. A message that no worker may
+    do goes to `dead(message, reason)`, and is committed when that returns. Without `dead` it stops its partition, and is tried
+    again each minute: a resolver or an operator can settle it.
+
+    `threads` is how many handlers run at the same time, for as many partitions.
+
+    Raises `ConfigurationError` for a consumer that commits by itself, and the errors of the client.
+    """
+    if threads < 1:
+        raise ConfigurationError("threads must be 1 or more.")
+    client = _client(consumer)
+    deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
+    with ThreadPoolExecutor(threads, thread_name_prefix="idempotency-consumer") as pool:
+        _Consumer(client, deliveries, pool, stop or Event()).run([topics] if isinstance(topics, str) else list(topics))
+
+
+class _Work:
+    """The message that a partition is at. It is paused until the message is done."""
+
+    def __init__(self, polled: Polled, delivery: Delivery) -> None:
+        self.polled = polled
+        self.delivery = delivery
+        self.due: float | None = None
+        """When it is tried again, by the monotonic clock. None: a thread has it."""
+
+
+class _Consumer:
+    """One call of `consume`, in the thread that polls."""
+
+    def __init__(self, client: Client, deliveries: Deliveries, pool: ThreadPoolExecutor, stop: Event) -> None:
+        self._client = client
+        self._deliveries = deliveries
+        self._pool = pool
+        self._stop = stop
+        self._work: dict[Partition, _Work] = {}
+        self._assigned: set[Partition] = set()
+        """Partitions that were assigned in the last poll. They may still be paused from an earlier assignment."""
+        self._ended: SimpleQueue[tuple[_Work, Future[Step]]] = SimpleQueue()
+        self._threads = 0
+        """How many handlers run or wait for a thread, also those of partitions that were lost."""
+
+    def run(self, topics: list[str]) -> None:
+        self._client.subscribe(topics, self._assigned.update, self._lost)
+        # After `stop`, handlers that run may end, and are committed: polling keeps their partitions.
+        while not self._stop.is_set() or self._threads:
+            for polled in self._client.poll(self._settle_ended()):
+                self._start(polled)
+            for partition in self._assigned - self._work.keys():
+                self._client.resume(partition)
+            self._assigned.clear()
+            self._try_due()
+        for partition, work in self._work.items():
+            # Their offsets are not committed. The next member of the group gets them again.
+            self._client.seek(partition, work.polled.offset)
+        self._client.leave()
+
+    def _start(self, polled: Polled) -> None:
+        self._client.pause(polled.partition)
+        if polled.partition in self._work:
+            # The client had it ready when the partition was paused. It comes again after the one before it.
+            self._client.seek(polled.partition, polled.offset)
+            return
+        work = self._work[polled.partition] = _Work(polled, _delivery(polled))
+        if not self._stop.is_set():
+            self._try(work)
+
+    def _try(self, work: _Work) -> None:
+        work.due = None
+        self._threads += 1
+        future = self._pool.submit(self._deliveries.attempt, work.delivery)
+        future.add_done_callback(lambda ended: self._ended.put((work, ended)))
+
+    def _settle_ended(self) -> float:
+        """Settle what has ended, and wait a moment for it. Return the seconds that the next poll may take."""
+        if not self._threads:
+            due = [work.due for work in self._work.values() if work.due is not None]
+            return max(min([IDLE_SECONDS, *(each - time.monotonic() for each in due)]), 0)
+        try:
+            # A poll does not end when a handler does, so wait here and poll without waiting.
+            self._settle(*self._ended.get(timeout=BUSY_SECONDS))
+            while self._threads:
+                self._settle(*self._ended.get_nowait())
+        except Empty:
+            return 0
+        return 0
+
+    def _settle(self, work: _Work, future: Future[Step]) -> None:
+        self._threads -= 1
+        partition, offset = work.polled.partition, work.polled.offset
+        step = future.result()
+        if self._work.get(partition) is not work:
+            return  # lost in the meantime: its new owner gets the message again
+        match step:
+            case Done():
+                del self._work[partition]
+                self._client.commit(partition, offset + 1)
+                self._client.resume(partition)
+            case Wait(seconds):
+                work.due = time.monotonic() + seconds
+            case Aside(reason):
+                _log.error("%s [%d] stops at offset %d (%s): see `dead`.", *partition, offset, reason)
+                work.due = time.monotonic() + STOPPED_SECONDS
+            case unexpected:
+                assert_never(unexpected)
+
+    def _try_due(self) -> None:
+        now = time.monotonic()
+        for work in () if self._stop.is_set() else self._work.values():
+            if work.due is not None and work.due <= now:
+                self._try(work)
+
+    def _lost(self, partitions: list[Partition]) -> None:
+        for partition in partitions:
+            self._work.pop(partition, None)
+            self._assigned.discard(partition)
+            self._client.lost(partition)
+
+
+def _delivery(polled: Polled) -> Delivery:
+    message_id = next((text_of(value) for name, value in reversed(polled.headers) if name == HEADER), None)
+    if message_id is not None:
+        return Delivery(polled.message, message_id, polled.value if isinstance(polled.value, bytes) else None)
+    parts = [part if isinstance(part, bytes) else b"" for part in (polled.key, polled.value)]
+    payload = encode(b"%d" % polled.timestamp, *parts)
+    return Delivery(polled.message, f"{polled.partition[0]}/{polled.partition[1]}/{polled.offset}", payload)
+
+
+def _client(consumer: Any) -> Client:
+    """Return the client of this consumer. Raises `ConfigurationError` if it commits by itself."""
+    if isinstance(getattr(consumer, "config", None), dict):
+        if consumer.config.get("enable_auto_commit"):
+            raise ConfigurationError(_COMMITS.format(option="enable_auto_commit=False"))
+        if consumer.config.get("group_id") is None:
+            raise ConfigurationError("This KafkaConsumer has no group_id, so it cannot commit. Give it one.")
+        return _KafkaPython(consumer)
+    commits = _commits_by_itself(consumer)
+    if commits:
+        raise ConfigurationError(_COMMITS.format(option='"enable.auto.commit": False'))
+    if commits is None:
+        _log.warning("cannot see if this consumer has enable.auto.commit off: if it is on, messages get lost")
+    return _Confluent(consumer)
+
+
+_COMMITS: Final = (
+    "This consumer commits offsets by itself, also those of messages that are still being handled: a crash would lose them. "
+    "Make it with {option}."
+)
+
+
+class _Confluent:
+    """A consumer of confluent-kafka."""
+
+    def __init__(self, consumer: Any) -> None:
+        from confluent_kafka import KafkaException, TopicPartition
+
+        self._consumer = consumer
+        self._place = TopicPartition
+        self._error = KafkaException
+        self._reported: set[int] = set()
+
+    def subscribe(
+        self, topics: list[str], assigned: Callable[[list[Partition]], None], lost: Callable[[list[Partition]], None]
+    ) -> None:
+        def call(tell: Callable[[list[Partition]], None], consumer: Any, places: Any) -> None:
+            tell([(place.topic, place.partition) for place in places])
+
+        gone = partial(call, lost)
+        self._consumer.subscribe(topics, on_assign=partial(call, assigned), on_revoke=gone, on_lost=gone)
+
+    def poll(self, seconds: float) -> list[Polled]:
+        message = self._consumer.poll(seconds)
+        if message is None:
+            return []
+        error = message.error()
+        if error is not None:
+            if error.fatal():
+                raise self._error(error)
+            if error.code() not in self._reported:
+                self._reported.add(error.code())
+                _log.warning("Kafka: %s. Polling goes on", error.name())
+            return []
+        partition = message.topic(), message.partition()
+        headers = message.headers() or []
+        moment = message.timestamp()[1]
+        return [Polled(partition, message.offset(), message, headers, message.key(), message.value(), moment)]
+
+    def pause(self, partition: Partition) -> None:
+        self._consumer.pause([self._place(*partition)])
+
+    def resume(self, partition: Partition) -> None:
+        self._tolerate(lambda: self._consumer.resume([self._place(*partition)]), partition)
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        self._tolerate(lambda: self._consumer.seek(self._place(*partition, offset)), partition)
+
+    def commit(self, partition: Partition, offset: int) -> None:
+        offsets = [self._place(*partition, offset)]
+        self._tolerate(lambda: self._consumer.commit(offsets=offsets, asynchronous=False), partition)
+
+    def lost(self, partition: Partition) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def _tolerate(self, call: Callable[[], object], partition: Partition) -> None:
+        try:
+            call()
+        except self._error as error:
+            _refused(partition, error.args[0].name())
+
+
+class _KafkaPython:
+    """A consumer of kafka-python.
+
+    It takes all that a fetch brought, and keeps it: kafka-python 3.0.12 never returns the records of a partition that was
+    paused between two of them.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        from kafka import (  # type: ignore[import-untyped]
+            ConsumerRebalanceListener,
+            OffsetAndMetadata,
+            TopicPartition,
+        )
+        from kafka.errors import KafkaError  # type: ignore[import-untyped]
+
+        self._consumer = consumer
+        self._place = TopicPartition
+        self._offset = OffsetAndMetadata
+        self._error = KafkaError
+        self._listener: Any = ConsumerRebalanceListener
+        self._ready: dict[Partition, deque[Polled]] = {}
+        """The messages that a poll has not returned yet."""
+        self._paused: set[Partition] = set()
+
+    def subscribe(
+        self, topics: list[str], assigned: Callable[[list[Partition]], None], lost: Callable[[list[Partition]], None]
+    ) -> None:
+        class Listener(self._listener):  # type: ignore[misc,name-defined]
+            def on_partitions_assigned(self, places: Any) -> None:
+                assigned([tuple(place) for place in places])
+
+            def on_partitions_revoked(self, places: Any) -> None:
+                lost([tuple(place) for place in places])
+
+            def on_partitions_lost(self, places: Any) -> None:
+                lost([tuple(place) for place in places])
+
+        self._consumer.subscribe(topics=topics, listener=Listener())
+
+    def poll(self, seconds: float) -> list[Polled]:
+        waiting = any(self._ready[partition] for partition in self._ready.keys() - self._paused)
+        found = self._consumer.poll(timeout_ms=0 if waiting else int(seconds * 1000), max_records=2**31)
+        for place, records in found.items():
+            self._ready.setdefault(tuple(place), deque()).extend(
+                Polled(tuple(place), each.offset, each, each.headers, each.key, each.value, each.timestamp)
+                for each in records
+            )
+        return [self._ready[each].popleft() for each in self._ready.keys() - self._paused if self._ready[each]]
+
+    def pause(self, partition: Partition) -> None:
+        self._paused.add(partition)
+        self._consumer.pause(self._place(*partition))
+
+    def resume(self, partition: Partition) -> None:
+        self._paused.discard(partition)
+        if not self._ready.get(partition):
+            self._tolerate(lambda: self._consumer.resume(self._place(*partition)), partition)
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        self._ready.pop(partition, None)
+        self._tolerate(lambda: self._consumer.seek(self._place(*partition), offset), partition)
+
+    def lost(self, partition: Partition) -> None:
+        self._ready.pop(partition, None)
+        self._paused.discard(partition)
+
+    def leave(self) -> None:
+        for partition, ready in list(self._ready.items()):
+            if ready:
+                self.seek(partition, ready[0].offset)
+
+    def commit(self, partition: Partition, offset: int) -> None:
+        offsets = {self._place(*partition): self._offset(offset, "", -1)}
+        self._tolerate(lambda: self._consumer.commit(offsets), partition)
+
+    def _tolerate(self, call: Callable[[], object], partition: Partition) -> None:
+        try:
+            call()
+        except (self._error, KeyError, ValueError) as error:  # the latter two for a partition that is not assigned
+            _refused(partition, type(error).__name__)
+
+
+def _refused(partition: Partition, error: str) -> None:
+    """Log that this consumer may not do that with its partition. Its owner gets the message again, and the inbox replays."""
+    _log.warning("%s [%d]: %s. If this partition was lost, its new owner gets the message again", *partition, error)
+
+
+def _commits_by_itself(consumer: Any) -> bool | None:
+    """Return whether this confluent-kafka consumer commits offsets that we did not. None: it cannot be seen.
+
+    The client has no way to ask. So this reads the configuration from librdkafka, by the pointer that follows the header of
+    the object: `Handle` in confluent_kafka.h begins so in all releases from 0.9 to 2.16. Of a later one we know nothing, and
+    a wrong pointer would end the process.
+    """
+    from confluent_kafka import __version__, cimpl
+
+    major, minor = (int(part) for part in str(__version__).split(".")[:2])
+    if not isinstance(consumer, cimpl.Consumer) or (major, minor) > KNOWN_CONFLUENT:
+        return None
+    try:
+        library = ctypes.PyDLL(cimpl.__file__)
+        configuration, get = library.rd_kafka_conf, library.rd_kafka_conf_get
+    except (AttributeError, OSError):
+        return None  # linked in another way
+    configuration.restype, configuration.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    get.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]
+    pointer = ctypes.c_void_p.from_address(id(consumer) + object.__basicsize__).value
+    if pointer is None:
+        return None  # closed: the first poll says so
+    values = []
+    for name in (b"enable.auto.commit", b"enable.auto.offset.store"):
+        text, size = ctypes.create_string_buffer(16), ctypes.c_size_t(16)
+        if get(configuration(pointer), name, text, ctypes.byref(size)) != 0:
+            return None
+        values.append(text.value)
+    return values == [b"true", b"true"]

@@ -1,0 +1,46 @@
+"""Make the claim requests of one use of a key: one under each secret in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from flask_idempotency.engine.keys import Identity, Scope
+from flask_idempotency.engine.model import ClaimRequest, RequestInfo
+from flask_idempotency.engine.policy import Policy
+
+MESSAGE_MARK: Final = "\0"
+"""Precedes the id of a message in the name of its record. No key of an HTTP client has this character, so a message and a
+request never share a record, whatever their operations and callers are called."""
+
+
+def claim_requests(
+    scope: Scope,
+    client_key: str,
+    identities: Sequence[Identity],
+    prints: Sequence[bytes],
+    *,
+    policy: Policy,
+    method: str,
+    operation: str,
+    hashed: bool,
+    timestamp: float | None,
+    in_quota: bool = True,
+) -> list[ClaimRequest]:
+    """Return one request for each identity, the newest first, with the fingerprint under that identity.
+
+    `hashed`: the records name the tenant and the principal by a keyed hash under the newest secret.
+    """
+    tenant = "" if scope.tenant is None else scope.tenant
+    principal = "" if scope.principal is None else scope.principal
+    if hashed:
+        pseudonym = identities[0].pseudonym
+        tenant = "" if scope.tenant is None else pseudonym(tenant)
+        principal = "" if scope.principal is None else pseudonym(principal)
+    info = RequestInfo(tenant, principal, method, operation)
+    on_expiry, waited_for = policy.on_expiry, policy.in_flight == "wait"
+    requests = []
+    for identity, fingerprint in zip(identities, prints, strict=True):
+        key = identity.storage_key(scope, client_key)
+        requests.append(ClaimRequest(key, fingerprint, on_expiry, info, waited_for, timestamp, in_quota))
+    return requests

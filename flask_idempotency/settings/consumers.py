@@ -1,0 +1,145 @@
+"""The policy keywords of consumers: what an inbox or a task may set, checked with every fault at once.
+
+They are the keywords of endpoints that do not need HTTP, with defaults for messages. A policy of endpoints, a profile or an
+`IDEMPOTENCY_*` setting never reaches a consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from marshmallow import RAISE, Schema, validate
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
+from flask_idempotency.settings.loading import load_values
+from flask_idempotency.settings.options import (
+    MAX_KEEP_SECONDS,
+    MIN_LEASE_SECONDS,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Parsed,
+    function,
+    one_of,
+    seconds,
+    whole_number,
+)
+
+LONGEST_RESULT: Final = 64 * 1024 * 1024
+"""Bytes. A codec stores no longer value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPolicy(Policy):
+    """Everything that may differ from one inbox or task to the next. Durations are seconds."""
+
+    keep: float = 7 * 24 * 3600.0
+    max_runtime: float = 6 * 3600.0
+    on_error: Literal["release", "keep", "quarantine"] | None = "release"
+    max_attempts: int = 5
+    settle_wait: float = 10.0
+
+    @property
+    def max_result(self) -> int:
+        """The most bytes of a value that is kept."""
+        return self.max_body
+
+
+class ConsumerSchema(Schema):
+    """Every policy keyword of an inbox or a task. Its defaults are those of `ConsumerPolicy`."""
+
+    class Meta:
+        unknown = RAISE
+
+    effects = one_of(
+        "plain",
+        "marked",
+        "deduplicated",
+        "transactional",
+        metadata={"doc": "What a second run of the work may repeat. Decides what happens after a worker vanished."},
+    )
+    on_abandoned = one_of(
+        "takeover",
+        "quarantine",
+        allow_none=True,
+        metadata={"doc": "Overrides the decision of `effects` about a vanished worker."},
+    )
+    on_error = one_of(
+        "release",
+        "keep",
+        "quarantine",
+        metadata={
+            "doc": "How to end the key if the work raises an exception. Past the point of no return it is never released."
+        },
+    )
+    decide = Parsed(
+        function,
+        allow_none=True,
+        metadata={"doc": '`(value, exception) -> "keep" | "release" | "quarantine" | None`.'},
+    )
+    lease = Parsed(
+        seconds,
+        validate=validate.Range(min=MIN_LEASE_SECONDS, error="must be at least a tenth of a second."),
+        metadata={"doc": "How long a worker may be silent before it counts as vanished."},
+    )
+    max_runtime = Parsed(
+        seconds,
+        validate=POSITIVE,
+        metadata={"doc": "How long the worker renews the lease: at least your longest message."},
+    )
+    keep = Parsed(
+        seconds,
+        validate=[POSITIVE, validate.Range(max=MAX_KEEP_SECONDS, error="must not be longer than 90 days.")],
+        metadata={"doc": "How long a message is recognised. Longer than any redelivery or dead-letter replay."},
+    )
+    in_flight = one_of(
+        "later",
+        "wait",
+        metadata={"doc": "How to treat a message that another worker has: `later`, or `wait` for its value first."},
+    )
+    wait = Parsed(seconds, validate=NOT_NEGATIVE, metadata={"doc": "Longest time that such a message waits."})
+    max_result = whole_number(
+        most=LONGEST_RESULT,
+        metadata={"doc": "Largest value to keep, in bytes of JSON. Replays of a larger one have no value."},
+    )
+    max_attempts = whole_number(
+        least=1,
+        metadata={"doc": "How many workers may vanish at one message. Then it is `Dead`, or raises `TooManyAttempts`."},
+    )
+    settle_wait = Parsed(
+        seconds,
+        validate=NOT_NEGATIVE,
+        metadata={"doc": "How long to repeat a write that the store does not take, before the verdict is `Later`."},
+    )
+
+
+_ANALOGOUS: Final = {"max_body": "max_result", "on_expiry": "on_abandoned", "retries": "max_attempts"}
+
+
+def load_consumer_policy(values: Mapping[str, Any], *, where: str) -> ConsumerPolicy:
+    """Check and convert these keywords. `where` names the call in which you wrote them, for error texts.
+
+    Raises `ConfigurationError` with every fault. Whether the store can follow it is checked when it is known.
+    """
+    known = set(ConsumerSchema().fields)
+    of_http = {name: value for name, value in values.items() if name in POLICY_FIELDS - known}
+    rest = {name: value for name, value in values.items() if name not in of_http}
+    loaded, faults = load_values(ConsumerSchema(), rest, name_of=lambda name: f"{where}: {name}")
+    for name in of_http:
+        meant = f"{_ANALOGOUS[name]}" if name in _ANALOGOUS else f"@idempotent({name}=…) on a view"
+        faults.append(
+            f"{where}: {name}: this keyword is for HTTP endpoints, and messages have none. Did you mean {meant}?"
+        )
+    if loaded.get("in_flight") == "later":
+        loaded["in_flight"] = "reject"
+    if "max_result" in loaded:
+        loaded["max_body"] = loaded.pop("max_result")
+    if "max_runtime" in loaded and "lease" not in loaded:
+        loaded["lease"] = max(min(ConsumerPolicy().lease, loaded["max_runtime"]), MIN_LEASE_SECONDS)
+    policy = ConsumerPolicy(**loaded)
+    faults += [f"{where}: {fault}" for fault in policy.faults(joint=True)]
+    if faults:
+        raise ConfigurationError(*faults)
+    return policy

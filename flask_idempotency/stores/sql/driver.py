@@ -1,0 +1,218 @@
+"""Send the statements of the request path through the cursor of the driver: psycopg 3 and sqlite3.
+
+SQLAlchemy compiles each statement once, pools the connections and classifies the errors. What its own `Connection` adds to
+every statement (an execution context, a description of each column, a result, rows, a rollback at the end) takes longer than
+these statements themselves. Other drivers, and engines whose statements an application listens to, use SQLAlchemy's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn, TypeAlias
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine.interfaces import Dialect as EngineDialect
+from sqlalchemy.exc import DBAPIError, MultipleResultsFound, NoResultFound
+from sqlalchemy.sql.compiler import SQLCompiler
+
+DRIVERS: Final = ("psycopg", "pysqlite")
+"""SQLAlchemy's names of the drivers whose cursors this module uses."""
+
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+class Rows(list[Any]):
+    """The rows of a statement, with the methods of SQLAlchemy's `Result` that the request path needs."""
+
+    __slots__ = ()
+
+    def all(self) -> list[Any]:
+        return self
+
+    def one_or_none(self) -> Any | None:
+        if len(self) > 1:
+            raise MultipleResultsFound("a statement about one record returned several rows")
+        return self[0] if self else None
+
+    def one(self) -> Any:
+        if len(self) != 1:
+            raise NoResultFound(f"a statement that returns one row returned {len(self)}")
+        return self[0]
+
+    def scalar_one_or_none(self) -> Any | None:
+        if len(self) > 1:
+            raise MultipleResultsFound("a statement about one record returned several rows")
+        return self[0][0] if self else None
+
+    def scalar_one(self) -> Any:
+        if len(self) != 1:
+            raise NoResultFound(f"a statement that returns one row returned {len(self)}")
+        return self[0][0]
+
+
+class Text:
+    """A compiled statement: its SQL, the parameters that it sets itself, and the type of its rows."""
+
+    __slots__ = ("defaults", "row", "sql")
+
+    def __init__(self, statement: Any, dialect: EngineDialect) -> None:
+        compiled = statement.compile(dialect=dialect)
+        assert isinstance(compiled, SQLCompiler)  # noqa: S101 - no statement of ours is DDL
+        self.sql = compiled.string
+        assert compiled.positiontup is None  # noqa: S101 - both drivers take parameters by name
+        self.defaults = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
+        columns = tuple(statement.exported_columns.keys())
+        row: Any = namedtuple("Row", columns)  # type: ignore[misc]
+        self.row: Callable[[Any], Any] | None = row._make if columns else None
+
+
+class Driver:
+    """The driver of an engine, and the statements that were compiled for it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.dialect = engine.dialect
+        self.texts: dict[Any, Text] = {}
+        """By statement. The store builds its statements once, so this does not grow."""
+
+    @property
+    def base_error(self) -> Any:
+        return self.dialect.loaded_dbapi.Error
+
+    def compile(self, statement: Any) -> Text:
+        """Compile a statement at its first use."""
+        # The first two threads may both do this: both compile the same.
+        text = self.texts[statement] = Text(statement, self.dialect)
+        return text
+
+    def wrapped(self, error: Exception, sql: str | None, *, disconnected: bool) -> BaseException:
+        """Return SQLAlchemy's error for this error of the driver."""
+        return DBAPIError.instance(
+            sql,
+            None,
+            error,
+            self.base_error,
+            hide_parameters=True,
+            connection_invalidated=disconnected,
+            dialect=self.dialect,
+        )
+
+
+class DriverCursor(ABC):
+    """A cursor of the driver that sends our statements as SQLAlchemy's `Connection` does. Raise the errors of SQLAlchemy."""
+
+    __slots__ = ("_cursor", "_driver")
+
+    _cursor: Any
+    _driver: Driver
+
+    def execute(self, statement: Any, parameters: Mapping[str, Any] = _NOTHING) -> Rows:
+        """Send a statement, and return all its rows."""
+        text = self._driver.texts.get(statement) or self._driver.compile(statement)
+        row = text.row
+        try:
+            self._cursor.execute(text.sql, {**text.defaults, **parameters} if text.defaults else parameters)
+            # Fetch all: SQLite keeps a read transaction open until a statement has returned its last row.
+            return Rows() if row is None else Rows(map(row, self._cursor.fetchall()))
+        except BaseException as error:  # noqa: BLE001 - `_fail` raises it
+            self._fail(error, text.sql)
+
+    @abstractmethod
+    def _fail(self, error: BaseException, sql: str) -> NoReturn:
+        """Raise this error as SQLAlchemy would."""
+
+
+class DriverConnection(DriverCursor):
+    """A connection of the pool, with the methods of SQLAlchemy's `Connection` that the request path needs.
+
+    Close `held` at the end; no transaction may be open then.
+    """
+
+    __slots__ = ("_raw", "dialect", "held")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.dialect = driver.dialect
+        self.held: Any = None
+        self._raw: Any = None
+        try:
+            self.held = driver.engine.raw_connection()
+            self._raw = self.held.dbapi_connection
+            self._cursor = self._raw.cursor()
+        except driver.base_error as error:
+            disconnected = driver.dialect.is_disconnect(error, self._raw, None)
+            if self.held is not None:
+                # The driver knows that this connection is gone.
+                driver.engine.pool._invalidate(self.held, error)
+                self.held.close()
+            raise driver.wrapped(error, None, disconnected=disconnected) from error
+
+    def command(self, sql: str) -> None:
+        """Send SQL without parameters and rows, such as BEGIN."""
+        try:
+            self._cursor.execute(sql)
+        except BaseException as error:  # noqa: BLE001 - `_fail` raises it
+            self._fail(error, sql)
+
+    def undo(self) -> None:
+        """Roll back. If that fails, drop the connection, so that the server rolls back."""
+        try:
+            self._raw.rollback()
+        except Exception as error:  # noqa: BLE001 - after any error the connection is unusable
+            self._drop(error)
+
+    def _drop(self, error: BaseException) -> None:
+        if self.held.is_valid:
+            self.held.invalidate(error)
+
+    def _fail(self, error: BaseException, sql: str) -> NoReturn:
+        driver = self._driver
+        if not isinstance(error, Exception):
+            # The worker was interrupted while the server answers, so the next statement would read that answer.
+            self._drop(error)
+            raise error
+        ours: Any = error
+        disconnected = driver.dialect.is_disconnect(ours, self._raw, self._cursor)
+        if disconnected:
+            # Like SQLAlchemy: the pool's other connections are as stale.
+            driver.engine.pool._invalidate(self.held, error)
+        else:
+            # A cursor that failed in the middle of its rows holds SQLite's lock while a traceback keeps it.
+            self._cursor.close()
+            self._cursor = self._raw.cursor()
+        if not isinstance(error, driver.base_error):
+            raise error
+        raise driver.wrapped(error, sql, disconnected=disconnected) from error
+
+
+class SessionCursor(DriverCursor):
+    """A new cursor of the driver on the connection of the application's session, in the transaction of that session."""
+
+    __slots__ = ("_connection", "dialect")
+
+    def __init__(self, driver: Driver, connection: Connection) -> None:
+        self._driver = driver
+        self._connection = connection
+        self.dialect = connection.dialect
+        self._cursor = None
+        raw: Any = connection.connection.dbapi_connection
+        try:
+            self._cursor = raw.cursor()
+        except Exception as error:  # noqa: BLE001 - `_fail` raises it
+            self._fail(error, "")
+
+    def _fail(self, error: BaseException, sql: str) -> NoReturn:
+        connection = self._connection
+        # Without a statement, SQLAlchemy raises what is no error of the driver as it is.
+        told = sql if isinstance(error, self._driver.base_error) else None
+        # Its session must learn of a lost connection, as it does from the application's own statements.
+        connection._handle_dbapi_exception(error, told, None, self._cursor, None)
+
+
+RecordConnection: TypeAlias = Connection | DriverConnection
+"""What sends the statements of the request path."""
+
+SessionConnection: TypeAlias = RecordConnection | SessionCursor
+"""What completes a record: the same, or a cursor in the transaction of the application's session."""

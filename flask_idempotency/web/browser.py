@@ -1,0 +1,75 @@
+"""Serve the browser module, and render the tag that loads it.
+
+The module is `flask_idempotency/browser/idempotency.js`, as it is written but for its comments: there is no build step.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any, Final
+
+from flask import Flask, Response, current_app, request
+from markupsafe import Markup
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.web.key_status import route_everywhere
+
+ENDPOINT: Final = "idempotency_browser_module"
+"""The endpoint of the route that IDEMPOTENCY_BROWSER_MODULE registers."""
+
+DAY_SECONDS: Final = 86400
+
+COMMENT_LINE: Final = re.compile(rb"^ *//.*\n", re.MULTILINE)
+
+
+@lru_cache(maxsize=1)
+def module_source() -> bytes:
+    """Return the browser module without its lines of comment, encoded in UTF-8."""
+    return COMMENT_LINE.sub(b"", files("flask_idempotency").joinpath("browser", "idempotency.js").read_bytes())
+
+
+def serve_module(app: Flask, url: str) -> None:
+    """Serve the browser module at this path, on every host and subdomain that the application serves."""
+    route_everywhere(app, url, ENDPOINT, _module)
+
+
+def _module(**_: Any) -> Response:
+    return public_response(module_source(), "text/javascript", max_age=DAY_SECONDS)
+
+
+def public_response(content: bytes, media_type: str, *, max_age: int) -> Response:
+    """Return a response that other origins may read and clients may cache; or 304 if the client has it.
+
+    Shared caches may keep it too, unless the request has credentials: then a hook of the application may have checked them.
+    """
+    response = Response(content, mimetype=media_type)
+    # Strong: equal content is equal bytes.
+    response.set_etag(sha256(content).hexdigest()[:32])
+    if "Authorization" in request.headers or "Cookie" in request.headers:
+        response.cache_control.private = True
+    else:
+        response.cache_control.public = True
+    response.cache_control.max_age = max_age
+    response.access_control_allow_origin = "*"
+    response.make_conditional(request)
+    return response
+
+
+def idempotency_script(*, nonce: str | None = None) -> Markup:
+    """Render the tag that loads the browser module, for templates: `{{ idempotency_script() }}`.
+
+    `nonce` is the one of your Content-Security-Policy. Raises `ConfigurationError` if `IDEMPOTENCY_BROWSER_MODULE` is not
+    set: the page would load nothing.
+    """
+    state = current_app.extensions.get("idempotency")
+    url = None if state is None else state.settings.browser_module
+    if url is None:
+        raise ConfigurationError(
+            'idempotency_script(): set IDEMPOTENCY_BROWSER_MODULE = "/idempotency.js", the path that serves the module. If '
+            "you serve a copy, write the tag yourself."
+        )
+    attribute = Markup("") if nonce is None else Markup(' nonce="{}"').format(nonce)
+    return Markup('<script type="module" src="{}"{}></script>').format(request.script_root + url, attribute)

@@ -1,0 +1,115 @@
+"""One command writes the figures and the charts of docs/reference/speed.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import charts, page
+from benchmarks.report import CPU_TO_BY_HAND, Row, Section, at_least, at_most, markdown
+from docs.diagrams import STYLE
+
+SVG = "{http://www.w3.org/2000/svg}"
+RATIOS = {
+    "first": {"ours": 1.2, "Powertools": 1.24},
+    "replay": {"ours": 1.35, "Powertools": 2.34},
+    "mismatch": {"ours": 1.31},
+}
+LEVELS = [(0, 210.0, 380.0), (1_000, 212.0, 391.0), (1_000_000, 215.0, 402.0)]
+DRAWN = {
+    "ratios": charts.ratios(RATIOS, CPU_TO_BY_HAND),
+    "growth": charts.growth(LEVELS),
+    "committed ratios": (charts.CHARTS / "ratios.svg").read_text(encoding="utf-8"),
+    "committed growth": (charts.CHARTS / "growth.svg").read_text(encoding="utf-8"),
+}
+
+
+@pytest.mark.parametrize("drawn", DRAWN.values(), ids=DRAWN)
+def test_a_chart_fits_its_frame_and_both_themes(drawn: str) -> None:
+    """Its colours are the variables that the site switches; in an <img> they follow the system."""
+    root = ElementTree.fromstring(drawn)  # noqa: S314 - our own
+    width, height = float(root.get("width", 0)), float(root.get("height", 0))
+
+    assert root.findtext(f"{SVG}style") == STYLE
+    assert "prefers-color-scheme:dark" in STYLE
+    assert not re.search(r'(?:fill|stroke|style)="', drawn)
+    assert width <= 736  # of the site's text
+    texts = list(root.iter(f"{SVG}text"))
+    assert len(texts) > 5
+    for text in texts:
+        x, wide = float(text.get("x", 0)), 8 * len(text.text or "")
+        left = {"start": x, "middle": x - wide / 2, "end": x - wide}[text.get("text-anchor", "start")]
+        assert 0 <= left <= width - wide, text.text
+        assert 0 < float(text.get("y", 0)) < height, text.text
+
+
+def test_a_chart_is_read_aloud() -> None:
+    """Its description has each number that it shows."""
+    for name, values in (("ratios", ("1.20", "2.34", "1.31")), ("growth", ("1,000,000", "402", "212"))):
+        root = ElementTree.fromstring(DRAWN[name])  # noqa: S314 - our own
+        assert root.get("role") == "img"
+        words = root.findtext(f"{SVG}desc") or ""
+        assert [value for value in values if value not in words] == []
+
+
+def test_a_longer_bar_is_a_larger_ratio() -> None:
+    root = ElementTree.fromstring(DRAWN["ratios"])  # noqa: S314 - our own
+    lengths = [float(bar.get("width", 0)) for bar in root.iter(f"{SVG}rect")]
+    ratios = [ratio for group in RATIOS.values() for ratio in group.values()]
+
+    assert lengths == pytest.approx([ratio * lengths[0] / ratios[0] for ratio in ratios], rel=0.01)
+
+
+def test_the_page_has_a_place_for_every_block() -> None:
+    """A block without its place would be measured and lost."""
+    names = [name for name, _ in page.BLOCK.findall(page.PAGE.read_text(encoding="utf-8"))]
+    source = Path(page.__file__).read_text(encoding="utf-8")
+
+    assert len(names) == len(set(names)) > 5
+    assert re.findall(r'^        "(\w+)": ', source, re.MULTILINE) == sorted(
+        names, key=lambda name: source.index(f'"{name}": ')
+    )
+
+
+def test_a_block_replaces_the_lines_between_its_marks() -> None:
+    text = "before\n<!-- measured: sql -->\nold\n<!-- end of sql -->\nafter\n"
+
+    assert page.with_blocks(text, {"sql": "| new |\n"}) == text.replace("old\n", "\n| new |\n\n")
+    with pytest.raises(ValueError, match="sql"):
+        page.with_blocks(text, {"redis": "lost"})
+
+
+def test_a_missed_goal_is_marked_on_the_page() -> None:
+    rows = [
+        Row("first", {"CPU": 310.0, "bytes": 1491}, [at_most("≤ 1.25", 1.2, 1.25)]),
+        Row("replay", {"CPU": 210.0}, [at_most("≤ 1.4", 1.5, 1.4)]),
+    ]
+
+    assert markdown(Section("Requests", "", rows)).splitlines() == [
+        "|  | CPU | bytes | goal |",
+        "| --- | --- | --- | --- |",
+        "| first | 310 | 1,491 | ≤ 1.25 |",
+        "| replay | 210 |  | ≤ 1.4: **missed** |",
+    ]
+
+
+def test_each_table_of_the_page_has_its_own_goals() -> None:
+    """The terminal shows one table, and the page two."""
+    both = [at_most("≤ 1.25", 1.2, 1.25), at_least("gunicorn ≥ 0.85", 0.9, 0.85)]
+    table = Section("Requests", "", [Row("first", {"CPU": 310.0}, both)])
+
+    for gunicorn in (False, True):
+        assert page.with_goals(table, gunicorn=gunicorn).rows[0].verdicts == [both[gunicorn]]
+
+
+@pytest.mark.parametrize(
+    ("load", "says"), [("0.2", "The load before"), ("8.1 (NOT IDLE: see below)", "Only counts and sizes hold")]
+)
+def test_the_page_names_the_machine_and_if_it_was_busy(load: str, says: str) -> None:
+    about = {"cpu": "AMD EPYC", "cores": "2", "pinned": "yes", "python": "3.11.7", "load before": load}
+
+    assert "AMD EPYC, 2 cores, python 3.11.7. " in page.machine(about)
+    assert says in page.machine(about)

@@ -1,0 +1,269 @@
+"""The ledger: what is on disk, and what processes and threads that share it do to each other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from flask_idempotency.client import Intents, Ledger, LedgerError
+from flask_idempotency.client import ledger as module
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "intents.sqlite3"
+
+
+def test_only_its_owner_reads_the_file(path: Path) -> None:
+    old = os.umask(0)
+    try:
+        ledger = Ledger(path)
+        ledger.begin("pay", "k", None)
+    finally:
+        os.umask(old)
+
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file.name
+
+
+def test_the_file_is_written_for_good_before_a_key_is_sent(path: Path) -> None:
+    ledger = Ledger(path)
+
+    with ledger._reading() as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_no_content_is_in_the_file(path: Path) -> None:
+    ledger = Ledger(path)
+    intent = Intents(ledger)("pay")
+    with intent:
+        intent.begin(intent.digest("POST", "text/plain", b"4111 1111 1111 1111"))
+    ledger.close()
+
+    assert b"4111" not in path.read_bytes()
+
+
+def test_equal_bodies_of_two_names_have_different_digests() -> None:
+    digests = set()
+    for name in ("one", "two"):
+        with Intents()(name) as intent:
+            intent.take()
+            digests.add(intent.digest("POST", "text/plain", b"x"))
+
+    assert len(digests) == 2
+
+
+def test_a_later_delivery_keeps_a_refusal_from_ending_the_name() -> None:
+    """Two processes send one key. The first is refused for its quota, the second is carried out and dies."""
+    ledger = Ledger()
+    first = ledger.begin("pay", "k1", b"d")
+    ledger.begin("pay", "k1", b"d")
+
+    ledger.settle(first.entry, "refused", status=429, attempts=1)
+
+    assert ledger.begin("pay", "k2", b"d").entry.key == "k1"
+
+
+def test_a_name_that_was_begun_again_gives_an_older_intent_its_key() -> None:
+    """The old key was refused for a quota, so the service does not know it: it must not run beside the new one."""
+    ledger = Ledger()
+    intents = Intents(ledger)
+    with intents("pay") as old:
+        first = ledger.begin("pay", old.key, b"d")
+        ledger.settle(first.entry, "refused", status=429, attempts=1)
+        with intents("pay") as new:
+            new.take()
+
+        assert old.take() == new.key
+
+
+def test_a_carried_out_name_stays_so() -> None:
+    ledger = Ledger()
+    begun = ledger.begin("pay", "k", b"d")
+    ledger.settle(begun.entry, "done", status=201, attempts=1)
+
+    ledger.settle(begun.entry, "refused", status=402, attempts=1, certain=True)
+
+    entry = ledger.find("pay")
+    assert entry is not None
+    assert (entry.state, entry.status, entry.attempts) == ("done", 201, 2)
+
+
+def test_a_forgotten_name_is_sent_under_its_open_intents_key() -> None:
+    ledger = Ledger()
+    with Intents(ledger)("pay") as intent:
+        ledger.forget("pay")
+
+        assert intent.take() == intent.key
+        entry = ledger.find("pay")
+
+    assert entry is not None
+    assert entry.key == intent.key
+
+
+def test_a_database_that_is_no_ledger_is_left_alone(path: Path) -> None:
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE accounts (id INTEGER)")
+    other.commit()
+    other.close()
+
+    with pytest.raises(LedgerError, match="no ledger"):
+        Ledger(path)
+
+
+def test_a_file_that_is_no_database(path: Path) -> None:
+    path.write_bytes(b"not a database, but long enough for SQLite to look at" * 100)
+
+    with pytest.raises(LedgerError, match="Check the file"):
+        Ledger(path)
+
+
+def test_a_newer_format_is_left_alone(path: Path) -> None:
+    Ledger(path).close()
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA user_version = 99")
+    other.commit()
+    other.close()
+
+    with pytest.raises(LedgerError, match="format 99"):
+        Ledger(path)
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="folder that exists"):
+        Ledger(tmp_path / "none" / "intents.sqlite3")
+
+
+def test_a_closed_ledger_says_so(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.close()
+
+    with pytest.raises(LedgerError, match="closed"):
+        ledger.find("pay")
+
+
+def test_times_that_cannot_hold_are_a_fault() -> None:
+    with pytest.raises(ValueError, match="keep"):
+        Ledger(keep=10.0, forget_after=5.0)
+
+
+def test_threads_get_one_key(path: Path) -> None:
+    ledger = Ledger(path)
+    barrier = threading.Barrier(8)
+    keys = []
+
+    def take() -> None:
+        barrier.wait(10)
+        with Intents(ledger)("pay") as intent:
+            keys.append(intent.take())
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert len(keys) == 8
+    assert len(set(keys)) == 1
+
+
+def open_and_take(path: str, rounds: int, answers: multiprocessing.Queue[list[str]]) -> None:
+    keys = []
+    for number in range(rounds):
+        ledger = Ledger(path)
+        with Intents(ledger)(f"pay {number}") as intent:
+            keys.append(intent.take())
+        ledger.close()
+    answers.put(keys)
+
+
+def test_processes_open_write_and_close_beside_each_other(path: Path) -> None:
+    """Each round opens the file and closes it. With a lock lost on the way, SQLite reports a disk I/O error."""
+    answers = SPAWN.Queue()
+    workers = [SPAWN.Process(target=open_and_take, args=(str(path), 70, answers)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    found = [answers.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join(30)
+
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == 70
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_forked_process_opens_its_own_connection(path: Path) -> None:
+    ledger = Ledger(path)
+    with Intents(ledger)("pay") as intent:
+        key = intent.take()
+    memory = Ledger()
+    memory.begin("pay", "k", None)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - the child
+        try:
+            with Intents(ledger)("pay") as again:
+                found = again.take()
+            try:
+                memory.find("pay")
+            except LedgerError:
+                found += " refused"
+            os.write(writing, found.encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+    assert os.read(reading, 1000).decode() == f"{key} refused"
+    assert ledger.find("pay") is not None
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_ledger_that_fails_after_the_response_loses_no_response(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(path)
+    with Intents(ledger)("pay") as intent:
+        intent.take()
+        monkeypatch.setattr(module, "_SETTLE", "broken")
+        intent.settled(201)
+
+    assert "The next run sends its key again" in caplog.text
+    assert intent.key not in caplog.text
+    entry = ledger.find("pay")
+    assert entry is not None
+    assert entry.state == "sent"
+
+
+def test_a_relative_path_stays_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that becomes a daemon changes its folder."""
+    monkeypatch.chdir(tmp_path)
+    ledger = Ledger("intents.sqlite3")
+    ledger.begin("pay", "k", None)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    ledger._after_fork()
+
+    entry = ledger.find("pay")
+    assert entry is not None
+    assert entry.key == "k"
+
+
+def test_intents_without_a_name_work_in_a_forked_process() -> None:
+    intents = Intents()
+    intents.ledger._after_fork()
+    intents._unnamed._after_fork()
+
+    with intents() as intent:
+        assert intent.take() == intent.key
+    with pytest.raises(LedgerError, match="forked"):
+        intents.ledger.find("pay")

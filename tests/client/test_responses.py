@@ -1,0 +1,128 @@
+"""What a response says about its key, against the problems that the service really sends."""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from werkzeug.wrappers import Response
+
+from flask_idempotency.client.responses import BY_CODE, REPLAY_MARKS, Verdict, problem_code, read
+from flask_idempotency.settings.profiles import PROFILES
+from flask_idempotency.web.problems import PROBLEMS, Problem, render
+
+DOCS = "https://docs.example/problems/"
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+@pytest.mark.parametrize("code", PROBLEMS)
+def test_each_problem_of_each_dialect_is_known(code: str, profile: object) -> None:
+    problem = Problem(code, status=None if PROBLEMS[code].status else 201)
+    response = render(problem, profile=profile, docs_url=DOCS, response_class=Response)  # type: ignore[arg-type]
+
+    found = problem_code(response.status_code, response.headers, response.get_data())  # type: ignore[arg-type]
+
+    assert found == code
+
+
+def test_there_is_no_row_for_a_problem_that_no_service_sends() -> None:
+    assert set(BY_CODE) == set(PROBLEMS)
+
+
+@pytest.mark.parametrize("code", PROBLEMS)
+def test_a_problem_is_retried_if_the_service_says_that_it_may_end_better(code: str) -> None:
+    retried = BY_CODE[code] in (Verdict.RETRY, Verdict.RETRY_UNDONE, Verdict.IN_FLIGHT)
+
+    assert retried == PROBLEMS[code].retry
+
+
+def test_the_marks_of_all_dialects_are_known() -> None:
+    marks = {
+        name for profile in PROFILES.values() for name, value in profile.values["replayed_header"] if value == "true"
+    }
+
+    assert marks == set(REPLAY_MARKS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'"in-flight"',
+        b'{"code": 3, "type": "x/3"}',
+        b'{"code": "in-flight"}',
+        b'{"code": "in-flight", "type": "https://docs.example/not-in-flight"}',
+        b'{"code": "unheard-of", "type": "https://docs.example/unheard-of"}',
+        b'{"error": "in_flight"}',
+        b'{"error": {"code": "in_flight"}}',
+        b'{"error": {"code": ["in_flight"], "doc_url": "x/in-flight"}}',
+        b'{"error_code": "in_flight"}',
+        b'{"error_code": {}}',
+        b"\xff\xfe",
+    ],
+)
+def test_what_is_no_problem_of_ours(body: bytes) -> None:
+    assert problem_code(409, {"Content-Type": "application/json"}, body) is None
+
+
+def test_a_page_of_text_is_no_problem() -> None:
+    body = b'{"code": "in-flight", "type": "https://docs.example/in-flight"}'
+
+    assert problem_code(409, {"Content-Type": "text/html"}, body) is None
+    assert problem_code(409, {"Content-Type": "application/vnd.shop+json; charset=utf-8"}, body) == "in-flight"
+
+
+def test_a_success_is_no_problem_whatever_its_body_says() -> None:
+    body = b'{"code": "in-flight", "type": "https://docs.example/in-flight", "note": "not-kept"}'
+
+    assert problem_code(201, {"Content-Type": "application/json"}, body) is None
+
+
+@given(st.binary(), st.integers(100, 599), st.sampled_from(["application/json", "application/problem+json", "", "x"]))
+def test_no_body_breaks_the_reading(body: bytes, status: int, kind: str) -> None:
+    assert read(status, {"Content-Type": kind}, body).status == status
+
+
+@given(st.text(st.characters(codec="latin-1")))
+def test_no_field_breaks_the_reading(value: str) -> None:
+    fields = {"Retry-After": value, "Date": value, "Link": value, "Stripe-Should-Retry": value}
+
+    reading = read(503, fields, b"", url="https://shop.example/payments")
+
+    assert reading.retry_after is None or reading.retry_after >= 0
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("0", 0.0), ("2", 2.0), (" 2 ", 2.0), ("1.5", 1.5), ("-1", None), ("soon", None), ("", None), ("9" * 10, None)],
+)
+def test_seconds_to_wait(written: str, seconds: float | None) -> None:
+    assert read(503, {"Retry-After": written}, b"").retry_after == seconds
+
+
+def test_a_date_in_the_past_is_no_wait() -> None:
+    fields = {"Retry-After": formatdate(1_000, usegmt=True), "Date": formatdate(2_000, usegmt=True)}
+
+    assert read(503, fields, b"").retry_after == 0
+
+
+@pytest.mark.parametrize(
+    ("link", "url"),
+    [
+        ('</keys>; rel="status"', "https://shop.example/keys"),
+        ("</keys>;rel=status", "https://shop.example/keys"),
+        (
+            '<https://docs.example/x>; rel="describedby", <keys>; title="a"; rel="status"',
+            "https://shop.example/api/keys",
+        ),
+        ('<https://docs.example/x>; rel="describedby"', None),
+        ('<https://docs.example/x>; rel="status-page"', "https://docs.example/x"),
+        ("", None),
+    ],
+)
+def test_the_link_to_the_status_of_the_key(link: str, url: str | None) -> None:
+    assert read(409, {"Link": link}, b"", url="https://shop.example/api/payments").status_url == url

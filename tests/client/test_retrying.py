@@ -1,0 +1,581 @@
+"""When a transport sends a request again, through each library, against a server that follows a script."""
+
+from __future__ import annotations
+
+import gzip
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+import requests
+
+from flask_idempotency.client import (
+    AnswerErased,
+    AnswerNotKept,
+    Attempt,
+    ClientError,
+    InFlight,
+    Intents,
+    KeyReused,
+    NotSent,
+    OutcomeUnknown,
+    Refused,
+    Retries,
+)
+from flask_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentTransport
+from flask_idempotency.client.requests import IdempotentAdapter
+from tests.client.conftest import MakeCaller
+from tests.client.scripted import Caller, Clock, Drip, Drop, Line, ScriptedServer, Silence, problem, reply
+
+JSON = {"amount": 5}
+BLOCKING = ("httpx", "requests")
+"""These callers use one transport for all calls. An event loop ends with its call, so the others make a new one."""
+
+
+def test_a_lost_reply_is_asked_for_again_under_the_same_key(server: ScriptedServer, call: Caller) -> None:
+    server.script = [Drop(), reply()]
+
+    got = call("POST", f"{server.url}/payments", json=JSON)
+
+    assert got.status == 201
+    first, second = server.seen
+    assert first.key is not None
+    assert first.key == second.key
+    assert first.body == second.body != b""
+
+
+def test_each_call_without_an_intent_has_its_own_key(server: ScriptedServer, call: Caller) -> None:
+    call("POST", server.url, json=JSON)
+    call("POST", server.url, json=JSON)
+
+    assert len(set(server.keys)) == 2
+
+
+def test_the_callers_own_key_is_sent_as_it_is(server: ScriptedServer, call: Caller) -> None:
+    server.script = [Drop(), reply()]
+
+    call("POST", server.url, json=JSON, headers={"Idempotency-Key": '"My Key"'})
+
+    assert server.keys == ['"My Key"'] * 2
+
+
+def test_another_header_may_have_the_key(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    make_caller(transport={"header": "X-Idempotency-Key"})("POST", server.url, json=JSON)
+
+    assert "x-idempotency-key" in server.seen[0].headers
+    assert server.keys == [None]
+
+
+def test_a_read_passes_untouched(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply(503)]
+
+    assert call("GET", server.url).status == 503
+    assert server.keys == [None]
+
+
+def test_without_automatic_keys_a_request_without_one_passes_untouched(
+    server: ScriptedServer, make_caller: MakeCaller
+) -> None:
+    server.script = [reply(503)]
+
+    assert make_caller(transport={"automatic": False})("POST", server.url, json=JSON).status == 503
+    assert server.keys == [None]
+
+
+def test_waits_are_random_parts_of_the_backoff(server: ScriptedServer, call: Caller, clock: Clock) -> None:
+    server.script = [reply(503), reply(503), reply(503), reply(503), reply()]
+
+    assert call("POST", server.url, json=JSON).status == 201
+    assert clock.longest == [0.1, 0.2, 0.4, 0.4]
+    assert clock.pauses == clock.longest
+
+
+def test_the_service_says_how_long_to_wait_and_jitter_is_added(
+    server: ScriptedServer, call: Caller, clock: Clock
+) -> None:
+    server.script = [reply(503, b"{}", "Retry-After: 2"), reply()]
+
+    call("POST", server.url, json=JSON)
+
+    assert clock.pauses == [2.1]
+
+
+def test_a_date_counts_from_the_date_of_the_response(server: ScriptedServer, call: Caller, clock: Clock) -> None:
+    # The service's clock is years away from ours.
+    then = 1_000_000_000
+    fields = (f"Date: {formatdate(then, usegmt=True)}", f"Retry-After: {formatdate(then + 3, usegmt=True)}")
+    server.script = [reply(503, b"{}", *fields), reply()]
+
+    call("POST", server.url, json=JSON)
+
+    assert clock.pauses == [3.1]
+
+
+@pytest.mark.parametrize("status", [425, 429, 500, 502, 503, 504, 507, 599])
+def test_these_statuses_are_retried(server: ScriptedServer, call: Caller, status: int) -> None:
+    server.script = [reply(status), reply()]
+
+    assert call("POST", server.url, json=JSON).status == 201
+    assert len(set(server.keys)) == 1
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 402, 403, 404, 409, 412, 413, 422, 501, 505])
+def test_these_statuses_are_returned(server: ScriptedServer, call: Caller, status: int) -> None:
+    server.script = [reply(status, b'{"message": "of the view"}')]
+
+    assert call("POST", server.url, json=JSON).status == status
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "Idempotency-Replayed: true",
+        "Idempotent-Replayed: true",
+        "X-Idempotency-Replay: true",
+        "X-Idempotency-Replayed: true",
+    ],
+)
+def test_a_replayed_failure_is_returned(server: ScriptedServer, call: Caller, mark: str) -> None:
+    server.script = [reply(500, b"{}", mark)]
+
+    assert call("POST", server.url, json=JSON).status == 500
+    assert len(server.seen) == 1
+
+
+STRIPE_IN_USE = reply(409, b'{"error": {"type": "invalid_request_error", "code": "idempotency_key_in_use"}}')
+PLAYBOOK_RUNS = reply(409, b'{"error_code": "request_in_progress", "error_message": "runs"}')
+
+
+@pytest.mark.parametrize(
+    "answer", [STRIPE_IN_USE, PLAYBOOK_RUNS, problem("in-flight", 409), reply(409, b"{}", "Retry-After: 1")]
+)
+def test_an_attempt_that_runs_is_waited_for(server: ScriptedServer, call: Caller, answer: bytes) -> None:
+    server.script = [answer, reply()]
+
+    assert call("POST", server.url, json=JSON).status == 201
+
+
+def test_waiting_for_a_running_attempt_does_not_count(server: ScriptedServer, call: Caller, clock: Clock) -> None:
+    server.script = [*[problem("in-flight", 409, "Retry-After: 5")] * 8, reply()]
+
+    assert call("POST", server.url, json=JSON).status == 201
+    assert len(server.seen) == 9
+    assert sum(clock.pauses) < 45
+
+
+def test_an_attempt_that_still_runs_at_the_deadline(server: ScriptedServer, call: Caller, clock: Clock) -> None:
+    link = 'Link: </keys>; rel="status", <https://docs.example/x>; rel="describedby"'
+    server.script = [problem("in-flight", 409, "Retry-After: 5", link)]
+
+    with pytest.raises(InFlight) as caught:
+        call("POST", f"{server.url}/payments", json=JSON)
+
+    assert (caught.value.code, caught.value.retry_after) == ("in-flight", 5.0)
+    assert caught.value.status_url == f"{server.url}/keys"
+    # A wait that would pass the deadline is not begun.
+    assert 1040 - 1 <= clock.now < 1045
+
+
+def test_a_retry_after_beyond_the_deadline_ends_the_call(server: ScriptedServer, call: Caller, clock: Clock) -> None:
+    server.script = [reply(503, b"{}", "Retry-After: 3600")]
+
+    with pytest.raises(OutcomeUnknown) as caught:
+        call("POST", server.url, json=JSON)
+
+    assert caught.value.retry_after == 3600
+    assert clock.pauses == []
+
+
+def test_stripe_should_retry_decides_if_no_code_does(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply(500, b"{}", "Stripe-Should-Retry: false")]
+    assert call("POST", server.url, json=JSON).status == 500
+
+    server.script = [reply(409, b"{}", "Stripe-Should-Retry: true"), reply()]
+    assert call("POST", server.url, json=JSON).status == 201
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (problem("missing-key", 400), Refused),
+        (problem("invalid-key", 400), Refused),
+        (problem("request-too-large", 413), Refused),
+        (problem("principal-required", 403), Refused),
+        (problem("key-reused", 422), KeyReused),
+        (reply(400, b'{"error": {"type": "idempotency_error", "message": "x"}}'), KeyReused),
+        (reply(409, b'{"error_code": "idempotency_payload_mismatch"}'), KeyReused),
+        (problem("outcome-unknown", 409, "Retry-After: 1"), OutcomeUnknown),
+        (problem("record-corrupt", 500), OutcomeUnknown),
+        (problem("response-not-kept", 201, "Location: /payments/7"), AnswerNotKept),
+        (problem("replay-forbidden", 403), AnswerNotKept),
+        (problem("response-erased", 410), AnswerErased),
+    ],
+)
+def test_a_problem_that_ends_the_call(server: ScriptedServer, call: Caller, answer: bytes, error: type) -> None:
+    server.script = [answer]
+
+    with pytest.raises(ClientError) as caught:
+        call("POST", server.url, json=JSON)
+
+    assert type(caught.value) is error
+    assert len(server.seen) == 1
+    assert caught.value.key == server.keys[0]
+    assert caught.value.key not in str(caught.value)
+
+
+def test_a_response_that_was_not_kept_shows_where_the_resource_is(server: ScriptedServer, call: Caller) -> None:
+    server.script = [problem("response-not-kept", 201, "Location: /payments/7")]
+
+    with pytest.raises(AnswerNotKept) as caught:
+        call("POST", server.url, json=JSON)
+
+    assert caught.value.response.headers["Location"] == "/payments/7"
+    assert caught.value.response.status_code == 201
+
+
+def test_a_code_of_the_applications_own_is_not_ours(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply(409, b'{"type": "https://shop.example/errors/sold-out", "code": "in-flight"}')]
+
+    assert call("POST", server.url, json=JSON).status == 409
+
+
+@pytest.mark.parametrize("status", [425, 429])
+def test_a_limit_to_the_end_is_a_refusal(server: ScriptedServer, call: Caller, status: int) -> None:
+    server.script = [reply(status)]
+
+    with pytest.raises(Refused) as caught:
+        call("POST", server.url, json=JSON)
+
+    assert caught.value.attempts == len(server.seen) == 5
+
+
+def test_failures_to_the_end_leave_a_doubt(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply(503)]
+
+    with pytest.raises(OutcomeUnknown) as caught:
+        call("POST", server.url, json=JSON)
+
+    assert caught.value.response.status_code == 503
+    assert len(server.seen) == 5
+
+
+def test_nothing_is_sent_to_a_closed_port(server: ScriptedServer, call: Caller) -> None:
+    url = server.url
+    server.close()
+
+    with pytest.raises(NotSent) as caught:
+        call("POST", url, json=JSON)
+
+    assert caught.value.__cause__ is not None
+    assert caught.value.attempts == 5
+
+
+def test_after_a_lost_reply_refused_connections_prove_nothing(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    server.script = [Drop()]
+    call = make_caller(observer=lambda attempt: server.close() if attempt.number == 1 else None)
+
+    with pytest.raises(OutcomeUnknown) as caught:
+        call("POST", server.url, json=JSON)
+
+    assert caught.value.attempts == 5
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 407, 408, 419, 421, 429])
+def test_after_a_lost_reply_these_statuses_settle_nothing(server: ScriptedServer, call: Caller, status: int) -> None:
+    server.script = [Drop(), reply(status)]
+
+    with pytest.raises(OutcomeUnknown) as caught:
+        call("POST", server.url, json=JSON)
+
+    assert caught.value.response.status_code == status
+
+
+def test_after_a_lost_reply_a_refusal_settles_nothing(server: ScriptedServer, call: Caller) -> None:
+    server.script = [Drop(), problem("quota-exceeded", 429)]
+
+    with pytest.raises(OutcomeUnknown):
+        call("POST", server.url, json=JSON)
+
+
+def test_after_a_lost_reply_another_final_status_is_returned(server: ScriptedServer, call: Caller) -> None:
+    server.script = [Drop(), reply(402)]
+
+    assert call("POST", server.url, json=JSON).status == 402
+
+
+def test_a_reply_cut_in_its_body_is_asked_for_again(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply()[:-3], reply()]
+
+    assert call("POST", server.url, json=JSON).json() == {"id": 1}
+    assert len(set(server.keys)) == 1
+
+
+def test_a_reply_cut_anywhere_is_never_taken_for_a_whole_one(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    whole = reply(201, b'{"id": 1}', "Idempotency-Replayed: false", "Location: /payments/1")
+    call = make_caller(budget=10**6)
+    # Each asynchronous call starts an event loop, which is slow, and both libraries of httpx read with h11.
+    step = 1 if call.kind in BLOCKING else 7
+    for position in range(0, len(whole), step):
+        server.seen.clear()
+        server.script = [whole[:position], whole]
+
+        got = call("POST", server.url, json=JSON)
+
+        assert (got.status, got.body, got.headers["Location"]) == (201, b'{"id": 1}', "/payments/1"), position
+        assert (len(server.seen), len(set(server.keys))) == (2, 1), position
+
+
+def test_a_compressed_response_stays_as_it_was_sent(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply(201, gzip.compress(b'{"id": 1}'), "Content-Encoding: gzip")]
+
+    got = call("POST", server.url, json=JSON)
+
+    assert got.json() == {"id": 1}
+    assert got.headers["Content-Encoding"] == "gzip"
+
+
+def test_a_compressed_problem_is_read(server: ScriptedServer, call: Caller) -> None:
+    body = gzip.compress(b'{"type": "https://docs.example/key-reused", "code": "key-reused"}')
+    server.script = [reply(422, body, "Content-Encoding: gzip", kind="application/problem+json")]
+
+    with pytest.raises(KeyReused):
+        call("POST", server.url, json=JSON)
+
+
+def test_a_chunked_response_is_read(server: ScriptedServer, call: Caller) -> None:
+    head = b"HTTP/1.1 201 X\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    server.script = [head + b'4\r\n{"id\r\n', head + b'4\r\n{"id\r\n5\r\n": 1}\r\n0\r\n\r\n']
+
+    assert call("POST", server.url, json=JSON).json() == {"id": 1}
+    assert len(server.seen) == 2
+
+
+def test_a_response_without_content_is_whole(server: ScriptedServer, call: Caller) -> None:
+    server.script = [b"HTTP/1.1 204 X\r\nLocation: /payments/1\r\n\r\n"]
+
+    got = call("DELETE", server.url)
+
+    assert (got.status, got.body) == (204, b"")
+    assert len(server.seen) == 1
+
+
+def test_a_body_of_unknown_length_is_sent_once(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    call = make_caller()
+    server.script = [Drop(), reply()]
+    if call.kind in ("httpx-asyncio", "httpx-trio"):
+
+        async def pieces() -> Any:
+            yield b"12"
+            yield b"34"
+
+        body: Any = pieces()
+    else:
+        body = iter([b"12", b"34"])
+
+    with pytest.raises(OutcomeUnknown):
+        call("POST", server.url, content=body)
+
+    assert len(server.seen) == 1
+    assert server.keys[0] is not None
+
+
+def test_a_body_above_the_limit_is_sent_once(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    server.script = [reply(503), reply()]
+
+    with pytest.raises(OutcomeUnknown):
+        make_caller(transport={"max_body": 10})("POST", server.url, content=b"x" * 11)
+
+    assert len(server.seen) == 1
+
+
+def test_a_file_is_sent_again_from_its_start(server: ScriptedServer, make_caller: MakeCaller, tmp_path: Any) -> None:
+    call = make_caller()
+    path = tmp_path / "upload.csv"
+    path.write_bytes(b"a,b\n1,2\n")
+    server.script = [Drop(), reply()]
+
+    with path.open("rb") as file:
+        call("POST", server.url, files={"upload": ("upload.csv", file, "text/csv")})
+
+    first, second = server.seen
+    assert b"1,2" in first.body
+    assert first.body == second.body
+
+
+def test_no_attempt_outlives_the_deadline(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    server.script = [Silence()]
+
+    with pytest.raises(OutcomeUnknown):
+        # Real seconds: the sockets wait by themselves.
+        make_caller(deadline=0.2)("POST", server.url, json=JSON, timeout=None)
+
+
+@pytest.mark.parametrize("make_caller", BLOCKING, indirect=True)
+def test_a_reply_that_drips_past_the_deadline_is_lost(
+    server: ScriptedServer, make_caller: MakeCaller, clock: Clock
+) -> None:
+    """An asynchronous call ends by a scope of its own, in real time, as in the test above."""
+    call = make_caller(deadline=1.0)
+
+    def later() -> None:
+        clock.now += 0.6
+
+    head = b"HTTP/1.1 201 X\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\n"
+    server.script = [Drip([head, b"1", b"2", b"3"], later)]
+
+    with pytest.raises(OutcomeUnknown):
+        call("POST", server.url, json=JSON)
+
+
+@pytest.mark.parametrize("make_caller", BLOCKING, indirect=True)
+def test_the_budget_is_shared_by_the_calls_of_a_transport(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    call = make_caller(budget=10)
+    server.script = [reply(503)]
+    with pytest.raises(OutcomeUnknown):
+        call("POST", server.url, json=JSON)
+    assert len(server.seen) == 3
+
+    server.seen.clear()
+    with pytest.raises(OutcomeUnknown):
+        call("POST", server.url, json=JSON)
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("make_caller", BLOCKING, indirect=True)
+def test_success_returns_the_tokens(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    call = make_caller(budget=10)
+    for _ in range(3):
+        server.script = [reply(503), reply(503), reply()]
+        assert call("POST", server.url, json=JSON).status == 201
+
+
+def test_an_observer_sees_each_attempt_and_may_fail(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    seen: list[Attempt] = []
+
+    def observe(attempt: Attempt) -> None:
+        seen.append(attempt)
+        raise RuntimeError("broken")
+
+    server.script = [Drop(), problem("in-flight", 409, "Retry-After: 1"), reply()]
+    make_caller(observer=observe)("POST", server.url, json=JSON)
+
+    assert [(attempt.number, attempt.status, attempt.code) for attempt in seen] == [
+        (1, None, None),
+        (2, 409, "in-flight"),
+        (3, 201, None),
+    ]
+    assert [attempt.wait is None for attempt in seen] == [False, False, True]
+    assert seen[0].error is not None
+
+
+def test_a_temporary_redirect_keeps_the_key(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply(307, b"", "Location: /elsewhere"), reply()]
+
+    with Intents()("pay") as intent:
+        assert call("POST", server.url, json=JSON).status == 201
+
+    assert server.keys == [intent.key] * 2
+    assert [request.path for request in server.seen] == ["/", "/elsewhere"]
+
+
+def test_see_other_is_followed_by_a_read_without_retries(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply(303, b"", "Location: /payments/1"), reply(503)]
+
+    with Intents()("pay"):
+        assert call("POST", server.url, json=JSON).status == 503
+
+    assert [request.method for request in server.seen] == ["POST", "GET"]
+
+
+def test_a_torn_reply_without_content_is_never_taken_for_a_whole_one(
+    server: ScriptedServer, make_caller: MakeCaller
+) -> None:
+    whole = b"HTTP/1.1 409 X\r\nContent-Length: 0\r\nRetry-After: 1\r\nStripe-Should-Retry: true\r\n\r\n"
+    call = make_caller(budget=10**6)
+    for position in range(whole.index(b"Retry"), len(whole), 1 if call.kind in BLOCKING else 9):
+        server.script = [whole[:position], reply()]
+
+        assert call("POST", server.url, json=JSON).status == 201, position
+
+
+def test_content_that_cannot_be_decoded_leaves_a_doubt(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply(201, b"no gzip", "Content-Encoding: gzip")]
+
+    with pytest.raises(OutcomeUnknown):
+        call("POST", server.url, json=JSON)
+
+
+def test_a_reply_with_two_lengths_leaves_a_doubt(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply(201, b"12", "Content-Length: 3")]
+
+    with pytest.raises(OutcomeUnknown):
+        call("POST", server.url, json=JSON)
+
+
+@pytest.mark.parametrize("answer", [Drop(), b"HTTP/1.1 407 X\r\nContent-Length: 0\r\n\r\n"])
+def test_a_reply_that_a_proxy_lost_leaves_a_doubt(answer: Line, server: ScriptedServer, clock: Clock) -> None:
+    """Through a proxy, urllib3 raises the same class for a lost reply and for a proxy that cannot be reached."""
+    server.script = [Drop(), answer]
+    session = requests.Session()
+    session.mount("http://", IdempotentAdapter(retries=Retries(timing=clock.timing())))
+    session.proxies = {"http": server.url}
+
+    with session, pytest.raises(OutcomeUnknown):
+        session.post("http://shop.example/payments", json=JSON, timeout=5)
+
+
+def test_a_proxy_that_cannot_be_reached_leaves_no_doubt(server: ScriptedServer, clock: Clock) -> None:
+    server.close()
+    session = requests.Session()
+    session.mount("http://", IdempotentAdapter(retries=Retries(timing=clock.timing())))
+    session.proxies = {"http": server.url}
+
+    with session, pytest.raises(NotSent):
+        session.post("http://shop.example/payments", json=JSON, timeout=5)
+
+
+def test_a_replayed_response_is_returned_whatever_its_body_says(server: ScriptedServer, call: Caller) -> None:
+    body = b'{"type": "https://docs.example/in-flight", "code": "in-flight"}'
+    server.script = [reply(409, body, "Idempotency-Replayed: true")]
+
+    assert call("POST", server.url, json=JSON).status == 409
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("body", [b"[" * 60_000, b'{"a": ' * 9_000])
+def test_a_hostile_response_breaks_nothing(server: ScriptedServer, call: Caller, body: bytes) -> None:
+    server.script = [reply(400, body, 'Link: <http://[x>; rel="status"')]
+
+    assert call("POST", server.url, json=JSON).status == 400
+
+
+def test_the_response_of_an_error_can_be_read(server: ScriptedServer, call: Caller) -> None:
+    server.script = [problem("outcome-unknown", 409)]
+
+    with pytest.raises(OutcomeUnknown) as caught:
+        call("POST", server.url, json=JSON)
+
+    assert caught.value.response.json()["code"] == "outcome-unknown"
+    assert "outcome-unknown" in caught.value.response.text
+
+
+@pytest.mark.parametrize("wrong", [{"retries": 3}, {"methods": "POST"}])
+@pytest.mark.parametrize("kind", [IdempotentAdapter, IdempotentTransport, AsyncIdempotentTransport])
+def test_arguments_of_the_wrong_type_are_a_fault(kind: Any, wrong: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        kind(**wrong)
+
+
+def test_a_file_follows_a_temporary_redirect(server: ScriptedServer, clock: Clock, tmp_path: Any) -> None:
+    path = tmp_path / "body.txt"
+    path.write_bytes(b"text")
+    server.script = [reply(307, b"", "Location: /elsewhere"), reply()]
+    session = requests.Session()
+    session.mount("http://", IdempotentAdapter(retries=Retries(timing=clock.timing())))
+
+    with session, path.open("rb") as file:
+        assert session.post(server.url, data=file, timeout=5).status_code == 201
+
+    assert [request.body for request in server.seen] == [b"text", b"text"]

@@ -1,0 +1,126 @@
+"""The API pages show every public name once, and no other; each one has a docstring."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import janitor.tasks
+from docs.generate import HERE
+from flask_idempotency import current_claim
+from flask_idempotency.codec.keyring import KeyProvider
+from flask_idempotency.engine.store import Store
+
+API = HERE / "reference" / "api"
+DIRECTIVE = re.compile(
+    r"^\.\. (?:auto(?:class|function|exception|data)|py:data):: (\S+?)(?:\(\))?$((?:\n   .*)*)", re.MULTILINE
+)
+# What an application, a test suite, or the author of a store or key provider imports from.
+PUBLIC = (
+    "flask_idempotency",
+    "flask_idempotency.client",
+    "flask_idempotency.client.httpx",
+    "flask_idempotency.client.requests",
+    "flask_idempotency.codec.key_sources",
+    "flask_idempotency.codec.keyring",
+    "flask_idempotency.consumers",
+    "flask_idempotency.consumers.celery",
+    "flask_idempotency.consumers.kafka",
+    "flask_idempotency.consumers.rabbit",
+    "flask_idempotency.consumers.sqs",
+    "flask_idempotency.engine.capabilities",
+    "flask_idempotency.engine.errors",
+    "flask_idempotency.engine.events",
+    "flask_idempotency.engine.keys",
+    "flask_idempotency.engine.model",
+    "flask_idempotency.engine.quota",
+    "flask_idempotency.engine.store",
+    "flask_idempotency.janitor.tasks",
+    "flask_idempotency.metrics",
+    "flask_idempotency.openapi",
+    "flask_idempotency.openapi.apispec",
+    "flask_idempotency.outbox",
+    "flask_idempotency.signals",
+    "flask_idempotency.sql",
+    "flask_idempotency.stores.memory",
+    "flask_idempotency.testing",
+    "flask_idempotency.testing.contract",
+)
+IMPORTED = re.compile(r"^\s*from (flask_idempotency[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+
+
+def module(name: str) -> Any:
+    """Import a module. A checkout has the janitor at its top."""
+    return janitor.tasks if name == "flask_idempotency.janitor.tasks" else importlib.import_module(name)
+
+
+def public() -> dict[int, tuple[str, Any]]:
+    """Return every public object by its identity, because two modules may export one object.
+
+    `current_claim` is shown as the class of this instance.
+    """
+    found: dict[int, tuple[str, Any]] = {}
+    for name in PUBLIC:
+        for exported in module(name).__all__:
+            each = getattr(module(name), exported)
+            each = type(each) if each is current_claim else each
+            found.setdefault(id(each), (f"{name}.{exported}", each))
+    return found
+
+
+def shown() -> Iterator[tuple[str, Any]]:
+    for page in API.glob("*.md"):
+        for path, options in DIRECTIVE.findall(page.read_text(encoding="utf-8")):
+            where, _, name = path.rpartition(".")
+            named = re.search(r":module: (\S+)", options)
+            yield path, getattr(module(named[1] if named else where), name)
+
+
+def test_every_public_name_is_shown_once_and_no_other() -> None:
+    names = public()
+    times = Counter(id(each) for _, each in shown())
+
+    assert len(names) > 100
+    assert [path for path, each in shown() if id(each) not in names] == []
+    assert [name for key, (name, _) in names.items() if times[key] != 1] == []
+
+
+def test_a_page_imports_only_public_names() -> None:
+    missing = [
+        f"{page.relative_to(HERE)}: {where}.{name}"
+        for page in HERE.rglob("*.md")
+        for where, names in IMPORTED.findall(page.read_text(encoding="utf-8"))
+        for name in names.split(", ")
+        if f"{where}.{name}" not in PUBLIC and (where not in PUBLIC or name not in module(where).__all__)
+    ]
+
+    assert missing == []
+
+
+def members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield the public methods and properties that this class defines, and that no protocol describes."""
+    described = {*vars(Store), *vars(KeyProvider)} if kind not in (Store, KeyProvider) else set()
+    for name, member in vars(kind).items():
+        if not name.startswith("_") and name not in described:
+            plain = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+            if inspect.isfunction(plain) or isinstance(plain, property):
+                yield name, getattr(kind, name)
+
+
+@pytest.mark.parametrize(("name", "each"), [pytest.param(*found, id=found[0]) for found in public().values()])
+def test_a_public_class_function_method_or_property_has_a_docstring(name: str, each: Any) -> None:
+    if inspect.isclass(each):
+        documented = [member for member, plain in members(each) if not inspect.getdoc(plain)]
+        inherited = "testing.contract" in name or issubclass(each, tuple)
+        # A dataclass without a docstring gets its signature as one.
+        assert each.__doc__, name
+        assert not each.__doc__.startswith(f"{each.__name__}("), name
+        assert inherited or documented == [], name
+    elif inspect.isfunction(each):
+        assert each.__doc__, name

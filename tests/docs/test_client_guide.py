@@ -1,0 +1,124 @@
+"""docs/guides/client.md: its functions, called against a service that loses a reply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.generate import HERE
+from flask_idempotency.client import ClientError
+from flask_idempotency.client.__main__ import _EPILOG
+from tests.client.scripted import Drop, Line, ScriptedServer, problem, reply, scripted
+from tests.docs.test_pages import BLOCK, surroundings
+
+PAGE = (HERE / "guides" / "client.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with scripted() as server:
+        yield server
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    names = surroundings()
+    for block in BLOCK.findall(PAGE):
+        exec(compile(block, "documentation", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+    return names
+
+
+def test_a_named_payment_survives_a_lost_reply_and_a_second_run(server: ScriptedServer, names: dict[str, Any]) -> None:
+    server.script = [Drop(), reply(), reply(201, b"{}", "Idempotency-Replayed: true")]
+
+    first, intent = names["pay_invoice"](server.url, 17, {"amount": 5})
+    again, intent_again = names["pay_invoice"](server.url, 17, {"amount": 5})
+
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert (intent.replayed, intent_again.replayed) == (False, True)
+    assert len(set(server.keys)) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ([reply()], "answered with 201"),
+        ([reply(402)], "answered with 402"),
+        ([Drop(), reply(402)], "perhaps paid, answered with 402"),
+        ([problem("invalid-key", 400)], "not paid"),
+        ([problem("outcome-unknown", 409)], "perhaps paid"),
+        ([problem("response-erased", 410)], "paid before"),
+    ],
+)
+def test_the_example_says_what_to_do(
+    server: ScriptedServer, names: dict[str, Any], script: list[Line], said: str
+) -> None:
+    server.script = script
+
+    assert names["pay_or_explain"](server.url, 17, {"amount": 5}).startswith(said)
+
+
+def test_the_table_names_each_exception_that_is_raised() -> None:
+    def leaves(kind: type[ClientError]) -> Iterator[str]:
+        for child in kind.__subclasses__():
+            yield from leaves(child) if child.__subclasses__() else [child.__name__]
+
+    rows = re.findall(r"^\| (`[A-Z][^|]*)\|", PAGE, re.MULTILINE)
+    assert sorted(name.strip(" `") for row in rows for name in row.split(",")) == sorted(leaves(ClientError))
+
+
+def test_the_table_names_each_exit_code() -> None:
+    codes = [int(number) for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)]
+    assert codes == [int(number) for number in re.findall(r"^  (\d+)  ", _EPILOG, re.MULTILINE)]
+
+
+def test_the_session_of_the_page_sends_the_key_to_each_scheme(server: ScriptedServer, names: dict[str, Any]) -> None:
+    with names["intents"]("pay") as intent:
+        names["session"].post(server.url, json={}, timeout=5)
+
+    assert server.keys == [intent.key]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "error", "state"),
+    [
+        (402, "card_error", "CardError", "refused"),
+        (400, "invalid_request_error", "InvalidRequestError", "refused"),
+        (400, "idempotency_error", "IdempotencyError", "sent"),
+        (401, "invalid_request_error", "AuthenticationError", "sent"),
+        (500, "api_error", "APIError", "sent"),
+    ],
+)
+def test_what_settles_a_charge(
+    server: ScriptedServer, names: dict[str, Any], status: int, kind: str, error: str, state: str
+) -> None:
+    stripe = names["stripe"]
+    client = stripe.StripeClient("sk_test_x", base_addresses={"api": server.url}, max_network_retries=0)
+    server.script = [reply(status, b'{"error": {"type": "%s", "message": "no"}}' % kind.encode())]
+
+    with pytest.raises(stripe.StripeError) as caught:
+        names["charge"](client, 17, {"amount": 5, "currency": "eur"})
+
+    assert type(caught.value).__name__ == error
+    assert names["intents"].ledger.find("charge 17").state == state
+
+
+def test_a_client_that_sends_its_own_key(server: ScriptedServer, names: dict[str, Any]) -> None:
+    stripe = names["stripe"]
+    client = stripe.StripeClient("sk_test_x", base_addresses={"api": server.url}, max_network_retries=0)
+    declined = b'{"error": {"type": "card_error", "code": "card_declined", "message": "declined"}}'
+    server.script = [reply(402, declined), reply(200, b'{"id": "ch_1", "object": "charge"}')]
+
+    with pytest.raises(stripe.CardError):
+        names["charge"](client, 17, {"amount": 5, "currency": "eur"})
+    names["charge"](client, 17, {"amount": 5, "currency": "eur"})
+
+    first, second = server.keys
+    assert None not in (first, second)
+    assert first != second
+    assert names["intents"].ledger.find("charge 17").state == "done"

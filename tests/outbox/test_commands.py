@@ -1,0 +1,308 @@
+"""The commands of the outbox, its check in doctor, its gauges, and the tables in another database than the records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from click.testing import Result
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from prometheus_client import CollectorRegistry
+from sqlalchemy import MetaData, inspect, make_url, text
+
+from flask_idempotency import Idempotency, sql
+from flask_idempotency.engine.events import MessageSettled
+from flask_idempotency.engine.outbox import Message, Undeliverable
+from flask_idempotency.metrics import gauges_of
+from flask_idempotency.stores.sql.schema import metadata
+from flask_idempotency.web.doctor import run_checks
+from flask_idempotency.web.janitor import drain_of, janitor_of
+from janitor.tasks import schedule_of
+from tests.outbox.conftest import SECRET, OpenShop, Shop, on_postgresql, on_sqlite
+
+
+def run(shop: Shop, *arguments: str) -> Result:
+    return shop.app.test_cli_runner().invoke(args=["idempotency", *arguments])
+
+
+def kill(message: Message) -> Exception | None:
+    return Undeliverable("too large") if message.body == b"1" else None
+
+
+def with_a_dead_message(shop: Shop) -> int:
+    shop.sent.fail = kill
+    shop.publish("orders", 1, key="secret-key")
+    shop.publish("orders", 2, key="secret-key")
+    shop.drain()
+    seq: int = shop.rows()[0].seq
+    return seq
+
+
+def test_relay_once_sends_what_is_due(shop: Shop) -> None:
+    for number in range(120):
+        shop.publish("orders", number)
+
+    result = run(shop, "relay", "--once")
+
+    assert (0, "Sent: 120. Delayed: 0. Dead: 0.") == (result.exit_code, result.output.strip())
+    assert {"sent": 0, "delayed": 0, "dead": 0} == json.loads(run(shop, "relay", "--once", "--json").output)
+
+
+def test_list_shows_no_key_and_no_body(shop: Shop) -> None:
+    with_a_dead_message(shop)
+
+    result, as_json = run(shop, "outbox", "list"), json.loads(run(shop, "outbox", "list", "--json").output)
+
+    assert 1 == result.exit_code
+    assert "too large" in result.output
+    assert "Waiting: 1. Dead: 1." in result.output
+    assert "secret-key" not in result.output + json.dumps(as_json)
+    assert (1, 1, ["dead", "due"]) == (as_json["waiting"], as_json["dead"], [m["state"] for m in as_json["messages"]])
+    assert 1 == len(json.loads(run(shop, "outbox", "list", "--dead", "--json").output)["messages"])
+
+
+def test_an_empty_outbox_is_in_order(shop: Shop) -> None:
+    result = run(shop, "outbox", "list")
+
+    assert (0, "Waiting: 0. Dead: 0.") == (result.exit_code, result.output.strip())
+
+
+def test_retry_and_discard_leave_an_audit_event(shop: Shop) -> None:
+    seq = with_a_dead_message(shop)
+
+    assert 0 == run(shop, "outbox", "retry", str(seq), "--reason", "repaired", "--actor", "ann").exit_code
+    shop.drain()
+    assert 0 == run(shop, "outbox", "discard", str(seq), "--yes", "--reason", "by hand", "--actor", "bob").exit_code
+
+    settled = [each for each in shop.events if isinstance(each, MessageSettled)]
+    assert [("retried", "ann", "repaired", seq), ("discarded", "bob", "by hand", seq)] == [
+        (each.verb, each.actor, each.reason, each.seq) for each in settled
+    ]
+    shop.drain()
+    assert [b"2"] == shop.sent.bodies
+
+
+def test_all_dead_messages_of_a_topic_are_retried(shop: Shop) -> None:
+    """A receiver may be wrong for a minute, and each of its messages is dead then. Others stay as they are."""
+    shop.sent.fail = lambda message: Undeliverable("gone")
+    for number in range(3):
+        shop.publish("orders", number)
+    shop.publish("mail", 4)
+    shop.drain()
+    shop.sent.fail = lambda message: None
+
+    result = run(shop, "outbox", "retry", "--topic", "orders", "--reason", "repaired", "--actor", "ann")
+    shop.drain()
+
+    assert (0, "Messages of orders retried: 3.") == (result.exit_code, result.output.strip())
+    assert [b"0", b"1", b"2"] == shop.sent.bodies
+    settled = [(each.verb, each.actor) for each in shop.events if isinstance(each, MessageSettled)]
+    assert [("retried", "ann")] * 3 == settled
+    as_json = json.loads(run(shop, "outbox", "retry", "--topic", "orders", "--json").output)
+    assert {"topic": "orders", "retried": []} == as_json
+
+
+def test_retry_takes_a_number_or_a_topic(shop: Shop) -> None:
+    for arguments in ((), ("1", "--topic", "orders")):
+        result = run(shop, "outbox", "retry", *arguments)
+
+        assert (2, True) == (result.exit_code, "Give the number of one message, or --topic." in result.output)
+
+
+def test_discard_asks_first_and_refuses_a_healthy_message(shop: Shop) -> None:
+    shop.publish("orders", 2)
+    seq = str(shop.rows()[0].seq)
+
+    asked = run(shop, "outbox", "discard", seq, "--reason", "x")
+    refused = run(shop, "outbox", "discard", seq, "--yes", "--reason", "x")
+    unknown = run(shop, "outbox", "retry", "999999")
+
+    assert (1, 1, 1) == (asked.exit_code, refused.exit_code, unknown.exit_code)
+    assert "Only a message whose last attempt failed" in refused.output
+    assert "there is no message of this number" in unknown.output
+    assert 1 == len(shop.rows())
+
+
+def test_an_application_without_an_outbox_says_so(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    del shop.app.extensions["idempotency_outbox"]
+
+    for command in (("relay", "--once"), ("outbox", "list"), ("outbox", "retry", "1")):
+        result = run(shop, *command)
+        assert 1 == result.exit_code
+        assert "This application has no outbox" in result.output
+
+
+def test_a_relay_does_not_start_without_the_table(shop: Shop) -> None:
+    execute(shop, "DROP TABLE idempotency_outbox")
+
+    result = run(shop, "relay")
+
+    assert 1 == result.exit_code
+    assert "flask idempotency db upgrade" in result.output
+
+
+def execute(shop: Shop, *statements: str) -> None:
+    with shop.app.app_context(), shop.db.engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def found(shop: Shop) -> dict[str, str]:
+    """The verdict and text of the check of the outbox."""
+    with shop.app.app_context():
+        report = run_checks(shop.app)
+    (finding,) = [each for each in report.findings if each.check == "outbox"]
+    return {"verdict": finding.verdict.value, "text": finding.text, "remedy": finding.remedy}
+
+
+def test_doctor_reports_dead_and_late_messages(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    assert "fine" == found(shop)["verdict"]
+    shop.publish("orders", 2)
+    assert "fine" == found(shop)["verdict"]
+    shop.clock.advance(61)
+    assert "advice" == found(shop)["verdict"]
+    shop.clock.advance(600)
+    assert "fault" == found(shop)["verdict"]
+    assert "flask idempotency relay" in found(shop)["remedy"]
+    shop.drain()
+    with_a_dead_message(shop)
+    assert ("fault", True) == (found(shop)["verdict"], "can never be sent: 1" in found(shop)["text"])
+
+
+def test_doctor_names_a_missing_table_and_index(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    execute(shop, "DROP INDEX idempotency_outbox_order")
+    assert "idempotency_outbox_order is missing" in found(shop)["text"]
+    execute(shop, "DROP TABLE idempotency_outbox")
+    assert "idempotency_outbox is missing" in found(shop)["text"]
+
+
+def test_an_application_without_an_outbox_needs_no_table(open_shop: OpenShop) -> None:
+    """Its requests are served, and doctor has no check."""
+    shop = open_shop()
+    execute(shop, "DROP TABLE idempotency_outbox")
+    del shop.app.extensions["idempotency_outbox"]
+
+    schema = shop.app.extensions["idempotency"].schema
+    with shop.app.app_context():
+        checks = {each.check for each in run_checks(shop.app).findings}
+
+    assert [] == schema.faults()
+    assert "outbox" not in checks
+
+
+@on_postgresql
+def test_doctor_names_the_rights_that_a_role_lacks(open_shop: OpenShop, records_url: str) -> None:
+    shop = open_shop()
+    role = "outbox_clerk"
+    execute(shop, f"CREATE ROLE {role} LOGIN", f"GRANT SELECT, INSERT ON idempotency_outbox TO {role}")
+    try:
+        clerk = open_shop(make_url(records_url).set(username=role).render_as_string(hide_password=False))
+        (fault,) = clerk.table.faults()
+        assert fault.endswith(": grant it UPDATE, DELETE, USAGE on the sequence idempotency_outbox_seq_seq.")
+    finally:
+        execute(shop, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_gauges_tell_the_backlog(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    with_a_dead_message(shop)
+    shop.clock.advance(7)
+    registry = CollectorRegistry()
+    registry.register(gauges_of(shop.app))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"idempotency_{name}", {"app": "shop", **labels})
+
+    assert (1, 1, 7) == (
+        value("outbox_messages", state="waiting"), value("outbox_messages", state="dead"), value("outbox_age_seconds")
+    )  # fmt: skip
+
+
+def test_the_janitor_sends_and_expires(open_shop: OpenShop) -> None:
+    shop = open_shop(keep=60)
+    settings = shop.app.extensions["idempotency"].settings
+    shop.table._clock = lambda: None
+    shop.publish("orders", 2)
+
+    report: Any = janitor_of(shop.app).run("relay", drain_of("relay", settings))
+    execute(shop, "UPDATE idempotency_outbox SET published_at = published_at - 61000000")
+    removed: Any = janitor_of(shop.app).run("expire", drain_of("expire", settings))
+
+    assert (1, 1, []) == (report.sent, removed.removed, shop.rows())
+    assert "relay" in shop.app.extensions["idempotency"].built.tasks.reports()
+
+
+@on_sqlite
+def test_relay_interval_takes_the_task_out_of_the_schedule(open_shop: OpenShop) -> None:
+    on, off = open_shop(), open_shop(IDEMPOTENCY_RELAY_INTERVAL=None)
+
+    entries = [schedule_of(janitor_of(s.app), s.app.extensions["idempotency"].settings) for s in (on, off)]
+
+    assert 5.0 == entries[0]["flask_idempotency.relay"]["schedule"]
+    assert "flask_idempotency.relay" not in entries[1]
+
+
+# The table beside records that are elsewhere.
+
+
+def tables(shop: Shop) -> set[str]:
+    with shop.app.app_context():
+        return set(inspect(shop.db.engine).get_table_names())
+
+
+def test_upgrade_makes_the_table_alone_where_records_are_elsewhere(open_shop: OpenShop) -> None:
+    shop = open_shop(store="memory://")
+    with shop.app.app_context():
+        for table in reversed(metadata.sorted_tables):
+            table.drop(shop.db.engine, checkfirst=True)
+    missing = run(shop, "db", "check")
+
+    first, second = run(shop, "db", "upgrade"), run(shop, "db", "upgrade")
+
+    assert (1, True) == (missing.exit_code, "idempotency_outbox is missing" in missing.output)
+    assert (0, "0002: idempotency_outbox") == (first.exit_code, first.output.strip())
+    assert "The schema is up to date." in second.output
+    assert {"orders", "idempotency_outbox"} == tables(shop)
+    shop.publish("orders", 2)
+    assert 1 == shop.drain().sent
+
+
+def test_create_all_makes_the_table_alone_where_records_are_elsewhere(tmp_path: Path) -> None:
+    app = Flask("alone")
+    app.testing = True
+    app.config |= {"SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path / 'shop.sqlite'}", "IDEMPOTENCY_SECRET": SECRET}
+    app.config |= {"IDEMPOTENCY_STORE": "memory://"}
+    db = SQLAlchemy(app)
+    Idempotency(app).outbox()
+
+    with app.app_context():
+        db.create_all()
+        assert {"idempotency_outbox"} == set(inspect(db.engine).get_table_names()) == set(db.metadata.tables)
+        db.engine.dispose()
+    table = app.extensions["idempotency_outbox"].table
+    assert [] == table.faults()
+    table.close()
+
+
+def test_include_in_takes_the_outbox_alone_and_then_all() -> None:
+    own = MetaData()
+    sql.include_in(own, records=False)
+    alone = set(own.tables)
+    sql.include_in(own)
+    sql.include_in(own, records=False)
+
+    assert ({"idempotency_outbox"}, set(metadata.tables)) == (alone, set(own.tables))
+
+
+@on_sqlite
+def test_autogenerate_writes_no_drop_of_the_table(open_shop: OpenShop) -> None:
+    shop = open_shop()
+    with shop.app.app_context(), shop.db.engine.connect() as connection:
+        assert [] == compare_metadata(MigrationContext.configure(connection), shop.db.metadata)

@@ -1,0 +1,1 @@
+UPDATE idempotency_outbox SET due_at=(coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) + %(pause)s::BIGINT), attempts=(idempotency_outbox.attempts + 1), holder=NULL, held_until=NULL, error=%(error)s::VARCHAR WHERE idempotency_outbox.holder = %(holder)s AND idempotency_outbox.published_at IS NULL AND idempotency_outbox.seq = %(my_seq)s::BIGINT

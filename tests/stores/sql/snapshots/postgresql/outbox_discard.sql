@@ -1,0 +1,1 @@
+DELETE FROM idempotency_outbox WHERE idempotency_outbox.seq = %(my_seq)s::BIGINT AND idempotency_outbox.published_at IS NULL AND (idempotency_outbox.held_until IS NULL OR idempotency_outbox.held_until <= coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint)) AND idempotency_outbox.error IS NOT NULL RETURNING idempotency_outbox.topic

@@ -1,0 +1,1 @@
+UPDATE idempotency_outbox SET holder=NULL, held_until=NULL, error=NULL, published_at=coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) WHERE idempotency_outbox.holder = %(holder)s AND idempotency_outbox.published_at IS NULL AND idempotency_outbox.seq IN (__[POSTCOMPILE_seqs])

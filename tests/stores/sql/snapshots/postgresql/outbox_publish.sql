@@ -1,0 +1,3 @@
+INSERT INTO idempotency_outbox (message_id, topic, key, tenant, tenant_id, headers, body, wrapping_key_id, data_key_number, created_at, due_at) SELECT %(my_message_id)s::VARCHAR AS anon_1, %(my_topic)s::VARCHAR AS anon_2, %(my_key)s::VARCHAR AS anon_3, %(my_tenant)s::VARCHAR AS anon_4, %(my_tenant_id)s AS anon_5, %(my_headers)s::VARCHAR AS anon_6, %(my_body)s AS anon_7, %(my_wrapping_key_id)s::VARCHAR AS anon_8, %(my_data_key_number)s::INTEGER AS anon_9, moment.now, moment.now + %(delay)s::BIGINT AS anon_10
+FROM (SELECT coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) AS now) AS moment
+WHERE moment.now IS NOT NULL ON CONFLICT (message_id) DO NOTHING  RETURNING idempotency_outbox.seq

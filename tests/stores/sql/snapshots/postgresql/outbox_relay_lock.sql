@@ -1,0 +1,1 @@
+SELECT set_config('lock_timeout', '2000', true) AS set_config_1, set_config('enable_seqscan', 'off', true) AS set_config_2, set_config('enable_bitmapscan', 'off', true) AS set_config_3, set_config('enable_sort', 'off', true) AS set_config_4, set_config('jit', 'off', true) AS set_config_5, pg_advisory_xact_lock(8031453476610899969) AS pg_advisory_xact_lock_1

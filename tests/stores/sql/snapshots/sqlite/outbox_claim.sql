@@ -1,0 +1,6 @@
+UPDATE idempotency_outbox SET holder=?, held_until=(coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) + ?) WHERE idempotency_outbox.seq IN (SELECT idempotency_outbox.seq
+FROM idempotency_outbox
+WHERE idempotency_outbox.published_at IS NULL AND idempotency_outbox.dead = 0 AND idempotency_outbox.due_at <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AND (idempotency_outbox.held_until IS NULL OR idempotency_outbox.held_until <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) OR idempotency_outbox.holder = ?) AND (idempotency_outbox."key" IS NULL OR NOT (EXISTS (SELECT 1
+FROM idempotency_outbox AS earlier
+WHERE earlier.topic = idempotency_outbox.topic AND earlier."key" = idempotency_outbox."key" AND earlier.seq < idempotency_outbox.seq AND earlier.published_at IS NULL AND earlier."key" IS NOT NULL AND (earlier.dead = 1 OR earlier.due_at > coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) OR earlier.held_until > coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AND earlier.holder != ?)))) ORDER BY idempotency_outbox.seq
+ LIMIT ? OFFSET ?) RETURNING seq, message_id, topic, "key", tenant, tenant_id, headers, body, wrapping_key_id, data_key_number, attempts

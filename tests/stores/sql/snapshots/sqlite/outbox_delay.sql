@@ -1,0 +1,1 @@
+UPDATE idempotency_outbox SET due_at=(coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) + ?), attempts=(idempotency_outbox.attempts + 1), holder=NULL, held_until=NULL, error=? WHERE idempotency_outbox.holder = ? AND idempotency_outbox.published_at IS NULL AND idempotency_outbox.seq = ?

@@ -1,0 +1,1 @@
+DELETE FROM idempotency_outbox WHERE idempotency_outbox.seq = ? AND idempotency_outbox.published_at IS NULL AND (idempotency_outbox.held_until IS NULL OR idempotency_outbox.held_until <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer))) AND idempotency_outbox.error IS NOT NULL RETURNING topic

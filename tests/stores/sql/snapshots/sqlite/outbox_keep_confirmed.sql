@@ -1,0 +1,1 @@
+UPDATE idempotency_outbox SET holder=NULL, held_until=NULL, error=NULL, published_at=coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) WHERE idempotency_outbox.holder = ? AND idempotency_outbox.published_at IS NULL AND idempotency_outbox.seq IN (__[POSTCOMPILE_seqs])

@@ -1,0 +1,4 @@
+SELECT idempotency_outbox.seq, idempotency_outbox.message_id, idempotency_outbox.topic, idempotency_outbox."key", idempotency_outbox.tenant, idempotency_outbox.tenant_id, idempotency_outbox.headers, idempotency_outbox.body, idempotency_outbox.wrapping_key_id, idempotency_outbox.data_key_number, idempotency_outbox.attempts
+FROM idempotency_outbox
+WHERE idempotency_outbox.published_at IS NULL AND idempotency_outbox.wrapping_key_id != ? AND idempotency_outbox.seq > ? ORDER BY idempotency_outbox.seq
+ LIMIT ? OFFSET ?

@@ -1,0 +1,3 @@
+SELECT idempotency_outbox.topic
+FROM idempotency_outbox
+WHERE idempotency_outbox.message_id = ?

@@ -1,0 +1,219 @@
+"""What an import of the package loads, and when: the rest would slow the start of every worker."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from threading import Barrier, Thread
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import flask_idempotency
+
+if TYPE_CHECKING:
+    from example_app.demo.servers import RedisServer
+
+LOADED = """
+import sys
+import flask, marshmallow
+{before}
+before = set(sys.modules)
+{ours}
+print(*sorted(set(sys.modules) - before))
+"""
+OURS = "flask_idempotency"
+EXTENSION = "from flask_idempotency import Idempotency"
+REDIS_STORE = f"{EXTENSION}\nfrom flask_idempotency.assembly import build_store\nbuild_store('redis://127.0.0.1:1')"
+
+APPLICATION = """
+from flask import Flask
+from flask_idempotency import Idempotency
+
+app = Flask("shop")
+app.testing = True
+Idempotency(app, store={store!r}, secret="s-9f2c47d1e8b35a60", in_flight="wait")
+
+@app.post("/payments")
+def pay():
+    return {{"paid": True}}, 201
+
+def post(key):
+    environ = {{
+        "REQUEST_METHOD": "POST", "PATH_INFO": "/payments", "SERVER_NAME": "shop", "SERVER_PORT": "80",
+        "wsgi.url_scheme": "http", "wsgi.input": BytesIO(b'{{"cents": 5}}'), "wsgi.errors": sys.stderr,
+        "CONTENT_LENGTH": "12", "CONTENT_TYPE": "application/json",
+    }}
+    if key:
+        environ["HTTP_IDEMPOTENCY_KEY"] = key
+    answered = []
+    body = app.wsgi_app(environ, lambda status, headers, exc_info=None: answered.append((status, dict(headers))))
+    b"".join(body)
+    body.close()
+    return answered[0]
+"""
+# The first request without a key, so that what Flask itself loads at a first request does not count.
+FIRST_REQUESTS = """
+import sys
+from io import BytesIO
+{application}
+assert post(None)[0].startswith("201")
+before = set(sys.modules)
+first, again = post("a"), post("a")
+assert first[0].startswith("201"), first
+assert again[1].get("Idempotency-Replayed") == "true", again
+print(*sorted(set(sys.modules) - before))
+"""
+TABLES = "app.extensions['idempotency'].schema.upgrade()"
+
+
+def printed(code: str) -> list[str]:
+    """The words that this code prints, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def loaded(ours: str, *, before: str = "") -> list[str]:
+    """The modules that this loads on top of Flask and marshmallow, in a process of its own."""
+    return printed(LOADED.format(before=before, ours=ours))
+
+
+def test_the_bare_import_loads_only_itself() -> None:
+    """Not even Flask: another program may need one name, such as an exception."""
+    code = "import sys; before = set(sys.modules); import flask_idempotency; print(*set(sys.modules) - before)"
+    modules = set(printed(code))
+
+    assert {module for module in modules if module.partition(".")[0] not in sys.stdlib_module_names} == {OURS}
+
+
+@pytest.mark.parametrize("name", ("LeaseLost", "Decision", "Quota", "Happened"))
+def test_a_name_of_the_engine_loads_only_the_engine(name: str) -> None:
+    code = f"import sys; before = set(sys.modules); from flask_idempotency import {name}; print(*set(sys.modules) - before)"
+    packages = {".".join(module.split(".")[:2]) for module in printed(code)}
+
+    assert {each for each in packages if each.partition(".")[0] not in sys.stdlib_module_names} == {
+        OURS,
+        f"{OURS}.engine",
+    }
+
+
+@pytest.mark.parametrize(
+    ("ours", "before"), ((EXTENSION, ""), (REDIS_STORE, "import redis")), ids=("package", "Redis store")
+)
+def test_an_import_loads_no_other_package(ours: str, before: str) -> None:
+    """Each optional package is loaded by what needs it, when a setting asks for it."""
+    others = {module.partition(".")[0] for module in loaded(ours, before=before)}
+
+    assert others - set(sys.stdlib_module_names) == {OURS}
+
+
+def test_an_import_loads_no_optional_part() -> None:
+    """Not the group of commands itself, which an application registers, but all that it prints and asks."""
+    modules = loaded(REDIS_STORE)
+    optional = ("cli.output", "codec.encryption", "janitor", "metrics", "sql", "stores.sql", "testing")
+    of_operators = (
+        "maintenance",
+        "operations.admin",
+        "operations.doctor",
+        "operations.records",
+        "web.doctor",
+        "web.janitor",
+    )
+    of_others = ("stores.memory", "stores.tiered", "stores.redis.replay_cache", "client")
+
+    assert f"{OURS}.stores.redis.store" in modules
+    assert [part for part in (*optional, *of_operators, *of_others) if f"{OURS}.{part}" in modules] == []
+
+
+def of_first_requests(url: str) -> list[str]:
+    """The modules that the first keyed requests of a worker load."""
+    return printed(FIRST_REQUESTS.format(application=APPLICATION.format(store=url)))
+
+
+def test_the_first_keyed_requests_import_nothing(redis_server: RedisServer) -> None:
+    """A worker loads its store before it takes requests: the first client would wait, and so would every thread behind it."""
+    assert of_first_requests(redis_server.url) == []
+
+
+@pytest.mark.parametrize("store", ("memory", "sqlite"))
+def test_the_first_keyed_requests_import_nothing_without_a_server(store: str, tmp_path: Path) -> None:
+    url = "memory://"
+    if store == "sqlite":
+        url = f"sqlite:///{tmp_path / 'records.db'}"
+        # In a process of its own, as `flask idempotency db upgrade` is.
+        printed(f"import sys\nfrom io import BytesIO\n{APPLICATION.format(store=url)}\n{TABLES}")
+
+    assert of_first_requests(url) == []
+
+
+def test_every_public_name_is_what_its_module_has() -> None:
+    """The block for type checkers and `_NAMES` say the same, and both list what `__all__` does."""
+    tree = ast.parse(Path(flask_idempotency.__file__).read_text("utf-8"))
+    (block,) = (each for each in tree.body if isinstance(each, ast.If) and not isinstance(each.test, ast.UnaryOp))
+    imported = {
+        str(each.module).removeprefix(f"{OURS}."): tuple(name.name for name in each.names)
+        for each in block.body
+        if isinstance(each, ast.ImportFrom)
+    }
+
+    assert imported == flask_idempotency._NAMES
+    assert sorted(name for names in imported.values() for name in names) == flask_idempotency.__all__
+    for module, names in imported.items():
+        for name in names:
+            assert getattr(flask_idempotency, name) is getattr(importlib.import_module(f"{OURS}.{module}"), name)
+
+
+def test_all_names_are_listed_before_their_modules_are_loaded() -> None:
+    code = "import sys, flask_idempotency as f; print(set(f.__all__) <= set(dir(f)), 'flask' in sys.modules)"
+
+    assert printed(code) == ["True", "False"]
+
+
+def test_a_star_imports_every_public_name() -> None:
+    assert printed("from flask_idempotency import *\nprint(Idempotency.__name__, LeaseLost.__name__)") == [
+        "Idempotency",
+        "LeaseLost",
+    ]
+
+
+def test_a_module_is_found_beside_the_names() -> None:
+    """`from flask_idempotency import signals` looks for a name first."""
+    code = "import flask_idempotency.engine.errors\nfrom flask_idempotency import signals\nprint(signals.__name__)"
+
+    assert printed(code) == ["flask_idempotency.signals"]
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    package: Any = flask_idempotency
+
+    with pytest.raises(AttributeError, match="module 'flask_idempotency' has no attribute 'Idempotence'"):
+        package.Idempotence  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Idempotence'"):
+        exec("from flask_idempotency import Idempotence")  # noqa: S102
+
+
+def test_a_public_class_can_be_pickled() -> None:
+    assert pickle.loads(pickle.dumps(flask_idempotency.LeaseLost)) is flask_idempotency.LeaseLost  # noqa: S301
+
+
+def test_threads_that_need_a_name_first_get_the_same_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = flask_idempotency.Idempotency
+    monkeypatch.delitem(vars(flask_idempotency), "Idempotency")
+    barrier, found = Barrier(8), list[object]()
+
+    def look() -> None:
+        barrier.wait(10)
+        found.append(flask_idempotency.Idempotency)
+
+    threads = [Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
+    assert found == [expected] * 8
