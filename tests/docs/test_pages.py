@@ -82,7 +82,7 @@ def surroundings() -> dict[str, Any]:
     app = Flask("documentation")
     app.config["IDEMPOTENCY_SECRET"] = "s-9f2c47d1e8b35a60"
     return {
-        **vars(flask_idempotency),
+        **{name: getattr(flask_idempotency, name) for name in flask_idempotency.__all__},
         "__name__": "documented",  # no package's: an instance folder goes where the test is
         "app": app,
         "blueprint": Blueprint("documented", "documentation"),
