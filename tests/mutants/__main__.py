@@ -51,10 +51,10 @@ def changed_since(commit: str, mutants: Sequence[Mutant]) -> list[Mutant]:
 
 
 def sample(mutants: Sequence[Mutant], size: int) -> list[Mutant]:
-    """Return as many of these mutants, the same ones whenever this commit is tested."""
-    command = ["git", "rev-parse", "HEAD"]
-    commit = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
-    return sorted(mutants, key=lambda mutant: hashlib.sha256((commit + mutant.name).encode()).digest())[:size]
+    """Return as many of these mutants, the same ones whenever these files are tested."""
+    command = ["git", "rev-parse", "HEAD^{tree}"]
+    tree = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
+    return sorted(mutants, key=lambda mutant: hashlib.sha256((tree + mutant.name).encode()).digest())[:size]
 
 
 def git(*arguments: str) -> str:
