@@ -18,6 +18,7 @@ from flask_idempotency.engine.model import (
     Mismatched,
     OverQuota,
     Record,
+    State,
     StoredPayload,
     StoredResponse,
     Unknown,
@@ -117,8 +118,12 @@ class Store(Protocol):
         """
         ...
 
-    def release(self, key: StorageKey, token: bytes) -> None:
-        """Remove the record, so that the key may run again. An absent record is already released.
+    def release(self, key: StorageKey, token: bytes) -> State | None:
+        """Remove the record, so that the key may run again. An absent record is already released. Returns None then.
+
+        A record whose journal has an effect is never removed. It is paused (returns PROCESSING): its lease ends now, its
+        token is spent, and the next retry resumes it. If a plain step of it is in doubt, it is quarantined instead, with the
+        reason `step-in-doubt` (returns QUARANTINED), and the token may still finish the step. A repeat returns the same.
 
         This cancels the token: for at least a minute, a claim with it raises `StoreUnavailable`, because its worker gave
         up before the claim arrived. A store may forget that once another request has the key.
