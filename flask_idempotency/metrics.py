@@ -28,6 +28,7 @@ from flask_idempotency.engine import events
 from flask_idempotency.engine.capabilities import DataLoss, TaskReport, UnfinishedCounts
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.journal import Effects
 from flask_idempotency.engine.outbox import OutboxCounts
 from flask_idempotency.maintenance.janitor import TASKS, ExpireReport, ReconcileReport
 from flask_idempotency.maintenance.reap import ReapReport
@@ -57,6 +58,9 @@ _CAUSES = (
     "returned",
     "not-committed",
     "lease-expired",
+    "step-in-doubt",
+    "steps-changed",
+    "never-resumed",
     OTHER,
 )
 _COUNTS = tuple(
@@ -144,6 +148,20 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "idempotency_quarantines",
                 "Keys that a worker or the janitor quarantined, by cause.",
                 {"cause": _CAUSES},
+            ),
+            Family("idempotency_pauses", "Requests that were paused between two steps, by cause.", {"cause": _CAUSES}),
+            Family(
+                "idempotency_steps",
+                "Steps of requests, by kind and by what happened.",
+                {
+                    "effects": (*get_args(Effects), OTHER),
+                    "outcome": ("finished", "recalled", "failed", "in-doubt", "not-kept"),
+                },
+            ),
+            Family(
+                "idempotency_step_resolutions",
+                "Steps that operators and resolvers settled, or may have (uncertain).",
+                {"verb": ("completed", "never-happened", "uncertain", OTHER), "by": ("resolver", "person")},
             ),
             Family("idempotency_lease_losses", "Workers that lost their claim before their work ended."),
             Family("idempotency_renewal_failures", "Lease renewals that failed and are retried."),
@@ -418,10 +436,14 @@ def _class(event: events.Completed) -> str:
     return f"{event.status // 100}xx"
 
 
-def _cause(event: events.Released | events.Quarantined) -> str:
+def _cause(event: events.Released | events.Quarantined | events.Paused) -> str:
     if event.reason.startswith("status-"):
         return f"{event.reason[: len('status-') + 1]}xx"
     return event.reason
+
+
+def _step(outcome: str) -> Counts:
+    return Counts("steps", lambda event: (((event.effects, outcome), 1.0),))
 
 
 def _refused(code: str) -> Counts:
@@ -465,6 +487,22 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.Completed: (Counts("completions", _by(_class, _answer)), Counts("response_size_bytes", _size)),
         events.Released: (Counts("releases", _by(_cause)),),
         events.Quarantined: (Counts("quarantines", _by(_cause)),),
+        events.Paused: (Counts("pauses", _by(_cause)),),
+        events.StepFinished: (_step("finished"),),
+        events.StepRecalled: (_step("recalled"),),
+        events.StepFailed: (_step("failed"),),
+        events.StepDoubtful: (_step("in-doubt"),),
+        events.StepResultNotKept: (_step("not-kept"),),
+        events.StepsChangedHeld: Uncounted('`idempotency_quarantines_total{cause="steps-changed"}` counts it'),
+        events.StepSettled: (
+            Counts(
+                "step_resolutions",
+                _by(
+                    lambda event: event.verb if event.certain else "uncertain",
+                    lambda event: "resolver" if event.actor == "resolver" else "person",
+                ),
+            ),
+        ),
         events.CommittedEarly: (Counts("early_commits", _one()),),
         events.LeaseExpired: (Counts("lease_losses", _one()),),
         events.RenewalFailed: (Counts("renewal_failures", _one()),),

@@ -273,6 +273,37 @@ class Codec(Protocol):
         ...
 
 
+@valueclass(frozen=True, slots=True)
+class StepContext:
+    """The entry that a step's item and result are sealed for. They open in no other entry, record or claim."""
+
+    key: StorageKey
+    step: bytes
+    """`Entry.id`."""
+    fence: int
+    """`Entry.fence`: of the claim that entered it."""
+    fingerprint: bytes = field(repr=False)
+    effects: str
+    digest: bytes = field(repr=False)
+    state: str
+    """`StepState.value`."""
+
+
+class StepCodec(Protocol):
+    """Seals what a journal entry holds. Found as `Codec.steps`. Raises `StoreUnavailable` as `Codec` does."""
+
+    def seal(self, item: bytes, result: bytes | None, context: StepContext) -> StoredPayload:
+        """Seal an item, empty if there is none, and a result as tagged JSON. None: the entry has no result."""
+        ...
+
+    def open(self, payload: StoredPayload, context: StepContext) -> tuple[bytes, bytes | None]:
+        """Return item and result. Raises `CorruptRecord` unless `seal` made exactly this for the same context.
+
+        Raises `ResponseUnavailable` for an erased payload.
+        """
+        ...
+
+
 class Schema(Protocol):
     """The tables of a store in a database that other programs use as well.
 
