@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from flask_idempotency.codec.envelope import COMPRESSIONS, ZSTD_REMEDY, EnvelopeCodec, zstd_is_installed
+from flask_idempotency.codec.compression import COMPRESSIONS, ZSTD_REMEDY, zstd_is_installed
+from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.capabilities import (
     DataKeys,
     DataLossDetector,
