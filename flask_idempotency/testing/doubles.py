@@ -13,7 +13,7 @@ from typing import Final, Literal, Self, TypeAlias, TypeVar
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Record, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 
@@ -174,8 +174,8 @@ class FaultyStore:
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         self._pass(Call("complete", key, token), lambda: self._store.complete(key, token, payload, keep=keep))
 
-    def release(self, key: StorageKey, token: bytes) -> None:
-        self._pass(Call("release", key, token), lambda: self._store.release(key, token))
+    def release(self, key: StorageKey, token: bytes) -> State | None:
+        return self._pass(Call("release", key, token), lambda: self._store.release(key, token))
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         self._pass(Call("quarantine", key, token), lambda: self._store.quarantine(key, token, reason))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from flask_idempotency.engine.store import Store
+from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing.contract import (
     DataKeysContract,
     ExpiryContract,
+    JournalsContract,
     RecoveryContract,
     ResponsesContract,
     SettledContract,
@@ -74,3 +76,11 @@ class TestTaskLogs(TaskLogContract):
     @pytest.fixture
     def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
         return make_kept(clock)
+
+
+class TestJournals(JournalsContract):
+    """Each store with `journals` is named here: one that loses them must fail, and not be skipped."""
+
+    @pytest.fixture(params=["memory"])
+    def store(self, clock: FrozenClock) -> Store:
+        return MemoryStore(clock=clock)
