@@ -6,7 +6,7 @@ Contract: `spec/steps.md`, parts A and B.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from typing import Final, Literal, Protocol, TypeAlias
@@ -14,7 +14,6 @@ from typing import Final, Literal, Protocol, TypeAlias
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload
-from flask_idempotency.engine.store import Writing
 from flask_idempotency.engine.values import valueclass
 
 Effects: TypeAlias = Literal["plain", "deduplicated", "transactional", "pure"]
@@ -225,6 +224,10 @@ class Journals(Protocol):
         ...
 
 
+StepWriting: TypeAlias = Callable[[Callable[[Sequence[JournalWrite]], None]], None]
+"""Calls its argument with one write for each record of a claim, and again with new ones after `DataKeyMissing`."""
+
+
 class StepTransaction(Protocol):
     """The application's own database transaction, for one transactional step. Made by `StepTransactions.join_step`.
 
@@ -237,12 +240,13 @@ class StepTransaction(Protocol):
         """Whether the function has committed by itself, or tried to and the outcome is unknown."""
         ...
 
-    def commit_step(self, writing: Writing) -> None:
+    def commit_step(self, writing: StepWriting) -> None:
         """Flush and commit the function's rows together with its entry, in every journal of the claim, or neither.
 
-        Calls `writing` as `Transaction.settle` does. Raises `LeaseLost` if another attempt took over, and `NotCommitted` if
-        the database refused; both roll back. If the reply to the COMMIT was lost, asks the journal on another connection:
-        returns if the entry is there, raises `NotCommitted` if it is not, and `StoreUnavailable` if that stays unknown.
+        Calls `writing` with the function that changes the journals. Raises `LeaseLost` if another attempt took over, and
+        `NotCommitted` if the database refused; both roll back. If the reply to the COMMIT was lost, asks the journal on
+        another connection: returns if the entry is there, raises `NotCommitted` if it is not, and `StoreUnavailable` if
+        that stays unknown.
         """
         ...
 
@@ -252,4 +256,29 @@ class StepTransaction(Protocol):
 
     def leave(self) -> None:
         """Stop watching. Harmless to repeat."""
+        ...
+
+
+class StepTransactions(Protocol):
+    """What a store offers for transactional steps. The `transactions` of a store that has `journals` implement it too."""
+
+    def join_step(
+        self,
+        keys: Sequence[StorageKey],
+        token: bytes,
+        *,
+        fences: Sequence[int],
+        lease: float,
+        operation: str,
+        early: Callable[[], Sequence[JournalWrite]],
+        on_early_commit: Callable[[], None],
+    ) -> StepTransaction:
+        """Watch the session from here on, for one step. `fences` and the result of `early` go with `keys`, one for each.
+
+        The first commit that the step's function makes by itself also does what `early` returns: enter the step as begun and
+        plain, and say so with `in_doubt`. It then calls `on_early_commit`. `commit_step` needs a higher number.
+
+        Raises `ConfigurationError` if the session has unsaved or uncommitted writes, because these would be committed with
+        the step, or if its transaction prevents the write.
+        """
         ...

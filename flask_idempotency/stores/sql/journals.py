@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from sqlalchemy import Connection
 
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    DataKeyMissing,
+    LeaseLost,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.journal import (
     EMPTY,
     MOST_STEPS,
@@ -48,7 +54,7 @@ _EFFECTS: Final[Mapping[str, Effects]] = {
 _STATES: Final = {state.value: state for state in StepState}
 _BIG: Final = 2**63 - 1
 
-PAYLOAD_STATUS: Final = 200
+PAYLOAD_STATUS: Final = 0
 """A step has no HTTP status, so its row does not keep one."""
 
 
@@ -212,6 +218,10 @@ class SqlJournals:
         self._complete = complete
         self._now = now
         self._writer: JournalWriter | None = None
+        self.before_write: Callable[[], None] | None = None
+        """Raises if the application's own session prevents a write."""
+        self.locked: set[bytes] = set()
+        """On SQLite, the ids of records whose transactional step runs in this process, and holds the one write lock."""
 
     @property
     def writer(self) -> JournalWriter:
@@ -221,6 +231,10 @@ class SqlJournals:
         return self._writer
 
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
+        if key.rid in self.locked:
+            _refuse_beside_transaction(writing)
+        if self.before_write is not None:
+            self.before_write()
         parameters = parameters_of(key, token, fence=fence, writing=writing, lease=lease, now=self._now())
         self._database.send(self._write, parameters, writing)
 
@@ -383,6 +397,16 @@ class SqlJournals:
             if written or writer.is_done(connection, parameters, writing):
                 return
         raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
+
+
+def _refuse_beside_transaction(writing: JournalWrite) -> NoReturn:
+    """Refuse a write that would wait five seconds for the session of a transactional step, on SQLite."""
+    if any(entry.state is StepState.BEGUN for entry in writing.enter):
+        raise ConfigurationError(
+            "a step began in one thread while a transactional step of the same request runs in another. SQLite has one "
+            "writer at a time, so take such steps one after the other, or use PostgreSQL."
+        )
+    raise StoreUnavailable("a transactional step of the same request holds SQLite's one write lock")
 
 
 def _end(connection: Connection, dialect: Dialect, parameters: dict[str, Any]) -> bytes | None:
