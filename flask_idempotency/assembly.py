@@ -26,11 +26,12 @@ from flask_idempotency.engine.capabilities import (
     TaskLog,
     capabilities_of,
 )
-from flask_idempotency.engine.claim import Dependencies
+from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
+from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
@@ -78,9 +79,15 @@ class Services:
     shared_task_log: TaskLog | None = None
     """The log behind `tasks`, with the tasks of all applications that share the store."""
     health: Health | None = None
+    journals: Journals | None = None
     data_loss: DataLossDetector | None = None
     cache_marker: KnowsCache | None = None
     """The store, if a cache may stand in front of it. These settings need not name that cache."""
+
+    @property
+    def runs_steps(self) -> bool:
+        """Whether endpoints may list steps: the store remembers them, and the claims of this release take them."""
+        return self.journals is not None and hasattr(Claim, "steps")
 
 
 def build(
@@ -139,6 +146,7 @@ def build(
         tasks=None if offered.task_log is None else OwnTaskLog(offered.task_log, owner=owner_mark(settings.namespace)),
         shared_task_log=offered.task_log,
         health=offered.health,
+        journals=offered.journals,
         data_loss=offered.data_loss,
         cache_marker=system if isinstance(system, KnowsCache) else None,
     )

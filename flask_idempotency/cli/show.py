@@ -48,6 +48,7 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import OnExpiry, State
 from flask_idempotency.engine.operations import Operation, Operations
 from flask_idempotency.engine.policy import Decision, Policy
+from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.operations.admin import Stats, stats
 from flask_idempotency.operations.identity import IdentityChange, look
 from flask_idempotency.operations.records import UNFINISHED, Condition, RecordFilter, RecordView, Refused, listing
@@ -291,6 +292,8 @@ def _plain(value: Any) -> Any:
             return sorted(value)
         case tuple():
             return list(map(_plain, value))
+        case Step():
+            return value.name if value.effects == "plain" else f"{value.name} ({value.effects})"
         case _ if callable(value):
             return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}"
         case _:
@@ -301,6 +304,8 @@ def _spelled(name: str, value: Any) -> str:
     match _plain(value):
         case None if name in _BY_EFFECTS:
             return "by effects"
+        case None if name == "resume_within":
+            return "as keep"
         case None | []:
             return "-"
         case bool(said):

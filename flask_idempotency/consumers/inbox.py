@@ -139,7 +139,7 @@ class Inbox:
         """Raise `ConfigurationError` if the policy cannot hold in the application, or if its name has another policy there."""
         services = self._services()
         if services.engine is not None:
-            self.policy.check(joint=services.engine.transactions is not None)
+            self.policy.check(joint=services.engine.transactions is not None, journals=services.journals)
         services.operations.add(self.catalogued)
 
     def process(
@@ -166,6 +166,8 @@ class Inbox:
         state.policy, state.operation, state.client_key, state.tenant = self.policy, self.operation, message_id, tenant
         if not services.enabled or engine is None:
             return self._run_unprotected(services, state, work)
+        if self.policy.effects == "steps":
+            self.policy.check(joint=engine.transactions is not None, journals=services.journals)
         services.operations.add(self.catalogued)
         requests = self._claim_requests(services, message_id, payload, tenant, born)
         if self._unstored and self._is_unstored(requests[0].key.rid):

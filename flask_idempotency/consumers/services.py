@@ -41,6 +41,8 @@ class ConsumerServices:
     enabled: bool = True
     former_namespace: str | None = None
     """That of IDEMPOTENCY_FORMER_IDENTITY: messages are claimed under both names."""
+    journals: bool = False
+    """Whether the store remembers the steps of a message."""
     outages: OutageLog = field(default_factory=lambda: OutageLog(said="is kept for later"))
 
 
@@ -95,6 +97,7 @@ def standalone_services(config: Mapping[str, Any], session: Any) -> ConsumerServ
         observers,
         settings.enabled,
         None if settings.former_identity is None else settings.former_identity.namespace,
+        journals=built.runs_steps,
     )
 
 

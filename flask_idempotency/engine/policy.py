@@ -218,7 +218,7 @@ def _some(statuses: frozenset[int]) -> str:
 Override: TypeAlias = Mapping[str, Any]
 """The values that one layer sets, by `Policy`'s field names. The package `settings` loads and checks them."""
 
-VIEW_FIELDS = frozenset({"key", "principal", "steps", "dropped_steps", "steps_in_any_order", "resume_within"})
+VIEW_FIELDS = frozenset({"key", "principal"})
 """Values that only a decorator of one view sets. They are no settings, and no keywords of `@idempotent`."""
 
 POLICY_FIELDS = frozenset(field.name for field in fields(Policy)) - VIEW_FIELDS

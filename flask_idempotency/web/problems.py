@@ -283,6 +283,23 @@ _ROWS = (
         stripe_type="api_error",
     ),
     ProblemType(
+        code="request-paused",
+        status=503,
+        title="The request is paused",
+        detail="Part of this was done and is remembered. Send it again with the same key.",
+        happened=(
+            "The request takes several steps, and the service could not go on before one of them. It remembers the steps "
+            "that finished: none of them runs again."
+        ),
+        remedy=(
+            "Send the same request with the same key after `Retry-After`. It goes on behind the finished steps. Do not "
+            "change the key: a new key repeats them."
+        ),
+        again="yes, after `Retry-After`",
+        retry=True,
+        stripe_type="api_error",
+    ),
+    ProblemType(
         code="response-not-kept",
         status=None,
         title="Done before; the response body was not kept",
