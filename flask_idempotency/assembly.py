@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from flask_idempotency.codec.compression import COMPRESSIONS, ZSTD_REMEDY, zstd_is_installed
@@ -31,7 +31,7 @@ from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
-from flask_idempotency.engine.journal import Journals
+from flask_idempotency.engine.journal import Journals, StepTransactions
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
@@ -132,6 +132,8 @@ def build(
         waiters=Waiters(settings.max_waiters, notifier=offered.notifier),
         observers=observers,
         transactions=transactions,
+        journals=offered.journals,
+        step_transactions=cast("StepTransactions | None", transactions if hasattr(transactions, "join_step") else None),
         data_loss=offered.data_loss,
     )
     return Services(

@@ -120,6 +120,11 @@ def settle(work: Running, decision: Decision, stored: StoredResponse, *, reason:
         return decision
     if decision is Decision.RELEASE and claim.past_point:
         decision = Decision.QUARANTINE
+    if (steps := claim.steps) is not None:
+        # A poisoned request is never completed nor resumed; and a response that is kept answers for every recorded effect.
+        held = steps.hold() if decision is Decision.KEEP else steps.poisoned
+        if held:
+            decision, reason = Decision.QUARANTINE, held
     try:
         match decision:
             case Decision.KEEP:

@@ -107,7 +107,9 @@ class Engine:
         read. In neither case may the work be done under this key. Raises `ConfigurationError` for a policy that cannot hold
         here.
         """
-        if policy.effects == "transactional":
+        if policy.effects == "steps":
+            policy.check(joint=self.transactions is not None, journals=self._deps.journals is not None)
+        elif policy.effects == "transactional":
             policy.check(joint=self.transactions is not None)
             if self.transactions is not None:
                 self.transactions.prepare()
@@ -260,6 +262,16 @@ class Engine:
                 # The store is up: it has just granted the claim.
                 raise KeyProviderUnavailable(str(error)) from error
             raise
+        try:
+            # Whatever the policy is: an earlier release of the application may have recorded steps.
+            held = claim.begin_steps(policy.step_rules)
+        except CorruptRecord:
+            deps.observers(RecordCorrupt(claim.label, claim.operation))
+            claim.quarantine(CORRUPT)
+            raise
+        if held:
+            claim.quarantine(held)
+            return Unknown(held), newest
         try:
             deps.observers(ClaimGranted(claim.label, claim.operation, fence=claim.fence, attempt=claim.attempt))
             if policy.effects == "transactional" and self.transactions is not None:
