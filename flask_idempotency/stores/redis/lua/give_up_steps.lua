@@ -5,7 +5,7 @@
 --   6 reason with its length before it
 -- Returns: 'DONE' | 'OTHER'
 -- Durable: no
--- Transitions: none
+-- Transitions: processing -> quarantined
 -- @include lib/time
 -- @include lib/snapshot
 -- @include lib/journal

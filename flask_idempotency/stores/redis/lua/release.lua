@@ -10,7 +10,8 @@
 --   with its length before it
 -- Returns: 'DONE' | 'PAUSED' | 'HELD' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT'
 -- Durable: yes
--- Transitions: processing -> absent, quarantined -> absent
+-- Transitions: processing -> absent, quarantined -> absent, processing -> processing, quarantined -> processing,
+--   processing -> quarantined
 -- @include lib/time
 -- @include lib/owner
 -- @include lib/finished

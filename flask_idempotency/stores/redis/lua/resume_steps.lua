@@ -6,7 +6,7 @@
 --   these ids, and of each entry five arguments as lib/step lists them...
 -- Returns: 'DONE' | 'OTHER' | 'DOUBT' | 'CORRUPT' | 'ERASED' | 'KEYLESS'
 -- Durable: yes
--- Transitions: none
+-- Transitions: quarantined -> processing
 -- @include lib/time
 -- @include lib/snapshot
 -- @include lib/finished

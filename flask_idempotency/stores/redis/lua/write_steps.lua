@@ -7,7 +7,7 @@
 --   entry five arguments as lib/step lists them...
 -- Returns: 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT' | 'ERASED' | 'KEYLESS'
 -- Durable: yes
--- Transitions: none
+-- Transitions: processing -> processing, quarantined -> processing
 -- @include lib/time
 -- @include lib/owner
 -- @include lib/step
