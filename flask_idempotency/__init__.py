@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, LeaseLost, StoreUnavailable
     from flask_idempotency.engine.policy import Decision
     from flask_idempotency.engine.quota import NewKeys, Quota
-    from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
+    from flask_idempotency.engine.recovery import (
+        Happened,
+        NeverHappened,
+        Resolution,
+        Resume,
+        StillUnknown,
+        UnknownOutcome,
+    )
     from flask_idempotency.extension import Idempotency
     from flask_idempotency.settings import derived_secret
     from flask_idempotency.settings.profiles import cors_headers
@@ -31,6 +38,7 @@ __all__ = [
     "NewKeys",
     "Quota",
     "Resolution",
+    "Resume",
     "StillUnknown",
     "StoreUnavailable",
     "UnknownOutcome",
@@ -50,7 +58,7 @@ _NAMES = {
     "engine.errors": ("ConfigurationError", "IdempotencyError", "LeaseLost", "StoreUnavailable"),
     "engine.policy": ("Decision",),
     "engine.quota": ("NewKeys", "Quota"),
-    "engine.recovery": ("Happened", "NeverHappened", "Resolution", "StillUnknown", "UnknownOutcome"),
+    "engine.recovery": ("Happened", "NeverHappened", "Resolution", "Resume", "StillUnknown", "UnknownOutcome"),
     "extension": ("Idempotency",),
     "settings": ("derived_secret",),
     "settings.profiles": ("cors_headers",),

@@ -74,12 +74,12 @@ class Services:
     data_keys: DataKeys | None = None
     responses: Responses | None = None
     recovery: Recovery | None = None
+    journals: Journals | None = None
     expiry: Expiry | None = None
     tasks: TaskLog | None = None
     shared_task_log: TaskLog | None = None
     """The log behind `tasks`, with the tasks of all applications that share the store."""
     health: Health | None = None
-    journals: Journals | None = None
     data_loss: DataLossDetector | None = None
     cache_marker: KnowsCache | None = None
     """The store, if a cache may stand in front of it. These settings need not name that cache."""
@@ -144,11 +144,11 @@ def build(
         data_keys=offered.data_keys,
         responses=offered.responses,
         recovery=_recovery(store, system),
+        journals=offered.journals,
         expiry=offered.expiry,
         tasks=None if offered.task_log is None else OwnTaskLog(offered.task_log, owner=owner_mark(settings.namespace)),
         shared_task_log=offered.task_log,
         health=offered.health,
-        journals=offered.journals,
         data_loss=offered.data_loss,
         cache_marker=system if isinstance(system, KnowsCache) else None,
     )

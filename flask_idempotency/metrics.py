@@ -175,7 +175,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 "idempotency_resolutions",
                 "Keys that operators and resolvers resolved, or may have (uncertain).",
-                {"verb": ("completed", "released", "reopened", "uncertain", OTHER), "by": ("resolver", "person")},
+                {
+                    "verb": ("completed", "released", "reopened", "resumed", "uncertain", OTHER),
+                    "by": ("resolver", "person"),
+                },
             ),
             Family(
                 "idempotency_resolver_undecided",

@@ -421,7 +421,7 @@ class Reaped(Event):
 class Resolved(Event):
     """An operator or a resolver resolved a key: an audit event.
 
-    `verb` is `completed`, `released` or `reopened`; `was` is the state before; `forced`: a warning was overruled.
+    `verb` is `completed`, `released`, `reopened` or `resumed`; `was` is the state before; `forced`: a warning was overruled.
     `actor` is `resolver`, or the operator as named to the command; `reason` is their text. `certain` is False if the
     store did not confirm the change: it may have made it.
     """

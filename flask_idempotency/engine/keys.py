@@ -268,9 +268,10 @@ class Identity:
         """Return a pseudonym for a tenant or principal: always the same, and it does not reveal the name."""
         return _base32(self._log(encode(b"name", name.encode("utf-8", "surrogatepass")))[:15])
 
-    def downstream_key(self, key: StorageKey, name: str) -> str:
-        """Derive a key for a call that the view makes: the same in all attempts, another for each name."""
-        return _base32(self._downstream(encode(key.rid, name.encode())))
+    def downstream_key(self, key: StorageKey, name: str, item: bytes = b"") -> str:
+        """Derive a key for a call that the view makes: the same in all attempts, another for each name and encoded item."""
+        parts = (item,) if item else ()
+        return _base32(self._downstream(encode(key.rid, name.encode(), *parts)))
 
     def _label(self, rid: bytes) -> str:
         return self._log(rid)[:4].hex()

@@ -272,6 +272,11 @@ class Codec(Protocol):
         """Drop the cached data key of this tenant: the store says that it is gone. `seal` then uses another."""
         ...
 
+    @property
+    def steps(self) -> StepCodec:
+        """What seals and opens the entries of journals."""
+        ...
+
 
 @valueclass(frozen=True, slots=True)
 class StepContext:

@@ -98,6 +98,7 @@ def run_checks(
         health=services.health,
         task_log=services.tasks,
         recovery=services.recovery,
+        journals=services.journals,
         responses=services.responses,
         data_keys=services.data_keys,
         data_loss=services.data_loss,
