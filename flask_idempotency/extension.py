@@ -22,7 +22,7 @@ from flask_idempotency.cli import cli, completing, migrating
 from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.consumers.services import ConsumerServices
 from flask_idempotency.engine.capabilities import Finding
-from flask_idempotency.engine.ending import running_here
+from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
@@ -44,7 +44,6 @@ from flask_idempotency.web.key_status import KeyStatusView, register
 from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
-from flask_idempotency.web.request_state import current_state
 
 
 def declare_tables(app: Flask, *, records: bool = True) -> None:
@@ -416,7 +415,7 @@ class Idempotency:
                 raise ConfigurationError(
                     "outbox() needs Flask-SQLAlchemy: pip install 'flask-idempotency[sql]'."
                 ) from error
-            self._outbox = Made(keep=float(seconds), running=lambda: running_here() or current_state())
+            self._outbox = Made(keep=float(seconds), running=work_here)
             for app in list(self._apps):
                 self._serve_outbox(app, self._outbox)
         elif self._outbox.keep != seconds:

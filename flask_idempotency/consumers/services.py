@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -44,6 +45,14 @@ class ConsumerServices:
     journals: bool = False
     """Whether the store remembers the steps of a message."""
     outages: OutageLog = field(default_factory=lambda: OutageLog(said="is kept for later"))
+
+    def strict(self) -> bool:
+        """Return whether a step result that cannot be kept raises: in debug mode and in tests of a Flask application."""
+        if "flask" not in sys.modules:
+            return False
+        from flask import current_app, has_app_context
+
+        return has_app_context() and bool(current_app.debug or current_app.testing)
 
 
 def services_of_current_app() -> ConsumerServices:

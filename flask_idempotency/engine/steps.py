@@ -173,6 +173,10 @@ class Steps:
         with self._lock:
             return tuple(dict.fromkeys(entry.name for entry in self._unasked()))
 
+    def rule(self, name: str) -> Step:
+        """Return the declared step of this name. Raises `UndeclaredStep`."""
+        return self._rules.rule(name)
+
     def hold(self) -> str:
         """Return why a response that is to be kept must be a quarantine instead. Empty: it may be kept."""
         if not self.poisoned and (left := self.unasked):

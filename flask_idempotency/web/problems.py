@@ -22,6 +22,7 @@ from flask_idempotency.engine.errors import (
     IdempotencyError,
     InvalidKey,
     NotCommitted,
+    ResponseUnavailable,
     StoreDataLoss,
     StoreUnavailable,
 )
@@ -542,6 +543,17 @@ def failure(error: IdempotencyError) -> Problem:
             return Problem("not-committed")
         case _:
             raise error
+
+
+def step_problem(error: IdempotencyError) -> Problem:
+    """Return the problem for an error that a step raised, which the view let through."""
+    match error:
+        case ResponseUnavailable():
+            return Problem("outcome-unknown")
+        case StoreUnavailable() | NotCommitted():
+            return Problem("request-paused", retry_after=STORE_RETRY_SECONDS)
+        case _:
+            return Problem("outcome-unknown")
 
 
 def render(problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response]) -> Response:
