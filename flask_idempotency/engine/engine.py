@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, Literal, TypeAlias, assert_never
 
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.errors import (
     CorruptRecord,
     KeyProviderUnavailable,
+    LeaseLost,
     ResponseUnavailable,
     StoreDataLoss,
     StoreUnavailable,
@@ -270,7 +272,8 @@ class Engine:
             claim.quarantine(CORRUPT)
             raise
         if held:
-            claim.quarantine(held)
+            with suppress(LeaseLost):  # another attempt has taken over since, and finds the same
+                claim.quarantine(held)
             return Unknown(held), newest
         try:
             deps.observers(ClaimGranted(claim.label, claim.operation, fence=claim.fence, attempt=claim.attempt))

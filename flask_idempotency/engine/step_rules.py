@@ -155,8 +155,11 @@ class StepRules:
             ) from None
 
     def of_recorded(self, name: str) -> Step | None:
-        """Return the step that is recorded under this name, through `was` too. None: no step is any more."""
-        return self._recorded.get(name) or self.steps.get(name)
+        """Return the step that is recorded under this name, through `was` too. None: no step is any more.
+
+        The new name of a renamed step is none: what was recorded under it has another identity, and would run again.
+        """
+        return self._recorded.get(name)
 
     def undeclared(self, journal: Journal) -> list[str]:
         """Return the recorded names that this endpoint neither declares nor has dropped, each once."""

@@ -11,9 +11,11 @@ from threading import RLock
 from typing import Final
 
 from flask_idempotency.engine.errors import (
+    ConfigurationError,
     CorruptRecord,
     DataKeyMissing,
     LeaseLost,
+    NotCommitted,
     NotStorable,
     ResponseUnavailable,
     StepInDoubt,
@@ -75,6 +77,8 @@ class _Record:
     entries: dict[bytes, Entry] = field(default_factory=dict)
     earlier: frozenset[bytes] = frozenset()
     """The ids that earlier attempts recorded."""
+    erased: bool = False
+    """Whether the results of earlier attempts were erased with their tenant."""
     unsent: dict[bytes, _Unsent] = field(default_factory=dict)
     withdrawn: set[bytes] = field(default_factory=set)
     number: int = 0
@@ -142,7 +146,7 @@ class Steps:
             context = record.context
             journal = self._journals.recall(context.key, context.token, fence=context.fence)
             record.entries = {entry.id: entry for entry in journal.entries}
-            record.earlier = frozenset(record.entries)
+            record.earlier, record.erased = frozenset(record.entries), journal.erased
             if not journal.complete:
                 self.poisoned = MEMORY_LOST
             elif unknown := self._rules.undeclared(journal):
@@ -160,12 +164,14 @@ class Steps:
     @property
     def has_effects(self) -> bool:
         """Whether an effect is recorded, so that a release pauses the request."""
-        return any(entry.has_effect for record in self._records for entry in record.entries.values())
+        with self._lock:
+            return any(entry.has_effect for record in self._records for entry in record.entries.values())
 
     @property
     def in_doubt(self) -> bool:
         """Whether a plain step has begun, and it is unknown whether it happened."""
-        return any(record.in_doubt for record in self._records)
+        with self._lock:
+            return any(record.in_doubt for record in self._records)
 
     @property
     def unasked(self) -> tuple[str, ...]:
@@ -213,7 +219,8 @@ class Steps:
                     run.recalled, run.result = True, self._open(record, entry, step)[1] if entry.kept else None
                     self._observers(StepRecalled(self._label, self._operation, step.name, step.effects, run.item_label))
                     return run
-            if any(entry is not None and entry.in_doubt for entry in found):
+            # A step that began as another kind is in doubt too: what its new kind promises does not hold for that run.
+            if any(entry is not None and (entry.in_doubt or entry.effects != step.effects) for entry in found):
                 self.poisoned = self.poisoned or IN_DOUBT
                 raise StepInDoubt(f"the step {name!r} has begun before, and it is unknown whether it happened")
             if step.effects != "pure" and in_line and not self._rules.any_order and not any(found):
@@ -260,7 +267,7 @@ class Steps:
                 self._note(run, StepState.BEGUN, None)
             try:
                 self._send()
-            except StoreUnavailable:
+            except BaseException:
                 # The function does not run. If the write arrives all the same, the next one takes the step out again.
                 self._withdraw(run)
                 raise
@@ -274,6 +281,7 @@ class Steps:
 
     def _finish(self, run: StepRun, result: bytes | None) -> bool:
         with self._lock:
+            self._end(run)
             why = ""
             if result is not None:
                 why = "size" if len(result) > LARGEST_RESULT else ""
@@ -284,7 +292,6 @@ class Steps:
                     self._bytes += len(result)
             took = self._monotonic() - run.began
             self._note(run, StepState.FINISHED, result, took=took, effects="plain" if run.early else None)
-            self._end(run)
             if why:
                 self._not_kept(run, why)
             if run.transaction is not None:
@@ -324,9 +331,14 @@ class Steps:
         except LeaseLost as error:
             self._lost = error
             raise
-        except BaseException:
-            if not run.early:
+        except (NotCommitted, ConfigurationError):
+            if run.early:
+                self._undecided(run)
+            else:
                 self._withdraw(run)
+            raise
+        except BaseException:
+            self._undecided(run)
             raise
         else:
             for record in self._records:
@@ -334,15 +346,23 @@ class Steps:
         finally:
             transaction.leave()
 
+    def _undecided(self, run: StepRun) -> None:
+        """Leave it to the store whether a transactional step is recorded. A later write must not enter it, nor forget it."""
+        for record, id in zip(self._records, run.ids, strict=True):
+            record.unsent.pop(id, None)
+            if run.early and id in record.entries:
+                # The function has committed a part by itself, and the rest may be rolled back.
+                record.entries[id] = replace(record.entries[id], state=StepState.BEGUN, kept=True)
+
     def _fail(self, run: StepRun, error: BaseException | None) -> None:
         with self._lock:
+            self._end(run)
             step, name = run.step, "" if error is None else type(error).__name__
             nothing = error is None or isinstance(error, step.harmless)
             if run.transaction is not None:
                 run.transaction.roll_back()
                 run.early = run.early or run.transaction.committed_early
                 run.transaction.leave()
-            self._end(run)
             if run.early or (step.effects == "plain" and not nothing):
                 event: StepDoubtful | StepFailed = StepDoubtful(
                     self._label, self._operation, step.name, step.effects, run.item_label, name
@@ -441,7 +461,10 @@ class Steps:
 
     def _writing(self, record: _Record) -> JournalWrite:
         record.number += 1
-        enter = [replace(each.entry, payload=self._sealed(record, each)) for each in record.unsent.values()]
+        enter = []
+        for each in record.unsent.values():
+            payload = self._sealed(record, each)  # which may find that the result cannot be kept
+            enter.append(replace(each.entry, payload=payload))
         effects = sum(entry.has_effect for entry in record.entries.values())
         return JournalWrite(record.number, enter, tuple(record.withdrawn), effects, record.in_doubt)
 
@@ -476,7 +499,7 @@ class Steps:
             unsent = record.unsent[entry.id]
             return unsent.item, unsent.result
         name = entry.name if step is None else step.name
-        if entry.payload is None or entry.payload.sealed_by == ERASED:
+        if entry.payload is None or entry.payload.sealed_by == ERASED or record.erased:
             raise self._changed(name, "result", "has finished, and its result was erased")
         try:
             return self._sealer.open(entry.payload, self._context(record, entry, entry.fence))

@@ -123,7 +123,8 @@ class Store(Protocol):
 
         A record whose journal has an effect is never removed. It is paused (returns PROCESSING): its lease ends now, its
         token is spent, and the next retry resumes it. If a plain step of it is in doubt, it is quarantined instead, with the
-        reason `step-in-doubt` (returns QUARANTINED), and the token may still finish the step. A repeat returns the same.
+        reason `step-in-doubt` (returns QUARANTINED): the token may still complete the request, but no longer write to its
+        journal. One that is quarantined as `lease-expired` keeps that reason. A repeat returns the same.
 
         This cancels the token: for at least a minute, a claim with it raises `StoreUnavailable`, because its worker gave
         up before the claim arrived. A store may forget that once another request has the key.
