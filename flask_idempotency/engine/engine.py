@@ -265,8 +265,10 @@ class Engine:
                 raise KeyProviderUnavailable(str(error)) from error
             raise
         try:
-            # Whatever the policy is: an earlier release of the application may have recorded steps.
-            held = claim.begin_steps(policy.step_rules)
+            # Whatever the policy is: an earlier release of the application may have recorded steps. A first attempt has none.
+            declared = policy.steps or policy.dropped_steps
+            first = len(granted) == 1 and granted[0][1].attempt == 1
+            held = "" if first and not declared else claim.begin_steps(policy.step_rules)
         except CorruptRecord:
             deps.observers(RecordCorrupt(claim.label, claim.operation))
             claim.quarantine(CORRUPT)

@@ -435,7 +435,7 @@ def test_secrets_whose_journals_differ_after_a_crash(shop: Shop, gone: int) -> N
     """Oldest first: a worker that dies between two writes leaves the newer journal behind."""
     claim = shop.won(identities=(0, 1))
     shop.take(claim, "ship", b"1")
-    kept = shop.house.store._store.journals._kept
+    kept = shop.house.store._store.journals.kept
     del kept[shop.house.request(identity=gone).key]
     shop.dies()
 

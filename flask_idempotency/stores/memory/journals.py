@@ -60,7 +60,8 @@ class MemoryJournals:
         self._data_keys = data_keys
         self._put = put
         self._complete = complete
-        self._kept: dict[StorageKey, _Kept] = {}
+        self.kept: dict[StorageKey, _Kept] = {}
+        """By record. The store looks here first: most stores never keep a journal."""
 
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
         seconds = microseconds(lease) / 1_000_000
@@ -86,7 +87,7 @@ class MemoryJournals:
                     entries[entry.id] = replace(
                         entry, fence=fence, began_at=began, finished_at=now if finished else None
                     )
-            self._kept[key] = _Kept(record.requested_at, entries, fence, writing.number, writing.steps)
+            self.kept[key] = _Kept(record.requested_at, entries, fence, writing.number, writing.steps)
             stays = record.state is State.QUARANTINED and writing.in_doubt
             changed = replace(
                 record,
@@ -135,7 +136,7 @@ class MemoryJournals:
                     entries[entry.id] = replace(
                         entry, fence=old.fence, began_at=old.began_at, finished_at=now, took=0.0
                     )
-            self._kept[key] = replace(kept, entries=entries, write=kept.write + 1, steps=writing.steps)
+            self.kept[key] = replace(kept, entries=entries, write=kept.write + 1, steps=writing.steps)
             if writing.in_doubt:
                 self._put(key, replace(record, token=token))
             else:
@@ -160,7 +161,7 @@ class MemoryJournals:
     ) -> StepPage:
         with self._shared.lock:
             now = self._shared.now()
-            keys = sorted((key for key in self._kept if key.rid > after), key=lambda key: key.rid)[: limit + 1]
+            keys = sorted((key for key in self.kept if key.rid > after), key=lambda key: key.rid)[: limit + 1]
             found = []
             for key in keys[:limit]:
                 record = self._shared.live(key, now)
@@ -182,23 +183,23 @@ class MemoryJournals:
                 return False
             self._data_keys.check(key.tid, record, new)
             entries = {**kept.entries, step: replace(kept.entries[step], payload=new)}
-            self._kept[key] = replace(kept, entries=entries)
+            self.kept[key] = replace(kept, entries=entries)
             return True
 
     def count(self) -> Mapping[str, int]:
         with self._shared.lock:
-            payloads = [entry.payload for kept in self._kept.values() for entry in kept.entries.values()]
+            payloads = [entry.payload for kept in self.kept.values() for entry in kept.entries.values()]
             return Counter(_kid(each) for each in payloads if each is not None and each.sealed_by != ERASED)
 
     def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
         with self._shared.lock:
             now = self._shared.now()
-            keys = sorted((key for key in self._kept if key.rid > after), key=lambda key: key.rid)[: limit + 1]
+            keys = sorted((key for key in self.kept if key.rid > after), key=lambda key: key.rid)[: limit + 1]
             removed = 0
             for key in keys[:limit]:
                 record = self._shared.live(key, now)
                 if record is None or record.state is State.COMPLETED or self._of(key, record) is None:
-                    del self._kept[key]
+                    del self.kept[key]
                     removed += 1
             return SweptJournals(removed, after=keys[limit - 1].rid if len(keys) > limit else None)
 
@@ -211,12 +212,12 @@ class MemoryJournals:
 
     def drop(self, key: StorageKey) -> None:
         """Remove the journal of this key."""
-        self._kept.pop(key, None)
+        self.kept.pop(key, None)
 
     def byte_size(self, tid: bytes) -> int:
         """Return the bytes of all journals of this tenant that its quota counts."""
         total = 0
-        for key, kept in self._kept.items():
+        for key, kept in self.kept.items():
             record = self._shared.records.get(key)
             if key.tid == tid and record is not None and record.in_quota:
                 total += sum(entry.payload.byte_size for entry in kept.entries.values() if entry.payload is not None)
@@ -229,7 +230,7 @@ class MemoryJournals:
         return record
 
     def _of(self, key: StorageKey, record: Record) -> _Kept | None:
-        kept = self._kept.get(key)
+        kept = self.kept.get(key)
         return kept if kept is not None and kept.requested_at == record.requested_at else None
 
     def _journal(self, key: StorageKey, record: Record) -> Journal:

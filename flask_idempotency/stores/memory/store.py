@@ -170,7 +170,8 @@ class MemoryStore:
             record, state=State.COMPLETED, deadline=deadline, completed_at=begins, payload=payload, reason=""
         )
         self._put(key, completed)
-        self.journals.drop(key)
+        if self.journals.kept:
+            self.journals.drop(key)
         self.expiry.completed(key, deadline)
 
     def _refuse_cancelled(self, token: bytes) -> None:
@@ -230,7 +231,7 @@ class MemoryStore:
             remaining=lease,
             in_quota=counted,
         )
-        if before is None:
+        if before is None and self.journals.kept:
             self.journals.drop(request.key)
         self._put(request.key, record)
         return _grant_of(record, now)

@@ -7,8 +7,8 @@ record: it has the same `requested_at`. Rows of another life are never read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy
 from sqlalchemy import (
@@ -46,6 +46,7 @@ from flask_idempotency.stores.sql.schema import (
     BEGUN,
     FINISHED,
     PROCESSING,
+    QUARANTINE,
     QUARANTINED,
     RELEASED,
     TAKEOVER,
@@ -102,12 +103,26 @@ _WRITTEN: Final = (
 )
 
 
-def _conflict(*, settling: bool) -> str:
+class Form(NamedTuple):
+    """What is the same for many steps, so that the text of a statement holds it and the database plans less."""
+
+    finished: bool
+    has_payload: bool
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a caller passes for such a step."""
+        return tuple(name for name in ENTERED if name != "state" and (self.has_payload or name not in _OF_PAYLOAD))
+
+
+_OF_PAYLOAD: Final = ("payload", "wrapping_key_id", "data_key_number")
+
+
+def _conflict(*, settling: bool, finishes: bool) -> str:
     """Replace a begun step, and a row of another life. Never replace a finished step."""
-    same = "idempotency_steps.requested_at = excluded.requested_at"
     # A step that finishes keeps its place. One that begins again in a later attempt gets another.
-    stays = same if settling else f"{same} AND excluded.state = '{FINISHED}'"
-    kept = {"position", "began_at", *(("fence",) if settling else ())}
+    kept = {*(("position", "began_at") if finishes else ()), *(("fence",) if settling else ())}
+    stays = "idempotency_steps.requested_at = excluded.requested_at"
     values = [
         f"{name} = CASE WHEN {stays} THEN idempotency_steps.{name} ELSE excluded.{name} END"
         if name in kept
@@ -121,33 +136,40 @@ def _conflict(*, settling: bool) -> str:
     )
 
 
-_ON_CONFLICT: Final = _conflict(settling=False)
-_ON_CONFLICT_SETTLING: Final = _conflict(settling=True)
+_BEGINS: Final = _conflict(settling=False, finishes=False)
+_FINISHES: Final = _conflict(settling=False, finishes=True)
+_SETTLES: Final = _conflict(settling=True, finishes=True)
+_A_RESULT: Final = Form(finished=True, has_payload=True)
 
 
-def hold(dialect: Dialect) -> ReturningUpdate[Any]:
-    """Change the record for a write to its journal. Return what the rows of its steps need; no row if it was refused."""
-    return _held(dialect, sealed=False)
+def hold(dialect: Dialect, *, opens: bool = True) -> ReturningUpdate[Any]:
+    """Change the record for a write to its journal. Return what the rows of its steps need; no row if it was refused.
+
+    `opens`: no plain step is in doubt after the write, so another attempt may go on.
+    """
+    return _held(dialect, opens=opens, sealed=False)
 
 
-def write(dialect: Dialect, *, entries: int = 1, sealed: bool = False) -> Select[Any]:
-    """PostgreSQL: change the record as `hold` does, and enter this many steps. Return no row if it was refused.
+def write(
+    dialect: Dialect, forms: Sequence[Form] = (_A_RESULT,), *, opens: bool = True, sealed: bool = False
+) -> Select[Any]:
+    """PostgreSQL: change the record as `hold` does, and enter steps of these forms. Return no row if it was refused.
 
     `sealed`: refuse if the data key that seals all of them is missing, or the tenant was erased since the first request.
     """
-    held = _held(dialect, sealed=sealed).cte("held")
-    entered = [_entered(held, f"_{number}").cte(f"entered_{number}") for number in range(entries)]
+    held = _held(dialect, opens=opens, sealed=sealed).cte("held")
+    entered = [_entered(held, form, f"_{number}").cte(f"entered_{number}") for number, form in enumerate(forms)]
     return select(held.c.fence).add_cte(*entered)
 
 
-def enter(dialect: Dialect) -> Insert:
-    """Enter one step, in the transaction that `hold` began."""
-    return _enter(_ON_CONFLICT)
+def enter(dialect: Dialect, form: Form = _A_RESULT) -> Insert:
+    """Enter one step of this form, in the transaction that `hold` began."""
+    return _enter(form, _FINISHES if form.finished else _BEGINS)
 
 
-def settle(dialect: Dialect) -> Insert:
+def settle(dialect: Dialect, form: Form = _A_RESULT) -> Insert:
     """Enter one step in its worker's place. It keeps the fence of the claim that entered it."""
-    return _enter(_ON_CONFLICT_SETTLING)
+    return _enter(form, _SETTLES)
 
 
 def withdraw(dialect: Dialect) -> Delete:
@@ -313,9 +335,9 @@ def remove_orphan(dialect: Dialect) -> ReturningDelete[Any]:
     return removed.returning(_s.record_id)
 
 
-def _held(dialect: Dialect, *, sealed: bool) -> ReturningUpdate[Any]:
+def _held(dialect: Dialect, *, opens: bool, sealed: bool) -> ReturningUpdate[Any]:
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    number, opens = _integer("my_write"), _opens()
+    number = _integer("my_write")
     longer: ColumnElement[int] = getattr(func, dialect.greatest)(_r.lease_expires_at, now + duration("lease"))
     held = statement.where(
         _r.fence == _number("my_fence"),
@@ -324,15 +346,13 @@ def _held(dialect: Dialect, *, sealed: bool) -> ReturningUpdate[Any]:
     )
     if sealed:
         held = held.where(may_be_sealed())
-    return held.values(
-        on_expiry=bindparam("my_on_expiry", type_=String),
-        state=case((opens, word(PROCESSING)), else_=_r.state),
-        reason=case((opens, null()), else_=_r.reason),
-        lease_expires_at=longer,
-        resolver_due_at=case((opens, ZERO), else_=_r.resolver_due_at),
-        steps=bindparam("my_steps", type_=_r.steps.type),
-        step_write=number,
-    ).returning(*_facts(now))
+    if opens:
+        goes_on = {"state": word(PROCESSING), "reason": null(), "resolver_due_at": ZERO}
+        held = held.values(on_expiry=word(TAKEOVER), **goes_on)
+    else:
+        held = held.values(on_expiry=word(QUARANTINE))
+    steps_now = bindparam("my_steps", type_=_r.steps.type)
+    return held.values(lease_expires_at=longer, steps=steps_now, step_write=number).returning(*_facts(now))
 
 
 def _facts(now: ColumnElement[int]) -> tuple[ColumnElement[Any], ...]:
@@ -345,10 +365,9 @@ def _opens() -> ColumnElement[bool]:
     return bindparam("my_on_expiry", type_=String) == word(TAKEOVER)
 
 
-def _entered(held: FromClause, suffix: str) -> Insert:
+def _entered(held: FromClause, form: Form, suffix: str) -> Insert:
     """Enter one step of the record that `held` has updated."""
-    given = dict(_given(suffix))
-    finished = case((given["state"] == word(FINISHED), held.c.now))
+    given = dict(_given(form, suffix))
     values: dict[str, ColumnElement[Any]] = {
         "record_id": held.c.record_id,
         "step_id": _bytes(f"my_step_id{suffix}"),
@@ -356,16 +375,17 @@ def _entered(held: FromClause, suffix: str) -> Insert:
         "requested_at": held.c.requested_at,
         "fence": held.c.fence,
         "began_at": held.c.now - given["took"],
-        "finished_at": finished,
+        **({"finished_at": held.c.now} if form.finished else {}),
         **given,
         "position": _position(held.c.attempt, given["position"]),
     }
-    source = select(*values.values()).select_from(held).where(true()).suffix_with(_ON_CONFLICT)
+    on_conflict = _FINISHES if form.finished else _BEGINS
+    source = select(*values.values()).select_from(held).where(true()).suffix_with(on_conflict)
     return sqlalchemy.insert(steps).from_select(list(values), source)
 
 
-def _enter(suffix: str) -> Insert:
-    given = dict(_given(""))
+def _enter(form: Form, on_conflict: str) -> Insert:
+    given = dict(_given(form, ""))
     moment = _number("my_moment")
     values: dict[str, ColumnElement[Any]] = {
         "record_id": _bytes("my_record_id"),
@@ -374,12 +394,12 @@ def _enter(suffix: str) -> Insert:
         "requested_at": _number("my_requested_at"),
         "fence": _number("my_fence"),
         "began_at": moment - given["took"],
-        "finished_at": case((given["state"] == word(FINISHED), moment)),
+        **({"finished_at": moment} if form.finished else {}),
         **given,
         "position": _position(_integer("my_attempt"), given["position"]),
     }
     # SQLite's parser needs a WHERE before ON CONFLICT.
-    source = select(*values.values()).where(ONE == ONE).suffix_with(suffix)
+    source = select(*values.values()).where(ONE == ONE).suffix_with(on_conflict)
     return sqlalchemy.insert(steps).from_select(list(values), source)
 
 
@@ -388,8 +408,9 @@ def _position(attempt: ColumnElement[int], number: ColumnElement[int]) -> Column
     return cast(attempt, BigInteger) * literal_column(str(2**32), BigInteger) + number
 
 
-def _given(suffix: str) -> Iterable[tuple[str, ColumnElement[Any]]]:
-    for name in ENTERED:
+def _given(form: Form, suffix: str) -> Iterable[tuple[str, ColumnElement[Any]]]:
+    yield "state", word(FINISHED if form.finished else BEGUN)
+    for name in form.columns:
         yield name, bindparam(f"my_{name}{suffix}", type_=_s[name].type)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, TypeAlias
 
 from sqlalchemy import Connection
 
@@ -35,6 +35,7 @@ from flask_idempotency.stores.sql.completion import CompletionWriter
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds
 from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnection
+from flask_idempotency.stores.sql.journal_statements import Form
 from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, KID_LETTERS, TOKEN_BYTES, check_standing
 from flask_idempotency.stores.sql.schema import PROCESSING, QUARANTINE, QUARANTINED, TAKEOVER
 from flask_idempotency.stores.sql.statements import LEASE_EXPIRED
@@ -63,20 +64,33 @@ class JournalStatements:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._writes: dict[tuple[int, bool], Any] = {}
-        self.hold = statements.hold(dialect)
-        self.enter = statements.enter(dialect)
+        self._writes: dict[tuple[tuple[Form, ...], bool, bool], Any] = {}
+        self._enters: dict[Form, Any] = {}
+        self._holds = statements.hold(dialect, opens=False), statements.hold(dialect, opens=True)
         self.withdraw = statements.withdraw(dialect)
         self.why_not_held = statements.why_not_held(dialect)
         self.recall = statements.recall(dialect)
         self.drop = statements.drop(dialect)
 
-    def write(self, entries: int, *, sealed: bool) -> Any:
-        statement = self._writes.get((entries, sealed))
+    def hold(self, writing: JournalWrite) -> Any:
+        return self._holds[not writing.in_doubt]
+
+    def write(self, writing: JournalWrite, *, sealed: bool) -> Any:
+        form = tuple(map(_form, writing.enter)), not writing.in_doubt, sealed
+        statement = self._writes.get(form)
         if statement is None:
             # The first two threads may both do this: both build the same.
-            statement = statements.write(self._dialect, entries=entries, sealed=sealed)
-            self._writes[entries, sealed] = statement
+            forms, opens, _ = form
+            statement = statements.write(self._dialect, forms, opens=opens, sealed=sealed)
+            self._writes[form] = statement
+        return statement
+
+    def enter(self, entry: Entry) -> Any:
+        form = _form(entry)
+        statement = self._enters.get(form)
+        if statement is None:
+            # As in `write`.
+            statement = self._enters[form] = statements.enter(self._dialect, form)
         return statement
 
 
@@ -99,9 +113,9 @@ class JournalWriter:
             given: dict[str, Any] = {"my_data_key_number": _sealing_number(writing.enter), **parameters}
             for number, entry in enumerate(writing.enter):
                 given |= entered(entry, parameters["my_write"], number, suffix=f"_{number}")
-            statement = made.write(len(writing.enter), sealed=bool(given["my_data_key_number"]))
+            statement = made.write(writing, sealed=bool(given["my_data_key_number"]))
             return connection.execute(statement, given).one_or_none() is not None
-        held = connection.execute(made.hold, parameters).one_or_none()
+        held = connection.execute(made.hold(writing), parameters).one_or_none()
         if held is None:
             return False
         self.refuse_without_keys(connection, parameters, writing.enter)
@@ -115,7 +129,7 @@ class JournalWriter:
         for step in writing.withdraw:
             connection.execute(made.withdraw, {**of_life, "my_step_id": step})
         for number, entry in enumerate(writing.enter):
-            connection.execute(made.enter, {**of_life, **entered(entry, parameters["my_write"], number)})
+            connection.execute(made.enter(entry), {**of_life, **entered(entry, parameters["my_write"], number)})
         return True
 
     def is_one_statement(self, writing: JournalWrite) -> bool:
@@ -167,7 +181,6 @@ def parameters_of(
         "my_fence": fence,
         "my_write": writing.number,
         "my_steps": writing.steps,
-        "my_on_expiry": QUARANTINE if writing.in_doubt else TAKEOVER,
         "lease": microseconds(lease),
         "now": now,
     }
@@ -182,7 +195,6 @@ def entered(entry: Entry, write: int, number: int, *, suffix: str = "") -> dict[
         f"my_position{suffix}": write * (MOST_STEPS + 1) + number,
         f"my_name{suffix}": entry.name,
         f"my_effects{suffix}": entry.effects,
-        f"my_state{suffix}": entry.state.value,
         f"my_in_line{suffix}": int(entry.in_line),
         f"my_kept{suffix}": int(entry.kept),
         f"my_digest{suffix}": entry.digest,
@@ -194,12 +206,8 @@ def entered(entry: Entry, write: int, number: int, *, suffix: str = "") -> dict[
     }
 
 
-class Complete(Protocol):
-    """Completes a record. `closes`: remove its journal in the same atomic step."""
-
-    def __call__(
-        self, key: StorageKey, token: bytes, payload: StoredPayload, keep: float, *, closes: bool = False
-    ) -> None: ...
+Complete: TypeAlias = Callable[[StorageKey, bytes, StoredPayload, float], None]
+"""Completes a record and removes its journal, in the same atomic step."""
 
 
 class SqlJournals:
@@ -247,7 +255,7 @@ class SqlJournals:
         return _journal(rows)
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        self._complete(key, token, payload, keep, closes=True)
+        self._complete(key, token, payload, keep)
 
     def read(self, key: StorageKey) -> Journal:
         statement, parameters = statements.read_journal(self._database.dialect), {"my_record_id": key.rid}
@@ -286,7 +294,7 @@ class SqlJournals:
                     connection.execute(statements.withdraw_any(dialect), {**of_life, "my_step_id": step})
                 for number, entry in enumerate(writing.enter):
                     given = entered(entry, journal.write + 1, number)
-                    connection.execute(statements.settle(dialect), {**of_life, **given})
+                    connection.execute(statements.settle(dialect, _form(entry)), {**of_life, **given})
             return True
 
         return self._database.run(resume)
@@ -424,6 +432,10 @@ def _as_seen(seen: SeenRecord, state: str) -> dict[str, Any]:
         "seen_token": seen.record.token,
         "seen_deadline": in_microseconds(seen.record.deadline),
     }
+
+
+def _form(entry: Entry) -> Form:
+    return Form(entry.state is StepState.FINISHED, entry.payload is not None)
 
 
 def _numbers(entries: Sequence[Entry]) -> set[int]:

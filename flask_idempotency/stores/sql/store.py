@@ -107,7 +107,9 @@ class SqlStore:
         self.task_log = SqlTaskLog(database, now=self.now)
         self.health = SqlHealth(database, now=self.now)
         self.notifier = SqlNotifier(database)
-        self.journals = SqlJournals(database, lambda: self.statements.completing, self._complete, now=self.now)
+        self.journals = SqlJournals(
+            database, lambda: self.statements.completing, self._complete_and_close, now=self.now
+        )
         if database.known:
             self._ready()
 
@@ -185,7 +187,8 @@ class SqlStore:
         self.database.send(self._write, self.statements.mark_point_of_no_return, parameters, (QUARANTINED,))
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        self._complete(key, token, payload, keep)
+        parameters = self.parameters(key, token, **answer_of(key, payload, keep))
+        self.database.send(self._write, None, parameters, (COMPLETED, FAILED))
 
     def release(self, key: StorageKey, token: bytes) -> State | None:
         parameters = self.parameters(key, token, my_paused_token=paused_token(token))
@@ -242,11 +245,10 @@ class SqlStore:
         now = None if self._clock is None else self.now()
         return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": now, **more}
 
-    def _complete(
-        self, key: StorageKey, token: bytes, payload: StoredPayload, keep: float, *, closes: bool = False
-    ) -> None:
+    def _complete_and_close(self, key: StorageKey, token: bytes, payload: StoredPayload, keep: float) -> None:
+        """Complete a record, and remove its journal in the same atomic step."""
         parameters = self.parameters(key, token, **answer_of(key, payload, keep))
-        self.database.send(self._write, None, parameters, (COMPLETED, FAILED), closes)
+        self.database.send(self._write, None, parameters, (COMPLETED, FAILED), True)
 
     def _write(
         self,

@@ -106,6 +106,21 @@ def test_a_write_of_many_steps_enters_all_in_order(open_store: OpenStore) -> Non
     assert steps == names(store, key)
 
 
+def test_a_step_that_finishes_keeps_its_place(open_store: OpenStore, clock: FrozenClock) -> None:
+    """In the order of their beginnings, also by a clock that stands still."""
+    store, key = open_store(clock=clock), a_key()
+    grant = claimed(store, key)
+    for number, name in enumerate(("charge", "mail"), 1):
+        wrote(store, key, grant, number, a_step(name, state=BEGUN))
+    began = [entry.began_at for entry in store.journals.read(key).entries]
+    clock.advance(1)
+
+    wrote(store, key, grant, 3, a_step("charge"))
+
+    entries = store.journals.read(key).entries
+    assert (["charge", "mail"], began) == (names(store, key), [entry.began_at for entry in entries])
+
+
 def test_steps_of_a_later_attempt_come_last(open_store: OpenStore) -> None:
     """Also if all began in the same microsecond: numbers of writes begin anew."""
     store, key = open_store(), a_key()

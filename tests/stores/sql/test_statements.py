@@ -26,6 +26,7 @@ from flask_idempotency.stores.sql import completion, journal_statements, outbox,
 from flask_idempotency.stores.sql.admin import data_keys, janitor
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL, SQLITE
+from flask_idempotency.stores.sql.journal_statements import Form
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -121,8 +122,12 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
         if "tells" not in form:
             found["_".join(("resolve", *form))] = partial(completion.resolve, **options), BOTH
             found["_".join(("complete_closes", *form))] = partial(completion.complete, closes=True, **options), BOTH
+    begun, finished = Form(finished=False, has_payload=False), Form(finished=True, has_payload=True)
     found["journal_write_sealed"] = partial(journal_statements.write, sealed=True), ONLY_POSTGRESQL
-    found["journal_write_two"] = partial(journal_statements.write, entries=2), ONLY_POSTGRESQL
+    found["journal_write_begun"] = partial(journal_statements.write, forms=(begun,), opens=False), ONLY_POSTGRESQL
+    found["journal_write_two"] = partial(journal_statements.write, forms=(finished, begun)), ONLY_POSTGRESQL
+    found["journal_hold_in_doubt"] = partial(journal_statements.hold, opens=False), BOTH
+    found["journal_enter_begun"] = partial(journal_statements.enter, form=begun), BOTH
     found["journal_replace_sealed"] = partial(journal_statements.replace, sealed=True), BOTH
     return found
 
