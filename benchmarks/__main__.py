@@ -13,7 +13,20 @@ from contextlib import closing, contextmanager
 import redis
 
 from benchmarks import client as http_client
-from benchmarks import comparison, features, gate, imports, messages, outbox, page, paths, profiling, sql, steps, storage
+from benchmarks import (
+    comparison,
+    features,
+    gate,
+    imports,
+    messages,
+    outbox,
+    page,
+    paths,
+    profiling,
+    sql,
+    steps,
+    storage,
+)
 from benchmarks.apps import plain_installation
 from benchmarks.harness import BUSY, OURS, OURS_MEMORY, PATHS, Cores, choose_cores, describe, is_idle, pin, pinned
 from benchmarks.report import Section

@@ -48,7 +48,9 @@ class Providers:
     def reserve(self, item: str, *, key: str) -> str:
         """Reserve one of this item. The same key gets the same reservation."""
         with self._open() as connection:
-            connection.execute("INSERT OR IGNORE INTO reservations VALUES (?, ?, ?)", (key, item, "res_" + token_hex(8)))
+            connection.execute(
+                "INSERT OR IGNORE INTO reservations VALUES (?, ?, ?)", (key, item, "res_" + token_hex(8))
+            )
             [(found,)] = connection.execute("SELECT id FROM reservations WHERE key = ?", (key,)).fetchall()
         return str(found)
 

@@ -326,7 +326,9 @@ def killed_at_the_order(shop: Shop) -> Seen:
     and the second one finds it."""
     before = checked_out(shop, "checkout-before", step="before_commit")
     after = checked_out(shop, "checkout-after", step="after_commit")
-    checks = {f"{name} ({moment})": ok for moment, saw in (("1", before), ("2", after)) for name, ok in saw.checks.items()}
+    checks = {
+        f"{name} ({moment})": ok for moment, saw in (("1", before), ("2", after)) for name, ok in saw.checks.items()
+    }
     return Seen(before.responses, before.executions, checks, [*before.received, *after.received])
 
 
