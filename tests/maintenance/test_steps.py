@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +20,6 @@ from flask_idempotency.engine.store import StepContext
 from flask_idempotency.maintenance.janitor import sweep_journals
 from flask_idempotency.maintenance.reap import ReapReport, ResolverContext, reap
 from flask_idempotency.steps import values
-from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
     ABOUT,
@@ -36,8 +32,8 @@ from flask_idempotency.testing.contract.support import (
     found,
 )
 from flask_idempotency.web.recorded_steps import as_stored, read_steps
+from tests.backends import MakeStore
 from tests.maintenance.yard import label, still
-from tests.sql_backends import make_tables
 
 POLICY = Policy(lease=LEASE, max_runtime=60.0)
 WITHIN = 3600.0
@@ -124,12 +120,8 @@ RESERVED = a_step("reserve", "deduplicated", StepState.FINISHED)
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, clock: FrozenClock) -> Iterator[Checkout]:
-    url = f"sqlite:///{tmp_path / 'records.db'}"
-    make_tables(url)
-    database = Database(url)
-    yield Checkout(SqlStore(database, clock=clock), clock)
-    database.engine.dispose()
+def checkout(make_empty: MakeStore, clock: FrozenClock) -> Checkout:
+    return Checkout(make_empty(clock), clock)
 
 
 def in_doubt(checkout: Checkout, *more: Entry) -> tuple[StorageKey, bytes, int]:
