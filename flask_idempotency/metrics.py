@@ -57,12 +57,9 @@ _CAUSES = (
     "too-many-attempts",
     "returned",
     "not-committed",
-    "lease-expired",
-    "step-in-doubt",
-    "steps-changed",
-    "never-resumed",
-    OTHER,
 )
+_RELEASES = (*_CAUSES, OTHER)
+_QUARANTINES = (*_CAUSES, "lease-expired", "step-in-doubt", "steps-changed", "never-resumed", "memory-lost", OTHER)
 _COUNTS = tuple(
     dict.fromkeys(
         count.name
@@ -104,6 +101,8 @@ class Family:
 # Milliseconds for a near store; a second or two before a request gives up.
 _LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _RUNS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0)
+_STEP_RUNS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0)
+_STEP_SIZES = (512.0, 4096.0, 16384.0, 65536.0)
 _SIZES = (128.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -143,13 +142,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "idempotency_completions", "Responses that the store saved.", {"status": _CLASSES, "answer": _ANSWERS}
             ),
             Family("idempotency_response_size_bytes", "Sizes of stored responses, as they were sent.", buckets=_SIZES),
-            Family("idempotency_releases", "Keys that were released.", {"cause": _CAUSES}),
+            Family("idempotency_releases", "Keys that were released.", {"cause": _RELEASES}),
             Family(
                 "idempotency_quarantines",
                 "Keys that a worker or the janitor quarantined, by cause.",
-                {"cause": _CAUSES},
+                {"cause": _QUARANTINES},
             ),
-            Family("idempotency_pauses", "Requests that were paused between two steps, by cause.", {"cause": _CAUSES}),
+            Family(
+                "idempotency_pauses", "Requests that were paused between two steps, by cause.", {"cause": _RELEASES}
+            ),
             Family(
                 "idempotency_steps",
                 "Steps of requests, by kind and by what happened.",
@@ -158,6 +159,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "outcome": ("finished", "recalled", "failed", "in-doubt", "not-kept"),
                 },
             ),
+            Family("idempotency_step_duration_seconds", "Run times of steps that finished.", buckets=_STEP_RUNS),
+            Family("idempotency_step_result_size_bytes", "Sizes of the results of steps.", buckets=_STEP_SIZES),
             Family(
                 "idempotency_step_resolutions",
                 "Steps that operators and resolvers settled, or may have (uncertain).",
@@ -491,7 +494,11 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.Released: (Counts("releases", _by(_cause)),),
         events.Quarantined: (Counts("quarantines", _by(_cause)),),
         events.Paused: (Counts("pauses", _by(_cause)),),
-        events.StepFinished: (_step("finished"),),
+        events.StepFinished: (
+            _step("finished"),
+            Counts("step_duration_seconds", lambda event: (((), event.seconds),)),
+            Counts("step_result_size_bytes", lambda event: (((), float(event.byte_size)),)),
+        ),
         events.StepRecalled: (_step("recalled"),),
         events.StepFailed: (_step("failed"),),
         events.StepDoubtful: (_step("in-doubt"),),
