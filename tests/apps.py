@@ -55,7 +55,6 @@ class FaultyMemory(FaultyStore):
         self.recovery = store.recovery
         self.expiry = store.expiry
         self.task_log = store.task_log
-        self.journals = store.journals
 
 
 @dataclass

@@ -30,6 +30,7 @@ from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.engine.steps import StepRun
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing.doubles import FaultyStore
 from tests.engine.conftest import House, Unsteady
 from tests.engine.test_steps import SHOP, Shop
 
@@ -544,3 +545,26 @@ def test_gathered_tasks_share_the_steps_of_a_claim(shop: Shop) -> None:
     assert [b"c", b"b", b"a"] == asyncio.run(view(again, [b"c", b"b", b"a"]))
     assert Decision.KEEP is shop.end(again, Decision.KEEP)
     assert {"a": 1, "b": 2, "c": 1} == shop.ran
+
+
+@pytest.mark.parametrize("lost", ("request", "reply"))
+def test_a_faulty_store_loses_calls_of_its_journals(house: House, lost: str) -> None:
+    """The double that the processes of other tests work with: each call passes its points."""
+    faulty, reached = FaultyStore(house.store._store), list[str]()
+    house.around = replace(house.around, journals=faulty.journals)
+    house.engine = Engine(house.around)
+    shop = Shop(house, Unsteady(house.store._store.journals))
+    faulty.points.at("after write", lambda: reached.append("written"), nth=1)
+    claim = shop.won()
+    getattr(faulty, f"lose_{lost}")("write", nth=2)
+    shop.take(claim, "charge")
+    shop.take(claim, "ship")
+    shop.end(claim, Decision.RELEASE)
+    again = shop.won()
+    assert b"1" == shop.take(again, "charge")
+    assert b"1" == shop.take(again, "ship")
+    shop.end(again, Decision.KEEP)
+
+    assert ["write"] * 4 + ["recall", "complete"] == faulty.verbs()
+    assert (["written"], {"charge": 1, "ship": 1}) == (reached, shop.ran)
+    assert not hasattr(FaultyStore(object()), "journals")  # type: ignore[arg-type]

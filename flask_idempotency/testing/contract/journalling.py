@@ -10,8 +10,8 @@ from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Recovery
-from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
+from flask_idempotency.engine.capabilities import DataKey, DataKeys, Recovery
+from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.journal import (
     EMPTY,
     IN_DOUBT,
@@ -25,7 +25,7 @@ from flask_idempotency.engine.journal import (
     StepState,
 )
 from flask_idempotency.engine.keys import StorageKey, paused_token
-from flask_idempotency.engine.model import Grant, InFlight, OnExpiry, State, StoredPayload, Unknown
+from flask_idempotency.engine.model import ERASED, Grant, InFlight, OnExpiry, SealedBy, State, StoredPayload, Unknown
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     KEEP,
@@ -46,13 +46,16 @@ RESULT = StoredPayload(data=b'{"id": 7}', status=0, success=True, byte_size=9)
 
 
 class JournallingStore(Store, Protocol):
-    """A store that has `journals` and `recovery`."""
+    """A store that has `journals`, `recovery` and `data_keys`."""
 
     @property
     def journals(self) -> Journals: ...
 
     @property
     def recovery(self) -> Recovery: ...
+
+    @property
+    def data_keys(self) -> DataKeys: ...
 
 
 def a_step(
@@ -428,3 +431,85 @@ class JournalsContract:
         assert not store.journals.replace(keys[0], a_step().id, RESULT, sealed)
         (entry,) = store.journals.read(keys[0]).entries
         assert sealed == entry.payload
+
+    def test_a_count_names_the_keys_of_stored_results(self, store: JournallingStore) -> None:
+        """The store may hold the journals of other tests, so only what these steps add counts."""
+        key, kid = a_key(tid=secrets.token_bytes(16)), secrets.token_hex(4)
+        shelf = store.data_keys.read_keys(key.tid)
+        assert store.data_keys.add(key.tid, DataKey(1, kid, bytes(256)), store=shelf.store, after=shelf.last)
+        grant = claimed(store, key)
+        before = store.journals.count()
+        sealed = replace(RESULT, sealed_by=SealedBy(kid, 1))
+        steps = [
+            a_step("plain", state=FINISHED),
+            replace(a_step("sealed", state=FINISHED), payload=sealed),
+            replace(a_step("also", state=FINISHED), payload=sealed),
+            replace(a_step("erased", state=FINISHED), payload=replace(RESULT, data=b"", sealed_by=ERASED)),
+            a_step("begun", effects="deduplicated"),
+        ]
+        wrote(store, key, grant, 1, *steps, steps=5)
+
+        after = store.journals.count()
+
+        changed = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
+        assert {"": 1, kid: 2} == changed
+
+    @pytest.mark.parametrize("state", ("running", "paused", "in doubt"))
+    def test_a_sweep_keeps_the_journal_of_each_record_that_may_go_on(
+        self, store: JournallingStore, clock: FrozenClock, state: str
+    ) -> None:
+        keys = [a_key() for _ in range(3)]
+        for key in keys:
+            grant = claimed(store, key)
+            wrote(store, key, grant, 1, a_step(state=FINISHED))
+            if state == "in doubt":
+                wrote(store, key, grant, 2, a_step("ship"), steps=2, in_doubt=True)
+            if state != "running":
+                store.release(key, grant.token)
+        before = [store.journals.read(key) for key in keys]
+        clock.advance(2 * KEEP)
+
+        after: bytes | None = b""
+        while after is not None:
+            after = store.journals.sweep(after=after, limit=2).after
+
+        assert before == [store.journals.read(key) for key in keys]
+        assert all(journal.entries for journal in before)
+
+    def test_an_erasure_takes_the_results_of_its_tenant_only(self, store: JournallingStore, clock: FrozenClock) -> None:
+        key, other = a_key(tid=secrets.token_bytes(16)), a_key(tid=secrets.token_bytes(16))
+        grants = [claimed(store, each) for each in (key, other)]
+        for each, grant in zip((key, other), grants, strict=True):
+            wrote(store, each, grant, 1, a_step(state=FINISHED))
+        clock.advance(1)
+
+        store.data_keys.shred(key.tid)
+
+        assert (store.journals.read(key).erased, store.journals.read(other).erased) == (True, False)
+        assert store.journals.recall(key, grants[0].token, fence=grants[0].fence).erased
+        assert [answer.erased for answer in store.journals.walk(limit=100, tid=key.tid).answers] == [True]
+        # That the step has finished is no personal data: it never runs again.
+        assert states(store.journals.read(key)) == {"charge": FINISHED}
+
+    def test_a_write_for_an_erased_tenant_changes_nothing(self, store: JournallingStore, clock: FrozenClock) -> None:
+        key = a_key(tid=secrets.token_bytes(16))
+        shelf = store.data_keys.read_keys(key.tid)
+        assert store.data_keys.add(key.tid, DataKey(1, "2026-11", bytes(256)), store=shelf.store, after=shelf.last)
+        grant = claimed(store, key)
+        wrote(store, key, grant, 1, a_step(), in_doubt=True)
+        before = found(store, key), store.journals.read(key)
+        clock.advance(1)
+        store.data_keys.shred(key.tid)
+
+        sealed = replace(RESULT, sealed_by=SealedBy("2026-11", 1))
+        with pytest.raises(DataKeyMissing) as missing:
+            wrote(store, key, grant, 2, replace(a_step(state=FINISHED), payload=sealed))
+        assert missing.value.erased
+        record, journal = found(store, key), store.journals.read(key)
+        assert before[0].on_expiry is record.on_expiry
+        assert states(before[1]) == states(journal)
+
+        wrote(
+            store, key, grant, 3, replace(a_step(state=FINISHED), payload=replace(RESULT, data=b"", sealed_by=ERASED))
+        )
+        assert states(store.journals.read(key)) == {"charge": FINISHED}
