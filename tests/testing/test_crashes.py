@@ -16,6 +16,8 @@ from sqlalchemy import func, select
 from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency, Step, current_claim, current_step, idempotent
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import State
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock, every_crash
@@ -115,8 +117,15 @@ def test_the_clock_of_a_store_may_stand_still() -> None:
     assert "201" == every_crash(app, checkout, clock=clock).ends["charge: before it begins"]
 
 
-@pytest.mark.parametrize("settles", [True, False])
-def test_a_resolver_ends_each_doubt(settles: bool) -> None:
+@pytest.mark.parametrize(
+    ("resolver", "fault"),
+    [
+        ("right", ""),
+        ("absent", "charge: in its function: nothing has settled the doubt"),
+        ("wrong", "charge: after its function: the plain step 'charge' ran twice"),
+    ],
+)
+def test_a_resolver_ends_each_doubt(resolver: str, fault: str) -> None:
     """Case 59: the resolver knows whether the provider has charged."""
     world, clock = World(), FrozenClock()
     extension = Idempotency(store=MemoryStore(clock), secret="s-9f2c47d1e8b35a60", keep=3_000_000)
@@ -133,20 +142,42 @@ def test_a_resolver_ends_each_doubt(settles: bool) -> None:
     @extension.resolver("checkout")
     def what_became_of_it(unknown: Any) -> Any:
         step = unknown.step("charge")
-        return step.completed("charge") if step.downstream_key in world.seen else step.never_happened()
+        charged = step.downstream_key in world.seen and resolver == "right"
+        return step.completed("charge") if charged else step.never_happened()
 
     def settle() -> None:
         # "Never happened" is believed when the resolver has said it for a while.
-        for _ in range(3 if settles else 0):
+        for _ in range(0 if resolver == "absent" else 3):
             clock.advance(100_000.0)
             janitor_of(app, host_clock=lambda: clock.now).run("reap", Batcher(sleep=print, monotonic=lambda: 0.0))
 
-    if settles:
+    if fault:
+        with pytest.raises(AssertionError) as raised:
+            every_crash(app, checkout, effects=world.counts, settle=settle, clock=clock)
+        assert fault in str(raised.value)
+    else:
         report = every_crash(app, checkout, effects=world.counts, settle=settle, clock=clock)
         assert {"201"} == set(report.ends.values())
-    else:
-        with pytest.raises(AssertionError, match="charge: in its function: nothing has settled the doubt"):
-            every_crash(app, checkout, effects=world.counts, settle=settle, clock=clock)
+
+
+class CountingStore(MemoryStore):
+    """Counts what a worker does that ends its work without an answer."""
+
+    ended = 0
+
+    def release(self, key: StorageKey, token: bytes) -> State | None:
+        self.ended += 1
+        return super().release(key, token)
+
+    def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
+        self.ended += 1
+        super().quarantine(key, token, reason)
+
+
+def test_a_dead_worker_cannot_end_its_claim() -> None:
+    world, store = World(), CountingStore()
+    every_crash(shop(buy(world), PLAIN, store=store), checkout, effects=world.counts)
+    assert 0 == store.ended
 
 
 def test_items_have_points_of_their_own() -> None:
@@ -261,9 +292,22 @@ def test_a_view_that_swallows_the_crash_does_nothing_more() -> None:
             current_claim.step("mail", world.act_once, "mail")
         return {}, 201
 
-    report = every_crash(shop(view, PLAIN), checkout, effects=world.counts)
-    crash = next(crash for crash in report.crashes if str(crash.point) == "charge: in its function")
-    assert ({}, {}) == (dict(crash.ran), crash.effects)
+    steps = ("charge", Step("mail", effects="deduplicated", intent=False))
+    report = every_crash(shop(view, steps), checkout, effects=world.counts)
+    ran = {str(crash.point): dict(crash.ran) for crash in report.crashes}
+    assert {} == ran["charge: in its function"]
+    assert {"charge": 1, "mail": 1} == ran["charge: after it is recorded"]
+
+
+def test_another_answer_than_without_a_crash_is_noticed() -> None:
+    world = World()
+
+    def view() -> Any:
+        current_claim.step("charge", world.act, "charge")
+        return {}, 201 if current_claim.attempt == 1 else 200
+
+    text = refusal(shop(view, PLAIN), world)
+    assert "charge: after it is recorded: the answer is 200, and without a crash it is 201" in text
 
 
 def sql_shop(path: Path, world: World, *, outside: bool) -> tuple[Flask, Callable[[], Mapping[str, int]]]:
@@ -287,7 +331,10 @@ def sql_shop(path: Path, world: World, *, outside: bool) -> tuple[Flask, Callabl
 
     def view() -> Any:
         current_claim.step("charge", world.act, "charge")
-        return {"payment": current_claim.step("save", save)}, 201
+        try:
+            return {"payment": current_claim.step("save", save)}, 201
+        finally:
+            db.session.commit()
 
     steps = ("charge", Step("save", effects="transactional"))
     app.add_url_rule("/checkout", "checkout", idempotent(required=True, steps=steps)(view), methods=["POST"])
