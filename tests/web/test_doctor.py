@@ -132,7 +132,7 @@ def test_each_setting_gets_its_verdict(check: str, verdict: Verdict, settings: d
 class Forgetful(FaultyStore):
     """A store of the application's own, which remembers no steps."""
 
-    journals = None
+    journals = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
