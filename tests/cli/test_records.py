@@ -86,8 +86,6 @@ def test_machines_get_the_whole_record() -> None:
         "duration": None,
         "expires_at": None,
         "answer": None,
-        "paused": False,
-        "steps": [],
     } == told
 
 

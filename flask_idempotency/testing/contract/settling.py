@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -278,7 +277,7 @@ class Settling:
         key = a_key()
         token = stand(store, clock, key, "completed")
         before = found(store, key)
-        writes: dict[str, Callable[[], object]] = {
+        writes = {
             "release": lambda: store.release(key, token),
             "quarantine": lambda: store.quarantine(key, token, "second thoughts"),
             "mark_point_of_no_return": lambda: store.mark_point_of_no_return(key, token),

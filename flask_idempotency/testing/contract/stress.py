@@ -241,7 +241,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.fences.append((grant.token, grant.fence))
 
 
-def lost(write: Callable[[], object]) -> Lost:
+def lost(write: Callable[[], None]) -> Lost:
     try:
         write()
     except LeaseLost:

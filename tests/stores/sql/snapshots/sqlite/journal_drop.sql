@@ -1,1 +1,0 @@
-DELETE FROM idempotency_steps WHERE idempotency_steps.record_id = ? AND idempotency_steps.requested_at = ?
