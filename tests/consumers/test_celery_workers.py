@@ -91,7 +91,7 @@ def test_rows_and_record_are_one_commit(
     for message in (message for case, message in sent.items() if case != stopped):
         shop.result(message)
 
-    # What the shell does with Ctrl-\: the pool is told to end at once.
+    # What the shell does with Ctrl-\: the pool ends at once.
     worker.process.send_signal(signal.SIGQUIT)
     worker.process.wait(STOP_SECONDS)
     hire("-c", "1", **setup)

@@ -187,7 +187,7 @@ def test_dead_messages_go_to_the_function_of_the_application(make: Make, cluster
 def test_without_that_function_a_dead_message_stops_its_partition(
     make: Make, cluster: KafkaCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until somebody settles it. The other partitions go on."""
+    """Until a person settles it. The other partitions go on."""
     monkeypatch.setattr(kafka, "STOPPED_SECONDS", 0.05)
     real, effects = memory_inbox(on_error="quarantine"), Effects()
     inbox = Hasty(real)

@@ -442,7 +442,7 @@ def raw_receiver(respond: Callable[[socket.socket, threading.Event], None]) -> I
 
 
 def test_a_receiver_that_drips_does_not_hold_the_relay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte starts httpx's timeout anew. Measured: 36 s, and the hold of the relay is 30 s."""
+    """Each byte starts httpx's timeout again. Measured: 36 s, and the hold of the relay is 30 s."""
     monkeypatch.setattr(webhook, "TIMEOUT_SECONDS", 1.0)
     dripped = []
 

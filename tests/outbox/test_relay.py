@@ -110,7 +110,7 @@ def test_pauses_double_up_to_ten_minutes(shop: Shop) -> None:
 
 
 def test_a_missing_module_is_named(shop: Shop) -> None:
-    """Only the relay's host lacks it, so nobody else can find out which one it is."""
+    """Only the relay's host lacks it, so no other program can find out which one it is."""
     shop.sent.fail = lambda message: ModuleNotFoundError(SECRET_WORDS, name="packaging")
     shop.publish("orders", 1)
     shop.drain()
@@ -314,7 +314,7 @@ def test_an_interrupted_relay_gives_its_messages_back(shop: Shop) -> None:
 
 
 def test_a_relay_that_lost_its_hold_sends_no_more(shop: Shop) -> None:
-    """Its host was suspended, and its own clock with it. Another relay has sent the rest meanwhile."""
+    """Its host was suspended, and its own clock with it. Another relay has sent the rest in that time."""
     for number in range(3):
         shop.publish("orders", number, key="a")
     services, other = shop.services, Sent()
@@ -526,7 +526,7 @@ def test_a_frozen_relay_does_not_freeze_the_others(shop: Shop) -> None:
 
 @on_sqlite
 def test_a_relay_waits_for_its_database(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """It ends when it is told to, and not with the database."""
+    """It ends when its process stops it, and not with the database."""
     stop, tries = Stop(), []
 
     class Away:

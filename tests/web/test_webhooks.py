@@ -46,7 +46,7 @@ def hooked(key: Any = "/id", *, policy: Any = None, **options: Any) -> World:
 
 
 def test_an_event_runs_once_whatever_changes_between_its_attempts() -> None:
-    """Providers count attempts, sign anew and add members. The second attempt gets the first response."""
+    """Providers count attempts, sign again and add members. The second attempt gets the first response."""
     world = hooked()
 
     first = sent(world, **event(pending_webhooks=2))
@@ -232,7 +232,7 @@ def test_a_second_view_of_one_provider_does_not_replay_the_first() -> None:
 
 
 def test_in_flight_is_409() -> None:
-    """The provider tries again. Nobody waits, whatever the application chose for its clients."""
+    """The provider tries again. No attempt waits, whatever the application chose for its clients."""
     world = hooked(policy={"in_flight": "wait", "wait": 9})
     nested: list[TestResponse] = []
 

@@ -1,11 +1,11 @@
-"""Describe PostgreSQL and SQLite where their SQL differs: the clock, and how long a write waits for a lock."""
+"""Describe PostgreSQL and SQLite where they differ: the clock, the wait for a lock, and how a connection commits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, literal_column, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, Select, bindparam, func, literal_column, select
 
 from flask_idempotency.engine.errors import ConfigurationError
 
@@ -79,6 +79,14 @@ def dialect_of(name: str) -> Dialect:
             "(sqlite:////path/to/file.db), or Redis."
         )
     return DIALECTS[name]
+
+
+def commits_each_statement(connection: Connection) -> bool:
+    """Return whether this connection commits each statement by itself, so that no rollback is possible."""
+    driver: Any = connection.connection.dbapi_connection
+    if getattr(driver, "autocommit", False) is True:
+        return True
+    return connection.dialect.name == SQLITE and driver.isolation_level is None and not driver.in_transaction
 
 
 def in_microseconds(seconds: float) -> int:

@@ -47,8 +47,8 @@ from flask_idempotency.stores.sql.database import Database, refuse_inherited, tr
 from flask_idempotency.stores.sql.dialects import (
     LOCK_TIMEOUT_MS,
     POSTGRESQL,
-    SQLITE,
     Dialect,
+    commits_each_statement,
     dialect_of,
     in_microseconds,
 )
@@ -595,11 +595,7 @@ def _server_time(dialect: Dialect) -> Select[Any]:
 
 
 def _refuse_autocommit(connection: Connection) -> None:
-    driver: Any = connection.connection.dbapi_connection
-    at_once = getattr(driver, "autocommit", False) is True
-    if connection.dialect.name == SQLITE:
-        at_once = at_once or (driver.isolation_level is None and not driver.in_transaction)
-    if at_once:
+    if commits_each_statement(connection):
         raise ConfigurationError(
             "db.session commits each statement by itself (isolation level AUTOCOMMIT), so a message could be sent whose rows "
             "are rolled back. Use another isolation level for the engine of the default bind."

@@ -23,7 +23,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record, State, StoredPayload
 from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import refuse_inherited
-from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.dialects import SQLITE, commits_each_statement
 from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
 from flask_idempotency.stores.sql.transactional.listeners import JoinedSession, join_here, joined_here
@@ -373,11 +373,7 @@ def _name(error: Exception) -> str:
 
 def refuse_autocommit(connection: Connection) -> None:
     """Raise `ConfigurationError` if this connection commits each statement, so that no rollback is possible."""
-    driver: Any = connection.connection.dbapi_connection
-    at_once = getattr(driver, "autocommit", False) is True
-    if connection.dialect.name == SQLITE:
-        at_once = at_once or (driver.isolation_level is None and not driver.in_transaction)
-    if at_once:
+    if commits_each_statement(connection):
         raise ConfigurationError(
             "db.session commits each statement by itself (isolation level AUTOCOMMIT), so its rows cannot be committed "
             "together with a record. Use another isolation level, or another value of effects than transactional."
