@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import redis
@@ -24,6 +25,7 @@ from benchmarks.harness import (
     UNCOMPRESSED,
     Case,
     Cores,
+    Environ,
     call,
     environ,
     measure,
@@ -127,6 +129,22 @@ def test_round_trips_are_counted_path_by_path(url: str) -> None:
         assert {case.path: round_trips(proxy, case) for case in cases} == dict(
             zip(PATHS, (0, 0, 2, 1, 1, 1), strict=True)
         )
+
+
+@needs_peer
+def test_a_renewed_lease_is_no_command_of_the_peer(url: str) -> None:
+    """The requests that other applications hold in flight renew their leases while the peer is measured."""
+    with empty_server(url, Cores()) as (client, _), ExitStack() as ends:
+        peer = next(case for case in ends.enter_context(redis_cases(client, url, PEER)) if case.path == FIRST)
+        renewal = client.register_script("return 1")
+
+        def renewed() -> Environ:
+            renewal()
+            return peer.make()
+
+        (first,) = server_times(client, [replace(peer, make=renewed)], rounds=1)
+
+        assert set(first.commands) == {"SET"}
 
 
 def test_the_server_counts_its_own_time(url: str) -> None:
