@@ -13,7 +13,20 @@ from contextlib import closing, contextmanager
 import redis
 
 from benchmarks import client as http_client
-from benchmarks import comparison, features, gate, imports, messages, outbox, page, paths, profiling, sql, storage
+from benchmarks import (
+    comparison,
+    features,
+    gate,
+    imports,
+    messages,
+    outbox,
+    page,
+    paths,
+    profiling,
+    sql,
+    steps,
+    storage,
+)
 from benchmarks.apps import plain_installation
 from benchmarks.harness import BUSY, OURS, OURS_MEMORY, PATHS, Cores, choose_cores, describe, is_idle, pin, pinned
 from benchmarks.report import Section
@@ -34,6 +47,7 @@ PARTS = (
     "promises",
     "expiry",
     "outbox",
+    "steps",
 )
 
 
@@ -172,6 +186,7 @@ def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: C
         "outbox": lambda: outbox.sections(
             options.database_url, cores, rounds=options.rounds, messages=options.requests
         ),
+        "steps": lambda: steps.sections(client, url, options.database_url, cores, rounds=options.rounds),
         "expiry": lambda: storage.expiry_sections(options.database_url, cores, rows=options.rows),
         "sql": lambda: sql.sections(options.database_url, url, cores, rounds=options.rounds, requests=options.requests),
     }

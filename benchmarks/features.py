@@ -25,8 +25,9 @@ from benchmarks.report import Row, Section, at_most
 from example_app.demo.servers import RedisServer
 from flask_idempotency.assembly import build_store
 from flask_idempotency.codec import canonical
+from flask_idempotency.codec.compression import COMPRESSIONS
 from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
-from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec
+from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine import fingerprint
 from flask_idempotency.engine.keys import StorageKey

@@ -86,6 +86,11 @@ POLICY_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
         "[What is promised](../how-it-works/promises.md), [quarantine](../operate/quarantine.md).",
         ("effects", "on_abandoned", "on_error", "keep_statuses", "release_statuses", "decide", "on_store_down"),
     ),
+    (
+        "Durable steps",
+        "[What is promised](../how-it-works/promises.md).",
+        ("steps", "dropped_steps", "steps_in_any_order", "resume_within"),
+    ),
     ("Time", "[What is promised](../how-it-works/promises.md).", ("keep", "lease", "max_runtime")),
     ("Duplicates of a running request", "[Waiting](../guides/waiting.md).", ("in_flight", "wait")),
     (
@@ -194,7 +199,7 @@ def configuration() -> str:
 def _consumer_rows() -> list[tuple[str, ...]]:
     plain = ConsumerPolicy()
     read = {"keep": " (7 days)", "max_runtime": " (6 hours)", "max_result": " (256 KiB)"}
-    defaults = {"in_flight": "`later`", "decide": "none"}
+    defaults = {"in_flight": "`later`", "decide": "none", "resume_within": "`keep`"}
     return [
         (
             f"`{name}`",
@@ -220,6 +225,8 @@ def _default(name: str, plain: Policy) -> str:
         return ", ".join(f"`{header}: {value}`" for header, value in plain.replayed_header)
     if name in ("decide", "form_field"):
         return "none"
+    if name == "resume_within":
+        return "`keep`"
     if name == "max_request_body":
         return "Flask's `MAX_CONTENT_LENGTH`"
     read = {"keep": " (24 hours)", "max_runtime": " (15 minutes)", "max_body": " (256 KiB)"}
@@ -244,6 +251,8 @@ OPERATORS: Mapping[str, str] = {
     "not-committed": "[Transactional views](../guides/transactional.md) commit rows and response together.",
     "commit-unknown": "[Transactional views](../guides/transactional.md) run without a key too; set `required=True`.",
     "transaction-conflict": "[Transactional views](../guides/transactional.md) release the key after a conflict.",
+    "request-paused": "The store was away before a step, or the database refused to commit one: "
+    "[handle a store outage](../operate/incidents.md).",
     "response-not-kept": "[`max_body`](../reference/configuration.md#stored-response) sets the limit for a stored response.",
     "response-erased": "[Erase a tenant's responses](../guides/encryption.md).",
     "quota-exceeded": "[Set quotas](../guides/tenants.md), and show what a tenant uses.",

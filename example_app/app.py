@@ -8,9 +8,10 @@ from typing import Any
 
 from flask import Flask
 
-from example_app import auth, events, models, openapi, problems, simulate
+from example_app import auth, events, models, openapi, problems, providers, simulate
 from example_app.accounting import accounting
 from example_app.charges import charges
+from example_app.checkout import checkouts, what_became_of_it
 from example_app.extension import idempotency
 from example_app.gateway import gateway, what_happened
 from example_app.payments import payments
@@ -25,12 +26,16 @@ idempotency.configure(charges, profile="stripe")
 idempotency.configure(accounting, profile="x-idempotency", effects="deduplicated")
 # A worker that is silent for five seconds here is gone: a charge takes less than one, and each worker renews its lease.
 idempotency.configure(gateway, profile="playbook", ignore_fields=("/timestamp", "/trace_id"), lease=5)
+# Four effects, each a durable step: a retry goes on behind those that are done.
+idempotency.configure(checkouts, required=True)
 # People click twice: the second click waits for the first, and gets the same page.
 idempotency.configure(
     shop, required=True, effects="transactional", form_field="idempotency_key", in_flight="wait", wait=5
 )
 # The gateway view commits by itself. If its worker vanishes, this resolver finds out whether the charge was made.
 idempotency.resolver("gateway.create")(what_happened)
+# A worker that vanishes while it charges leaves one step in doubt. The card provider knows what became of it.
+idempotency.resolver("checkouts.create")(what_became_of_it)
 
 
 def create_app(config: Mapping[str, Any] | None = None) -> Flask:
@@ -47,6 +52,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         SESSION_COOKIE_SAMESITE="Lax",
         DEMO_SIMULATE=simulate.wanted(),
         DEMO_WITNESS=os.path.join(app.instance_path, "witness.sqlite3"),
+        DEMO_PROVIDERS=os.path.join(app.instance_path, "providers.sqlite3"),
     )
     if cache := os.environ.get("IDEMPOTENCY_REDIS_URL"):
         app.config["IDEMPOTENCY_REDIS_URL"] = cache
@@ -54,7 +60,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     app.config.from_mapping(config or {})
 
     app.before_request(auth.authenticate)
-    for blueprint in (payments, charges, accounting, gateway):
+    for blueprint in (payments, charges, accounting, gateway, checkouts):
         app.register_blueprint(blueprint)
     if app.secret_key:
         app.register_blueprint(shop)
@@ -62,6 +68,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     problems.install(app)
     models.install(app)
     events.install(app)
+    providers.install(app)
     if app.config["DEMO_SIMULATE"]:
         simulate.install(app)
     idempotency.init_app(app)

@@ -46,6 +46,20 @@ class Payment(Model):
     created: Mapped[int] = mapped_column(default=lambda: int(time.time()))
 
 
+class Order(Model):
+    """What a checkout sold. No constraint refuses a second one: an order written twice would show."""
+
+    __tablename__ = "orders"
+
+    tenant: Mapped[str]
+    principal: Mapped[str]
+    item: Mapped[str]
+    amount: Mapped[int]
+    charge: Mapped[str]
+    """At the card provider."""
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: "ord_" + token_hex(8))
+
+
 class LedgerEntry(Model):
     """What the ledger's consumer books of a payment. No constraint refuses a second one: a payment booked twice would show."""
 

@@ -14,7 +14,7 @@ from apispec.ext.marshmallow import MarshmallowPlugin
 from flask import Blueprint, Flask, Response, current_app, render_template_string
 from marshmallow import Schema
 
-from example_app.schemas import ChargeInput, GatewayChargeInput, InvoiceInput, PaymentInput
+from example_app.schemas import ChargeInput, CheckoutInput, GatewayChargeInput, InvoiceInput, PaymentInput
 from flask_idempotency.openapi.apispec import IdempotencyPlugin
 
 openapi = Blueprint("openapi", __name__, static_folder="redoc", static_url_path="/openapi/redoc")
@@ -55,6 +55,7 @@ ANSWERS = {
     "Charge": _object(id=TEXT, object=TEXT, amount=NUMBER, currency=TEXT, captured={"type": "boolean"}),
     "Invoice": _object(id=TEXT, customer=TEXT, amount=NUMBER, currency=TEXT),
     "GatewayCharge": _object(charge_id=TEXT, account_id=TEXT, amount=NUMBER, currency=TEXT),
+    "Order": _object(order=TEXT, charge=TEXT, item=TEXT, amount=NUMBER),
     "Problem": {**_object(status=NUMBER, code=TEXT), "description": "What is wrong with the request (RFC 9457)."},
     "StripeError": _object(error=_object(type=TEXT, message=TEXT)),
 }
@@ -65,6 +66,7 @@ BODIES: dict[str, Schema] = {
     "NewCharge": ChargeInput(),
     "NewInvoice": InvoiceInput(),
     "NewGatewayCharge": GatewayChargeInput(),
+    "NewOrder": CheckoutInput(),
 }
 
 
@@ -145,6 +147,14 @@ def specification(app: Flask) -> APISpec:
         "/gateway/charges",
         operations={
             "post": _operation("create_gateway_charge", "Charge", "GatewayCharge", status=201, body="NewGatewayCharge")
+        },
+    )
+    spec.path(
+        "/checkouts",
+        operations={
+            "post": _operation(
+                "check_out", "Check out", "Order", status=201, body="NewOrder", errors=(400, 401, 402, 415)
+            )
         },
     )
     return spec

@@ -89,6 +89,11 @@ class PaymentInput(Money):
     account = text(64, required=True)
 
 
+class CheckoutInput(Schema):
+    item = fields.String(required=True, validate=validate.OneOf(("tea", "coffee", "cake")))
+    card = text(64, required=True)
+
+
 class InvoiceInput(Money):
     customer = text(64, required=True)
 

@@ -1,9 +1,11 @@
 """Faults on request, and an independent witness of how often the business code ran. Only with DEMO_SIMULATE=1.
 
-    {"simulate": {"delay": 1.5, "status": 503, "crash": "before_commit" | "after_commit", "booking": "before_commit" | …}}
+    {"simulate": {"delay": 1.5, "status": 503, "crash": "before_commit" | "after_commit", "booking": "before_commit" | …,
+                  "step": "in_charge" | "behind_charge" | "before_commit" | "after_commit"}}
 
 A fault strikes the first execution of an operation only, so that the same request, sent again, can show the recovery.
-`booking` is the crash of the worker that books the payment.
+`booking` is the crash of the worker that books the payment. `step` kills the worker of a checkout: when the card provider
+has taken the money, when that is recorded, and at the commit of the order.
 Every response then carries `X-Executions`. Keep all of this out of a real service.
 """
 
@@ -33,6 +35,7 @@ WITNESS = "example-witness"
 LONGEST_DELAY_SECONDS = 5.0
 BRIEF_SECONDS = 2.0
 CRASHES = ("before_commit", "after_commit")
+MOMENTS = ("in_charge", "behind_charge", *CRASHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Fault:
     """The SQLAlchemy event: right before the session sends the commit, or right after it returns."""
     booking: str | None = None
     """The same in the worker that books the payment."""
+    step: str | None = None
+    """The moment of a checkout."""
 
 
 class FaultInput(Schema):
@@ -50,6 +55,7 @@ class FaultInput(Schema):
     status = fields.Integer(strict=True, validate=validate.Range(400, 599))
     crash = fields.String(validate=validate.OneOf(CRASHES))
     booking = fields.String(validate=validate.OneOf(CRASHES))
+    step = fields.String(validate=validate.OneOf(MOMENTS))
 
     @post_load
     def as_fault(self, loaded: dict[str, Any], **_: Any) -> Fault:
@@ -123,6 +129,16 @@ def execution_begins() -> None:
         abort(problems.problem(fault.status, "simulated", "The request simulates this status."))
     if fault.crash is not None:
         crash_at(fault.crash)
+    g.step_fault = fault.step
+
+
+def moment(name: str) -> None:
+    """Kill this worker if the request wishes that for this moment of a checkout. `save` is the moment before its commit."""
+    wished = g.get("step_fault")
+    if name == "save" and wished in CRASHES:
+        crash_at(wished)
+    elif wished == name:
+        crash()
 
 
 def booking_fault() -> str | None:

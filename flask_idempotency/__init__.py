@@ -8,13 +8,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, LeaseLost, StoreUnavailable
+    from flask_idempotency.engine.errors import (
+        ConfigurationError,
+        IdempotencyError,
+        LeaseLost,
+        StepInDoubt,
+        StepsChanged,
+        StoreUnavailable,
+    )
     from flask_idempotency.engine.policy import Decision
     from flask_idempotency.engine.quota import NewKeys, Quota
-    from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
+    from flask_idempotency.engine.recovery import (
+        Happened,
+        NeverHappened,
+        Resolution,
+        Resume,
+        StillUnknown,
+        UnknownOutcome,
+    )
+    from flask_idempotency.engine.step_rules import Step
     from flask_idempotency.extension import Idempotency
     from flask_idempotency.settings import derived_secret
     from flask_idempotency.settings.profiles import cors_headers
+    from flask_idempotency.steps.steps import current_step, durable_step
     from flask_idempotency.web.current_claim import current_claim, idempotency_field
     from flask_idempotency.web.key_status import key_status
     from flask_idempotency.web.policies import claim_here, exempt, idempotent
@@ -31,13 +47,19 @@ __all__ = [
     "NewKeys",
     "Quota",
     "Resolution",
+    "Resume",
+    "Step",
+    "StepInDoubt",
+    "StepsChanged",
     "StillUnknown",
     "StoreUnavailable",
     "UnknownOutcome",
     "claim_here",
     "cors_headers",
     "current_claim",
+    "current_step",
     "derived_secret",
+    "durable_step",
     "exempt",
     "idempotency_field",
     "idempotent",
@@ -47,13 +69,22 @@ __all__ = [
 
 # The imports above once more, for Python. tests/test_imports.py compares the two.
 _NAMES = {
-    "engine.errors": ("ConfigurationError", "IdempotencyError", "LeaseLost", "StoreUnavailable"),
+    "engine.errors": (
+        "ConfigurationError",
+        "IdempotencyError",
+        "LeaseLost",
+        "StepInDoubt",
+        "StepsChanged",
+        "StoreUnavailable",
+    ),
     "engine.policy": ("Decision",),
     "engine.quota": ("NewKeys", "Quota"),
-    "engine.recovery": ("Happened", "NeverHappened", "Resolution", "StillUnknown", "UnknownOutcome"),
+    "engine.recovery": ("Happened", "NeverHappened", "Resolution", "Resume", "StillUnknown", "UnknownOutcome"),
+    "engine.step_rules": ("Step",),
     "extension": ("Idempotency",),
     "settings": ("derived_secret",),
     "settings.profiles": ("cors_headers",),
+    "steps.steps": ("current_step", "durable_step"),
     "web.current_claim": ("current_claim", "idempotency_field"),
     "web.key_status": ("key_status",),
     "web.policies": ("claim_here", "exempt", "idempotent"),

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
-from flask_idempotency.codec.envelope import COMPRESSIONS, ZSTD_REMEDY, EnvelopeCodec, zstd_is_installed
+from flask_idempotency.codec.compression import COMPRESSIONS, ZSTD_REMEDY, zstd_is_installed
+from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.capabilities import (
     DataKeys,
     DataLossDetector,
@@ -25,11 +26,12 @@ from flask_idempotency.engine.capabilities import (
     TaskLog,
     capabilities_of,
 )
-from flask_idempotency.engine.claim import Dependencies
+from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
+from flask_idempotency.engine.journal import Journals, StepTransactions
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
@@ -72,6 +74,7 @@ class Services:
     data_keys: DataKeys | None = None
     responses: Responses | None = None
     recovery: Recovery | None = None
+    journals: Journals | None = None
     expiry: Expiry | None = None
     tasks: TaskLog | None = None
     shared_task_log: TaskLog | None = None
@@ -80,6 +83,11 @@ class Services:
     data_loss: DataLossDetector | None = None
     cache_marker: KnowsCache | None = None
     """The store, if a cache may stand in front of it. These settings need not name that cache."""
+
+    @property
+    def runs_steps(self) -> bool:
+        """Whether endpoints may list steps: the store remembers them, and the claims of this release take them."""
+        return self.journals is not None and hasattr(Claim, "steps")
 
 
 def build(
@@ -124,6 +132,8 @@ def build(
         waiters=Waiters(settings.max_waiters, notifier=offered.notifier),
         observers=observers,
         transactions=transactions,
+        journals=offered.journals,
+        step_transactions=cast("StepTransactions | None", transactions if hasattr(transactions, "join_step") else None),
         data_loss=offered.data_loss,
     )
     return Services(
@@ -134,6 +144,7 @@ def build(
         data_keys=offered.data_keys,
         responses=offered.responses,
         recovery=_recovery(store, system),
+        journals=offered.journals,
         expiry=offered.expiry,
         tasks=None if offered.task_log is None else OwnTaskLog(offered.task_log, owner=owner_mark(settings.namespace)),
         shared_task_log=offered.task_log,

@@ -22,7 +22,7 @@ from flask_idempotency.cli import cli, completing, migrating
 from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.consumers.services import ConsumerServices
 from flask_idempotency.engine.capabilities import Finding
-from flask_idempotency.engine.ending import running_here
+from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
@@ -44,7 +44,6 @@ from flask_idempotency.web.key_status import KeyStatusView, register
 from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
-from flask_idempotency.web.request_state import current_state
 
 
 def declare_tables(app: Flask, *, records: bool = True) -> None:
@@ -243,13 +242,15 @@ class Idempotency:
         timing = None if meter is None else meter.call
         built = build(settings, observers=observers, database=ApplicationDatabase(app), timing=timing)
         joint = built.engine.transactions is not None
-        self._check_policies(settings, joint=joint)
+        journals = built.runs_steps
+        self._check_policies(settings, joint=joint, journals=journals)
         check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
         policies = Policies(
             app,
             base=settings.written,
             overrides=self._overrides,
             joint=joint,
+            journals=journals,
             origins=settings.origins,
             chosen_only=settings.guard == "chosen",
         )
@@ -285,10 +286,12 @@ class Idempotency:
             policies=policies,
             problem=guard.problem,
         )
-        consumers = self._consumers(settings, built.engine, observers)
+        consumers = self._consumers(settings, built.engine, observers, journals=journals)
         return AppState(settings, self._loaders, hooks, built, policies, observers, key_status, consumers)
 
-    def _consumers(self, settings: Settings, engine: Engine | None, observers: Observers) -> ConsumerServices:
+    def _consumers(
+        self, settings: Settings, engine: Engine | None, observers: Observers, *, journals: bool = False
+    ) -> ConsumerServices:
         return ConsumerServices(
             engine,
             identities(settings),
@@ -298,14 +301,16 @@ class Idempotency:
             observers,
             settings.enabled,
             None if settings.former_identity is None else settings.former_identity.namespace,
+            journals=journals,
         )
 
-    def _check_policies(self, settings: Settings, *, joint: bool) -> None:
+    def _check_policies(self, settings: Settings, *, joint: bool, journals: bool) -> None:
         """Raise `ConfigurationError` for faulty policies of the application or blueprints. Views are checked at first use."""
-        faults = settings.policy.faults(joint=joint)
+        faults = settings.policy.faults(joint=joint, journals=journals)
         for blueprint, override in self._overrides.items():
-            effects = Policy(effects=override.get("effects", "plain"))
-            faults += [f"configure({blueprint.name!r}): {fault}" for fault in effects.faults(joint=joint)]
+            effects = Policy(effects=override.get("effects", "plain"), steps=override.get("steps", ()))
+            found = effects.faults(joint=joint, journals=journals)
+            faults += [f"configure({blueprint.name!r}): {fault}" for fault in found]
         if faults:
             raise ConfigurationError(*faults)
 
@@ -410,7 +415,7 @@ class Idempotency:
                 raise ConfigurationError(
                     "outbox() needs Flask-SQLAlchemy: pip install 'flask-idempotency[sql]'."
                 ) from error
-            self._outbox = Made(keep=float(seconds), running=lambda: running_here() or current_state())
+            self._outbox = Made(keep=float(seconds), running=work_here)
             for app in list(self._apps):
                 self._serve_outbox(app, self._outbox)
         elif self._outbox.keep != seconds:

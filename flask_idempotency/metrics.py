@@ -28,6 +28,7 @@ from flask_idempotency.engine import events
 from flask_idempotency.engine.capabilities import DataLoss, TaskReport, UnfinishedCounts
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.journal import Effects
 from flask_idempotency.engine.outbox import OutboxCounts
 from flask_idempotency.maintenance.janitor import TASKS, ExpireReport, ReconcileReport
 from flask_idempotency.maintenance.reap import ReapReport
@@ -56,9 +57,9 @@ _CAUSES = (
     "too-many-attempts",
     "returned",
     "not-committed",
-    "lease-expired",
-    OTHER,
 )
+_RELEASES = (*_CAUSES, OTHER)
+_QUARANTINES = (*_CAUSES, "lease-expired", "step-in-doubt", "steps-changed", "never-resumed", "memory-lost", OTHER)
 _COUNTS = tuple(
     dict.fromkeys(
         count.name
@@ -100,6 +101,8 @@ class Family:
 # Milliseconds for a near store; a second or two before a request gives up.
 _LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _RUNS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0)
+_STEP_RUNS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0)
+_STEP_SIZES = (512.0, 4096.0, 16384.0, 65536.0)
 _SIZES = (128.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -139,11 +142,29 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "idempotency_completions", "Responses that the store saved.", {"status": _CLASSES, "answer": _ANSWERS}
             ),
             Family("idempotency_response_size_bytes", "Sizes of stored responses, as they were sent.", buckets=_SIZES),
-            Family("idempotency_releases", "Keys that were released.", {"cause": _CAUSES}),
+            Family("idempotency_releases", "Keys that were released.", {"cause": _RELEASES}),
             Family(
                 "idempotency_quarantines",
                 "Keys that a worker or the janitor quarantined, by cause.",
-                {"cause": _CAUSES},
+                {"cause": _QUARANTINES},
+            ),
+            Family(
+                "idempotency_pauses", "Requests that were paused between two steps, by cause.", {"cause": _RELEASES}
+            ),
+            Family(
+                "idempotency_steps",
+                "Steps of requests, by kind and by what happened.",
+                {
+                    "effects": (*get_args(Effects), OTHER),
+                    "outcome": ("finished", "recalled", "failed", "in-doubt", "not-kept"),
+                },
+            ),
+            Family("idempotency_step_duration_seconds", "Run times of steps that finished.", buckets=_STEP_RUNS),
+            Family("idempotency_step_result_size_bytes", "Sizes of the results of steps.", buckets=_STEP_SIZES),
+            Family(
+                "idempotency_step_resolutions",
+                "Steps that operators and resolvers settled, or may have (uncertain).",
+                {"verb": ("completed", "never-happened", "uncertain", OTHER), "by": ("resolver", "person")},
             ),
             Family("idempotency_lease_losses", "Workers that lost their claim before their work ended."),
             Family("idempotency_renewal_failures", "Lease renewals that failed and are retried."),
@@ -157,7 +178,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             Family(
                 "idempotency_resolutions",
                 "Keys that operators and resolvers resolved, or may have (uncertain).",
-                {"verb": ("completed", "released", "reopened", "uncertain", OTHER), "by": ("resolver", "person")},
+                {
+                    "verb": ("completed", "released", "reopened", "resumed", "uncertain", OTHER),
+                    "by": ("resolver", "person"),
+                },
             ),
             Family(
                 "idempotency_resolver_undecided",
@@ -418,10 +442,14 @@ def _class(event: events.Completed) -> str:
     return f"{event.status // 100}xx"
 
 
-def _cause(event: events.Released | events.Quarantined) -> str:
+def _cause(event: events.Released | events.Quarantined | events.Paused) -> str:
     if event.reason.startswith("status-"):
         return f"{event.reason[: len('status-') + 1]}xx"
     return event.reason
+
+
+def _step(outcome: str) -> Counts:
+    return Counts("steps", lambda event: (((event.effects, outcome), 1.0),))
 
 
 def _refused(code: str) -> Counts:
@@ -465,6 +493,26 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.Completed: (Counts("completions", _by(_class, _answer)), Counts("response_size_bytes", _size)),
         events.Released: (Counts("releases", _by(_cause)),),
         events.Quarantined: (Counts("quarantines", _by(_cause)),),
+        events.Paused: (Counts("pauses", _by(_cause)),),
+        events.StepFinished: (
+            _step("finished"),
+            Counts("step_duration_seconds", lambda event: (((), event.seconds),)),
+            Counts("step_result_size_bytes", lambda event: (((), float(event.byte_size)),)),
+        ),
+        events.StepRecalled: (_step("recalled"),),
+        events.StepFailed: (_step("failed"),),
+        events.StepDoubtful: (_step("in-doubt"),),
+        events.StepResultNotKept: (_step("not-kept"),),
+        events.StepsChangedHeld: Uncounted('`idempotency_quarantines_total{cause="steps-changed"}` counts it'),
+        events.StepSettled: (
+            Counts(
+                "step_resolutions",
+                _by(
+                    lambda event: event.verb if event.certain else "uncertain",
+                    lambda event: "resolver" if event.actor == "resolver" else "person",
+                ),
+            ),
+        ),
         events.CommittedEarly: (Counts("early_commits", _one()),),
         events.LeaseExpired: (Counts("lease_losses", _one()),),
         events.RenewalFailed: (Counts("renewal_failures", _one()),),

@@ -40,8 +40,10 @@ from example_app.demo.servers import (
     service,
 )
 from example_app.demo.tour import janitor_tour, message_tour, stripe_tour, tour
+from example_app.providers import Providers
 
 PORT = 8000
+PROVIDERS_FILE = "providers.sqlite3"
 # Short, because the tour waits for the lease of a killed worker. A busy machine must still be able to renew it in time.
 LEASE_SECONDS = 5
 # Short, because the tour waits for the janitor.
@@ -150,6 +152,7 @@ def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
         "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT": bool(os.environ.get("DATABASE_URL")),
         "SQLALCHEMY_DATABASE_URI": database,
         "DEMO_WITNESS": str(folder / "witness.sqlite3"),
+        "DEMO_PROVIDERS": str(folder / PROVIDERS_FILE),
         "EVENTS_BROKER_URL": broker.url,
         "MERCHANT_URL": merchant.url,
     }
@@ -159,7 +162,15 @@ def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
     running.enter_context(service(port, simulating, log=folder / SERVICE_LOG))
     running.enter_context(janitor(simulating, folder=folder))
     running.enter_context(consumers(simulating, folder=folder))
-    shop = Shop(port, database=database, cache=cache, broker=broker, merchant=merchant, environment=environment)
+    shop = Shop(
+        port,
+        database=database,
+        cache=cache,
+        broker=broker,
+        merchant=merchant,
+        providers=Providers(folder / PROVIDERS_FILE),
+        environment=environment,
+    )
     running.callback(shop.close)
     return shop
 

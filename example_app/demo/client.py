@@ -22,8 +22,9 @@ import redis
 from sqlalchemy import NullPool, create_engine, text
 
 from example_app.demo.servers import RedisServer
+from example_app.providers import Providers
 
-TABLES = ("payments", "charges", "invoices", "gateway_charges")
+TABLES = ("payments", "charges", "invoices", "gateway_charges", "orders")
 RECORDS = ("idempotency_records", "idempotency_tenants", "idempotency_data_keys", "idempotency_quota")
 # A busy machine may take as long to start another worker, or a `flask` command.
 PATIENCE_SECONDS = 120.0
@@ -40,12 +41,14 @@ class Shop:
         cache: RedisServer,
         broker: RedisServer,
         merchant: Merchant,
+        providers: Providers,
         environment: Mapping[str, str],
     ) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.cache = cache
         self.merchant = merchant
+        self.providers = providers
         self._broker = broker
         self._environment = environment
         self._database = create_engine(database, poolclass=NullPool)
@@ -70,7 +73,7 @@ class Shop:
         return self._client.request(method, path, json=body, headers=headers)
 
     def rows(self) -> int:
-        """Count all payments, charges and invoices in the database."""
+        """Count all payments, charges, invoices and orders in the database."""
         with self._database.connect() as connection:
             return sum(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() for table in TABLES)  # noqa: S608
 

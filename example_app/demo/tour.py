@@ -306,6 +306,39 @@ def silent_valkey(shop: Shop) -> Seen:
     return seen(responses, paid_once=paid_once(responses))
 
 
+@tour.scenario("one charge, one order, one mail", rows=1)
+def checkout(shop: Shop) -> Seen:
+    """Alice's checkout has four effects: it reserves stock, charges her card, writes an order and sends a mail. Each is a
+    durable step."""
+    return checked_out(shop, "checkout", lost=False)
+
+
+@tour.scenario("goes on behind the charge", rows=1)
+def killed_between_steps(shop: Shop) -> Seen:
+    """SIGKILL ends the worker behind the charge: the money is taken, and there is no order. The lease expires. The retry does
+    not charge again. It writes the order and sends the mail."""
+    return checked_out(shop, "checkout-between", step="behind_charge")
+
+
+@tour.scenario("goes on at the order", rows=2)
+def killed_at_the_order(shop: Shop) -> Seen:
+    """SIGKILL ends one worker just before it commits the order, and another one just after. The first retry writes the order,
+    and the second one finds it."""
+    before = checked_out(shop, "checkout-before", step="before_commit")
+    after = checked_out(shop, "checkout-after", step="after_commit")
+    checks = {
+        f"{name} ({moment})": ok for moment, saw in (("1", before), ("2", after)) for name, ok in saw.checks.items()
+    }
+    return Seen(before.responses, before.executions, checks, [*before.received, *after.received])
+
+
+@janitor_tour.scenario("409, resolved, goes on", rows=1)
+def killed_while_charging(shop: Shop) -> Seen:
+    """SIGKILL ends the worker while it charges: the provider took the money, and the service does not know it. Nobody goes on
+    until the janitor's resolver has asked the provider. Then the retry writes the order and sends the mail."""
+    return checked_out(shop, "checkout-charging", step="in_charge")
+
+
 @janitor_tour.scenario("resolved by the janitor, replayed", rows=1)
 def reaped(shop: Shop) -> Seen:
     """SIGKILL ends a worker just after it charged through the gateway, and the client does not retry. The janitor finds the
@@ -425,6 +458,26 @@ def charge(url: str, *, amount: int, key: str) -> dict[str, str]:
     if made.last_response is None:
         raise AssertionError("the stripe client keeps no response")
     return dict(made.last_response.headers)
+
+
+def checked_out(shop: Shop, key: str, *, step: str | None = None, lost: bool = True) -> Seen:
+    """Check out, with a worker killed at this moment. Count what the other companies have done."""
+    body = {"item": "tea", "card": "tok_visa"} | ({"simulate": {"step": step}} if step else {})
+    before = shop.providers.counts()
+    if lost:
+        with lost_connection():
+            shop.send("POST", "/checkouts", key, body)
+    responses = until(lambda: shop.send("POST", "/checkouts", key, body), is_final)
+    again = shop.send("POST", "/checkouts", key, body)
+    made = tuple(now - then for now, then in zip(shop.providers.counts(), before, strict=True))
+    return seen(
+        [*responses, again],
+        words=("dropped, " if lost else "") + counted([*responses, again]),
+        status_is_201=responses[-1].status_code == 201,
+        then_replayed=replayed(again) and again.content == responses[-1].content,
+        each_was_done_once=made == (1, 1, 1),
+        attempts_are_as_expected=executions(again) == 1 + lost,
+    )
 
 
 def paid_once(responses: list[httpx.Response]) -> bool:

@@ -17,15 +17,17 @@ from flask_idempotency.cli.output import say
 from flask_idempotency.engine.capabilities import DataLoss, Recovery, SeenRecord
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.journal import EMPTY, Journal
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity
-from flask_idempotency.engine.model import RequestInfo
+from flask_idempotency.engine.model import RequestInfo, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.recovery import Settler
+from flask_idempotency.engine.recovery import SeenStep, Settler
 from flask_idempotency.operations.records import AuditNote, RecordView, shown
 from flask_idempotency.operations.records import Refused as Refused
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.janitor import policy_of, settler_of
+from flask_idempotency.web.janitor import policy_of, settler_of, steps_of
 from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.recorded_steps import view_of
 
 NOT_IN_ORDER: Final = 1
 UNKNOWN: Final = 2
@@ -197,9 +199,21 @@ def _one_line(context: click.Context, parameter: click.Parameter, value: str) ->
     return text
 
 
-def show_of(found: SeenRecord) -> RecordView:
-    """Return what an operator may know of this record."""
-    return shown(found, policy_for(found.record.info), identity().label(found.key))
+def show_of(found: SeenRecord, *, steps: bool = False) -> RecordView:
+    """Return what an operator may know of this record. `steps`: with its recorded steps."""
+    record, journal, seen = found.record, EMPTY, tuple[SeenStep, ...]()
+    may_be_paused = record.state is State.PROCESSING and record.remaining <= 0
+    if steps or may_be_paused:
+        journal, seen = recorded_of(found)
+    views = tuple(map(view_of, seen)) if steps else ()
+    return shown(found, policy_for(record.info), identity().label(found.key), journal=journal, steps=views)
+
+
+def recorded_of(found: SeenRecord) -> tuple[Journal, tuple[SeenStep, ...]]:
+    """Return the journal of this record and its steps. A completed record has none."""
+    if found.record.state is State.COMPLETED:
+        return EMPTY, ()
+    return steps_of(built(), settings(), found)
 
 
 # The tenant of a command. No tenant is never the default.

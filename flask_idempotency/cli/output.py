@@ -19,7 +19,7 @@ from unicodedata import combining, east_asian_width
 import click
 
 from flask_idempotency.engine.escape import printable, printable_lines
-from flask_idempotency.operations.records import Condition, RecordView
+from flask_idempotency.operations.records import Condition, RecordView, StepView
 from flask_idempotency.operations.times import format_duration
 
 # What a part of the output is.
@@ -350,6 +350,7 @@ def state_of(view: RecordView) -> Styled:
 _COLOURS: Final = {
     Condition.QUARANTINED: Style.BAD,
     Condition.LEASE_EXPIRED: Style.WARNING,
+    Condition.PAUSED: Style.WARNING,
     Condition.IN_FLIGHT: None,
     Condition.COMPLETED: Style.GOOD,
 }
@@ -383,4 +384,15 @@ def facts_of(view: RecordView) -> Facts:
         sealed = f"encrypted under {clean(answer.sealed_under)}" if answer.sealed_under else "not encrypted"
         how = "erased" if answer.erased else sealed
         rows.append(("response", f"status {answer.status}, {answer.byte_size} bytes, {how}"))
+    rows += [("step", _step(step)) for step in view.steps]
     return Facts(tuple(rows))
+
+
+def _step(view: StepView) -> Styled:
+    """Return `charge (plain): in doubt, attempt 2, began 2026-...`, without its result."""
+    item = "" if view.item is None else f" of {clean(view.item)}"
+    attempt = "an earlier attempt" if view.attempt is None else f"attempt {view.attempt}"
+    when = f"began {view.began_at}" if view.finished_at is None else f"at {view.finished_at}"
+    lost = "" if view.kept else ", result not kept"
+    text = f"{clean(view.name)}{item} ({clean(view.effects)}): {view.state}{lost}, {attempt}, {when}"
+    return Styled(text, Style.BAD if view.state == "in doubt" or not view.kept else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
@@ -17,6 +18,7 @@ from flask_idempotency.cli.context import (
     built,
     exit_on_error,
     policy_for,
+    recorded_of,
     settings,
     settler,
     show_of,
@@ -26,11 +28,13 @@ from flask_idempotency.cli.context import (
 )
 from flask_idempotency.cli.output import facts_of, say
 from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options, read
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.model import ERASED, RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.recovery import SeenStep, SettledStep
 from flask_idempotency.operations.records import (
+    AuditNote,
     Case,
     Refused,
     ResolveReport,
@@ -40,10 +44,13 @@ from flask_idempotency.operations.records import (
     release,
     release_warnings,
     reopen,
+    resume,
     way_out,
 )
 from flask_idempotency.settings.consumers import LONGEST_RESULT
+from flask_idempotency.steps import values
 from flask_idempotency.web.janitor import is_known, result_of
+from flask_idempotency.web.recorded_steps import result_of_step
 
 _FASTER: Final = (
     "Another process resolved the key first, or its worker has just renewed its lease. Nothing was changed."
@@ -65,6 +72,8 @@ _NOBODY: Final = (
 _STATUS: Final = "--happened needs --status, and only --happened takes a response."
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
 
+_STEP: Final = "--step goes with --happened --result JSON, or with --never-happened."
+
 _force = click.option("--force", is_flag=True, help="Even if its worker may still run, or its request completed.")
 _yes = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
@@ -79,7 +88,8 @@ def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, re
     """Release a running or quarantined key: its next retry runs.
 
     Changes one record: it removes it. The command refuses while the worker may still run, or if the request completed, and
-    exits with 1. --force overrules both, and the audit event notes it. With effects "deduplicated" and "transactional" a
+    exits with 1; also if steps of it are recorded, because the next retry runs them again. --force overrules all three, and
+    the audit event notes it. With effects "deduplicated" and "transactional" a
     worker counts as gone when it has not renewed its lease for three leases. You confirm first.
 
     \b
@@ -107,6 +117,36 @@ class GivenResponse:
         return self.status is not None or self.body_file is not None or bool(self.content_type or self.headers)
 
 
+@dataclass(frozen=True, slots=True)
+class GivenStep:
+    """The step that the operator named, and what became of it."""
+
+    name: str | None
+    item: str | None = field(repr=False)
+    result: str | None = field(repr=False)
+
+    def value(self) -> bytes | None:
+        """Return the result as tagged JSON. Raises `UsageError`, which does not quote it."""
+        if self.result is None:
+            return None
+        try:
+            return result_of_step(self.name or "", values.decode(self.result.encode()), None)
+        except IdempotencyError:
+            raise click.UsageError("--result holds no JSON that a step can keep.") from None
+
+    def settled(self, steps: Sequence[SeenStep]) -> SettledStep:
+        """Return what became of this step among those of a record. Raises `Refused` if it is not recorded."""
+        named = [step for step in steps if step.name == self.name]
+        met = [step for step in named if self.item == (None if step.item is None else str(step.item))]
+        if len(met) == 1:
+            return SettledStep(met[0], happened=self.result is not None, result=self.value())
+        if named and self.item is None:
+            raise Refused(
+                "This step is recorded for several items. Add --item, as `show` prints it. Nothing was changed."
+            )
+        raise Refused("No such step is recorded: `flask idempotency show` lists them. Nothing was changed.")
+
+
 @cli.command("resolve")
 @naming_options
 @click.option("--never-happened", "verdict", flag_value="never", help="The work was not done: the next retry runs.")
@@ -114,6 +154,10 @@ class GivenResponse:
 @click.option(
     "--reopen", "verdict", flag_value="reopen", help="The stored response could not be opened, and can be now."
 )
+@click.option("--resume", "verdict", flag_value="resume", help="The next retry goes on behind the finished steps.")
+@click.option("--step", "step_name", metavar="NAME", help="Say it of this step alone, and not of the request.")
+@click.option("--item", metavar="ITEM", help="The item of the step, as `show` prints it.")
+@click.option("--result", metavar="JSON", help="What the step returns to retries.")
 @click.option("--status", type=click.IntRange(200, 599), help="The status of the response.")
 @click.option(
     "--body-file",
@@ -132,6 +176,9 @@ class GivenResponse:
 def resolve_command(
     named: RecordOptions,
     verdict: str | None,
+    step_name: str | None,
+    item: str | None,
+    result: str | None,
     status: int | None,
     body_file: str | None,
     content_type: str | None,
@@ -149,12 +196,17 @@ def resolve_command(
     `response-not-kept` with that status. A message takes --body-file alone: the JSON value of its replays. --reopen is for
     records whose response could not be opened: for example, a key was missing in the ring. You confirm first.
 
+    With --step you say what happened to one step (see `show`): --happened with its --result, or --never-happened. When no
+    step is left in doubt, the next retry goes on behind the finished ones. --resume lets it go on where the quarantine has
+    another reason: `steps-changed`, after you have deployed the fix, or `never-resumed`.
+
     \b
     Example:
       $ flask idempotency resolve 3f9a1c7e --happened --status 201 --reason paid
     """
     given = GivenResponse(status, body_file, content_type, headers)
-    _check(verdict, given, named, force=force, yes=yes)
+    of_step = GivenStep(step_name, item, result)
+    _check(verdict, given, of_step, named, force=force, yes=yes)
     word = word_of(actor, reason)
     forced = False
     dropped: list[str] = []
@@ -165,17 +217,19 @@ def resolve_command(
         about = case.first.record.info
         policy, of_message = policy_for(about), about.method == MESSAGE
         match verdict:
+            case "resume" | "happened" | "never" if verdict == "resume" or step_name is not None:
+                done, forced, said = _resumed(case, verdict, of_step, force=force, yes=yes, word=word)
             case "never":
                 done, forced = _freed(case, force=force, yes=yes, actor=actor, reason=reason)
                 said = "Released: the next retry runs."
             case "happened":
-                result, dropped = (_value(given, about), []) if of_message else _result(given, policy)
+                stored, dropped = (_value(given, about), []) if of_message else _result(given, policy)
                 what = "value" if of_message else "response"
                 _ask(case, policy, f"Give this {what} to retries from now on?", yes=yes)
-                done = complete(settler(), case, result, word, keep=policy.keep)
-                said = f"Resolved: retries get {result.status}" + ("." if result.kept else ", and `response-not-kept`.")
+                done = complete(settler(), case, stored, word, keep=policy.keep)
+                said = f"Resolved: retries get {stored.status}" + ("." if stored.kept else ", and `response-not-kept`.")
                 if of_message:
-                    said = "Resolved: the next delivery gets " + ("this value." if result.kept else "no value.")
+                    said = "Resolved: the next delivery gets " + ("this value." if stored.kept else "no value.")
                 if done.settled and _is_erased(case):
                     said = _ERASED
                     if as_json:
@@ -187,7 +241,8 @@ def resolve_command(
         _check_done(done)
     if dropped:
         say(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.", err=True)
-    verb = {"never": "released", "happened": "completed"}.get(verdict or "", "reopened")
+    verb = {"never": "released", "happened": "completed", "resume": "resumed"}.get(verdict or "", "reopened")
+    verb = "resumed" if step_name is not None else verb
     _say(done, verb, said, as_json=as_json, forced=forced)
 
 
@@ -200,9 +255,20 @@ def _is_erased(case: Case) -> bool:
     return record is not None and record.payload is not None and (record.erased or record.payload.sealed_by == ERASED)
 
 
-def _check(verdict: str | None, given: GivenResponse, named: RecordOptions, *, force: bool, yes: bool) -> None:
+def _check(
+    verdict: str | None, given: GivenResponse, of_step: GivenStep, named: RecordOptions, *, force: bool, yes: bool
+) -> None:
     if verdict is None:
-        raise click.UsageError("Name what happened: --never-happened, --happened, or --reopen.")
+        raise click.UsageError("Name what happened: --never-happened, --happened, --reopen, or --resume.")
+    if of_step.name is not None:
+        if verdict not in ("happened", "never") or (verdict == "happened") != (of_step.result is not None):
+            raise click.UsageError(_STEP)
+        if given.anything:
+            raise click.UsageError("A step has a --result, and no status, body or headers.")
+    elif of_step.item is not None or of_step.result is not None:
+        raise click.UsageError("--item and --result go with --step.")
+    if verdict == "happened" and of_step.name is not None:
+        of_step.value()
     if given.anything and verdict != "happened":
         raise click.UsageError(_STATUS)
     if given.content_type is not None and given.body_file is None:
@@ -230,13 +296,37 @@ def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tu
     about = case.first.record.info
     policy = policy_for(about)
     known = is_known(current_app, state().loaders.operations, about)
-    against = release_warnings(case, policy, known=known)
+    recorded = [entry.name for found in case.found for entry in recorded_of(found)[0].entries if entry.has_effect]
+    against = release_warnings(case, policy, known=known, recorded=recorded)
     if against and not force:
-        raise Refused(" ".join([*against, "Nothing was changed.", way_out(case, policy, known=known)]))
+        out = way_out(case, policy, known=known, recorded=recorded)
+        raise Refused(" ".join([*against, "Nothing was changed.", out]))
     _ask(case, policy, "Let the next retry run?", yes=yes, against=against)
     done = release(settler(), case, word_of(actor, reason), forced=bool(against))
     _check_done(done)
     return done, bool(against)
+
+
+def _resumed(
+    case: Case, verdict: str, of_step: GivenStep, *, force: bool, yes: bool, word: AuditNote
+) -> tuple[ResolveReport, bool, str]:
+    """Settle a step, or let the next retry go on. Return the report, whether a warning was overruled, and what to say."""
+    about = case.first.record.info
+    policy, against = policy_for(about), list[str]()
+    recorded = [recorded_of(found) for found in case.found]
+    settled = [() if of_step.name is None else (of_step.settled(steps),) for _, steps in recorded]
+    journals = [journal for journal, _ in recorded]
+    if verdict == "never":
+        known = is_known(current_app, state().loaders.operations, about)
+        against = release_warnings(case, policy, known=known)
+        if against and not force:
+            raise Refused(" ".join([*against, "Nothing was changed.", way_out(case, policy, known=known)]))
+    _ask(case, policy, "Settle this step?" if settled[0] else "Let the next retry go on?", yes=yes, against=against)
+    done = resume(settler(), case, journals, settled, word)
+    settled_ids = {each.step.entry.id for each in settled[0]}
+    left = [entry.name for entry in journals[0].entries if entry.in_doubt and entry.id not in settled_ids]
+    said = "Resumed: the next retry goes on behind the finished steps."
+    return done, bool(against), f"Settled. Still in doubt: {', '.join(left)}." if left else said
 
 
 def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[str] | None = None) -> None:
@@ -244,7 +334,7 @@ def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[
     if yes:
         return
     lives = alive(case.first.record, policy) if against is None else None
-    say(facts_of(show_of(case.first)), *(against or []), *([lives] if lives else []), err=True)
+    say(facts_of(show_of(case.first, steps=True)), *(against or []), *([lives] if lives else []), err=True)
     if not _confirmed(question):
         raise click.Abort
 

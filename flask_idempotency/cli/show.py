@@ -48,6 +48,7 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import OnExpiry, State
 from flask_idempotency.engine.operations import Operation, Operations
 from flask_idempotency.engine.policy import Decision, Policy
+from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.operations.admin import Stats, stats
 from flask_idempotency.operations.identity import IdentityChange, look
 from flask_idempotency.operations.records import UNFINISHED, Condition, RecordFilter, RecordView, Refused, listing
@@ -291,6 +292,8 @@ def _plain(value: Any) -> Any:
             return sorted(value)
         case tuple():
             return list(map(_plain, value))
+        case Step():
+            return value.name if value.effects == "plain" else f"{value.name} ({value.effects})"
         case _ if callable(value):
             return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}"
         case _:
@@ -301,6 +304,8 @@ def _spelled(name: str, value: Any) -> str:
     match _plain(value):
         case None if name in _BY_EFFECTS:
             return "by effects"
+        case None if name == "resume_within":
+            return "as keep"
         case None | []:
             return "-"
         case bool(said):
@@ -342,6 +347,9 @@ _RECORD_COLUMNS: Final = (
 )
 
 
+_PAUSED: Final = Condition.PAUSED.value
+
+
 def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value)
     if match is None:
@@ -351,7 +359,10 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 @cli.command("list")
 @click.option(
-    "--state", "of_state", type=click.Choice([state.value for state in State]), help="Only records in this state."
+    "--state",
+    "of_state",
+    type=click.Choice([*(state.value for state in State), _PAUSED]),
+    help="Only records in this state. `paused`: a retry goes on behind recorded steps.",
 )
 @tenant_options
 @click.option(
@@ -388,8 +399,11 @@ def list_command(
     everybody = tenant is None and not no_tenant
     whose = None if everybody else chosen(tenant, no_tenant=no_tenant)
     with exit_on_error(as_json=as_json):
-        states = UNFINISHED if of_state is None else (State(of_state),)
-        wanted = RecordFilter(states, (None,) if everybody else tids(whose), older_than, endpoint)
+        states = UNFINISHED if of_state is None else (State.PROCESSING if of_state == _PAUSED else State(of_state),)
+        journals = built().journals if of_state == _PAUSED else None
+        if of_state == _PAUSED and journals is None:
+            raise Refused("The store of this application keeps no steps, so no request of it is paused.")
+        wanted = RecordFilter(states, (None,) if everybody else tids(whose), older_than, endpoint, journals)
         found = listing(recovery(), wanted, limit=limit)
         views = [show_of(each) for each in found.found]
     if as_json:
@@ -412,8 +426,9 @@ def list_command(
 def show_command(named: RecordOptions, downstream: str | None, as_json: bool) -> None:
     """Show one record, without the body of its response.
 
-    Changes nothing. Name the record by the start of its ID (see `list`), by the id that a log line has as `record`, or
-    by --key as the client knows it. A key that you type stays in the history of the shell, and other users see it while the
+    Changes nothing. It lists the recorded steps of the request too, without their results. Name the record by the start of
+    its ID (see `list`), by the id that a log line has as `record`, or by --key as the client knows it. A key that you type
+    stays in the history of the shell, and other users see it while the
     command runs. With --key - the command reads it from standard input.
 
     \b
@@ -422,7 +437,7 @@ def show_command(named: RecordOptions, downstream: str | None, as_json: bool) ->
     """
     with exit_on_error(as_json=as_json):
         case = find_record(named, whole=False)
-        shown = show_of(case.first)
+        shown = show_of(case.first, steps=True)
         sent = None if downstream is None else _downstream_key(case.first, downstream)
     if as_json:
         key = {} if sent is None else {"downstream_key": sent}

@@ -158,7 +158,7 @@ def status(as_json: bool) -> None:
             raise Refused("There is no key ring: set IDEMPOTENCY_KEY_RING.")
         if parts.responses is None or parts.data_keys is None:
             raise Refused("The store of this application keeps no data keys, so nothing is sealed in it.")
-        report = keys_status(ring, parts.responses, parts.data_keys)
+        report = keys_status(ring, parts.responses, parts.data_keys, parts.journals)
     if as_json:
         say(json.dumps(_key_object(report)))
     else:

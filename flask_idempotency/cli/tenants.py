@@ -36,7 +36,7 @@ from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.events import QuotaSet, TenantErased
 from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota, Usage
 from flask_idempotency.maintenance.janitor import Batcher
-from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemned
+from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemned, wipe_steps
 from flask_idempotency.operations.admin import TenantUsage, holds_sealed, quota_set, quota_show
 from flask_idempotency.operations.admin import shred as shred_keys
 from flask_idempotency.operations.records import AuditNote, Refused
@@ -193,6 +193,9 @@ class _Erasing:
                     keep_of=lambda about: policy_for(about).keep,
                     on_progress=lambda wiped: self._count(before + wiped),
                 )
+            if parts.journals is not None:
+                so_far = self._wiped
+                wipe_steps(parts.journals, whom, on_progress=lambda wiped: self._count(so_far + wiped))
             progress.counts = Counts(self._wiped, report.passed_over)
         return PurgeReport(self._data_keys, self._wiped, condemned, running)
 

@@ -55,6 +55,7 @@ BY_CODE: Final[Mapping[str, Verdict]] = {
     "memory-lost": Verdict.RETRY,
     "not-committed": Verdict.RETRY,
     "transaction-conflict": Verdict.RETRY,
+    "request-paused": Verdict.RETRY,
     "response-not-kept": Verdict.NOT_KEPT,
     "replay-forbidden": Verdict.NOT_KEPT,
     "response-erased": Verdict.ERASED,
@@ -136,6 +137,9 @@ def _verdict(status: int, fields: Fields, code: str | None, retry_after: float |
         return BY_CODE[code]
     if replayed:
         return Verdict.RETURN
+    if fields.get("Idempotency-Status") == "paused" and (status >= 500 or status in (425, 429)):
+        # The finished steps are remembered: the same key goes on behind them.
+        return Verdict.RETRY
     should_retry = (fields.get("Stripe-Should-Retry") or "").lower()
     if should_retry == "false":
         return Verdict.RETURN

@@ -12,6 +12,8 @@ associated data binds a response to its place and to the facts that the store ke
 tenant of one store, for the worker that completed it, for the same request, with this status, success and size. Names and
 times in the record are not bound.
 
+The steps of a journal are sealed in the same format around format 3: see `_step_cipher`.
+
 An attacker who can write to the store can still put back an older version of a whole record and its key.
 """
 
@@ -32,19 +34,21 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KEY_BYTES, KID, NONCE_BYTES, KeyProvider
+from flask_idempotency.codec.step_envelope import STEP_ERASED
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, DataKey, DataKeys, TenantKeys
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     CorruptRecord,
     IdempotencyError,
     KeyProviderUnavailable,
+    ResponseUnavailable,
     StoreUnavailable,
 )
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import KeyedDigest, StorageKey, encode, keyed_digest
-from flask_idempotency.engine.model import SealedBy, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import ERASED, SealedBy, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.outbox import Message, StoredMessage, Undeliverable
-from flask_idempotency.engine.store import SealContext
+from flask_idempotency.engine.store import SealContext, StepContext
 
 CACHE_SECONDS: Final = 60.0
 """After this we unwrap a key again. A key that the provider has revoked works so long at most."""
@@ -361,6 +365,8 @@ class EncryptedCodec:
         self._sealing = sealing
         self._plain_allowed = plain_allowed
         self._randomness = randomness
+        self.steps = EncryptedSteps(self)
+        """Seals and opens what journals keep."""
 
     def prepare(self, key: StorageKey) -> None:
         if self._sealing:
@@ -444,7 +450,7 @@ class EncryptedCodec:
             )
         return self._envelope.open(payload, binding)
 
-    def _decrypted(self, payload: StoredPayload, by: SealedBy, binding: SealContext) -> bytes:
+    def _decrypted(self, payload: StoredPayload, by: SealedBy, binding: SealContext | StepContext) -> bytes:
         key = self._data_keys.for_opening(binding.key.tid, by)
         try:
             return _decrypted(payload, key, binding)
@@ -456,7 +462,41 @@ class EncryptedCodec:
                 return _decrypted(payload, fresh, binding)
             except InvalidTag:
                 pass
-        raise CorruptRecord("the response was not sealed for this record, or has been changed")
+        what = "step" if isinstance(binding, StepContext) else "response"
+        raise CorruptRecord(f"the {what} was not sealed for this record, or has been changed")
+
+
+class EncryptedSteps:
+    """Implements `engine.store.StepCodec` for an `EncryptedCodec`, with its data keys and its rules about plain entries."""
+
+    def __init__(self, codec: EncryptedCodec) -> None:
+        self._codec = codec
+
+    def seal(self, item: bytes, result: bytes | None, context: StepContext) -> StoredPayload:
+        codec = self._codec
+        plain = codec._envelope.steps.seal(item, result, context)
+        if not codec._sealing:
+            return plain
+        key = codec._data_keys.for_sealing(context.key.tid)
+        nonce = codec._randomness(NONCE_BYTES)
+        cipher, bound = _step_cipher(key, context)
+        data = b"%b%b%b" % (_HEAD, nonce, cipher.encrypt(nonce, plain.data, bound))
+        return StoredPayload(data, plain.status, plain.success, plain.byte_size, SealedBy(key.kid, key.number))
+
+    def open(self, payload: StoredPayload, context: StepContext) -> tuple[bytes, bytes | None]:
+        codec = self._codec
+        if payload.sealed_by == ERASED:
+            raise ResponseUnavailable(STEP_ERASED)
+        if payload.sealed_by is None:
+            if not codec._plain_allowed:
+                raise CorruptRecord(
+                    "the step is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: anyone who can write to the store "
+                    "may have planted it"
+                )
+            return codec._envelope.steps.open(payload, context)
+        if payload.data[:1] != _HEAD or len(payload.data) < _SHORTEST:
+            raise CorruptRecord("the encrypted step is cut short, or its format is unknown to this release")
+        return codec._envelope.steps.unwrap(codec._decrypted(payload, payload.sealed_by, context))
 
 
 _BODY: Final = b"flask_idempotency/outbox-body/1"
@@ -477,8 +517,28 @@ def _optional(value: str | None) -> bytes:
     return b"\0" if value is None else b"\1" + value.encode("utf-8", "surrogatepass")
 
 
-def _decrypted(payload: StoredPayload, key: UnwrappedKey, binding: SealContext) -> bytes:
-    cipher, bound = _cipher(key, binding, payload)
+_STEP: Final = b"flask_idempotency/step/1"
+_STEP_KEY: Final = b"flask_idempotency/step-key/1"
+
+
+def _step_cipher(key: UnwrappedKey, context: StepContext) -> tuple[AESGCM, bytes]:
+    """Return the cipher of this step, and the associated data: an entry opens in its own place and state only.
+
+    A pause and a resume give a record other tokens, so the token is no part of either.
+    """
+    rid, fence, tid = context.key.rid, b"%d" % context.fence, context.key.tid
+    kind = (context.effects.encode(), context.state.encode())
+    place = (rid, context.step, fence, *kind, context.digest, context.fingerprint)
+    bound = encode(_STEP, _HEAD, key.store, tid, *place, key.kid.encode(), b"%d" % key.number)
+    # One block of HKDF-Expand: see `_cipher`.
+    return AESGCM(key.digest(encode(_STEP_KEY, rid, context.step, fence) + b"\1")), bound
+
+
+def _decrypted(payload: StoredPayload, key: UnwrappedKey, binding: SealContext | StepContext) -> bytes:
+    if isinstance(binding, StepContext):
+        cipher, bound = _step_cipher(key, binding)
+    else:
+        cipher, bound = _cipher(key, binding, payload)
     return cipher.decrypt(payload.data[1 : 1 + NONCE_BYTES], payload.data[1 + NONCE_BYTES :], bound)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, Final, Self
 from weakref import WeakSet
 
@@ -33,7 +34,7 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.events import ReplayServed, StoreFailed
 from flask_idempotency.engine.fingerprint import fingerprint, raw_digest
-from flask_idempotency.engine.keys import LONGEST_NAME, Scope, key_timestamp
+from flask_idempotency.engine.keys import LONGEST_NAME, MAX_CACHED, Scope, key_timestamp
 from flask_idempotency.engine.model import (
     LATEST,
     ClaimRequest,
@@ -106,6 +107,8 @@ class Inbox:
         self._warned = False
         self._unstored: dict[bytes, tuple[int, Claim]] = {}
         """Claims whose end the store has not taken yet, by record, and the process that repeats the write."""
+        self._paused: dict[bytes, int] = {}
+        """How often this process has paused a message, by record."""
         self.catalogued = Operation(self.operation, self.policy, self._stored, owner)
 
     @classmethod
@@ -139,7 +142,7 @@ class Inbox:
         """Raise `ConfigurationError` if the policy cannot hold in the application, or if its name has another policy there."""
         services = self._services()
         if services.engine is not None:
-            self.policy.check(joint=services.engine.transactions is not None)
+            self.policy.check(joint=services.engine.transactions is not None, journals=services.journals)
         services.operations.add(self.catalogued)
 
     def process(
@@ -166,6 +169,8 @@ class Inbox:
         state.policy, state.operation, state.client_key, state.tenant = self.policy, self.operation, message_id, tenant
         if not services.enabled or engine is None:
             return self._run_unprotected(services, state, work)
+        if self.policy.effects == "steps":
+            self.policy.check(joint=engine.transactions is not None, journals=services.journals)
         services.operations.add(self.catalogued)
         requests = self._claim_requests(services, message_id, payload, tenant, born)
         if self._unstored and self._is_unstored(requests[0].key.rid):
@@ -178,7 +183,9 @@ class Inbox:
                 if not isinstance(outcome, Claim):
                     return self._verdict(services, outcome, requests[0].key.label)
                 claim = state.claim = outcome
-                if claim.attempt > self.policy.max_attempts:
+                if claim.steps is not None:
+                    state.thread, state.strict = get_ident(), services.strict()
+                if claim.attempt - self._paused.get(claim.key.rid, 0) > self.policy.max_attempts:
                     return self._refuse_attempt(claim)
             token = running.set((state, ending.request_context()))
             try:
@@ -262,7 +269,7 @@ class Inbox:
             case Decision.KEEP:
                 return Processed(_value(stored) if claim.kept else value, replayed=False, kept=claim.kept)
             case Decision.RELEASE:
-                return Later(CONFLICT_RETRY_SECONDS, "released")
+                return self._note_paused(claim) or Later(CONFLICT_RETRY_SECONDS, "released")
             case Decision.QUARANTINE:
                 return Dead("outcome-unknown")
 
@@ -291,6 +298,11 @@ class Inbox:
             return self._successor(engine, services, claim) if isinstance(error, LeaseLost) else None
         except (NotCommitted, StoreUnavailable) as failure:
             _log.warning("%s was not committed (%s)", self.operation, type(failure).__name__)
+        paused = self._note_paused(claim)
+        if error is state.refused_step:
+            if isinstance(error, StoreUnavailable | NotCommitted):
+                return paused or Later(STORE_RETRY_SECONDS, "store-unavailable")
+            return Dead("outcome-unknown")
         if error is claim.refused_point and isinstance(error, StoreUnavailable):
             return _unavailable(error)
         if conflict and decision is Decision.RELEASE:
@@ -336,6 +348,21 @@ class Inbox:
                 return True
         self._unstored.pop(rid, None)
         return False
+
+    def _note_paused(self, claim: Claim) -> Later | None:
+        """Return the verdict for a message that is paused. Its next attempt does not count as one after a vanished worker.
+
+        A record counts attempts, and not how they ended. So each process leaves out the pauses that it has seen, and a
+        message that pauses in several processes is set aside a little earlier than `max_attempts` says.
+        """
+        rid = claim.key.rid
+        if claim.steps is None or not claim.paused:
+            self._paused.pop(rid, None)
+            return None
+        if len(self._paused) >= MAX_CACHED:
+            self._paused.clear()
+        self._paused[rid] = self._paused.get(rid, 0) + 1
+        return Later(CONFLICT_RETRY_SECONDS, "paused")
 
     def _refuse_attempt(self, claim: Claim) -> Verdict:
         """Quarantine a message at which too many workers have vanished."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import field, replace
 from pathlib import Path
@@ -41,7 +42,17 @@ class ConsumerServices:
     enabled: bool = True
     former_namespace: str | None = None
     """That of IDEMPOTENCY_FORMER_IDENTITY: messages are claimed under both names."""
+    journals: bool = False
+    """Whether the store remembers the steps of a message."""
     outages: OutageLog = field(default_factory=lambda: OutageLog(said="is kept for later"))
+
+    def strict(self) -> bool:
+        """Return whether a step result that cannot be kept raises: in debug mode and in tests of a Flask application."""
+        if "flask" not in sys.modules:
+            return False
+        from flask import current_app, has_app_context
+
+        return has_app_context() and bool(current_app.debug or current_app.testing)
 
 
 def services_of_current_app() -> ConsumerServices:
@@ -95,6 +106,7 @@ def standalone_services(config: Mapping[str, Any], session: Any) -> ConsumerServ
         observers,
         settings.enabled,
         None if settings.former_identity is None else settings.former_identity.namespace,
+        journals=built.runs_steps,
     )
 
 

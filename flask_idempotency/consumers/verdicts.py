@@ -17,6 +17,7 @@ LaterReason: TypeAlias = Literal[
     "commit-unknown",
     "result-not-stored",
     "released",
+    "paused",
 ]
 DeadReason: TypeAlias = Literal["outcome-unknown", "too-many-attempts", "message-reused", "record-corrupt"]
 

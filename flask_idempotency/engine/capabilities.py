@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Record, State, StoredPayload
@@ -18,6 +18,9 @@ from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Schema, Transactions
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Notifier
+
+if TYPE_CHECKING:  # journal.py needs SeenRecord from here
+    from flask_idempotency.engine.journal import Journals
 
 __all__ = [
     "Answer",
@@ -621,6 +624,8 @@ class Capabilities:
     """It remembers when maintenance tasks ran."""
     health: Health | None
     """It can check its server."""
+    journals: Journals | None
+    """It remembers the steps of a request. Without it, no endpoint may list `steps`."""
 
 
 CAPABILITIES: Final = tuple(field.name for field in fields(Capabilities))

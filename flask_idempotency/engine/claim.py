@@ -20,14 +20,18 @@ from flask_idempotency.engine.events import (
     LeaseExpired,
     MaxRuntimeExceeded,
     Observers,
+    Paused,
     Quarantined,
     Released,
     RenewalFailed,
 )
+from flask_idempotency.engine.journal import IN_DOUBT, Journals, StepTransactions
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
-from flask_idempotency.engine.model import ERASED, ClaimRequest, Grant, OnExpiry, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import ERASED, ClaimRequest, Grant, OnExpiry, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.step_rules import StepRules
+from flask_idempotency.engine.steps import Steps
 from flask_idempotency.engine.store import Codec, SealContext, Store, Transaction, Transactions
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Waiters
@@ -121,6 +125,10 @@ class Dependencies:
     monotonic: Callable[[], float] = time.monotonic
     repeater: LeaseRenewer | None = None
     """Repeats the writes that a store did not take, so that leases need not wait for them."""
+    journals: Journals | None = None
+    """Present when the store remembers the steps of a request."""
+    step_transactions: StepTransactions | None = None
+    """Present when the store can commit a step together with the rows of the application's own session."""
 
     @property
     def repeats(self) -> LeaseRenewer:
@@ -160,6 +168,12 @@ class Claim:
     _transaction: Transaction | None = None
     transactional = False
     """Whether this claim commits the view's rows."""
+    steps: Steps | None = None
+    """The steps of its view. None: its policy has none."""
+    paused = False
+    """Whether a release has paused it, because the store has recorded an effect: the next retry resumes."""
+    _journals: Journals | None = None
+    """Set when a journal is to be removed with the completion."""
     kept = False
     """Whether the store has the response itself, and not only the fact of completion."""
     refused_point: LeaseLost | StoreUnavailable | None = None
@@ -247,6 +261,46 @@ class Claim:
             keys, self._token, operation=self.operation, on_early_commit=self._committed_early
         )
         self.transactional = True
+
+    def begin_steps(self, rules: StepRules | None) -> str:
+        """Read what earlier attempts recorded, and compare it with the steps that the endpoint declares.
+
+        Return why the view must not begin: the quarantine reason, or empty. Raises `StoreUnavailable` if the journal cannot
+        be read now, and `CorruptRecord` if it is unreadable.
+        """
+        journals, attempts = self._deps.journals, [grant.attempt for _, grant in self._granted]
+        if journals is None or (rules is None and max(attempts) == 1):
+            return ""
+        steps = Steps(
+            list(zip(self.contexts, attempts, strict=True)),
+            rules or StepRules.of(()),
+            journals,
+            self._deps.codec,
+            self._deps.observers,
+            label=self.label,
+            operation=self.operation,
+            lease=self._policy.lease,
+            monotonic=self._deps.monotonic,
+            refuse=self._refuse_steps,
+            transactions=self._deps.step_transactions,
+        )
+        try:
+            steps.recall()
+        except LeaseLost as error:
+            raise StoreUnavailable("another attempt took over before the steps were read") from error
+        if self._policy.effects == "steps" or steps.recorded:
+            self._journals = journals
+        if self._policy.effects == "steps":
+            self.steps = steps
+        return steps.poisoned
+
+    def _refuse_steps(self) -> None:
+        if self._lost:
+            raise LeaseLost("another attempt took over, so no further step of this one begins")
+        if self._ending:
+            raise RuntimeError("the claim has ended: take all steps before the response is complete")
+        if self._deps.monotonic() - self._requested_at > self._policy.max_runtime:
+            raise LeaseLost("the request runs longer than max_runtime, so no further step of it begins")
 
     def point_of_no_return(self) -> None:
         """Mark the point of no return: if the lease expires from now on, the key is quarantined, not taken over.
@@ -393,11 +447,14 @@ class Claim:
 
     def _write(self, ending: _Ending) -> None:
         """Write to each record, and publish the end of the claim once the store has it."""
+        states: list[State | None] = []
         try:
+            if self.steps is not None and ending.write in ("release", "quarantine"):
+                self.steps.flush()
             # Oldest secret first: after a crash in between, the key that every release looks at first has ended.
             for number in reversed(range(len(self.contexts))):
                 try:
-                    self._write_record(self.contexts[number], ending)
+                    states.append(self._write_record(self.contexts[number], ending))
                 except LeaseLost:
                     if ending.write not in ("complete", "quarantine") or not self._restored(*self._granted[number]):
                         raise
@@ -412,18 +469,25 @@ class Claim:
             event = ending.sealed.completed(self.label, self.operation)
             self.kept = event.kept
             self._deps.observers(event)
+        elif ending.write == "release" and State.QUARANTINED in states:
+            self._deps.observers(Quarantined(self.label, self.operation, reason=IN_DOUBT))
+        elif ending.write == "release" and State.PROCESSING in states:
+            self.paused = True
+            self._deps.observers(Paused(self.label, self.operation, reason=ending.reason))
         elif ending.write == "release":
             self._deps.observers(Released(self.label, self.operation, reason=ending.reason))
         elif ending.write == "quarantine":
             self._deps.observers(Quarantined(self.label, self.operation, reason=ending.reason))
 
-    def _write_record(self, context: SealContext, ending: _Ending) -> None:
+    def _write_record(self, context: SealContext, ending: _Ending) -> State | None:
+        """Write the end of the claim to one record. Return what a release has made of it: None if the key is free."""
         if ending.sealed is not None:
             for _ in range(TRIES):
                 try:
                     payload = ending.sealed.payload(context)
-                    self._deps.store.complete(context.key, self._token, payload, keep=self._policy.keep)
-                    return
+                    store = self._deps.store if self._journals is None else self._journals
+                    store.complete(context.key, self._token, payload, keep=self._policy.keep)
+                    return None
                 except DataKeyMissing as missing:
                     ending.sealed.discard(missing)
             raise StoreUnavailable(KEYS_FORGOTTEN)
@@ -432,11 +496,12 @@ class Claim:
         elif ending.write == "undo-commit":
             self._undo(context.key)
         elif ending.write == "release":
-            self._deps.store.release(context.key, self._token)
+            return self._deps.store.release(context.key, self._token)
         else:
             # A key that was not granted has nothing to release, and nothing was lost.
             with suppress(LeaseLost):
                 self._deps.store.release(context.key, self._token)
+        return None
 
     def _undo(self, key: StorageKey) -> None:
         """End the claim of a view that did not commit. Raises `LeaseLost` if it did commit."""

@@ -43,6 +43,17 @@ class Running:
     """How many messages this work has published to each topic of the outbox."""
     unstated: bool = False
     """Whether the key is quarantined by default: neither the application nor the work decided that."""
+    thread: int = 0
+    """The thread that runs the work, by `threading.get_ident`. Set for work with steps."""
+    strict: bool = False
+    """Whether a step result that cannot be kept raises: in debug mode and in tests, where a developer reads it."""
+    refused_step: IdempotencyError | None = None
+    """The error of ours that a step raised last."""
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the response has begun to leave, so that no step may begin."""
+        return False
 
     @property
     def transactional(self) -> bool:
@@ -62,6 +73,14 @@ def _no_request() -> object:
 request_context: Callable[[], object] = _no_request
 """Return the request context that is current. `web` sets this: without it, no request has a claim."""
 
+
+def _no_work() -> Running | None:
+    return None
+
+
+request_work: Callable[[], Running | None] = _no_work
+"""Return the request that is being handled. `web` sets this too."""
+
 running: ContextVar[tuple[Running, object] | None] = ContextVar("flask_idempotency_running", default=None)
 """The message that this code works on, and the request context that was current when its work began."""
 
@@ -74,6 +93,11 @@ def running_here() -> Running | None:
     # Without a request this is the message's own code, also in an application context that the work has entered.
     here = request_context()
     return found[0] if here is None or here is found[1] else None
+
+
+def work_here() -> Running | None:
+    """Return what this code works on: a message, or else the request that is being handled."""
+    return running_here() or request_work()
 
 
 def decide(
@@ -120,6 +144,11 @@ def settle(work: Running, decision: Decision, stored: StoredResponse, *, reason:
         return decision
     if decision is Decision.RELEASE and claim.past_point:
         decision = Decision.QUARANTINE
+    if (steps := claim.steps) is not None:
+        # A poisoned request is never completed nor resumed; and a response that is kept answers for every recorded effect.
+        held = steps.hold() if decision is Decision.KEEP else steps.poisoned
+        if held:
+            decision, reason = Decision.QUARANTINE, held
     try:
         match decision:
             case Decision.KEEP:

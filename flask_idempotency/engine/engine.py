@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, Literal, TypeAlias, assert_never
 
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.errors import (
     CorruptRecord,
     KeyProviderUnavailable,
+    LeaseLost,
     ResponseUnavailable,
     StoreDataLoss,
     StoreUnavailable,
@@ -107,7 +109,9 @@ class Engine:
         read. In neither case may the work be done under this key. Raises `ConfigurationError` for a policy that cannot hold
         here.
         """
-        if policy.effects == "transactional":
+        if policy.effects == "steps":
+            policy.check(joint=self.transactions is not None, journals=self._deps.journals is not None)
+        elif policy.effects == "transactional":
             policy.check(joint=self.transactions is not None)
             if self.transactions is not None:
                 self.transactions.prepare()
@@ -260,6 +264,19 @@ class Engine:
                 # The store is up: it has just granted the claim.
                 raise KeyProviderUnavailable(str(error)) from error
             raise
+        try:
+            # Whatever the policy is: an earlier release of the application may have recorded steps. A first attempt has none.
+            declared = policy.steps or policy.dropped_steps
+            first = len(granted) == 1 and granted[0][1].attempt == 1
+            held = "" if first and not declared else claim.begin_steps(policy.step_rules)
+        except CorruptRecord:
+            deps.observers(RecordCorrupt(claim.label, claim.operation))
+            claim.quarantine(CORRUPT)
+            raise
+        if held:
+            with suppress(LeaseLost):  # another attempt has taken over since, and finds the same
+                claim.quarantine(held)
+            return Unknown(held), newest
         try:
             deps.observers(ClaimGranted(claim.label, claim.operation, fence=claim.fence, attempt=claim.attempt))
             if policy.effects == "transactional" and self.transactions is not None:

@@ -17,6 +17,8 @@ __all__ = [
     "NotCommitted",
     "NotStorable",
     "ResponseUnavailable",
+    "StepInDoubt",
+    "StepsChanged",
     "StoreDataLoss",
     "StoreUnavailable",
 ]
@@ -118,3 +120,17 @@ class NotCommitted(IdempotencyError):
     def __init__(self, text: str, *, retryable: bool) -> None:
         super().__init__(text)
         self.retryable = retryable
+
+
+class StepsChanged(IdempotencyError):
+    """The recorded steps of this request do not fit the code that runs now. No further step of it begins.
+
+    Let it end the view: the request is quarantined with the reason `steps-changed`.
+    """
+
+
+class StepInDoubt(IdempotencyError):
+    """This step has begun before, and it is not known whether it happened. It does not run again.
+
+    Let it end the view: the request is quarantined until a resolver or an operator settles the step.
+    """

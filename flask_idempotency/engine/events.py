@@ -32,6 +32,7 @@ __all__ = [
     "MessageSettled",
     "MessagesRelayed",
     "MismatchRefused",
+    "Paused",
     "Quarantined",
     "QuotaRefused",
     "QuotaSet",
@@ -45,6 +46,13 @@ __all__ = [
     "Resolved",
     "ResolverAsked",
     "ResponsesSealed",
+    "StepDoubtful",
+    "StepFailed",
+    "StepFinished",
+    "StepRecalled",
+    "StepResultNotKept",
+    "StepSettled",
+    "StepsChangedHeld",
     "StoreFailed",
     "StoreInitialised",
     "TaskRun",
@@ -199,6 +207,118 @@ class Quarantined(Event):
 
 
 @valueclass(frozen=True, slots=True)
+class Paused(Event):
+    """A request with recorded steps ended without a response to keep. The next retry resumes it.
+
+    `reason` is a short code such as `status-503`.
+    """
+
+    SENTENCE = "A request is paused: the next retry resumes it."
+
+    reason: str
+
+
+@valueclass(frozen=True, slots=True)
+class StepFinished(Event):
+    """A step has finished, and the store has its result. `item` is a keyed hash, empty if there is none.
+
+    `seconds` is how long its function ran, and `byte_size` the size of its result.
+    """
+
+    LEVELS = (logging.DEBUG,)
+    SENTENCE = "A step has finished."
+
+    step: str
+    effects: str
+    item: str
+    seconds: float
+    byte_size: int
+
+
+@valueclass(frozen=True, slots=True)
+class StepRecalled(Event):
+    """A retry passed a step that had finished before. Its function did not run."""
+
+    LEVELS = (logging.DEBUG,)
+    SENTENCE = "A retry passed a finished step."
+
+    step: str
+    effects: str
+    item: str
+
+
+@valueclass(frozen=True, slots=True)
+class StepFailed(Event):
+    """The function of a step raised, and the step may run again. `error` is the class name of the exception."""
+
+    SENTENCE = "A step failed: it may run again."
+
+    step: str
+    effects: str
+    item: str
+    error: str
+
+
+@valueclass(frozen=True, slots=True)
+class StepDoubtful(Event):
+    """A plain step has begun, and it is unknown whether it happened. `error` is the class name of the exception."""
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "A step is in doubt: it is unknown whether it happened."
+
+    step: str
+    effects: str
+    item: str
+    error: str
+
+
+@valueclass(frozen=True, slots=True)
+class StepResultNotKept(Event):
+    """A step has finished and its result cannot be stored. The request goes on; it cannot be resumed past this step.
+
+    `why` is `type`, `size` or `total-size`.
+    """
+
+    LEVELS = (logging.ERROR,)
+    SENTENCE = "The result of a step cannot be stored: the request cannot be resumed past it."
+
+    step: str
+    effects: str
+    item: str
+    why: str
+
+
+@valueclass(frozen=True, slots=True)
+class StepsChangedHeld(Event):
+    """The recorded steps of a request do not fit the code that runs now, so no further step begins. `step` is the first
+    that does not fit, and `why` is `undeclared`, `order`, `arguments`, `result` or `not-reached`."""
+
+    LEVELS = (logging.ERROR,)
+    SENTENCE = "A request is quarantined: its recorded steps do not fit the code."
+
+    step: str
+    why: str
+
+
+@valueclass(frozen=True, slots=True)
+class StepSettled(Event):
+    """An operator or a resolver settled a step: an audit event. `verb` is `completed` or `never-happened`.
+
+    `certain` is False if the store did not confirm the change: it may have made it.
+    """
+
+    LEVELS = (logging.WARNING,)
+    SENTENCE = "A step was settled by an operator or a resolver; or may have been, if not `certain`."
+
+    step: str
+    item: str
+    verb: str
+    actor: str
+    reason: str
+    certain: bool = True
+
+
+@valueclass(frozen=True, slots=True)
 class CommittedEarly(Event):
     """A transactional view committed before its response was known.
 
@@ -301,7 +421,7 @@ class Reaped(Event):
 class Resolved(Event):
     """An operator or a resolver resolved a key: an audit event.
 
-    `verb` is `completed`, `released` or `reopened`; `was` is the state before; `forced`: a warning was overruled.
+    `verb` is `completed`, `released`, `reopened` or `resumed`; `was` is the state before; `forced`: a warning was overruled.
     `actor` is `resolver`, or the operator as named to the command; `reason` is their text. `certain` is False if the
     store did not confirm the change: it may have made it.
     """

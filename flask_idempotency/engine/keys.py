@@ -72,6 +72,14 @@ def successor(token: bytes) -> bytes:
     return token[:MARK_BYTES] + secrets.token_bytes(TOKEN_BYTES - MARK_BYTES)
 
 
+def paused_token(token: bytes) -> bytes:
+    """Return the token of a record that a release by this token has paused.
+
+    It is derived, so that a repeated release knows its own work. The mark stays, which finds the downstream keys.
+    """
+    return token[:MARK_BYTES] + sha256(b"paused" + token).digest()[: TOKEN_BYTES - MARK_BYTES]
+
+
 def marked(token: bytes, mark: bytes) -> bool:
     """Return whether a claim of this application made this token, under this secret alone."""
     return token[:MARK_BYTES] == _prefix(mark, several=False)
@@ -91,6 +99,9 @@ must not become one. Records store names, and a quota of bytes does not count th
 
 MAX_CACHED: Final = 4096
 """How many callers and tenants an `Identity` caches derived parts for: one or two megabytes."""
+
+STEP_ID_BYTES: Final = 12
+STEP_DIGEST_BYTES: Final = 16
 
 KeyedDigest: TypeAlias = Callable[[bytes], bytes]
 _COUNT, _LENGTH = Struct(">H"), Struct(">I")
@@ -113,6 +124,8 @@ class StorageKey:
     """Eight characters that tell records apart in logs. They do not reveal the key."""
     mark: bytes = field(default=b"", compare=False)
     """The mark of the namespace and the secret that it was derived from: see `new_token`."""
+    steps: KeyedDigest | None = field(default=None, compare=False)
+    """`Identity.steps` of the secret that it was derived from. None: it was read from a store."""
 
     def __repr__(self) -> str:
         """Show no part of the key: a repr may end up in logs."""
@@ -200,6 +213,8 @@ class Identity:
         self._mark = keyed_digest(_subkey(secret, b"mark"))
         self.fingerprint = keyed_digest(_subkey(secret, b"fingerprint"))
         """Return a keyed digest of these bytes, 32 bytes. `fingerprint.py` chooses them."""
+        self.steps = keyed_digest(_subkey(secret, b"step"))
+        """Return a keyed digest for `step_id` and `step_digest`, 32 bytes."""
         self._shards = tenant_shards
         # Caches per object: they end with the application, and so does all that derives from its secret.
         self._marks: dict[str, bytes] = {}
@@ -216,7 +231,7 @@ class Identity:
         part = int.from_bytes(rid[:8], "big") % self._shards if self._shards > 1 else 0
         tid = self._tids.get((namespace, tenant, part)) or self._tid(namespace, tenant, part)
         mark = self._marks.get(namespace) or self.mark(namespace)
-        return StorageKey(rid, tid, self._log(rid)[:4].hex(), mark)
+        return StorageKey(rid, tid, self._log(rid)[:4].hex(), mark, self.steps)
 
     def _owner(self, scope: Scope) -> bytes:
         """Encode what precedes the client's key in a record's name."""
@@ -253,9 +268,10 @@ class Identity:
         """Return a pseudonym for a tenant or principal: always the same, and it does not reveal the name."""
         return _base32(self._log(encode(b"name", name.encode("utf-8", "surrogatepass")))[:15])
 
-    def downstream_key(self, key: StorageKey, name: str) -> str:
-        """Derive a key for a call that the view makes: the same in all attempts, another for each name."""
-        return _base32(self._downstream(encode(key.rid, name.encode())))
+    def downstream_key(self, key: StorageKey, name: str, item: bytes = b"") -> str:
+        """Derive a key for a call that the view makes: the same in all attempts, another for each name and encoded item."""
+        parts = (item,) if item else ()
+        return _base32(self._downstream(encode(key.rid, name.encode(), *parts)))
 
     def _label(self, rid: bytes) -> str:
         return self._log(rid)[:4].hex()
@@ -268,6 +284,26 @@ class Identity:
             self._tids.clear()
         self._tids[namespace, tenant, part] = tid
         return tid
+
+
+def step_id(key: StorageKey, name: str, item: bytes = b"") -> bytes:
+    """Return the id of a step in the journal of this record, 12 bytes. `item` is encoded, and empty if there is none.
+
+    It is keyed by the secret that the record's name comes from, and differs from one record to the next. Raises `ValueError`
+    for a key that was read from a store: give it the digest first, as `replace(key, steps=identity.steps)`.
+    """
+    return _of_steps(key)(encode(b"id", key.rid, name.encode(), item))[:STEP_ID_BYTES]
+
+
+def step_digest(key: StorageKey, arguments: bytes) -> bytes:
+    """Return a keyed digest of a step's arguments, 16 bytes. Empty if there are none to compare."""
+    return _of_steps(key)(encode(b"arguments", key.rid, arguments))[:STEP_DIGEST_BYTES] if arguments else b""
+
+
+def _of_steps(key: StorageKey) -> KeyedDigest:
+    if key.steps is None:
+        raise ValueError("this storage key was read from a store: set its `steps` to that of its identity")
+    return key.steps
 
 
 def owner_mark(namespace: str) -> bytes:

@@ -129,6 +129,31 @@ TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = Mappi
             "The worker, by its token, also after its lease has expired.",
         ),
         (State.PROCESSING, "release"): (None, "The worker, by its token. The key may run again."),
+        (State.PROCESSING, "write_steps"): (
+            State.PROCESSING,
+            "The worker, by its token and fence. While a plain step has begun and not finished, no retry takes over.",
+        ),
+        (State.QUARANTINED, "write_steps"): (
+            State.PROCESSING,
+            "The late worker, by its token and fence, if only its lease had expired, and no plain step is in doubt.",
+        ),
+        (State.PROCESSING, "pause"): (
+            State.PROCESSING,
+            "A release by the worker, if an effect is recorded. The lease ends, and the next retry resumes.",
+        ),
+        (State.QUARANTINED, "pause"): (
+            State.PROCESSING,
+            "A release by the late worker, if an effect is recorded, and no plain step is in doubt.",
+        ),
+        (State.PROCESSING, "doubt"): (State.QUARANTINED, "A release by the worker, while a plain step is in doubt."),
+        (State.QUARANTINED, "resume"): (
+            State.PROCESSING,
+            "A resolver or an operator, with a new token. The lease is over, and the next retry resumes.",
+        ),
+        (State.PROCESSING, "give_up"): (
+            State.QUARANTINED,
+            "The janitor, after `resume_within`, if an effect is recorded and no retry came.",
+        ),
         (State.QUARANTINED, "complete"): (State.COMPLETED, "The late worker, by its token."),
         (State.QUARANTINED, "release"): (
             None,

@@ -12,8 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import OnExpiry
+from flask_idempotency.engine.step_rules import Step, StepRules, step_faults
 
-Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional"]
+Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional", "steps"]
 
 
 class Decision(Enum):
@@ -74,6 +75,21 @@ class Policy:
     """Read the key from the request. None: a header or the form field carries it."""
     principal: str | None = None
     """The caller of every request. None: the application names the caller of each."""
+    steps: tuple[Step, ...] = ()
+    """The steps that the view may take. Only with `effects="steps"`."""
+    dropped_steps: frozenset[str] = frozenset()
+    """Names of earlier steps. A request that recorded one is resumed without it."""
+    steps_in_any_order: bool = False
+    """Whether a new step may begin although a recorded one has not been asked for yet."""
+    resume_within: float | None = None
+    """Seconds after which the janitor quarantines a paused request. None: as long as `keep`."""
+
+    @property
+    def step_rules(self) -> StepRules | None:
+        """What the view's steps are compared with. None: this endpoint has no steps, and has dropped none."""
+        if not self.steps and not self.dropped_steps:
+            return None
+        return StepRules.of(self.steps, dropped=self.dropped_steps, any_order=self.steps_in_any_order)
 
     @property
     def on_expiry(self) -> OnExpiry:
@@ -125,17 +141,37 @@ class Policy:
         decision = by_effects if stated is None else stated
         return Decision.QUARANTINE if past_point and decision is Decision.RELEASE else decision
 
-    def check(self, *, joint: bool) -> None:
+    def check(self, *, joint: bool, journals: bool = True) -> None:
         """Raise `ConfigurationError` if the values contradict each other. See `faults`."""
-        if faults := self.faults(joint=joint):
+        if faults := self.faults(joint=joint, journals=journals):
             raise ConfigurationError(*faults)
 
-    def faults(self, *, joint: bool) -> list[str]:
+    def faults(self, *, joint: bool, journals: bool = True) -> list[str]:
         """Return one message for each contradiction: what it is, why, and what to set instead.
 
-        `joint`: whether the store keeps its records in the database of the application's own session.
+        `joint`: whether the store keeps its records in the database of the application's own session. `journals`: whether
+        the store remembers steps.
         """
-        faults = []
+        faults = step_faults(self.steps, self.dropped_steps, joint=joint)
+        if self.steps and self.effects != "steps":
+            faults.append(
+                f'steps= and effects="{self.effects}" exclude each other: each step has its own effects. Leave effects= out, '
+                'or write effects="steps".'
+            )
+        if self.effects == "steps" and not self.steps:
+            faults.append('effects="steps" needs steps=: list every step that the view may take.')
+        if self.effects == "steps" and self.on_abandoned is not None:
+            faults.append(
+                'effects="steps" and on_abandoned exclude each other: the recorded steps decide whether a retry may go on. '
+                "Leave on_abandoned out."
+            )
+        if self.effects == "steps" and not journals:
+            faults.append(
+                'effects="steps" needs a store that remembers steps, and this one has no `journals`. Use the Redis, SQL or '
+                "memory store of this package, or another `effects`."
+            )
+        if self.resume_within is not None and self.resume_within <= 0:
+            faults.append("resume_within must be longer than 0 seconds.")
         if self.effects == "transactional" and not joint:
             faults.append(
                 'effects="transactional" needs a SQL store on the session\'s database: the record could not be committed '

@@ -6,19 +6,27 @@ top say how long a vanished worker may still run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
-from flask_idempotency.engine.claim import SealedResponse
-from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, NotApplied, StoreUnavailable
-from flask_idempotency.engine.events import Event, Resolved
+from flask_idempotency.engine.claim import KEYS_FORGOTTEN, TRIES, SealedResponse
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    DataKeyMissing,
+    IdempotencyError,
+    NotApplied,
+    StoreUnavailable,
+)
+from flask_idempotency.engine.events import Event, Resolved, StepSettled
+from flask_idempotency.engine.journal import Effects, Entry, Journal, Journals, JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey, successor
-from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import CORRUPT, ERASED, Record, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.engine.store import Codec, SealContext, StepContext
 from flask_idempotency.engine.values import valueclass
 
 SILENT_LEASES: Final = 3
@@ -75,16 +83,99 @@ def releasable_in(record: Record, policy: Policy) -> float:
 
 
 @valueclass(frozen=True, slots=True)
+class SeenStep:
+    """One recorded step of a request, as a resolver or an operator gets it. Its result is not shown."""
+
+    name: str
+    """As it is recorded: a step with `was=` has its original name."""
+    item: Any = field(repr=False)
+    """What tells it from other steps of this name. None: it has none, or it is unreadable."""
+    effects: Effects
+    state: StepState
+    attempt: int | None
+    """Which attempt took it. None: one before the last."""
+    began_at: float
+    """Seconds since the epoch by the store's clock."""
+    finished_at: float | None
+    entry: Entry = field(repr=False)
+    """What the journal holds."""
+    stored_item: bytes | None = field(repr=False)
+    """The item as it is stored, empty if there is none. None: it is unreadable."""
+    _downstream: Callable[[], str] = field(repr=False)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether its effect may have happened, so that no retry goes on until it is settled."""
+        return self.entry.in_doubt
+
+    @property
+    def downstream_key(self) -> str:
+        """What `current_step.downstream_key` was in this step. Look the call up by it.
+
+        Raises `ConfigurationError` if the secret of that claim is not listed any more.
+        """
+        return self._downstream()
+
+    def completed(self, result: Any = None) -> SettledStep:
+        """Return from your resolver that the step happened. Retries get this result, and go on behind it."""
+        return SettledStep(self, happened=True, result=result)
+
+    def never_happened(self) -> SettledStep:
+        """Return from your resolver that the step had no effect and none is on its way. The next retry takes it again.
+
+        The janitor waits until the worker cannot run any more, as for `NeverHappened`.
+        """
+        return SettledStep(self, happened=False)
+
+
+@valueclass(frozen=True, slots=True)
+class SettledStep:
+    """What became of one step. `SeenStep.completed` and `never_happened` make it."""
+
+    step: SeenStep
+    happened: bool
+    result: Any = field(default=None, repr=False)
+    """What the step returns to retries. For `Settler.resume` it is tagged JSON."""
+
+
+@valueclass(frozen=True, slots=True)
+class Resume:
+    """The next retry may go on behind the finished steps.
+
+    Return it without steps for a request that is quarantined as `steps-changed` or `never-resumed`. Return
+    `unknown.resume(…)` to settle several steps at once.
+    """
+
+    settled: tuple[SettledStep, ...] = ()
+
+
+@valueclass(frozen=True, slots=True)
 class UnknownOutcome:
     """A quarantined record, as your resolver gets it, to look up what happened."""
 
     record: Record
     """The record: its tenant, principal, method, endpoint, times and reason. It holds no key and no request body."""
     _downstream: Callable[[str], str] = field(repr=False)
+    steps: tuple[SeenStep, ...] = ()
+    """The recorded steps, in the order in which they began. Empty for an endpoint without steps."""
 
     def downstream_key(self, name: str) -> str:
         """Return what `current_claim.downstream_key(name)` was in the view. Look the call up by it."""
         return self._downstream(name)
+
+    def step(self, name: str, item: Any = None) -> SeenStep:
+        """Return this recorded step. Raises `LookupError` if the request has not begun it."""
+        for step in self.steps:
+            if step.name == name and step.item == item and type(step.item) is type(item):
+                return step
+        recorded = ", ".join(dict.fromkeys(step.name for step in self.steps)) or "none"
+        raise LookupError(
+            f"this request has not begun the step {name!r} with that item. Its recorded steps: {recorded}."
+        )
+
+    def resume(self, *settled: SettledStep) -> Resume:
+        """Return several settled steps from your resolver: `unknown.resume(step.completed(found), other.never_happened())`."""
+        return Resume(settled)
 
 
 @valueclass(frozen=True, slots=True)
@@ -108,7 +199,7 @@ class StillUnknown:
     """The outcome is not known yet: the janitor calls your resolver again later."""
 
 
-Resolution: TypeAlias = Happened | NeverHappened | StillUnknown
+Resolution: TypeAlias = Happened | NeverHappened | StillUnknown | SettledStep | Resume
 
 
 class Settler:
@@ -126,7 +217,9 @@ class Settler:
         observers: Callable[[Event], None],
         *,
         label: Callable[[StorageKey], str],
+        journals: Journals | None = None,
     ) -> None:
+        self._journals = journals
         self._recovery = recovery
         self._codec = codec
         self._observers = observers
@@ -158,6 +251,69 @@ class Settler:
         context = SealContext(seen.key, record.token, record.fence, record.fingerprint)
         result = self._codec.open(record.payload, context)
         return self._complete(seen, result, keep, verb="reopened", actor=actor, reason=reason)
+
+    def resume(
+        self, seen: SeenRecord, journal: Journal, settled: Sequence[SettledStep] = (), *, actor: str, reason: str
+    ) -> bool:
+        """Settle these steps, and pause the record if no step is left in doubt: the next retry goes on.
+
+        The result of each is tagged JSON. Raises `ConfigurationError` if that cannot hold, and has then changed nothing; its
+        text names the steps, and neither their items nor their results.
+        """
+        if fault := resume_fault(seen.record, journal, settled):
+            raise ConfigurationError(fault)
+        journals = self._journals
+        if journals is None:
+            raise ConfigurationError("the store of this application keeps no steps")
+        fresh = successor(seen.record.token)
+        gone = {each.step.entry.id for each in settled if not each.happened}
+        done = {each.step.entry.id for each in settled if each.happened}
+        left = [entry for entry in journal.entries if entry.id not in gone]
+        in_doubt = any(entry.in_doubt and entry.id not in done for entry in left)
+
+        def publish(*, certain: bool = True) -> None:
+            label, endpoint = self._label(seen.key), seen.record.info.operation
+            for each in settled:
+                verb, step = "completed" if each.happened else "never-happened", each.step
+                item = step.entry.id.hex()[:8] if step.stored_item != b"" else ""
+                self._observers(StepSettled(label, endpoint, step.name, item, verb, actor, reason, certain=certain))
+            if not in_doubt:
+                self._publish(seen, verb="resumed", actor=actor, reason=reason, certain=certain)
+
+        erased = False
+        for _ in range(TRIES):
+            writing = JournalWrite(
+                number=0,
+                enter=[self._finished(seen, each, erased=erased) for each in settled if each.happened],
+                withdraw=sorted(gone),
+                steps=sum(entry.has_effect for entry in left),
+                in_doubt=in_doubt,
+            )
+            try:
+                return _change_and_publish(
+                    partial(journals.resume, seen, journal, token=fresh, writing=writing), publish
+                )
+            except DataKeyMissing as missing:
+                erased = erased or missing.erased
+                self._codec.forget(seen.key)
+        raise StoreUnavailable(KEYS_FORGOTTEN)
+
+    def _finished(self, seen: SeenRecord, settled: SettledStep, *, erased: bool) -> Entry:
+        entry, item = settled.step.entry, settled.step.stored_item or b""
+        context = StepContext(
+            seen.key,
+            entry.id,
+            entry.fence,
+            seen.record.fingerprint,
+            entry.effects,
+            entry.digest,
+            StepState.FINISHED.value,
+        )
+        if erased:
+            payload = StoredPayload(b"", 0, True, 0, ERASED)
+        else:
+            payload = self._codec.steps.seal(item, settled.result, context)
+        return replace(entry, state=StepState.FINISHED, payload=payload, kept=True, took=0.0)
 
     def _complete(
         self, seen: SeenRecord, result: StoredResponse, keep: float, *, verb: str, actor: str, reason: str
@@ -191,6 +347,31 @@ class Settler:
                 certain=certain,
             )
         )
+
+
+def resume_fault(record: Record, journal: Journal, settled: Sequence[SettledStep]) -> str:
+    """Return why these steps cannot be settled in this record, in a sentence. Empty: they can."""
+    if not journal.complete:
+        return "The store lost data after this request began, so its journal may lack a step. Settle the request as a whole."
+    if record.reason == CORRUPT:
+        return "This record is damaged, so no step of it can be settled. Settle the request as a whole."
+    if not any(entry.has_effect for entry in journal.entries):
+        return (
+            "No step of this request is recorded, so there is nothing to go on behind. Settle the request as a whole."
+        )
+    ids = [each.step.entry.id for each in settled]
+    if len(set(ids)) < len(ids):
+        return "A step is settled twice. Name each once."
+    for each in settled:
+        if each.step.state is StepState.FINISHED:
+            return f"The step {each.step.name} has finished: its result stays as it is."
+        if each.happened and each.step.stored_item is None:
+            return (
+                f"The step {each.step.name} is unreadable, so it cannot take a result. Settle the request as a whole."
+            )
+    if not settled and (doubtful := [entry.name for entry in journal.entries if entry.in_doubt]):
+        return f"The step {doubtful[0]} is in doubt. Settle it: it happened, with its result, or it never happened."
+    return ""
 
 
 def _change_and_publish(change: Callable[[], bool], publish: Callable[..., None]) -> bool:

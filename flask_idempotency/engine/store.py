@@ -18,6 +18,7 @@ from flask_idempotency.engine.model import (
     Mismatched,
     OverQuota,
     Record,
+    State,
     StoredPayload,
     StoredResponse,
     Unknown,
@@ -117,8 +118,13 @@ class Store(Protocol):
         """
         ...
 
-    def release(self, key: StorageKey, token: bytes) -> None:
-        """Remove the record, so that the key may run again. An absent record is already released.
+    def release(self, key: StorageKey, token: bytes) -> State | None:
+        """Remove the record, so that the key may run again. An absent record is already released. Returns None then.
+
+        A record whose journal has an effect is never removed. It is paused (returns PROCESSING): its lease ends now, its
+        token is spent, and the next retry resumes it. If a plain step of it is in doubt, it is quarantined instead, with the
+        reason `step-in-doubt` (returns QUARANTINED): the token may still complete the request, but no longer write to its
+        journal. One that is quarantined as `lease-expired` keeps that reason. A repeat returns the same.
 
         This cancels the token: for at least a minute, a claim with it raises `StoreUnavailable`, because its worker gave
         up before the claim arrived. A store may forget that once another request has the key.
@@ -265,6 +271,42 @@ class Codec(Protocol):
 
     def forget(self, key: StorageKey) -> None:
         """Drop the cached data key of this tenant: the store says that it is gone. `seal` then uses another."""
+        ...
+
+    @property
+    def steps(self) -> StepCodec:
+        """What seals and opens the entries of journals."""
+        ...
+
+
+@valueclass(frozen=True, slots=True)
+class StepContext:
+    """The entry that a step's item and result are sealed for. They open in no other entry, record or claim."""
+
+    key: StorageKey
+    step: bytes
+    """`Entry.id`."""
+    fence: int
+    """`Entry.fence`: of the claim that entered it."""
+    fingerprint: bytes = field(repr=False)
+    effects: str
+    digest: bytes = field(repr=False)
+    state: str
+    """`StepState.value`."""
+
+
+class StepCodec(Protocol):
+    """Seals what a journal entry holds. Found as `Codec.steps`. Raises `StoreUnavailable` as `Codec` does."""
+
+    def seal(self, item: bytes, result: bytes | None, context: StepContext) -> StoredPayload:
+        """Seal an item, empty if there is none, and a result as tagged JSON. None: the entry has no result."""
+        ...
+
+    def open(self, payload: StoredPayload, context: StepContext) -> tuple[bytes, bytes | None]:
+        """Return item and result. Raises `CorruptRecord` unless `seal` made exactly this for the same context.
+
+        Raises `ResponseUnavailable` for an erased payload.
+        """
         ...
 
 

@@ -13,12 +13,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from flask_idempotency.engine.capabilities import Expiry, Ledger, TaskLog, TaskReport
 from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import Event, TaskRun
+from flask_idempotency.engine.journal import Journals
 
 Task: TypeAlias = Literal["reap", "expire", "rotate", "reconcile", "heartbeat", "relay"]
 TASKS: Final[tuple[Task, ...]] = ("reap", "expire", "rotate", "reconcile", "heartbeat", "relay")
@@ -186,15 +187,34 @@ class ExpireReport:
     """The result of one run of `expire`."""
 
     removed: int = 0
+    journals: int = 0
+    """Journals of steps whose record is gone, completed, or lives anew."""
     shrunk: int = 0
     finished: bool = True
 
 
-def expire(expiry: Expiry, *, horizon: float, drain: Batcher) -> ExpireReport:
+def sweep_journals(journals: Journals, *, drain: Batcher) -> BatchReport:
+    """Remove journals that no record needs. Its `touched` is how many; `Journals.sweep` says which.
+
+    Raises `StoreUnavailable` if the store does not answer; what was removed until then is gone.
+    """
+    cursor: bytes | None = b""
+
+    def step(limit: int) -> BatchResult:
+        nonlocal cursor
+        swept = journals.sweep(after=cursor or b"", limit=limit)
+        cursor = swept.after
+        return BatchResult(swept.removed, more=cursor is not None)
+
+    return drain.run(step)
+
+
+def expire(expiry: Expiry, *, horizon: float, drain: Batcher, journals: Journals | None = None) -> ExpireReport:
     """Remove the records that expired by this horizon (seconds since the epoch, store's clock).
 
     Leave records that expire during the run to the next one, so that this run ends. Never touch a PROCESSING or QUARANTINED
-    record. Raises `StoreUnavailable` if the store does not answer; what was removed until then is gone.
+    record. Then remove the journals of steps that no record needs. Raises `StoreUnavailable` if the store does not answer;
+    what was removed until then is gone.
     """
 
     def step(limit: int) -> BatchResult:
@@ -202,8 +222,17 @@ def expire(expiry: Expiry, *, horizon: float, drain: Batcher) -> ExpireReport:
         # Go on after a batch that is not full: another janitor may have had the rest of it.
         return BatchResult(removed, more=removed > 0)
 
+    began = drain.monotonic()
     report = drain.run(step)
-    return ExpireReport(report.touched, report.shrunk, report.finished)
+    if journals is None or not report.finished:
+        return ExpireReport(report.touched, shrunk=report.shrunk, finished=report.finished)
+    rest = replace(
+        drain,
+        budget=drain.budget - (drain.monotonic() - began),
+        on_progress=lambda touched: drain.on_progress(report.touched + touched),
+    )
+    swept = sweep_journals(journals, drain=rest)
+    return ExpireReport(report.touched, swept.touched, report.shrunk + swept.shrunk, swept.finished)
 
 
 @dataclass(frozen=True, slots=True)

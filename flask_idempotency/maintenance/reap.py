@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
@@ -16,7 +17,8 @@ from flask_idempotency.engine.errors import (
     NotApplied,
     StoreUnavailable,
 )
-from flask_idempotency.engine.events import Event, Reaped, ResolverAsked
+from flask_idempotency.engine.events import Event, Quarantined, Reaped, ResolverAsked
+from flask_idempotency.engine.journal import EMPTY, NEVER_RESUMED, Journal, Journals
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnExpiry, RequestInfo, StoredResponse
 from flask_idempotency.engine.policy import Policy
@@ -25,6 +27,9 @@ from flask_idempotency.engine.recovery import (
     Happened,
     NeverHappened,
     Resolution,
+    Resume,
+    SeenStep,
+    SettledStep,
     Settler,
     StillUnknown,
     UnknownOutcome,
@@ -50,12 +55,16 @@ class ReapReport:
     quarantined: int = 0
     waiting: int = 0
     """Leases that expired under a policy by which the next retry takes over: only a retry ends them."""
+    never_resumed: int = 0
+    """Requests with recorded steps that no retry resumed within `resume_within`. They are quarantined now."""
     overtaken: int = 0
     """The worker, a retry or another janitor changed the record first."""
     asked: int = 0
     """Quarantined keys that were due, and whose endpoint has a resolver."""
     completed: int = 0
     released: int = 0
+    resumed: int = 0
+    """Keys of which the resolver settled a step, or let the next retry go on."""
     unknown: int = 0
     """Still unknown; or `NeverHappened`, while the worker may still run."""
     failed: int = 0
@@ -74,6 +83,8 @@ class ResolverContext:
     settler: Settler
     downstream: Callable[[SeenRecord, str], str]
     """Return what `current_claim.downstream_key(name)` was for this record. Raises `ConfigurationError` if that is unknown."""
+    steps: Callable[[SeenRecord], tuple[Journal, tuple[SeenStep, ...]]] = lambda found: (EMPTY, ())
+    """Read the journal of this record, and what a resolver may know of it."""
     owner: bytes | None = None
     """The prefix of this application's tokens. None: the store holds no other application's records."""
     first_pause: float = FIRST_PAUSE_SECONDS
@@ -88,21 +99,30 @@ def reap(
     observers: Callable[[Event], None],
     label: Callable[[StorageKey], str],
     resolving: ResolverContext | None = None,
+    journals: Journals | None = None,
+    resume_within: Callable[[RequestInfo], float] = lambda about: inf,
 ) -> ReapReport:
     """Quarantine claims whose lease expired by this horizon, then call resolvers for quarantined keys that are due.
 
     `horizon` is in seconds since the epoch, by the store's clock. Leave a claim that a retry may take over to the next
-    retry: only that knows the request. Raises `StoreUnavailable` if the store does not answer; what was done until then
-    stays done.
+    retry: only that knows the request. But with steps recorded it is quarantined as `never-resumed`, once its lease expired
+    more than `resume_within` seconds before the horizon. Raises `StoreUnavailable` if the store does not answer; what was
+    done until then stays done.
     """
     counts: Counter[str] = Counter()
     cursor: bytes | None = b""
 
     def quarantine(limit: int) -> BatchResult:
         nonlocal cursor
-        page = recovery.expired_leases(horizon=horizon, after=cursor or b"", limit=limit)
+        page, waiting = recovery.expired_leases(horizon=horizon, after=cursor or b"", limit=limit), 0
         for found in page.found:
             if found.record.on_expiry is OnExpiry.TAKEOVER:
+                over = found.record.deadline + resume_within(found.record.info) <= horizon
+                if over and journals is not None and journals.give_up(found, horizon=horizon):
+                    counts["never_resumed"] += 1
+                    observers(Quarantined(label(found.key), found.record.info.operation, NEVER_RESUMED))
+                else:
+                    waiting += 1
                 continue
             if recovery.quarantine_expired(found, horizon=horizon):
                 counts["quarantined"] += 1
@@ -110,7 +130,7 @@ def reap(
             else:
                 counts["overtaken"] += 1
         # Count these last: a step that fails runs again, and meets them again.
-        counts["waiting"] += sum(found.record.on_expiry is OnExpiry.TAKEOVER for found in page.found)
+        counts["waiting"] += waiting
         cursor = page.after
         return BatchResult(len(page.found), more=cursor is not None)
 
@@ -161,14 +181,15 @@ def _call(
         observers(ResolverAsked(label(found.key), endpoint, answer=type(error).__name__))
         return "failed"
 
+    journal, steps = context.steps(found)
     try:
-        resolution = resolver(UnknownOutcome(found.record, lambda name: context.downstream(found, name)))
+        resolution = resolver(UnknownOutcome(found.record, lambda name: context.downstream(found, name), steps))
     except Exception as error:  # noqa: BLE001 - an application's function may raise anything; the key's next turn comes
         # Log only the class of a foreign exception: clients of other services may quote a body or a person in its text.
         return failed(error, str(error) if isinstance(error, ConfigurationError) else type(error).__name__)
     try:
         policy = context.policy_of(found.record.info)
-        outcome = _apply(found, resolution, policy, context.settler, horizon=horizon)
+        outcome = _apply(found, journal, resolution, policy, context.settler, horizon=horizon)
     except (KeyProviderUnavailable, NotApplied) as error:
         # This may concern one tenant's keys or one response's cache. Other keys that are due must not wait.
         return failed(error, str(error))
@@ -181,7 +202,9 @@ def _call(
     return outcome
 
 
-def _apply(found: SeenRecord, resolution: Resolution, policy: Policy, settler: Settler, *, horizon: float) -> str:
+def _apply(
+    found: SeenRecord, journal: Journal, resolution: Resolution, policy: Policy, settler: Settler, *, horizon: float
+) -> str:
     """Resolve the key as its resolver decided, and return the name of the count."""
     match resolution:
         case Happened(response):
@@ -194,18 +217,35 @@ def _apply(found: SeenRecord, resolution: Resolution, policy: Policy, settler: S
                 raise ConfigurationError(
                     "a resolver returned NeverHappened() for completed work: the record holds a response"
                 )
-            if max_remaining(clamp_clock(found.record, horizon), max_runtime=policy.max_runtime) > 0:
-                # The worker may be about to call the other service.
-                return "unknown"
-            if found.record.reason == LAPSED and not found.returned_before:
-                # A clock that was set may have ended many leases together. A living worker renews its lease before the next
-                # turn.
+            recorded = dict.fromkeys(entry.name for entry in journal.entries if entry.has_effect)
+            if recorded:
+                raise ConfigurationError(
+                    f"a resolver returned NeverHappened() for a request with recorded steps ({', '.join(recorded)}): they "
+                    "would run again. Settle the steps instead."
+                )
+            if _may_still_act(found, policy, horizon=horizon):
                 return "unknown"
             return "released" if settler.force_release(found, actor="resolver", reason="resolved") else "overtaken"
+        case SettledStep() | Resume():
+            settled = (resolution,) if isinstance(resolution, SettledStep) else resolution.settled
+            waits = not all(step.happened for step in settled)
+            if waits and _may_still_act(found, policy, horizon=horizon):
+                return "unknown"
+            resumed = settler.resume(found, journal, settled, actor="resolver", reason="resolved")
+            return "resumed" if resumed else "overtaken"
         case StillUnknown():
             return "unknown"
         case unexpected:  # from an application's function
             # Name only its class: it may hold a response.
             raise TypeError(
-                f"a resolver returns Happened, NeverHappened or StillUnknown, not {type(unexpected).__name__}"
+                "a resolver returns Happened, NeverHappened, StillUnknown, Resume or a settled step, not "
+                f"{type(unexpected).__name__}"
             )
+
+
+def _may_still_act(found: SeenRecord, policy: Policy, *, horizon: float) -> bool:
+    """Return whether the worker may still be about to call the other service."""
+    if max_remaining(clamp_clock(found.record, horizon), max_runtime=policy.max_runtime) > 0:
+        return True
+    # A clock that was set may have ended many leases together. A living worker renews its lease before the next turn.
+    return found.record.reason == LAPSED and not found.returned_before

@@ -9,13 +9,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Final, Protocol
 
-from flask_idempotency.engine.capabilities import Answer, DataKey, DataKeys, Recovery, Responses, SeenRecord, every
+from flask_idempotency.engine.capabilities import (
+    PAGE,
+    Answer,
+    DataKey,
+    DataKeys,
+    Recovery,
+    Responses,
+    SeenRecord,
+    every,
+)
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, DataKeyMissing, KeyProviderUnavailable
+from flask_idempotency.engine.journal import Journals, StepAnswer
 from flask_idempotency.engine.keys import successor
 from flask_idempotency.engine.model import ERASED, Record, RequestInfo, State, StoredPayload
-from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.engine.store import Codec, SealContext, StepContext
 from flask_idempotency.maintenance.janitor import Batcher, BatchResult
 
 # Wipe: leave no readable response of an erased tenant.
@@ -70,6 +81,30 @@ def wipe(
 
     drained = drain.run(step)
     return WipeReport(**counts, shrunk=drained.shrunk, finished=drained.finished)
+
+
+def wipe_steps(
+    journals: Journals,
+    tids: Sequence[bytes],
+    *,
+    on_progress: Callable[[int], object] = lambda wiped: None,
+) -> int:
+    """Wipe the erased results of steps of this tenant. Return how many.
+
+    The requests that need them are quarantined and never run them again. `on_progress` is as for `wipe`.
+    """
+    count = 0
+    for tid in tids:
+        after: bytes | None = b""
+        while after is not None:
+            page = journals.walk(after=after, limit=PAGE, tid=tid)
+            for answer in page.answers:
+                payload = answer.entry.payload
+                if payload is not None and answer.erased and payload.sealed_by != ERASED:
+                    count += journals.replace(answer.key, answer.entry.id, payload, wiped(payload))
+                    on_progress(count)
+            after = page.after
+    return count
 
 
 def wipe_condemned(
@@ -179,6 +214,12 @@ class _Outcome(Enum):
     BLOCKED = "blocked"
 
 
+_IN_CLEAR: Final = (
+    "Encryption is off: this would store sealed responses in clear. Set IDEMPOTENCY_ENCRYPTION to on. No record was "
+    "changed."
+)
+
+
 def rotate(
     responses: Responses,
     data_keys: DataKeys,
@@ -187,6 +228,7 @@ def rotate(
     *,
     drain: Batcher,
     recovery: Recovery | None = None,
+    journals: Journals | None = None,
     owner: bytes = b"",
     grace: float = GRACE_SECONDS,
 ) -> RotateReport:
@@ -199,7 +241,8 @@ def rotate(
     completes under an old key seals with a new one. Run this again after `grace` seconds to delete data keys that no
     response needs. Unusable data keys of one tenant do not stop the others.
 
-    `recovery` finds the quarantined responses that no worker could open: their data keys stay. `owner` is the prefix of
+    `recovery` finds the quarantined responses that no worker could open: their data keys stay. `journals` has the results of
+    steps, which are sealed again too, also those of quarantined requests. The counts include them. `owner` is the prefix of
     this application's tokens. Responses of other applications in the store stay alone, because those may have another ring
     or none; so do data keys of a foreign ring while a response needs them.
 
@@ -236,7 +279,33 @@ def rotate(
         cursor = page.after
         return BatchResult(len(page.answers), more=cursor is not None)
 
+    def step_results(known: Journals, limit: int) -> BatchResult:
+        nonlocal cursor
+        page = known.walk(after=cursor or b"", limit=limit, other_than=newest)
+        for answer in page.answers:
+            payload = answer.entry.payload
+            if payload is None:
+                continue
+            if not answer.token.startswith(owner):
+                used.update(_step_uses(answer))
+                continue
+            outcome = _reseal_step_unless_blocked(answer, known, codec, blocked, counts)
+            counts[outcome.value] += 1
+            if outcome not in (_Outcome.RESEALED, _Outcome.WIPED):
+                used.update(_step_uses(answer))
+        cursor = page.after
+        return BatchResult(len(page.answers), more=cursor is not None)
+
+    began = drain.monotonic()
     drained = drain.run(step)
+    if drained.finished and journals is not None:
+        cursor, first = b"", drained
+        drained = replace(
+            drain,
+            budget=drain.budget - (drain.monotonic() - began),
+            on_progress=lambda touched: drain.on_progress(first.touched + touched),
+        ).run(partial(step_results, journals))
+        drained = replace(drained, shrunk=drained.shrunk + first.shrunk)
     if drained.finished:
         if recovery is not None:
             for quarantined in every(recovery, State.QUARANTINED):
@@ -309,11 +378,15 @@ def _reseal_unless_blocked(
     outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, responses, codec)
     if outcome is _Outcome.BLOCKED:
         blocked.add(answer.key.tid)
-        if len(blocked) >= MOST_BLOCKED and counts["resealed"] == 0:
-            raise KeyProviderUnavailable(
-                f"The data keys of {MOST_BLOCKED} tenants cannot be used: see whether the key service is away."
-            )
+        _check_service(blocked, counts)
     return outcome
+
+
+def _check_service(blocked: set[bytes], counts: Counter[str]) -> None:
+    if len(blocked) >= MOST_BLOCKED and counts["resealed"] == 0:
+        raise KeyProviderUnavailable(
+            f"The data keys of {MOST_BLOCKED} tenants cannot be used: see whether the key service is away."
+        )
 
 
 def _reseal(answer: Answer, responses: Responses, codec: Codec) -> _Outcome:
@@ -333,16 +406,61 @@ def _reseal(answer: Answer, responses: Responses, codec: Codec) -> _Outcome:
         try:
             resealed = codec.seal(result, context)
             if resealed.sealed_by is None:
-                raise ConfigurationError(
-                    "Encryption is off: this would store sealed responses in clear. Set IDEMPOTENCY_ENCRYPTION to on. "
-                    "No record was changed."
-                )
+                raise ConfigurationError(_IN_CLEAR)
             return _Outcome.RESEALED if responses.replace(answer.key, payload, resealed) else _Outcome.PASSED_OVER
         except DataKeyMissing:
             codec.forget(answer.key)
         except KeyProviderUnavailable:
             return _Outcome.BLOCKED
     return _Outcome.PASSED_OVER
+
+
+def _reseal_step_unless_blocked(
+    answer: StepAnswer, journals: Journals, codec: Codec, blocked: set[bytes], counts: Counter[str]
+) -> _Outcome:
+    payload = answer.entry.payload
+    if payload is not None and payload.sealed_by is None and not answer.erased:
+        return _Outcome.PLAIN
+    outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal_step(answer, journals, codec)
+    if outcome is _Outcome.BLOCKED:
+        blocked.add(answer.key.tid)
+        _check_service(blocked, counts)
+    return outcome
+
+
+def _reseal_step(answer: StepAnswer, journals: Journals, codec: Codec) -> _Outcome:
+    entry, payload = answer.entry, answer.entry.payload
+    if payload is None or payload.sealed_by == ERASED:
+        return _Outcome.PASSED_OVER
+    if answer.erased:
+        replaced = journals.replace(answer.key, entry.id, payload, wiped(payload))
+        return _Outcome.WIPED if replaced else _Outcome.PASSED_OVER
+    context = StepContext(
+        answer.key, entry.id, entry.fence, answer.fingerprint, entry.effects, entry.digest, entry.state.value
+    )
+    try:
+        item, result = codec.steps.open(payload, context)
+    except CorruptRecord:
+        return _Outcome.UNREADABLE
+    except KeyProviderUnavailable:
+        return _Outcome.BLOCKED
+    for _ in range(2):
+        try:
+            sealed = codec.steps.seal(item, result, context)
+            if sealed.sealed_by is None:
+                raise ConfigurationError(_IN_CLEAR)
+            replaced = journals.replace(answer.key, entry.id, payload, sealed)
+            return _Outcome.RESEALED if replaced else _Outcome.PASSED_OVER
+        except DataKeyMissing:
+            codec.forget(answer.key)
+        except KeyProviderUnavailable:
+            return _Outcome.BLOCKED
+    return _Outcome.PASSED_OVER
+
+
+def _step_uses(answer: StepAnswer) -> set[tuple[bytes, int]]:
+    payload = answer.entry.payload
+    return set() if payload is None or payload.sealed_by is None else {(answer.key.tid, payload.sealed_by.number)}
 
 
 def _seal_context(answer: Answer) -> SealContext:

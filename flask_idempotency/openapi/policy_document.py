@@ -53,6 +53,7 @@ _OCCURS: Final[Mapping[str, Callable[[Policy, Any], bool]]] = {
     "not-committed": lambda policy, state: policy.effects == "transactional",
     "commit-unknown": lambda policy, state: policy.effects == "transactional" and not policy.required,
     "transaction-conflict": lambda policy, state: policy.effects == "transactional",
+    "request-paused": lambda policy, state: policy.effects == "steps",
     "response-erased": lambda policy, state: True,
     "quota-exceeded": lambda policy, state: state.settings.quota is not None or state.loaders.quota is not None,
     "replay-forbidden": lambda policy, state: state.loaders.replay_guard is not None,
@@ -112,6 +113,8 @@ def promise_of(policy: Policy, *, forgets: bool = False) -> str:
         # Past the point of no return, no rule of the policy lets the view run again. Only a key that is lost does.
         return "at-least-once" if forgets else "at-most-once"
     again = forgets or policy.on_expiry is OnExpiry.TAKEOVER or _repeats(policy)
+    if policy.effects == "steps" and forgets and any(step.effects == "plain" for step in policy.steps):
+        return "at-least-once"
     if policy.effects == "plain":
         return "at-least-once" if again else "at-most-once"
     return "effect-once" if again else "at-most-once"

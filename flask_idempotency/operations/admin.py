@@ -6,6 +6,7 @@ Each function takes the part of the store that it needs and returns a report. On
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -25,6 +26,7 @@ from flask_idempotency.engine.capabilities import (
 )
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.quota import Quota, Usage
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations.identity import IdentityChange
@@ -96,10 +98,16 @@ class Ring(Protocol):
     def kids(self) -> Sequence[str]: ...
 
 
-def keys_status(ring: Ring, responses: Responses, data_keys: DataKeys) -> KeysReport:
-    """Report the keys of the ring. Raises `StoreUnavailable` if the store does not answer."""
+def keys_status(ring: Ring, responses: Responses, data_keys: DataKeys, journals: Journals | None = None) -> KeysReport:
+    """Report the keys of the ring. Its records include the results of steps.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
     # Count data keys last: a response that a worker seals during the count already has its data key.
-    records, wrapped = dict(responses.count()), dict(data_keys.count())
+    records = Counter(responses.count())
+    if journals is not None:
+        records.update(journals.count())
+    wrapped = dict(data_keys.count())
     plain = records.pop("", 0)
     known = list(ring.kids())
     missing = sorted({kid for counted in (records, wrapped) for kid, n in counted.items() if n} - set(known))

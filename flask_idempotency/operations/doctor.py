@@ -27,9 +27,11 @@ from flask_idempotency.engine.capabilities import (
     Verdict,
 )
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.admin import keys_status, memory_status
+from flask_idempotency.operations.records import is_paused
 from flask_idempotency.operations.times import format_duration
 
 
@@ -75,6 +77,7 @@ class Target:
     """Seconds after which a proxy gives up on a request, infinite for never. None: unknown."""
     lenient: bool
     """Debug mode or tests."""
+    journals: Journals | None = None
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:
@@ -350,7 +353,7 @@ def worker_timeout(endpoints: Iterable[Endpoint], *, worker_timeout: float | Non
     cut = [each for each in endpoints if seconds < each.policy.max_runtime]
     if not cut:
         return [Finding("worker-timeout", Verdict.FINE, "No worker is killed while a view may still run.")]
-    grave = [each for each in cut if each.policy.effects in ("plain", "marked")]
+    grave = [each for each in cut if each.policy.effects in ("plain", "marked") or _has_plain_step(each.policy)]
     longest = max(each.policy.max_runtime for each in cut)
     text = f"Workers are killed after {seconds:g} s, and views may run for {longest:g} s (max_runtime): "
     text += (
@@ -363,6 +366,10 @@ def worker_timeout(endpoints: Iterable[Endpoint], *, worker_timeout: float | Non
         "takes, below that timeout."
     )
     return [Finding("worker-timeout", Verdict.FAULT if grave else Verdict.ADVICE, text, remedy)]
+
+
+def _has_plain_step(policy: Policy) -> bool:
+    return any(step.effects == "plain" for step in policy.steps)
 
 
 @check("proxy-timeout")
@@ -497,9 +504,16 @@ def newest_key(key_ring: KeyProvider, responses: Responses, data_keys: DataKeys)
 
 
 @check("keys", asks_store=True)
-def keys(key_ring: KeyProvider, responses: Responses, data_keys: DataKeys, *, encryption: str) -> list[Finding]:
+def keys(
+    key_ring: KeyProvider,
+    responses: Responses,
+    data_keys: DataKeys,
+    *,
+    encryption: str,
+    journals: Journals | None = None,
+) -> list[Finding]:
     """Report keys that are missing in the ring, plain responses, and a rotation that has not finished."""
-    report = keys_status(key_ring, responses, data_keys)
+    report = keys_status(key_ring, responses, data_keys, journals)
     findings = []
     missing = [key.kid for key in report.keys if not key.known and key.records]
     old = [key.kid for key in report.keys if key.known and not key.newest and (key.records or key.data_keys)]
@@ -653,17 +667,20 @@ def quarantined(recovery: Recovery) -> list[Finding]:
 
 
 @check("lapsed", asks_store=True, expected=True)
-def lapsed(recovery: Recovery, task_log: TaskLog) -> list[Finding]:
-    """Report claims with expired leases that no janitor quarantined, and that no retry took over."""
+def lapsed(recovery: Recovery, task_log: TaskLog, *, journals: Journals | None = None) -> list[Finding]:
+    """Report claims with expired leases that no janitor quarantined, and that no retry took over; paused ones too."""
     now = task_log.now()
-    overdue, forgotten, looked, after = 0, 0, 0, b""
+    overdue, forgotten, paused, looked, after = 0, 0, 0, 0, b""
     while looked < LOOKED_AT:
         page = recovery.expired_leases(horizon=now - PATIENCE_SECONDS, after=after, limit=_PAGE)
         for found in page.found:
             if found.record.on_expiry is OnExpiry.QUARANTINE:
                 overdue += 1
             elif found.record.remaining < -RETRIED_SECONDS:
-                forgotten += 1
+                if journals is not None and is_paused(found.record, journals.read(found.key)):
+                    paused += 1
+                else:
+                    forgotten += 1
         looked += _PAGE
         if page.after is None:
             break
@@ -676,6 +693,16 @@ def lapsed(recovery: Recovery, task_log: TaskLog) -> list[Finding]:
         )
         remedy = "Run `flask idempotency reap`, and make sure that a janitor does so from now on."
         findings.append(Finding("lapsed", Verdict.FAULT, text, remedy))
+    if paused:
+        text = (
+            f"{_keys(paused)} paused for more than {format_duration(RETRIED_SECONDS)}: some of their steps were done, and "
+            "only a retry does the rest."
+        )
+        remedy = (
+            "List the keys with `flask idempotency list --state paused`, and let the clients send these requests again. The "
+            "janitor quarantines each as `never-resumed` after its `resume_within`."
+        )
+        findings.append(Finding("lapsed", Verdict.ADVICE, text, remedy))
     if forgotten:
         text = (
             f"{_keys(forgotten)} waiting for more than {format_duration(RETRIED_SECONDS)} for a retry that takes over: only "

@@ -20,10 +20,18 @@ from typing import Final
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError
 from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.journal import EMPTY, Journal, Journals
 from flask_idempotency.engine.keys import TID_BYTES, Identity, Scope, StorageKey
-from flask_idempotency.engine.model import ERASED, Record, State, StoredResponse
+from flask_idempotency.engine.model import ERASED, OnExpiry, Record, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.recovery import Settler, idle_seconds, max_remaining, releasable_in
+from flask_idempotency.engine.recovery import (
+    SettledStep,
+    Settler,
+    idle_seconds,
+    max_remaining,
+    releasable_in,
+    resume_fault,
+)
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.times import format_duration, moment
 
@@ -40,6 +48,8 @@ class Condition(Enum):
 
     QUARANTINED = "quarantined"
     LEASE_EXPIRED = "lease expired"
+    PAUSED = "paused"
+    """Steps are recorded, and the next retry goes on behind them."""
     IN_FLIGHT = "in flight"
     COMPLETED = "completed"
 
@@ -80,6 +90,24 @@ class ResponseView:
 
 
 @valueclass(frozen=True, slots=True)
+class StepView:
+    """One recorded step, without its result. Times are the store's, in UTC."""
+
+    name: str
+    item: str | None
+    """None: it has none, or it is unreadable."""
+    effects: str
+    state: str
+    """`begun`, `finished` or `in doubt`."""
+    attempt: int | None
+    """None: one before the last."""
+    began_at: str
+    finished_at: str | None
+    kept: bool
+    """False: its result could not be kept, so no retry gets past it."""
+
+
+@valueclass(frozen=True, slots=True)
 class RecordView:
     """One record. Ages are seconds by the store's clock; times are its own, in UTC."""
 
@@ -106,9 +134,14 @@ class RecordView:
     duration: float | None
     expires_at: str | None
     answer: ResponseView | None
+    paused: bool = False
+    """Whether steps with effects are recorded and the next retry goes on behind them."""
+    steps: tuple[StepView, ...] = ()
 
     @property
     def condition(self) -> Condition:
+        if self.paused:
+            return Condition.PAUSED
         return _condition(State(self.state), over=self.lease_ended_ago is not None)
 
 
@@ -132,7 +165,15 @@ def key_of(handle: str) -> StorageKey:
     return key
 
 
-def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
+def is_paused(record: Record, journal: Journal) -> bool:
+    """Return whether the next retry of this record goes on behind recorded steps."""
+    ended = record.state is State.PROCESSING and record.remaining <= 0 and record.on_expiry is OnExpiry.TAKEOVER
+    return ended and any(entry.has_effect for entry in journal.entries)
+
+
+def shown(
+    found: SeenRecord, policy: Policy, label: str, *, journal: Journal = EMPTY, steps: Sequence[StepView] = ()
+) -> RecordView:
     """Return what an operator may know of this record, whose endpoint has this policy."""
     record = found.record
     about, now = record.info, _now(record)
@@ -158,6 +199,8 @@ def shown(found: SeenRecord, policy: Policy, label: str) -> RecordView:
         duration=None if record.completed_at is None else round(record.completed_at - record.requested_at, 3),
         expires_at=None if unfinished else moment(now + record.remaining),
         answer=_answer(record),
+        paused=is_paused(record, journal),
+        steps=tuple(steps),
     )
 
 
@@ -179,6 +222,8 @@ class RecordFilter:
     """The ids of all parts of the tenant, under every secret in use. None: of all tenants."""
     older_than: float = 0.0
     endpoint: str | None = None
+    paused_in: Journals | None = None
+    """Only records that are paused, by these journals. None: all."""
 
     def wants(self, record: Record) -> bool:
         return age(record) >= self.older_than and self.endpoint in (None, record.info.operation)
@@ -240,11 +285,19 @@ def listed(
         for found in every(recovery, state, tids=wanted.tids):
             if not wanted.wants(found.record) or (one_of_each and found.record.token in tokens):
                 continue
+            if wanted.paused_in is not None and not _is_paused_in(found, wanted.paused_in):
+                continue
             tokens.add(found.record.token)
             yield found
             left -= 1
             if left <= 0:
                 break
+
+
+def _is_paused_in(found: SeenRecord, journals: Journals) -> bool:
+    # Read the journal last: a running request has one too.
+    may_be = found.record.state is State.PROCESSING and found.record.remaining <= 0
+    return may_be and is_paused(found.record, journals.read(found.key))
 
 
 def _now(record: Record) -> float:
@@ -445,12 +498,16 @@ class ResolveReport:
     left: int
 
 
-def release_warnings(case: Case, policy: Policy, *, known: bool = True) -> list[str]:
+def release_warnings(case: Case, policy: Policy, *, known: bool = True, recorded: Sequence[str] = ()) -> list[str]:
     """Return why this key should not run again, one sentence each. Empty: as far as is known, it neither completed nor runs.
 
-    `known`: the application has the endpoint of the key, so the policy's `max_runtime` applies.
+    `known`: the application has the endpoint of the key, so the policy's `max_runtime` applies. `recorded`: the names of its
+    steps that had, or may have had, an effect.
     """
     said = []
+    if recorded:
+        names = ", ".join(dict.fromkeys(recorded))
+        said.append(f"Steps of its request are recorded: {names}. If you release it, the next retry runs them again.")
     seconds = wait(case, policy)
     if any(found.record.state is State.COMPLETED for found in case.found):
         said.append(
@@ -473,9 +530,11 @@ def wait(case: Case, policy: Policy) -> float:
     return max(releasable_in(found.record, policy) for found in case.found)
 
 
-def way_out(case: Case, policy: Policy, *, known: bool = True) -> str:
+def way_out(case: Case, policy: Policy, *, known: bool = True, recorded: Sequence[str] = ()) -> str:
     """Return what an operator may do after a refused release: wait, and for how long, or force it."""
-    done = any(found.record.payload is not None or found.record.state is State.COMPLETED for found in case.found)
+    done = bool(recorded) or any(
+        found.record.payload is not None or found.record.state is State.COMPLETED for found in case.found
+    )
     seconds = 0 if done or not known else ceil(wait(case, policy))
     if seconds <= 0:
         return "To release it all the same: --force."
@@ -523,6 +582,22 @@ def reopen(settler: Settler, case: Case, word: AuditNote, *, keep: float) -> Res
             raise Refused(f"It cannot be reopened: {error}. Nothing was changed.") from error
 
     return _each(case.found, reopened)
+
+
+def resume(
+    settler: Settler, case: Case, journals: Sequence[Journal], settled: Sequence[Sequence[SettledStep]], word: AuditNote
+) -> ResolveReport:
+    """Settle these steps of the key, or let its next retry go on. The sequences are in the order of its records.
+
+    Raises `Refused` unless it is quarantined, and if that cannot hold.
+    """
+    check_quarantined(case)
+    parts = list(zip(case.found, journals, settled, strict=True))
+    for found, journal, steps in parts:
+        if fault := resume_fault(found.record, journal, steps):
+            raise Refused(f"{fault} Nothing was changed.")
+    of = {found.key: (journal, steps) for found, journal, steps in parts}
+    return _each(case.found, lambda found: settler.resume(found, *of[found.key], actor=word.actor, reason=word.reason))
 
 
 def check_quarantined(case: Case) -> None:

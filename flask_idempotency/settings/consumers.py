@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from marshmallow import RAISE, Schema, validate
+from marshmallow import RAISE, Schema, fields, validate
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
@@ -22,8 +22,11 @@ from flask_idempotency.settings.options import (
     POSITIVE,
     Parsed,
     function,
+    imply_steps,
     one_of,
     seconds,
+    step_names,
+    steps,
     whole_number,
 )
 
@@ -58,7 +61,30 @@ class ConsumerSchema(Schema):
         "marked",
         "deduplicated",
         "transactional",
+        "steps",
         metadata={"doc": "What a second run of the work may repeat. Decides what happens after a worker vanished."},
+    )
+    steps = Parsed(
+        steps,
+        metadata={
+            "doc": "Every durable step that the work may take: decorated functions, `Step(…)` or names. Implies "
+            '`effects="steps"`.'
+        },
+    )
+    dropped_steps = Parsed(
+        step_names,
+        metadata={"doc": "Names of steps that an earlier release had. A message that recorded one goes on without it."},
+    )
+    steps_in_any_order = fields.Boolean(
+        metadata={
+            "doc": "Let a new step begin although a recorded one has not been asked for: a retry may take another way."
+        }
+    )
+    resume_within = Parsed(
+        seconds,
+        allow_none=True,
+        validate=POSITIVE,
+        metadata={"doc": "How long a paused message may wait for its redelivery. Then the janitor quarantines it."},
     )
     on_abandoned = one_of(
         "takeover",
@@ -127,6 +153,7 @@ def load_consumer_policy(values: Mapping[str, Any], *, where: str) -> ConsumerPo
     of_http = {name: value for name, value in values.items() if name in POLICY_FIELDS - known}
     rest = {name: value for name, value in values.items() if name not in of_http}
     loaded, faults = load_values(ConsumerSchema(), rest, name_of=lambda name: f"{where}: {name}")
+    imply_steps(loaded)
     for name in of_http:
         meant = f"{_ANALOGOUS[name]}" if name in _ANALOGOUS else f"@idempotent({name}=…) on a view"
         faults.append(

@@ -16,7 +16,14 @@ from marshmallow import Schema, ValidationError
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Override, Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
-from flask_idempotency.settings.options import MEMORY, REDIS_SCHEMES, DeploymentSchema, PolicySchema, Settings
+from flask_idempotency.settings.options import (
+    MEMORY,
+    REDIS_SCHEMES,
+    DeploymentSchema,
+    PolicySchema,
+    Settings,
+    imply_steps,
+)
 from flask_idempotency.settings.profiles import STATUS_LISTS, policy_of
 from flask_idempotency.settings.security import (
     MAKE_ONE,
@@ -41,6 +48,7 @@ def load_override(values: Mapping[str, Any], *, where: str) -> Override:
     `where` names the call in which you wrote them, for error texts. Raises `ConfigurationError` with every fault.
     """
     loaded, faults = load_values(PolicySchema(), values, name_of=lambda name: f"{where}: {name}")
+    imply_steps(loaded)
     lists = Policy(**{name: loaded[name] for name in STATUS_LISTS if name in loaded})
     # No other layer can correct these, so refuse them here.
     faults += [f"{where}: {fault}" for fault in lists.faults(joint=True)]
@@ -67,6 +75,7 @@ def load_settings(
     from_config, faults = load_values(schema, configured, name_of=lambda name: PREFIX + name.upper())
     from_call, call_faults = load_values(schema, arguments, name_of=lambda name: f"Idempotency({name}=…)")
     loaded = {**from_config, **from_call}
+    imply_steps(loaded)
     loaded.setdefault("store", MEMORY)
     in_memory = str(loaded["store"]).startswith("memory:")
     mode = loaded.get("encryption", "off")

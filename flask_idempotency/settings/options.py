@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from marshmallow import RAISE, Schema, ValidationError, fields, validate
 
+from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.fingerprint import check_pointer
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys, Quota
+from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.engine.store import Store
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.profiles import PROFILES, faults_of_kept
@@ -153,6 +155,47 @@ def function(value: Any) -> Callable[..., Any]:
     if not callable(value):
         raise ValidationError("must be a function.")
     return value  # type: ignore[no-any-return]
+
+
+def steps(value: Any) -> tuple[Step, ...]:
+    """Read the steps of an endpoint: decorated functions, `Step` objects, and names of plain steps."""
+    listed = value if isinstance(value, list | tuple) else (value,)
+    found = []
+    for each in listed:
+        decorated = getattr(each, "step", None)
+        if isinstance(each, Step):
+            found.append(each)
+        elif isinstance(decorated, Step):
+            found.append(decorated)
+        elif isinstance(each, str):
+            try:
+                found.append(Step(each))
+            except ConfigurationError as error:
+                raise ValidationError(str(error)) from error
+        else:
+            raise ValidationError(
+                f"must list decorated functions, Step(…) or names, and {_named(each)} is none of them. Put "
+                "@durable_step(…) on the function, outermost."
+            )
+    return tuple(found)
+
+
+def _named(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__name__))
+
+
+def step_names(value: Any) -> frozenset[str]:
+    """Read names of steps."""
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(name, str) for name in names):
+        raise ValidationError("must be the name of a step, or a list of them.")
+    return frozenset(names)
+
+
+def imply_steps(loaded: dict[str, Any]) -> None:
+    """Set what `steps` implies: an endpoint that lists its steps need not write `effects="steps"` too."""
+    if loaded.get("steps"):
+        loaded.setdefault("effects", "steps")
 
 
 def rate(value: Any) -> NewKeys:
@@ -300,10 +343,33 @@ class PolicySchema(Schema):
         "marked",
         "deduplicated",
         "transactional",
+        "steps",
         metadata={
             "doc": "What a second run of the view may repeat. Decides whether a retry runs after a worker vanished or a view "
             "failed."
         },
+    )
+    steps = Parsed(
+        steps,
+        metadata={
+            "doc": "Every durable step that the view may take: decorated functions, `Step(…)` or names. Implies "
+            '`effects="steps"`.'
+        },
+    )
+    dropped_steps = Parsed(
+        step_names,
+        metadata={"doc": "Names of steps that an earlier release had. A request that recorded one goes on without it."},
+    )
+    steps_in_any_order = fields.Boolean(
+        metadata={
+            "doc": "Let a new step begin although a recorded one has not been asked for: a retry may take another way."
+        }
+    )
+    resume_within = Parsed(
+        seconds,
+        allow_none=True,
+        validate=POSITIVE,
+        metadata={"doc": "How long a paused request may wait for its retry. Then the janitor quarantines it."},
     )
     on_abandoned = one_of(
         "takeover",

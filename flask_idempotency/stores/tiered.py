@@ -26,8 +26,9 @@ from flask_idempotency.engine.capabilities import (
     capabilities_of,
 )
 from flask_idempotency.engine.errors import IdempotencyError, NotApplied, StoreUnavailable
+from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, Mismatched, Record, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Grant, Mismatched, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.engine.values import valueclass
@@ -127,6 +128,8 @@ class TieredStore:
     notifier: Notifier
     """Present only if the system has it."""
     health: Health
+    journals: Journals
+    """Present only if the system has them. The cache never holds a journal."""
 
     def __init__(self, system: Store, cache: ReplayCache) -> None:
         self._system = system
@@ -150,6 +153,8 @@ class TieredStore:
             self.task_log = offered.task_log
         if offered.notifier is not None:
             self.notifier = offered.notifier
+        if offered.journals is not None:
+            self.journals = offered.journals
         self.health = CachedHealth(offered.health, cache)
         self._completing = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None
@@ -192,9 +197,10 @@ class TieredStore:
         if missed_at is not None:
             self._cache_record(key, record, missed_at)
 
-    def release(self, key: StorageKey, token: bytes) -> None:
-        self._system.release(key, token)
+    def release(self, key: StorageKey, token: bytes) -> State | None:
+        state = self._system.release(key, token)
         self._missed.pop(key.rid + token, None)
+        return state
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         # Only the cached copy may be corrupt. The system compares the payload with its own.

@@ -12,7 +12,7 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 from flask_idempotency.engine.capabilities import CAPABILITIES
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, Record, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Grant, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 
@@ -57,8 +57,8 @@ class TimedStore:
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         self._timed("complete", self._store.complete, key, token, payload, keep=keep)
 
-    def release(self, key: StorageKey, token: bytes) -> None:
-        self._timed("release", self._store.release, key, token)
+    def release(self, key: StorageKey, token: bytes) -> State | None:
+        return self._timed("release", self._store.release, key, token)
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         self._timed("quarantine", self._store.quarantine, key, token, reason)

@@ -4,8 +4,20 @@ The rest of the library does not import this package. `flask_idempotency.testing
 other modules need no further package.
 """
 
+from flask_idempotency.testing.crashes import Crash, CrashPoint, CrashReport, every_crash
 from flask_idempotency.testing.doubles import FaultyStore, FrozenClock, Points, stopped
 from flask_idempotency.testing.oracle import Oracle
 from flask_idempotency.testing.proxy import TcpProxy
 
-__all__ = ["FaultyStore", "FrozenClock", "Oracle", "Points", "TcpProxy", "stopped"]
+__all__ = [
+    "Crash",
+    "CrashPoint",
+    "CrashReport",
+    "FaultyStore",
+    "FrozenClock",
+    "Oracle",
+    "Points",
+    "TcpProxy",
+    "every_crash",
+    "stopped",
+]

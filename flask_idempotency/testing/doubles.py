@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Self, TypeAlias, TypeVar, cast
 
 from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.journal import Journal, Journals, JournalWrite
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Record, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 
@@ -110,7 +111,16 @@ class Points:
 
 ResultT = TypeVar("ResultT")
 Verb: TypeAlias = Literal[
-    "claim", "renew", "mark_point_of_no_return", "complete", "release", "quarantine", "read", "mark_corrupt"
+    "claim",
+    "renew",
+    "mark_point_of_no_return",
+    "complete",
+    "release",
+    "quarantine",
+    "read",
+    "mark_corrupt",
+    "write",
+    "recall",
 ]
 
 
@@ -139,6 +149,9 @@ class FaultyStore:
     both cases. While `down` is true, every request is lost.
 
     Each call reaches a point such as "before claim" and, after the store has applied it, "after claim" (see `points`).
+
+    If the real store has `journals`, this one has too. It passes a worker's calls in the same way: `write`, `recall`, and a
+    `complete` that removes the journal. The others go to the real store directly.
     """
 
     def __init__(self, store: Store, *, points: Points | None = None) -> None:
@@ -174,8 +187,8 @@ class FaultyStore:
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         self._pass(Call("complete", key, token), lambda: self._store.complete(key, token, payload, keep=keep))
 
-    def release(self, key: StorageKey, token: bytes) -> None:
-        self._pass(Call("release", key, token), lambda: self._store.release(key, token))
+    def release(self, key: StorageKey, token: bytes) -> State | None:
+        return self._pass(Call("release", key, token), lambda: self._store.release(key, token))
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         self._pass(Call("quarantine", key, token), lambda: self._store.quarantine(key, token, reason))
@@ -185,6 +198,12 @@ class FaultyStore:
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         self._pass(Call("mark_corrupt", key, None), lambda: self._store.mark_corrupt(key, payload))
+
+    @property
+    def journals(self) -> Journals:
+        """The journals of the real store. Raises `AttributeError` if it has none."""
+        store: Any = self._store
+        return cast("Journals", _FaultyJournals(store.journals, self._pass))
 
     def _pass(self, call: Call, send: Callable[[], ResultT]) -> ResultT:
         lost = self._note(call)
@@ -207,6 +226,32 @@ class FaultyStore:
                     self._faults.remove(fault)
                     lost = lost or fault.lost
             return lost
+
+
+class _FaultyJournals:
+    """The journals of a `FaultyStore`."""
+
+    def __init__(self, journals: Journals, passing: Callable[[Call, Callable[[], Any]], Any]) -> None:
+        self._journals = journals
+        self._pass = passing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journals, name)
+
+    def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
+        self._pass(
+            Call("write", key, token),
+            lambda: self._journals.write(key, token, fence=fence, writing=writing, lease=lease),
+        )
+
+    def recall(self, key: StorageKey, token: bytes, *, fence: int) -> Journal:
+        journal: Journal = self._pass(
+            Call("recall", key, token), lambda: self._journals.recall(key, token, fence=fence)
+        )
+        return journal
+
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
+        self._pass(Call("complete", key, token), lambda: self._journals.complete(key, token, payload, keep=keep))
 
 
 GateState: TypeAlias = Literal["open", "held", "dropping"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from uuid import uuid4
 
 from flask import current_app, has_request_context, request
@@ -9,11 +11,18 @@ from markupsafe import Markup
 from werkzeug.exceptions import HTTPException
 
 from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.ending import Running, running_here
+from flask_idempotency.engine.ending import Running, work_here
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.policies import Policies
-from flask_idempotency.web.request_state import context, current_state
+from flask_idempotency.web.request_state import context
+
+if TYPE_CHECKING:
+    from flask_idempotency.steps.steps import ManualStep, Name
+    from flask_idempotency.steps.values import Item
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class CurrentClaim:
@@ -64,7 +73,7 @@ class CurrentClaim:
         Raises `LeaseLost` if another worker has the key by now, and `StoreUnavailable` if the store cannot record it. Let
         both end the view: the effect has not happened yet. Raises `RuntimeError` outside a request.
         """
-        work = _work()
+        work = work_here()
         if work is not None and work.claim is not None:
             with work.shield():
                 work.claim.point_of_no_return()
@@ -77,20 +86,59 @@ class CurrentClaim:
         Without it, we roll back the rows of a response of 400 and above, because most such views stop half-way. Call it to
         record a declined payment, for example. Under other `effects` it does nothing.
         """
-        work = _work()
+        work = work_here()
         if work is not None:
             work.keeps_rows = True
 
-    def downstream_key(self, name: str) -> str:
-        """Return an idempotency key for a call that your view makes: 52 characters, another for each `name`.
+    def downstream_key(self, name: str, item: Item | None = None) -> str:
+        """Return an idempotency key for a call that your view makes: 52 characters, another for each `name` and `item`.
 
-        It is the same in all attempts, and while you rotate secrets, so the other side sees one key per intent. Raises
-        `RuntimeError` without a claim.
+        It is the same in all attempts, and while you rotate secrets, so the other side sees one key per intent. For a durable
+        step it is `current_step.downstream_key`: also the same after a rename with `was=`. Raises `RuntimeError` without a
+        claim.
         """
         state = _state("downstream_key()")
         if state.claim is None or state.oldest is None:
             raise _no_claim("downstream_key()")
-        return state.oldest.downstream_key(state.claim.oldest_key, name)
+        if item is None and state.claim.steps is None:
+            return state.oldest.downstream_key(state.claim.oldest_key, name)
+        from flask_idempotency.steps import steps
+
+        return steps.downstream_key(state, name, item)
+
+    def step(self, name: Name, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run this function as a step, or return what it returned in an earlier attempt. All arguments are the function's.
+
+        `name` is the name of a step that the endpoint lists in `steps=`, or a pair of that name and an item. A coroutine
+        function gives an awaitable. Without a claim, the function just runs.
+
+        Raises `StepsChanged`, `StepInDoubt`, `LeaseLost`, `StoreUnavailable` and `NotCommitted`: let them end the view, and
+        the client gets the right response. Raises `TypeError` and `RuntimeError` for misuse.
+        """
+        from flask_idempotency.steps.steps import call_step
+
+        return call_step(name, function, args, kwargs)
+
+    def manual_step(self, name: Name) -> ManualStep:
+        """Return a step for code that cannot be a function: `with current_claim.manual_step("charge") as step:`.
+
+        The block runs in every attempt, so test `step.done` first; `step.result` is then the result. Call
+        `step.finish(value)` after the effect, or `step.nothing_done()`. If the block ends without either, a plain step is in
+        doubt. Raises as `step` does.
+        """
+        from flask_idempotency.steps.steps import ManualStep
+
+        return ManualStep(name)
+
+    def carry(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return this function such that another thread can call it under this claim, and take steps in it.
+
+        End those threads before the view returns. The function gets no request or application context: add
+        `flask.copy_current_request_context` for that.
+        """
+        from flask_idempotency.steps.steps import carry
+
+        return carry(function)
 
 
 current_claim = CurrentClaim()
@@ -170,18 +218,13 @@ def _own_target(here: str) -> str | None:
     return endpoint
 
 
-def _work() -> Running | None:
-    """Return what runs here: a message that an inbox processes, or else the request that is being handled."""
-    return running_here() or current_state()
-
-
 def _claim() -> Claim | None:
-    work = _work()
+    work = work_here()
     return None if work is None else work.claim
 
 
 def _state(attribute: str) -> Running:
-    work = _work()
+    work = work_here()
     if work is None or work.claim is None:
         raise _no_claim(attribute)
     return work

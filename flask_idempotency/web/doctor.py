@@ -21,6 +21,7 @@ from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnExpiry
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations.doctor import (
     DoctorReport,
@@ -98,6 +99,7 @@ def run_checks(
         health=services.health,
         task_log=services.tasks,
         recovery=services.recovery,
+        journals=services.journals,
         responses=services.responses,
         data_keys=services.data_keys,
         data_loss=services.data_loss,
@@ -252,18 +254,13 @@ def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -
             "Name an endpoint in @idempotency.resolver(…) as `url_for` would: blueprint and view, with a dot between."
         )
         findings.append(Finding("resolvers", Verdict.FAULT, text, remedy))
-    # A marked view is quarantined too, once it has passed its point of no return.
     unresolved = [
-        each.name
-        for each in endpoints
-        if (each.policy.on_expiry is OnExpiry.QUARANTINE or each.policy.effects == "marked")
-        and each.name not in callbacks.resolvers
+        each.name for each in endpoints if _may_be_quarantined(each.policy) and each.name not in callbacks.resolvers
     ]
     for name in callbacks.operations.names():
         operation = callbacks.operations.get(name)
         if operation is not None and name not in callbacks.resolvers:
-            quarantined = operation.policy.on_expiry is OnExpiry.QUARANTINE or operation.policy.effects == "marked"
-            unresolved += [name] if quarantined else []
+            unresolved += [name] if _may_be_quarantined(operation.policy) else []
     if unresolved:
         text = (
             f"If a worker vanishes, only an operator can resolve its keys of {some(unresolved)}: there is no resolver."
@@ -276,6 +273,12 @@ def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -
     return findings or [
         Finding("resolvers", Verdict.FINE, "Every endpoint, inbox and task that can be quarantined has a resolver.")
     ]
+
+
+def _may_be_quarantined(policy: Policy) -> bool:
+    """Return whether a worker that vanishes may leave an unknown outcome: past a point of no return, or in a plain step."""
+    doubtful = policy.effects == "marked" or any(step.effects == "plain" for step in policy.steps)
+    return doubtful or policy.on_expiry is OnExpiry.QUARANTINE
 
 
 @check("celery")

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from threading import get_ident
 from typing import Any, Final
 
 from flask import Flask, Request
@@ -27,6 +28,7 @@ from flask_idempotency.engine.ending import ELSEWHERE, decide, settle, vanished,
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
     CorruptRecord,
+    IdempotencyError,
     InheritedConnection,
     InvalidKey,
     KeyProviderUnavailable,
@@ -71,6 +73,7 @@ from flask_idempotency.web.problems import (
     failure,
     refusal,
     render,
+    step_problem,
 )
 from flask_idempotency.web.request_body import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, context
@@ -79,6 +82,9 @@ from flask_idempotency.web.responses import AbandonedStreams, StreamEnd, capture
 
 UNPROTECTED: Final = ("Idempotency-Status", "unprotected")
 """The response header that says that a view ran without a claim because the store was down."""
+
+PAUSED: Final = ("Idempotency-Status", "paused")
+"""The response header of a request that was paused: send it again with the same key."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -206,6 +212,8 @@ class Guard:
             return self._refuse(state, failure(error))
         if isinstance(outcome, Claim):
             state.claim, state.oldest, state.phase = outcome, self._identities[-1], Phase.CLAIMED
+            if outcome.steps is not None:
+                state.thread, state.strict = get_ident(), self._app.debug or self._app.testing
             return None
         if isinstance(outcome, OverQuota):
             # The store knows the limit of one part. A client learns what its tenant may have.
@@ -478,9 +486,14 @@ class Guard:
         if too_large and state.body is not None and state.body.unread:
             # The body was not read, so a retry cannot be recognised as one: it shall get 413 again, not `key-reused`.
             state.decision = Decision.RELEASE
+        held = ""
+        if (steps := claim.steps) is not None:
+            if state.step_escaped:
+                state.decision = Decision.RELEASE  # the response is ours, and keeps nothing
+            held = steps.hold() if state.decision is Decision.KEEP else steps.poisoned
         if state.tee is not None and state.end is None:
             tee = state.tee()
-            if tee is not None and not transactional:
+            if tee is not None and not transactional and not held:
                 state.phase = Phase.STREAMING
                 return
             if tee is not None:
@@ -508,6 +521,16 @@ class Guard:
                 self._quarantines.quarantined(state, f"status-{status}")
             if transactional and state.decision is not Decision.KEEP:
                 self._replace_rolled_back(state, response, failed)
+            if held:
+                self._replace_response(state, response, refusal(Unknown(held)))
+            elif claim.paused:
+                response.headers[PAUSED[0]] = PAUSED[1]
+
+    def refused_step(self, state: RequestState, error: IdempotencyError) -> Response:
+        """Build the response for an error of ours that a step raised and the view let through."""
+        state.step_escaped = True
+        problem = step_problem(error)
+        return self._build(self._with_status_url(state, problem) if self.status_views else problem, state.policy)
 
     def abandon(self, state: RequestState, error: BaseException | None) -> None:
         """End the claim of a request without a response of its view: an error propagated, or a later hook failed.

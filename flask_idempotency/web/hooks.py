@@ -20,7 +20,7 @@ from flask import Flask, Request, appcontext_pushed, got_request_exception, requ
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
-from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.forks import notice
 from flask_idempotency.engine.policy import Decision, Policy
@@ -91,6 +91,18 @@ class Hooks:
             appcontext_pushed.connect(self.entered, self._app)
         request_finished.connect(self._finished, self._app)
         got_request_exception.connect(self.failed, self._app)
+        # The application's own handler of our errors comes first, whenever it is registered.
+        self._app.error_handler_spec[None][None].setdefault(IdempotencyError, self.refused)
+
+    def refused(self, error: IdempotencyError) -> Any:
+        """Answer an error that a step raised. Any other error of ours goes on as if this handler were not there."""
+        state = self._state()
+        if state is not None and error is state.refused_step and state.phase is Phase.CLAIMED:
+            return self._guard.refused_step(state, error)
+        general = self._app.error_handler_spec[None][None].get(Exception)
+        if general is None:
+            raise error
+        return self._app.ensure_sync(general)(error)
 
     def _receiver(self) -> Callable[..., None]:
         """Return the receiver for the end of every request, with a key or without.

@@ -19,11 +19,12 @@ from flask_idempotency.assembly import Services, identities
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import DataLossDetected, Event
+from flask_idempotency.engine.journal import Journal
 from flask_idempotency.engine.keys import Identity, marked, owner_mark
 from flask_idempotency.engine.model import RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import CONSUMERS, MESSAGE, Operations
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.recovery import Happened, Resolution, Settler, StillUnknown, UnknownOutcome
+from flask_idempotency.engine.recovery import Happened, Resolution, SeenStep, Settler, StillUnknown, UnknownOutcome
 from flask_idempotency.maintenance.janitor import (
     Batcher,
     HeartbeatReport,
@@ -40,6 +41,7 @@ from flask_idempotency.maintenance.rotate import RotateReport, rotate
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.recorded_steps import as_stored, read_steps
 from flask_idempotency.web.responses import capture
 
 if TYPE_CHECKING:
@@ -96,7 +98,8 @@ def settler_of(built: Services, settings: Settings, observers: Callable[[Event],
     """Return what resolves keys of this application. None: the store cannot search its records."""
     if built.recovery is None:
         return None
-    return Settler(built.recovery, built.codec, observers, label=identities(settings)[0].label)
+    label = identities(settings)[0].label
+    return Settler(built.recovery, built.codec, observers, label=label, journals=built.journals)
 
 
 def work_of(
@@ -125,16 +128,30 @@ def work_of(
             policy_of=partial(policy_of, policies, loaders.operations),
             settler=settler,
             downstream=partial(downstream_key, every, settings.namespace),
+            steps=partial(steps_of, built, settings),
             owner=owner,
             # A worker renews its lease after a third of it.
             first_pause=max([FIRST_PAUSE_SECONDS, *(lease / 2 for lease in leases)]),
         )
         recovery, label = built.recovery, every[0].label
 
+        def resume_within(about: RequestInfo) -> float:
+            policy = policy_of(policies, loaders.operations, about)
+            return policy.keep if policy.resume_within is None else policy.resume_within
+
         def reaping(horizon: float, drain: Batcher) -> ReapReport:
             # After a data loss a worker may run without a record, and a resolver would find no work of it yet.
             resolving = None if _has_lost_data(built, observers) else context
-            return reap(recovery, horizon=horizon, drain=drain, observers=observers, label=label, resolving=resolving)
+            return reap(
+                recovery,
+                horizon=horizon,
+                drain=drain,
+                observers=observers,
+                label=label,
+                resolving=resolving,
+                journals=built.journals,
+                resume_within=resume_within,
+            )
 
         work["reap"] = reaping
     outbox: OutboxServices | None = app.extensions.get("idempotency_outbox")
@@ -142,7 +159,7 @@ def work_of(
     if outbox is not None and outbox.outbox.keep:
         expiry = ExpiresBoth(expiry, outbox.table)
     if expiry is not None:
-        work["expire"] = lambda horizon, drain: expire(expiry, horizon=horizon, drain=drain)
+        work["expire"] = lambda horizon, drain: expire(expiry, horizon=horizon, drain=drain, journals=built.journals)
     responses, data_keys, ring = built.responses, built.data_keys, settings.key_ring
     if settings.encryption != "off" and responses is not None and data_keys is not None and ring is not None:
 
@@ -150,7 +167,16 @@ def work_of(
             if outbox is not None:
                 # First: the rest deletes data keys that no record needs, and messages may still need them.
                 outbox.reseal(ring.newest)
-            return rotate(responses, data_keys, built.codec, ring, drain=drain, recovery=built.recovery, owner=owner)
+            return rotate(
+                responses,
+                data_keys,
+                built.codec,
+                ring,
+                drain=drain,
+                recovery=built.recovery,
+                journals=built.journals,
+                owner=owner,
+            )
 
         work["rotate"] = rotating
     ledger = built.ledger
@@ -239,7 +265,7 @@ def callable_resolvers(
                 return Happened(consumer.stored(resolution.answer))
             if isinstance(resolution, Happened) and not isinstance(resolution.answer, StoredResponse):
                 return Happened(result_of(app, resolution.answer, policy_of(policies, operations, about)))
-            return resolution
+            return as_stored(resolution, policy_of(policies, operations, about))
 
     return {name: partial(call, resolver) for name, resolver in resolvers.items() if name not in elsewhere}
 
@@ -262,15 +288,23 @@ def result_of(app: Flask, answer: Any, policy: Policy) -> StoredResponse:
     return taken.result
 
 
-def downstream_key(identities: Sequence[Identity], namespace: str, found: SeenRecord, name: str) -> str:
-    """Return what `current_claim.downstream_key(name)` was for the claim of this record.
+def steps_of(built: Services, settings: Settings, found: SeenRecord) -> tuple[Journal, tuple[SeenStep, ...]]:
+    """Return the journal of this record, and what a resolver or an operator may know of its steps."""
+    downstream = partial(downstream_key, identities(settings), settings.namespace)
+    return read_steps(found, built.journals, built.codec, downstream=downstream)
+
+
+def downstream_key(
+    identities: Sequence[Identity], namespace: str, found: SeenRecord, name: str, item: bytes = b""
+) -> str:
+    """Return what `current_claim.downstream_key(name)` was for the claim of this record. `item` is that of a step, encoded.
 
     Raises `ConfigurationError` if the secret of that claim is unknown. Under another secret the key would be one that the
     other service has never seen, so it would look as if no work had been done.
     """
     for who in identities:
         if marked(found.record.token, who.mark(namespace)):
-            return who.downstream_key(found.key, name)
+            return who.downstream_key(found.key, name, item)
     raise ConfigurationError(
         "downstream_key(): this key was claimed while two secrets were listed in IDEMPOTENCY_SECRET, or under one that is not "
         "listed any more, so the key that was sent downstream is unknown. Look the request up by other data, or run "

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from werkzeug.routing import MapAdapter, Rule
 
 OPEN_ENDED: Final = frozenset(
-    {"in-flight", "outcome-unknown", "store-unavailable", "memory-lost", "transaction-conflict"}
+    {"in-flight", "outcome-unknown", "store-unavailable", "memory-lost", "transaction-conflict", "request-paused"}
 )
 """The problems that leave open what becomes of the key. They link to a status view."""
 

@@ -192,16 +192,19 @@ class Policies:
         base: Override,
         overrides: Mapping[Blueprint, Override],
         joint: bool = False,
+        journals: bool = True,
         origins: Mapping[str, str] | None = None,
         chosen_only: bool = False,
     ) -> None:
         """Take what the application wrote for all endpoints (`base`) and where (`origins`).
 
-        `joint`: the store can commit records and the application's rows together. `chosen_only`: guard only endpoints that
+        `joint`: the store can commit records and the application's rows together. `journals`: it remembers steps.
+        `chosen_only`: guard only endpoints that
         are annotated or configured.
         """
         self._app = app
         self._joint = joint
+        self._journals = journals
         self._base = base
         self._overrides = overrides
         self._origins = origins or {}
@@ -287,7 +290,7 @@ class Policies:
             deferred=deferred,
             chosen=chosen or not unsafe,
             headers=tuple("HTTP_" + name.upper().replace("-", "_") for name in policy.header),
-            faults=() if exempt else (*hidden, *policy.faults(joint=self._joint)),
+            faults=() if exempt else (*hidden, *policy.faults(joint=self._joint, journals=self._journals)),
         )
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:

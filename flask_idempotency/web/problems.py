@@ -22,6 +22,7 @@ from flask_idempotency.engine.errors import (
     IdempotencyError,
     InvalidKey,
     NotCommitted,
+    ResponseUnavailable,
     StoreDataLoss,
     StoreUnavailable,
 )
@@ -283,6 +284,23 @@ _ROWS = (
         stripe_type="api_error",
     ),
     ProblemType(
+        code="request-paused",
+        status=503,
+        title="The request is paused",
+        detail="Part of this was done and is remembered. Send it again with the same key.",
+        happened=(
+            "The request takes several steps, and the service could not go on before one of them. It remembers the steps "
+            "that finished: none of them runs again."
+        ),
+        remedy=(
+            "Send the same request with the same key after `Retry-After`. It goes on behind the finished steps. Do not "
+            "change the key: a new key repeats them."
+        ),
+        again="yes, after `Retry-After`",
+        retry=True,
+        stripe_type="api_error",
+    ),
+    ProblemType(
         code="response-not-kept",
         status=None,
         title="Done before; the response body was not kept",
@@ -525,6 +543,17 @@ def failure(error: IdempotencyError) -> Problem:
             return Problem("not-committed")
         case _:
             raise error
+
+
+def step_problem(error: IdempotencyError) -> Problem:
+    """Return the problem for an error that a step raised, which the view let through."""
+    match error:
+        case ResponseUnavailable():
+            return Problem("outcome-unknown")
+        case StoreUnavailable() | NotCommitted():
+            return Problem("request-paused", retry_after=STORE_RETRY_SECONDS)
+        case _:
+            return Problem("outcome-unknown")
 
 
 def render(problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response]) -> Response:

@@ -129,8 +129,15 @@ class RequestState(Running):
     """Whether the view or its `after_this_request` functions set one, or changed more in the session than flash messages."""
     has_written: bool = True
     """Whether the view may have written rows, as known before they are rolled back."""
+    step_escaped: bool = False
+    """Whether an error of ours that a step raised has left the view, and the guard has answered it."""
     escaped: bool = False
     """Whether the error came out of the view, and was not only reported from within it."""
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the guard has finished the request. Then only a stream of its response still runs."""
+        return self.phase in (Phase.STREAMING, Phase.DONE)
 
     def note_session(self) -> None:
         """Remember what the session of this request holds before the view.
@@ -186,6 +193,9 @@ def current_state() -> RequestState | None:
     here = context.get()
     state: RequestState | None = getattr(here.request, environ_key(here.app), None)
     return state
+
+
+ending.request_work = current_state
 
 
 def _session() -> Any:

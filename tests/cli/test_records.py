@@ -86,6 +86,8 @@ def test_machines_get_the_whole_record() -> None:
         "duration": None,
         "expires_at": None,
         "answer": None,
+        "paused": False,
+        "steps": [],
     } == told
 
 

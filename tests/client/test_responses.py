@@ -126,3 +126,18 @@ def test_a_date_in_the_past_is_no_wait() -> None:
 )
 def test_the_link_to_the_status_of_the_key(link: str, url: str | None) -> None:
     assert read(409, {"Link": link}, b"", url="https://shop.example/api/payments").status_url == url
+
+
+def test_a_pause_sends_the_same_key_again() -> None:
+    """The finished steps are remembered, also where the application wrote the response."""
+    paused = {"Idempotency-Status": "paused"}
+
+    assert (
+        Verdict.RETRY
+        == read(503, paused, b"").verdict
+        == read(501, paused, b"").verdict
+        == read(429, paused, b"").verdict
+    )
+    assert Verdict.RETURN == read(501, {}, b"").verdict
+    assert Verdict.RETRY_UNDONE == read(429, {}, b"").verdict
+    assert Verdict.RETURN == read(402, paused, b"").verdict

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from flask_idempotency.codec import envelope as compression
+from flask_idempotency.codec import compression
 from flask_idempotency.codec.envelope import MAX_HEAD_BYTES, MAX_PAIRS, MAX_REASON, EnvelopeCodec
 from flask_idempotency.codec.key_sources import PassphraseKeyFile, load_ring
 from flask_idempotency.codec.keyring import KEY_BYTES, KeyRing

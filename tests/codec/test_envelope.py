@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flask_idempotency.codec.envelope import COMPRESSIONS, EnvelopeCodec, Zstd, _zstd
+from flask_idempotency.codec.compression import COMPRESSIONS, Zstd, _zstd
+from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable
 from flask_idempotency.engine.model import StoredResponse
 

@@ -13,7 +13,7 @@ import pytest
 
 import janitor.tasks
 from docs.generate import HERE
-from flask_idempotency import current_claim
+from flask_idempotency import current_claim, current_step
 from flask_idempotency.codec.keyring import KeyProvider
 from flask_idempotency.engine.store import Store
 
@@ -48,6 +48,7 @@ PUBLIC = (
     "flask_idempotency.outbox",
     "flask_idempotency.signals",
     "flask_idempotency.sql",
+    "flask_idempotency.steps.steps",
     "flask_idempotency.stores.memory",
     "flask_idempotency.testing",
     "flask_idempotency.testing.contract",
@@ -63,13 +64,13 @@ def module(name: str) -> Any:
 def public() -> dict[int, tuple[str, Any]]:
     """Return every public object by its identity, because two modules may export one object.
 
-    `current_claim` is shown as the class of this instance.
+    `current_claim` and `current_step` are shown as the classes of these instances.
     """
     found: dict[int, tuple[str, Any]] = {}
     for name in PUBLIC:
         for exported in module(name).__all__:
             each = getattr(module(name), exported)
-            each = type(each) if each is current_claim else each
+            each = type(each) if each is current_claim or each is current_step else each
             found.setdefault(id(each), (f"{name}.{exported}", each))
     return found
 

@@ -88,6 +88,7 @@ def surroundings() -> dict[str, Any]:
         "blueprint": Blueprint("documented", "documentation"),
         "celery_app": Celery("documentation", set_as_current=False),
         "book": lambda event: None,
+        "CardDeclined": type("CardDeclined", (Exception,), {}),
         "charge": lambda payment, key: {"charged": payment, "key": key},
         "current_claim": current_claim,
         "Flask": Flask,

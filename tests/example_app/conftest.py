@@ -50,6 +50,7 @@ def make_app(tmp_path: Path, sqlite_url: str) -> MakeApp:
             "SQLALCHEMY_ENGINE_OPTIONS": {"poolclass": NullPool},
             "DEMO_SIMULATE": True,
             "DEMO_WITNESS": str(tmp_path / "witness.sqlite3"),
+            "DEMO_PROVIDERS": str(tmp_path / "providers.sqlite3"),
             "IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60",
         }
         return create_app({**settings, **config})

@@ -177,6 +177,7 @@ def test_a_response_that_another_process_changes_is_passed_over(office: Office) 
         """Between the look and the write, the rest of the world goes on."""
 
         prepare, forget, seal = office.codec.prepare, office.codec.forget, office.codec.seal
+        steps = office.codec.steps
 
         def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
             result = office.codec.open(payload, binding)
@@ -265,7 +266,7 @@ def test_a_key_service_that_is_away_ends_the_rotation(office: Office) -> None:
     class Away:
         """Opens nothing and seals nothing."""
 
-        prepare, forget = office.codec.prepare, office.codec.forget
+        prepare, forget, steps = office.codec.prepare, office.codec.forget, office.codec.steps
 
         def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
             asked.append(1)

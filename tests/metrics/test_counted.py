@@ -98,6 +98,20 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     },
     events.Released: {("releases_total", "status-5xx"): 1},
     events.Quarantined: {("quarantines_total", "status-5xx"): 1},
+    events.Paused: {("pauses_total", "status-5xx"): 1},
+    events.StepFinished: {
+        ("steps_total", OTHER, "finished"): 1,
+        ("step_duration_seconds_count",): 1,
+        ("step_duration_seconds_sum",): 0.5,
+        ("step_result_size_bytes_count",): 1,
+        ("step_result_size_bytes_sum",): 5,
+    },
+    events.StepRecalled: {("steps_total", OTHER, "recalled"): 1},
+    events.StepFailed: {("steps_total", OTHER, "failed"): 1},
+    events.StepDoubtful: {("steps_total", OTHER, "in-doubt"): 1},
+    events.StepResultNotKept: {("steps_total", OTHER, "not-kept"): 1},
+    events.StepsChangedHeld: {},
+    events.StepSettled: {("step_resolutions_total", "completed", "resolver"): 1},
     events.CommittedEarly: {("early_commits_total",): 1},
     events.LeaseExpired: {("lease_losses_total",): 1},
     events.RenewalFailed: {("renewal_failures_total",): 1},
@@ -153,6 +167,9 @@ def test_an_event_changes_these_metrics_only(kind: type[Event], meter: Meter, re
         ),
         pytest.param(
             made(events.Released, reason="worker-interrupted"), {("releases_total", "worker-interrupted"): 1}, id="word"
+        ),
+        pytest.param(
+            made(events.Quarantined, reason="memory-lost"), {("quarantines_total", "memory-lost"): 1}, id="lost"
         ),
         pytest.param(
             made(events.Quarantined, reason="k-1234"), {("quarantines_total", OTHER): 1}, id="an unknown word"

@@ -296,7 +296,7 @@ class OwnersMachine(RuleBasedStateMachine):
 
     # How a call is made, and compared.
 
-    def write(self, verb: Verb, weather: Weather, ask: Callable[[], None], expected: Callable[[], bool]) -> None:
+    def write(self, verb: Verb, weather: Weather, ask: Callable[[], object], expected: Callable[[], bool]) -> None:
         self.just_released = None
         try:
             self.ask(verb, weather, ask)

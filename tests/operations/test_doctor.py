@@ -16,6 +16,7 @@ from flask_idempotency.engine.capabilities import DataLossStatus, Finding, Recor
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.operations.admin import KeyStatus
 from flask_idempotency.operations.doctor import (
     LOOKED_AT,
@@ -521,6 +522,17 @@ def test_a_worker_timeout_below_max_runtime_is_a_fault_if_outcomes_become_unknow
 @pytest.mark.parametrize("effects", ("deduplicated", "transactional"))
 def test_a_worker_timeout_below_max_runtime_is_advice_if_retries_take_over(effects: str) -> None:
     assert Verdict.ADVICE is worst(worker_timeout([endpoint(effects=effects)], worker_timeout=30.0))
+
+
+@pytest.mark.parametrize(
+    ("step", "verdict"),
+    ((Step("charge"), Verdict.FAULT), (Step("mail", effects="deduplicated"), Verdict.ADVICE)),
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_worker_timeout_below_max_runtime_is_a_fault_if_a_step_may_be_in_doubt(step: Step, verdict: Verdict) -> None:
+    policy = Policy(effects="steps", steps=(step,))
+
+    assert verdict is worst(worker_timeout([Endpoint("pay", policy)], worker_timeout=30.0))
 
 
 @pytest.mark.parametrize("seconds", (60.0, 61.0, inf))

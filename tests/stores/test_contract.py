@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+
 import pytest
 
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract import (
     DataKeysContract,
     ExpiryContract,
+    JournalsContract,
     RecoveryContract,
     ResponsesContract,
     SettledContract,
@@ -18,7 +22,8 @@ from flask_idempotency.testing.contract.quota import Counting, Limiting
 from flask_idempotency.testing.contract.settling import Settling
 from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
 from flask_idempotency.testing.doubles import FrozenClock
-from tests.backends import MakeStore, make_kept, make_owned, make_reached, make_store, make_system
+from tests.backends import BACKENDS, MakeStore, make_kept, make_owned, make_reached, make_store, make_system
+from tests.lab.programs import REDIS_KINDS
 from tests.sql_backends import sql_databases, sql_stores
 
 __all__ = ["make_kept", "make_owned", "make_reached", "make_store", "make_system", "sql_databases", "sql_stores"]
@@ -74,3 +79,12 @@ class TestTaskLogs(TaskLogContract):
     @pytest.fixture
     def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
         return make_kept(clock)
+
+
+class TestJournals(JournalsContract):
+    """Each store with `journals` is named here: one that loses them must fail, and not be skipped."""
+
+    @pytest.fixture(params=["memory", "fakeredis", *(f"{kind}-url" for kind in REDIS_KINDS)])
+    def store(self, request: pytest.FixtureRequest, clock: FrozenClock) -> Iterator[Store]:
+        with ExitStack() as ends:
+            yield BACKENDS[request.param](request, ends)(clock)

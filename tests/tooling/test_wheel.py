@@ -191,7 +191,7 @@ assert pay(IDEMPOTENCY_METRICS=True) == [201, 201]
 assert b"idempotency_replays_total{" in prometheus_client.generate_latest()
 """,
     "zstd": """
-from flask_idempotency.codec.envelope import COMPRESSIONS
+from flask_idempotency.codec.compression import COMPRESSIONS
 assert pay(IDEMPOTENCY_COMPRESSION="zstd") == [201, 201]
 assert len(COMPRESSIONS["zstd"].compress(bytes(5000))) < 50
 """,

@@ -13,7 +13,7 @@ import pytest
 from flask import Flask
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency import Idempotency, idempotent
+from flask_idempotency import Idempotency, Step, idempotent
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.recovery import StillUnknown
@@ -127,6 +127,46 @@ def test_every_parameter_of_a_check_is_an_attribute_of_the_application() -> None
 @pytest.mark.parametrize(("check", "verdict", "settings"), CASES)
 def test_each_setting_gets_its_verdict(check: str, verdict: Verdict, settings: dict[str, Any]) -> None:
     assert verdict is worst(found(shop(**settings), check))
+
+
+class Forgetful(FaultyStore):
+    """A store of the application's own, which remembers no steps."""
+
+    journals = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("store", "step", "verdict", "what"),
+    (
+        (MemoryStore, Step("save", effects="transactional"), FAULT, "transactional"),
+        (lambda: Forgetful(MemoryStore()), Step("charge"), FAULT, "remembers steps"),
+        (MemoryStore, Step("charge"), FINE, "can hold"),
+    ),
+    ids=("no-joint-store", "no-journals", "well"),
+)
+def test_declared_steps_that_the_store_cannot_keep_are_a_fault(
+    store: Callable[[], Any], step: Step, verdict: Verdict, what: str
+) -> None:
+    app = shop(store=store())
+    app.post("/refund", endpoint="refund")(idempotent(steps=(step,))(lambda: "back"))
+
+    said = found(app, "policies")
+
+    assert verdict is worst(said)
+    assert what in said[0].text
+
+
+@pytest.mark.parametrize(
+    ("step", "verdict"),
+    ((Step("charge"), ADVICE), (Step("mail", effects="deduplicated"), FINE)),
+    ids=("plain", "other"),
+)
+def test_a_plain_step_needs_a_resolver(step: Step, verdict: Verdict) -> None:
+    """A worker that vanishes in it leaves a quarantine, though the endpoint is taken over otherwise."""
+    app = shop(effects="deduplicated")
+    app.post("/refund", endpoint="refund")(idempotent(steps=(step,))(lambda: "back"))
+
+    assert verdict is worst(found(app, "resolvers"))
 
 
 def test_a_policy_that_cannot_hold_is_a_fault() -> None:

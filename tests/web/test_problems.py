@@ -278,6 +278,7 @@ def test_a_client_may_repeat_these_problems_only() -> None:
         "memory-lost",
         "not-committed",
         "quota-exceeded",
+        "request-paused",
         "store-unavailable",
         "transaction-conflict",
         "truncated-body",

@@ -358,7 +358,7 @@ def test_a_host_without_zstd_refuses_and_leaves_the_record(monkeypatch: pytest.M
 
     first = world.post()
     with monkeypatch.context() as patch:
-        patch.setattr("flask_idempotency.codec.envelope._zstd", _absent)
+        patch.setattr("flask_idempotency.codec.compression._zstd", _absent)
         refused = world.post()
     again = world.post()
 

@@ -157,8 +157,9 @@ class _TenantCounts:
 class MemoryLedger:
     """Implement `capabilities.Ledger`, counting each record when it changes."""
 
-    def __init__(self, shared: MemoryRecords) -> None:
+    def __init__(self, shared: MemoryRecords, *, journal_bytes: Callable[[bytes], int]) -> None:
         self._shared = shared
+        self._journal_bytes = journal_bytes
         self._tenants: dict[bytes, _TenantCounts] = {}
 
     def usage(self, tid: bytes) -> Usage:
@@ -167,7 +168,7 @@ class MemoryLedger:
             records, stored = self._completed(tenant, now)
             return Usage(
                 records=tenant.unsettled + records,
-                bytes=stored,
+                bytes=stored + self._journal_bytes(tid),
                 in_flight=len(self._live_deadlines(tenant, now)),
                 new_keys=max(
                     (self._in_window(tenant, NewKeys(0, seconds), now) for seconds in tenant.windows), default=0
@@ -218,7 +219,7 @@ class MemoryLedger:
         leases = self._live_deadlines(tenant, now)
         if quota.records is not None and tenant.unsettled + records >= quota.records:
             return OverQuota("records", quota.records, retry_after=ends)
-        if quota.bytes is not None and stored >= quota.bytes:
+        if quota.bytes is not None and stored + self._journal_bytes(tid) >= quota.bytes:
             return OverQuota("bytes", quota.bytes, retry_after=ends)
         if quota.in_flight is not None and len(leases) >= quota.in_flight:
             return OverQuota("in-flight", quota.in_flight, retry_after=min(leases, default=now) - now)
@@ -353,6 +354,11 @@ class MemoryDataKeys:
             )
         if payload.sealed_by.number not in tenant.keys or payload.sealed_by.number in tenant.closed:
             raise DataKeyMissing("the data key of this response is deleted or disabled", erased=False)
+
+    def erased_since(self, tid: bytes, requested_at: float) -> bool:
+        """Return whether the tenant's responses were erased after a request that came then."""
+        tenant = self._tenants.get(tid)
+        return tenant is not None and tenant.erased_at is not None and requested_at <= tenant.erased_at
 
     def with_erasure(self, key: StorageKey, record: Record) -> Record:
         """Return this record, marked as erased if its tenant's data keys were destroyed since it was sealed."""

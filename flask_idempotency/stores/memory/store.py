@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.journal import IN_DOUBT
+from flask_idempotency.engine.keys import StorageKey, paused_token
 from flask_idempotency.engine.model import (
     CORRUPT,
     ClaimRequest,
@@ -38,6 +39,7 @@ from flask_idempotency.stores.memory.admin import (
     MemoryResponses,
     MemoryTaskLog,
 )
+from flask_idempotency.stores.memory.journals import MemoryJournals, paused
 
 DROPPED_PER_CLAIM = 8
 """Expired records that each claim may drop. Two would suffice, one for the new record and one to catch up."""
@@ -54,8 +56,9 @@ class MemoryStore:
 
     def __init__(self, clock: Clock = store_time) -> None:
         self._shared = MemoryRecords(clock)
-        self.ledger = MemoryLedger(self._shared)
         self.data_keys = MemoryDataKeys(self._shared)
+        self.journals = MemoryJournals(self._shared, self.data_keys, put=self._put, complete=self.complete)
+        self.ledger = MemoryLedger(self._shared, journal_bytes=self.journals.byte_size)
         self.responses = MemoryResponses(self._shared, self.data_keys)
         self.recovery = MemoryRecovery(
             self._shared, put=self._put, complete=self._complete, with_erasure=self._with_erasure
@@ -118,13 +121,26 @@ class MemoryStore:
             if record.state is not State.COMPLETED:
                 self._complete(key, record, payload, keep, now)
 
-    def release(self, key: StorageKey, token: bytes) -> None:
+    def release(self, key: StorageKey, token: bytes) -> State | None:
         with self._shared.lock:
             now = self._shared.now()
-            if self._shared.live(key, now) is not None:
+            record = self._shared.live(key, now)
+            state: State | None = None
+            if record is not None and record.token == paused_token(token):
+                state = State.PROCESSING  # this call has paused it before
+            elif record is not None:
                 self._unsettled(key, token, now)
-                self._put(key, None)
+                if not self.journals.effects(key, record):
+                    self._put(key, None)
+                elif record.on_expiry is OnExpiry.QUARANTINE:
+                    if record.state is State.PROCESSING:
+                        self._quarantine(key, record, IN_DOUBT)
+                    return State.QUARANTINED
+                else:
+                    self._put(key, paused(record, paused_token(token), now))
+                    state = State.PROCESSING
             self._cancel(token, now)
+            return state
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         with self._shared.lock:
@@ -154,6 +170,8 @@ class MemoryStore:
             record, state=State.COMPLETED, deadline=deadline, completed_at=begins, payload=payload, reason=""
         )
         self._put(key, completed)
+        if self.journals.kept:
+            self.journals.drop(key)
         self.expiry.completed(key, deadline)
 
     def _refuse_cancelled(self, token: bytes) -> None:
@@ -213,6 +231,8 @@ class MemoryStore:
             remaining=lease,
             in_quota=counted,
         )
+        if before is None and self.journals.kept:
+            self.journals.drop(request.key)
         self._put(request.key, record)
         return _grant_of(record, now)
 
@@ -225,7 +245,9 @@ class MemoryStore:
         before = self._shared.records.pop(key, None)
         if before is not None and before.in_quota:
             self.ledger.remove(key, before)
-        if record is not None:
+        if record is None:
+            self.journals.drop(key)
+        else:
             self._shared.records[key] = record
             if record.in_quota:
                 self.ledger.add(key, record)

@@ -31,13 +31,20 @@ from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
 from flask_idempotency.engine.capabilities import RISK, DataLoss, DataLossStatus
-from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, StoreDataLoss, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    LeaseLost,
+    StoreDataLoss,
+    StoreUnavailable,
+)
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Record
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.admin.data_keys import missing_data_key
 from flask_idempotency.stores.redis.encoding import about_bytes
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
 from flask_idempotency.stores.redis.scripts import Script
@@ -509,3 +516,16 @@ def _part(answer: Sequence[Any]) -> _Part:
         doubted.decode("utf-8", "replace"),
         bool(emptied),
     )
+
+
+def refusal(result: Any) -> Exception:
+    """Return the error for a script that refused its owner."""
+    match result:
+        case b"ABSENT":
+            return LeaseLost("the record is gone")
+        case b"DOUBT":
+            return StoreUnavailable("Redis restarted, and no process has checked yet whether it lost this claim")
+        case b"LOST":
+            return LeaseLost("the record belongs to another worker, or is completed")
+        case _:
+            return missing_data_key(result) or corrupt()

@@ -99,11 +99,13 @@ def _texts(*texts: str) -> bytes:
 def payload_bytes(payload: StoredPayload) -> bytes:
     """Encode the part of a payload that scripts compare but do not read. Raise `ValueError` if it does not fit."""
     if payload.sealed_by is None:
-        return _length(payload.byte_size) + b"\0" + payload.data
+        return length_bytes(payload.byte_size) + b"\0" + payload.data
     by, kid = payload.sealed_by, payload.sealed_by.kid.encode()
     if by.number < 0 or len(kid) > KID_BYTES:
         raise ValueError(f"a negative number of a data key, or a key's id over {KID_BYTES} bytes, does not fit")
-    return b"".join((_length(payload.byte_size), _length(by.number + 1), _length(len(kid)), kid, payload.data))
+    return b"".join(
+        (length_bytes(payload.byte_size), length_bytes(by.number + 1), length_bytes(len(kid)), kid, payload.data)
+    )
 
 
 def reason_bytes(reason: str) -> bytes:
@@ -148,17 +150,17 @@ def decode(data: bytes, *, now: float) -> Record:
         info = (_info if len(fields) <= _CACHED_SIZE else _info.__wrapped__)(fields)
         at = tail
         if state is State.QUARANTINED:
-            size, start = _read_length(data, at)
+            size, start = read_length(data, at)
             at = start + size
             if size > ABOUT_TEXT_BYTES or at > len(data):
                 raise CorruptRecord("the quarantine's reason in Redis is cut short")
             reason = reason_of(data[start:at])
         if state is State.COMPLETED or (state is State.QUARANTINED and at < len(data)):
             completed_at, sealed_by = completed_ms / 1000, None
-            byte_size, at = _read_length(data, at)
-            number, at = (data[at], at + 1) if data[at] < 128 else _read_length(data, at)
+            byte_size, at = read_length(data, at)
+            number, at = (data[at], at + 1) if data[at] < 128 else read_length(data, at)
             if number:
-                size, start = _read_length(data, at)
+                size, start = read_length(data, at)
                 at = start + size
                 if size > KID_BYTES or at > len(data):
                     raise CorruptRecord("the key's id in the record in Redis is cut short, or too long")
@@ -190,7 +192,7 @@ def _info(fields: bytes) -> RequestInfo:
     """Decode what `about_bytes` has encoded, without its length."""
     at, texts = 0, list[str]()
     for _ in range(4):
-        size, start = _read_length(fields, at)
+        size, start = read_length(fields, at)
         at = start + size
         if size > ABOUT_TEXT_BYTES or at > len(fields):
             raise CorruptRecord("a text in the record in Redis is too long")
@@ -222,7 +224,7 @@ def _encode(record: Record, tid: bytes) -> bytes:
     success, duration, status, tail = False, 0, 0, b""
     if record.state is State.QUARANTINED:
         reason = record.reason.encode()
-        tail = _length(len(reason)) + reason
+        tail = length_bytes(len(reason)) + reason
     if record.state is State.COMPLETED or payload is not None:
         if payload is None or record.completed_at is None or payload.byte_size < 0:
             raise ValueError("a completed record needs a payload and a completion time")
@@ -258,10 +260,10 @@ def _long_text(data: bytes) -> bytes:
         while data[end] & 0xC0 == 0x80:  # in the middle of a letter
             end -= 1
         data = data[:end] + _CUT
-    return _length(len(data)) + data
+    return length_bytes(len(data)) + data
 
 
-def _length(number: int) -> bytes:
+def length_bytes(number: int) -> bytes:
     """Encode a number in as few bytes as it needs, seven bits in each. Most lengths take one byte."""
     if number < 128:
         return _SHORT[number]
@@ -273,8 +275,8 @@ def _length(number: int) -> bytes:
     return bytes(out)
 
 
-def _read_length(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at this position, and the position after it. Raise `CorruptRecord` if `_length` did not write it.
+def read_length(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at this position, and the position after it. Raise `CorruptRecord` if `length_bytes` did not write it.
 
     Scripts compare encoded payloads byte by byte, so each number has exactly one valid encoding.
     """

@@ -16,6 +16,8 @@ from flask_idempotency.stores.redis.scripts import Script
 WAIT_SECONDS: Final = 0.5
 """A replica nearby takes a millisecond. If the client has a shorter `socket_timeout`, the wait is shorter than that."""
 
+_PROMISES: Final = (b"DONE", b"PAUSED", b"HELD")
+
 _SHARE: Final = 0.6
 """Share of the client's timeout that WAIT may take. The rest is for the network."""
 
@@ -43,7 +45,7 @@ class Replication:
 
     def lacking(self, result: Any, touched: Any, acknowledged: Any) -> bool:
         """Return True if too few replicas have a new promise. Refusals and replays promise nothing new."""
-        promised = result == b"DONE" or (
+        promised = result in _PROMISES or (
             isinstance(result, list) and (result[:1] == [b"CLAIMED"] or isinstance(result[0], int))
         )
         if not promised:

@@ -1,6 +1,7 @@
 """The name of every Redis key and hash field. No other module builds one.
 
     idm1:{p02b0}:r:<rid>    the record: one string, see `encoding.py`
+    idm1:{p02b0}:s:<rid>    hash: the journal of the record, see `step_encoding.py`
     idm1:{p02b0}:i          sorted set: records in flight. Score: when the lease expires, in ms
     idm1:{p02b0}:z          sorted set: quarantined records. Score: when a resolver is due, in ms. The first is the time
                             of the quarantine, or when the lease expired if that was earlier
@@ -63,11 +64,12 @@ FIELDS: Final[Mapping[str, str]] = {
     "DATA_KEYS_ID": "data_keys_id",
     # Quota: `records bytes lowest-edge` of all buckets. Prefix of a window's length in microseconds: its `number count`.
     # The operator's limits: `records,bytes,in-flight,new-keys,microseconds,seconds`, empty if unlimited. Prefix of a
-    # bucket's end in ms: its `records bytes`.
+    # bucket's end in ms: its `records bytes`. The bytes of all journals of counted records.
     "TOTALS": "t",
     "WINDOW": "w",
     "LIMITS": "l",
     "BUCKET": "b",
+    "JOURNALS": "j",
     # Data keys. A field named by the key's number holds one byte with the length of the wrapping key's id, that id, and
     # the wrapped key. Then the highest number ever; `number microseconds` of the last erasure; and the prefix of a number:
     # since when that key is disabled, in microseconds.
@@ -79,6 +81,9 @@ FIELDS: Final[Mapping[str, str]] = {
 
 _FOR_URLS = bytes.maketrans(b"+/", b"-_")
 _FROM_URLS = bytes.maketrans(b"-_", b"+/")
+
+OF_RECORD: Final = 7
+"""How many KEYS name what every record has. See `keys`."""
 
 Keys: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
 
@@ -155,6 +160,27 @@ def followed(key: bytes) -> tuple[bytes, bytes]:
     return tag + b"}:w", tag + b"}:m"
 
 
+def journal(key: StorageKey) -> bytes:
+    """Return the key of this record's journal."""
+    return _prefix(key.tid) + b"s:" + _text(key.rid)
+
+
+def keys_with_journal(key: StorageKey) -> tuple[bytes, ...]:
+    """Return the KEYS of each script that works on a record and its journal."""
+    return *keys(key), journal(key)
+
+
+def journal_in(partition: int, name: bytes) -> bytes:
+    """Return the key of the journal of the record with this name in the indexes of this partition."""
+    return _beginning(partition) + b"s:" + name
+
+
+def record_of_journal(journal: bytes) -> bytes:
+    """Return the key of the record that this journal belongs to."""
+    beginning, _, name = journal.rpartition(b":s:")
+    return beginning + b":r:" + name
+
+
 def number(tid: bytes) -> int:
     """Return the number of the tenant's partition."""
     return int.from_bytes(tid[:2], "big") % PARTITIONS
@@ -199,6 +225,11 @@ def data_keys(tid: bytes) -> bytes:
 def records_of(tid: bytes | None) -> bytes:
     """Return the SCAN pattern of the records of this tenant's partition, or of all records."""
     return (b"idm1:{*}:" if tid is None else _prefix(tid)) + b"r:*"
+
+
+def journals_of(tid: bytes | None) -> bytes:
+    """Return the SCAN pattern of the journals of this tenant's partition, or of all journals."""
+    return (b"idm1:{*}:" if tid is None else _prefix(tid)) + b"s:*"
 
 
 EVERY_LEDGER: Final = b"idm1:{*}:[fq]:*"

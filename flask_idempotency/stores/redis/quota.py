@@ -11,7 +11,9 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import BATCH, Scan
 from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
 
-_TOTALS, _WINDOW, _LIMITS, _BUCKET = (layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET"))
+_TOTALS, _WINDOW, _LIMITS, _BUCKET, _JOURNALS = (
+    layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET", "JOURNALS")
+)
 
 _LIMITS_BYTES = 200
 """Enough for six numbers and five commas."""
@@ -34,7 +36,7 @@ class RedisLedger:
         records, stored, _ = _counts(fields.get(_TOTALS, b"0 0 0"), 3)
         return Usage(
             records=unsettled + max(records - sum(count for count, _ in ended), 0),
-            bytes=max(stored - sum(size for _, size in ended), 0),
+            bytes=max(stored - sum(size for _, size in ended), 0) + whole_number(fields.get(_JOURNALS, b"0")),
             in_flight=in_flight,
             new_keys=max((_new_keys(*window, now) for window in _numbered(_WINDOW, fields)), default=0),
         )
@@ -57,25 +59,41 @@ class RedisLedger:
         return tuple(tid for tid in found if tid is not None)
 
     def reconcile(self, tid: bytes) -> Drift:
-        unsettled = self._repair_unfinished(tid)
+        before = self._server.execute("HGET", layout.tenant_quota(tid), _JOURNALS)
+        names = self._unfinished(tid)
+        unsettled = self._repair_unfinished(tid, names)
+        in_journals, changed = self._repair_journals(tid, names, before=before or b"")
         records, stored, busy = self._repair_completed(tid)
-        return Drift(records, stored, unsettled, busy)
+        return Drift(records, stored + in_journals, unsettled, busy + changed)
 
-    def _repair_unfinished(self, tid: bytes) -> int:
-        """Check each record that is unfinished or counted as unfinished. The scripts count later changes correctly."""
+    def _unfinished(self, tid: bytes) -> Sequence[bytes]:
+        """Return the name of each record that is unfinished in the tenant's partition, or counted as unfinished."""
         in_flight, quarantined = layout.indexes(tid)
-        # Read in this order: a record moves from the first index to the second, never back.
-        names = {
-            name: None
-            for index in (layout.tenant_unfinished(tid), in_flight, quarantined)
-            for name in self._server.execute("ZRANGE", index, 0, -1)
-        }
+        # In flight once more at the end: a quarantined record that is resumed moves back.
+        indexes = layout.tenant_unfinished(tid), in_flight, quarantined, in_flight
+        return list(dict.fromkeys(name for index in indexes for name in self._server.execute("ZRANGE", index, 0, -1)))
+
+    def _repair_unfinished(self, tid: bytes, names: Sequence[bytes]) -> int:
+        """Check each of these records. The scripts count later changes correctly."""
         drift, left = 0, iter(names)
         while batch := list(islice(left, BATCH)):
             keys = layout.tenant_unfinished(tid), *(layout.record(tid, name) for name in batch)
             removed, added = self._server.run(scripts.QUOTA_REPAIR_UNFINISHED, keys, tid, *batch)
             drift += removed - added
         return drift
+
+    def _repair_journals(self, tid: bytes, names: Sequence[bytes], *, before: bytes) -> tuple[int, int]:
+        """Count the bytes of their journals, and correct the tenant's count if no journal changed in between."""
+        partition, counted = layout.number(tid), 0
+        for begin in range(0, len(names), BATCH):
+            keys = [
+                key
+                for name in names[begin : begin + BATCH]
+                for key in (layout.record_in(partition, name), layout.journal_in(partition, name))
+            ]
+            counted += self._server.run(scripts.QUOTA_RECOUNT_JOURNALS, keys, tid)
+        excess, changed = self._server.run(scripts.QUOTA_REPAIR_JOURNALS, (layout.tenant_quota(tid),), before, counted)
+        return excess, changed
 
     def _repair_completed(self, tid: bytes) -> tuple[int, int, int]:
         """Count completed records by bucket, and correct each bucket that did not change during the count."""

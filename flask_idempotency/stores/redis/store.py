@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import Any
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.keys import TID_BYTES, StorageKey
+from flask_idempotency.engine.journal import IN_DOUBT
+from flask_idempotency.engine.keys import TID_BYTES, StorageKey, paused_token
 from flask_idempotency.engine.model import (
     LATEST,
     ClaimRequest,
@@ -28,14 +29,13 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import (
     RedisDataKeys,
     RedisResponses,
-    missing_data_key,
     with_erasure,
 )
 from flask_idempotency.stores.redis.admin.health import Eviction, RedisHealth
 from flask_idempotency.stores.redis.admin.janitor import RedisExpiry, RedisRecovery, RedisTaskLog
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.connection import Tries
-from flask_idempotency.stores.redis.data_loss import RedisDataLoss, RedisDataLossPolicy
+from flask_idempotency.stores.redis.data_loss import RedisDataLoss, RedisDataLossPolicy, refusal
 from flask_idempotency.stores.redis.encoding import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
@@ -48,6 +48,7 @@ from flask_idempotency.stores.redis.encoding import (
     reason_of,
 )
 from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt
+from flask_idempotency.stores.redis.journals import RedisJournals
 from flask_idempotency.stores.redis.notifications import RedisNotifier
 from flask_idempotency.stores.redis.quota import RedisLedger, limits_of
 from flask_idempotency.stores.redis.scripts import Script
@@ -58,6 +59,8 @@ CANCELLED_MS = 60_000
 The claim may still arrive this late, from the buffers of a network or of a frozen server.
 """
 
+_IN_DOUBT = reason_bytes(IN_DOUBT)
+_RELEASED = {b"DONE": None, b"ABSENT": None, b"PAUSED": State.PROCESSING, b"HELD": State.QUARANTINED}
 _SIZES = TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES
 
 
@@ -94,6 +97,7 @@ class RedisStore:
         self.data_loss = RedisDataLoss(
             self._server, rules or RedisDataLossPolicy(), refuse_eviction=self._refuse_eviction
         )
+        self.journals = RedisJournals(self._server, self.data_loss)
         self.tenant_shards = self.data_loss.rules.shards
         self.health = RedisHealth(self._server)
         self.notifier = RedisNotifier(self._client.pubsub)
@@ -126,6 +130,8 @@ class RedisStore:
             self._eviction.refuse_claims()
         self.data_loss.look()
         (keys, name), tries = layout.keys_of_claim(request.key, token), Tries()
+        if request.on_expiry is OnExpiry.TAKEOVER:
+            keys = *keys, layout.journal(request.key)
         # Bytes alone: `words` then has nothing to do.
         arguments = (
             name,
@@ -161,7 +167,7 @@ class RedisStore:
                     return record if not erasure or erasure[0] is None else with_erasure(record, erasure[0])
                 except CorruptRecord:
                     # Scripts read less of a record than `decode`: to them it was a completed record that expires.
-                    self._server.run(scripts.MARK_CORRUPT, keys[:-1], name, data)
+                    self._server.run(scripts.MARK_CORRUPT, keys[: layout.OF_RECORD], name, data)
                     raise
             case [b"IN-FLIGHT", left]:
                 return InFlight(retry_after=left / 1_000_000)
@@ -194,10 +200,13 @@ class RedisStore:
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         self._run(scripts.COMPLETE, layout.keys(key), token, *completion(payload, keep=keep))
 
-    def release(self, key: StorageKey, token: bytes) -> None:
+    def release(self, key: StorageKey, token: bytes) -> State | None:
         keys = layout.keys(key)
-        concerned = *keys, layout.cancelled(keys, token)
-        self._run(scripts.RELEASE, concerned, token, CANCELLED_MS, done=(b"DONE", b"ABSENT"))
+        concerned = *keys, layout.cancelled(keys, token), layout.journal(key)
+        result = self._run(
+            scripts.RELEASE, concerned, token, CANCELLED_MS, paused_token(token), _IN_DOUBT, done=_RELEASED
+        )
+        return _RELEASED[result]
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         self._run(scripts.QUARANTINE, layout.keys(key), token, reason_bytes(reason))
@@ -215,9 +224,9 @@ class RedisStore:
         self._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), b"", *facts)
 
     def _run(
-        self, script: Script, keys: Sequence[bytes], *arguments: bytes | int, done: tuple[bytes, ...] = (b"DONE",)
-    ) -> None:
-        """Run a script of an owner. Raise the reason of a refusal, unless the result is one of `done`.
+        self, script: Script, keys: Sequence[bytes], *arguments: bytes | int, done: Container[bytes] = (b"DONE",)
+    ) -> Any:
+        """Run a script of an owner, and return its result. Raise the reason of a refusal, which is none of `done`.
 
         After a restart of Redis, first check for data loss, then run the script again.
         """
@@ -227,17 +236,5 @@ class RedisStore:
             self.data_loss.judge()
             result = self._server.run(script, keys, name, *arguments)
         if result not in done:
-            raise _refusal(result)
-
-
-def _refusal(result: Any) -> Exception:
-    """Return the error for a script that refused its owner."""
-    match result:
-        case b"ABSENT":
-            return LeaseLost("the record is gone")
-        case b"DOUBT":
-            return StoreUnavailable("Redis restarted, and no process has checked yet whether it lost this claim")
-        case b"LOST":
-            return LeaseLost("the record belongs to another worker, or is completed")
-        case _:
-            return missing_data_key(result) or corrupt()
+            raise refusal(result)
+        return result

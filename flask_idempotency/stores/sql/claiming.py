@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias, assert_never
 from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.keys import paused_token
 from flask_idempotency.engine.model import (
     ClaimRequest,
     Grant,
@@ -117,6 +118,8 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
         return Grant(row.token, row.fence, row.attempt, max(left, 0) / 1_000_000)
     if left > 0:
         return InFlight(retry_after=left / 1_000_000)
+    if row.token == paused_token(query.token):
+        raise StoreUnavailable("the claim was paused before it reached the store")
     return Move.TAKE_OVER if row.on_expiry == TAKEOVER else Move.QUARANTINE
 
 

@@ -1,9 +1,10 @@
 """The statements that put a response into a record, or change one that is there, and the class that completes a record.
 
-The completing statement has eight forms, so that no response pays for a feature that it does not use:
+The completing statement has several forms, so that no response pays for a feature that it does not use:
 
 * `sealed` completes only if the tenant's data key exists and the tenant was not erased since the first request.
 * `counted` also updates the quota ledger. The plain form changes no counted record.
+* `closes` also removes the journal of a request with durable steps. A resolver's form always does.
 * `tells` returns the row, for the application's transaction. On PostgreSQL the statement sets a lock timeout until that
   transaction ends, and a second read would run under it.
 """
@@ -17,6 +18,7 @@ from typing import Any, Final
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Delete,
     Insert,
     Integer,
     LargeBinary,
@@ -28,6 +30,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    delete,
     exists,
     func,
     literal_column,
@@ -54,6 +57,7 @@ from flask_idempotency.stores.sql.schema import (
     RESPONSES,
     data_keys,
     records,
+    steps,
     tenants,
 )
 from flask_idempotency.stores.sql.statements import (
@@ -74,18 +78,23 @@ _bucket_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 
 
 def complete(
-    dialect: Dialect, *, sealed: bool = False, counted: bool = False, tells: bool = False
+    dialect: Dialect, *, sealed: bool = False, counted: bool = False, tells: bool = False, closes: bool = False
 ) -> ReturningUpdate[Any] | Select[Any]:
     """Store the response and keep it this long. Return the fence; with `tells`, the row without its response."""
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    return _completed(dialect, statement, now, sealed=sealed, counted=counted, tells=tells)
+    return _completed(dialect, statement, now, sealed=sealed, counted=counted, tells=tells, closes=closes)
 
 
 def resolve(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> ReturningUpdate[Any] | Select[Any]:
     """Complete a quarantined row in its owner's place, if it still is as seen. The row gets a new token."""
     statement, now = others_update(dialect, _r.state == word(QUARANTINED))
     mine = statement.values(token=bindparam("my_token", type_=LargeBinary))
-    return _completed(dialect, mine, now, sealed=sealed, counted=counted, tells=False)
+    return _completed(dialect, mine, now, sealed=sealed, counted=counted, tells=False, closes=True)
+
+
+def drop_journal(dialect: Dialect) -> Delete:
+    """Remove what is recorded of a record's steps, in the transaction that completes or frees it."""
+    return delete(steps).where(steps.c.record_id == bindparam("my_record_id", type_=LargeBinary))
 
 
 def book(dialect: Dialect) -> Insert:
@@ -115,7 +124,14 @@ def may_be_sealed() -> ColumnElement[bool]:
 
 
 def _completed(
-    dialect: Dialect, statement: Update, now: ColumnElement[int], *, sealed: bool, counted: bool, tells: bool
+    dialect: Dialect,
+    statement: Update,
+    now: ColumnElement[int],
+    *,
+    sealed: bool,
+    counted: bool,
+    tells: bool,
+    closes: bool,
 ) -> ReturningUpdate[Any] | Select[Any]:
     # If the clock was set back since the request, the completion would come first, and no valid row has that.
     begins: ColumnElement[int] = getattr(func, dialect.greatest)(now, _r.requested_at)
@@ -141,15 +157,23 @@ def _completed(
         resolver_due_at=ZERO,
     )
     returned = [*columns(without="response"), now.label("now")] if tells else [_r.fence]
-    if not counted:
-        return completed.returning(*returned)
-    entry = [_r.tenant_id, _r.in_quota, _r.expires_at, _r.response_size]
+    if closes:
+        completed = completed.values(steps=ZERO, step_write=ZERO)
+    entry = [_r.tenant_id, _r.in_quota, _r.expires_at, _r.response_size] if counted else []
     if dialect.name != POSTGRESQL:
         return completed.returning(*(returned if tells else [*returned, *entry]))
+    if closes:
+        entry.append(_r.record_id)
+    if not entry:
+        return completed.returning(*returned)
     done = completed.returning(*returned, *(column.label(f"_{column.name}") for column in entry)).cte("done")
+    told = select(*(column for column in done.c if not column.name.startswith("_")))
+    if closes:
+        told = told.add_cte(delete(steps).where(steps.c.record_id == done.c._record_id).cte("closed"))
+    if not counted:
+        return told
     added = select(done.c._tenant_id, word(RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size)
-    into_ledger = booked(added.where(done.c._in_quota == ONE)).cte("into_ledger")
-    return select(*(column for column in done.c if not column.name.startswith("_"))).add_cte(into_ledger)
+    return told.add_cte(booked(added.where(done.c._in_quota == ONE)).cte("into_ledger"))
 
 
 def _key_is_there() -> ColumnElement[bool]:
@@ -314,8 +338,9 @@ class CompletionWriter:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._made: dict[tuple[bool, bool, bool, bool], Any] = {}
+        self._made: dict[tuple[bool, bool, bool, bool, bool], Any] = {}
         self._book = book(dialect)
+        self._drop_journal = drop_journal(dialect)
         self._why_not_sealed = why_not_sealed(dialect)
         self.counts = False
         """True if quotas are in use. While it is False, a counted record costs one more statement."""
@@ -329,6 +354,7 @@ class CompletionWriter:
         resolving: bool = False,
         tells: bool = False,
         checked: bool = False,
+        closes: bool = False,
     ) -> Any | None:
         """Complete a record. Return None if no row was changed.
 
@@ -336,23 +362,26 @@ class CompletionWriter:
         * `resolving`: complete in the owner's place. `parameters` then hold the record that was seen.
         * `tells`: return the row without its response.
         * `checked`: the caller has just called `refuse_without_key`.
+        * `closes`: remove the journal too. `resolving` always does.
         """
         counted, in_file = self.counts, self._dialect.name == SQLITE
-        sealed = bool(parameters["my_data_key_number"]) and not checked
-        statement = self._made.get((resolving, sealed, counted, tells))
+        sealed, closes = bool(parameters["my_data_key_number"]) and not checked, closes or resolving
+        statement = self._made.get((resolving, sealed, counted, tells, closes))
         if statement is None:
             # The first two threads may both do this: both build the same.
             if resolving:
                 statement = resolve(self._dialect, sealed=sealed, counted=counted)
             else:
-                statement = complete(self._dialect, sealed=sealed, counted=counted, tells=tells)
-            self._made[resolving, sealed, counted, tells] = statement
-        if not (counted and in_file):
+                statement = complete(self._dialect, sealed=sealed, counted=counted, tells=tells, closes=closes)
+            self._made[resolving, sealed, counted, tells, closes] = statement
+        if not (in_file and (counted or closes)):
             return connection.execute(statement, parameters).one_or_none()
         # A cursor of a session never is alone.
         with nullcontext() if isinstance(connection, SessionCursor) or not alone else transaction(connection):
             found = connection.execute(statement, parameters).one_or_none()
-            if found is not None and found.in_quota:
+            if found is not None and closes:
+                connection.execute(self._drop_journal, parameters)
+            if found is not None and counted and found.in_quota:
                 booked = entry(
                     kind=RESPONSES,
                     bucket_end=found.expires_at,

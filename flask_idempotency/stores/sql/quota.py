@@ -1,7 +1,8 @@
 """Count what each tenant uses, keep its limits, and write claims that respect them.
 
 An index of unfinished records counts them. A completion adds its record and bytes to a bucket of `idempotency_quota`, by the
-time at which they expire. So a claim writes no counter, except under a limit on new keys.
+time at which they expire. So a claim writes no counter, except under a limit on new keys. The bytes in journals are summed
+where a limit on bytes is checked: few requests have a journal, and none that is completed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.completion import entry, is_answer, shard_of
 from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SHORT_LOCK_TIMEOUT_MS, Dialect, in_microseconds
-from flask_idempotency.stores.sql.schema import NEW_KEYS, PROCESSING, RESPONSES, quota_buckets, records, tenants
+from flask_idempotency.stores.sql.schema import NEW_KEYS, PROCESSING, RESPONSES, quota_buckets, records, steps, tenants
 from flask_idempotency.stores.sql.statements import (
     ONE,
     ZERO,
@@ -58,7 +59,7 @@ from flask_idempotency.stores.sql.statements import (
 )
 
 _LIMITS = ("records", "bytes", "in_flight", "new_keys")
-_l, _r, _t = quota_buckets.c, records.c, tenants.c
+_l, _r, _s, _t = quota_buckets.c, records.c, steps.c, tenants.c
 
 
 def insert_within(dialect: Dialect) -> Select[Any]:
@@ -78,7 +79,7 @@ def reclaim_within(dialect: Dialect) -> Select[Any]:
     limits = _limits(dialect).cte("limits")
     room = select(ONE).select_from(limits).where(_has_room(limits))
     update = if_as_seen(dialect, is_absent(dialect)).where(room.exists())
-    first = regranted(dialect, update, attempt=literal_column("1"), requested_at=dialect.now)
+    first = regranted(dialect, update, attempt=literal_column("1"), requested_at=dialect.now).values(steps=ZERO)
     granted = first.returning(_r.fence, _r.attempt).cte("granted")
     return select(granted.c.fence, granted.c.attempt).add_cte(_into_window(granted, limits))
 
@@ -99,7 +100,7 @@ def tenant_counts(dialect: Dialect) -> Select[Any]:
         _unfinished().label("unsettled"),
         _running(now).label("in_flight"),
         _kept(_l.records, now).label("records"),
-        _kept(_l.bytes, now).label("bytes"),
+        (_kept(_l.bytes, now) + case((limits.c.bytes.is_not(None), _in_journals()), else_=ZERO)).label("bytes"),
         _new_keys(window, limits.c.window_length).label("new_keys"),
         _mine(func.min(others.c.lease_expires_at), *_is_running(now)).label("first_lease"),
         _entries(func.min(_l.bucket_end), _l.kind == word(RESPONSES), _l.bucket_end > now).label("first_bucket_end"),
@@ -121,7 +122,7 @@ def usage(dialect: Dialect) -> Select[Any]:
     )
     counts = [
         (_unfinished() + _kept(_l.records, now)).label("records"),
-        _kept(_l.bytes, now).label("bytes"),
+        (_kept(_l.bytes, now) + _in_journals()).label("bytes"),
         _running(now).label("in_flight"),
         select(_whole(func.max(open_now.c["keys"]))).scalar_subquery().label("new_keys"),
     ]
@@ -202,7 +203,7 @@ def _has_room(limits: CTE) -> ColumnElement[bool]:
     # A response in flight may have any size. So the bytes so far only limit later keys.
     below = [
         _is_below(_unfinished() + _kept(_l.records, now), limits.c.records - margin),
-        _is_below(_kept(_l.bytes, now), limits.c.bytes),
+        _is_below(_kept(_l.bytes, now) + _in_journals(), limits.c.bytes),
         _is_below(_running(now), limits.c.in_flight - margin),
         _is_below(_new_keys(_window_end(now, span), span), limits.c.new_keys - margin),
     ]
@@ -243,6 +244,14 @@ def _mine(what: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnE
     """Aggregate the tenant's unfinished records that count. The conditions are those of the index that holds them."""
     unfinished = (others.c.tenant_id == _tid(), others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
     return select(what).select_from(others).where(*unfinished, *conditions).correlate_except(others).scalar_subquery()
+
+
+def _in_journals() -> ColumnElement[int]:
+    """Sum the bytes in the journals of the tenant's unfinished records that count. A completion removes its journal."""
+    of_life = and_(others.c.record_id == _s.record_id, others.c.requested_at == _s.requested_at)
+    unfinished = (_s.tenant_id == _tid(), others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
+    total = select(_whole(func.sum(_s.payload_size))).select_from(steps.join(others, of_life)).where(*unfinished)
+    return total.correlate_except(others, steps).scalar_subquery()
 
 
 def _kept(what: ColumnElement[int], now: ColumnElement[int]) -> ColumnElement[int]:

@@ -43,6 +43,7 @@ from flask_idempotency.stores.sql.dialects import POSTGRESQL
 _STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 80), ALTER COLUMN response SET STORAGE EXTERNAL"
 # Its rows are updated often: with free space on the page, an update touches no index.
 _QUOTA_STORAGE: Final = "ALTER TABLE %(fullname)s SET (fillfactor = 50)"
+_STEP_STORAGE: Final = "ALTER TABLE %(fullname)s ALTER COLUMN payload SET STORAGE EXTERNAL"
 _VERSION: Final = "INSERT INTO %(fullname)s (name, value) VALUES ('schema_version', %(version)s)"
 # Random, so that no two databases have the same: it tells their responses apart in a Redis cache that they share.
 _STORE_POSTGRESQL: Final = (
@@ -62,10 +63,13 @@ _FENCE_SEQUENCE: Final = (
 )
 
 
-def complete(records: Table, meta: Table, fence_numbers: Table, quota_buckets: Table, *, version: int) -> None:
+def complete(
+    records: Table, meta: Table, fence_numbers: Table, quota_buckets: Table, steps: Table, *, version: int
+) -> None:
     """Make `create_all` also set storage parameters, and write the version, the store's number and the first fence."""
     _after(records, _STORAGE, dialect="postgresql")
     _after(quota_buckets, _QUOTA_STORAGE, dialect="postgresql")
+    _after(steps, _STEP_STORAGE, dialect="postgresql")
     _after(meta, _VERSION, version=version)
     _after(meta, _STORE_POSTGRESQL, dialect="postgresql")
     _after(meta, _STORE_SQLITE, dialect="sqlite")
@@ -78,7 +82,7 @@ def _after(target: Table, statement: str, *, dialect: str | None = None, **words
     event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
 
 
-VERSION: Final = 2
+VERSION: Final = 3
 """The last migration of those that create what is declared here."""
 
 RECORDS: Final = "idempotency_records"
@@ -88,6 +92,7 @@ DATA_KEYS: Final = "idempotency_data_keys"
 QUOTA: Final = "idempotency_quota"
 TASKS: Final = "idempotency_tasks"
 OUTBOX: Final = "idempotency_outbox"
+STEPS: Final = "idempotency_steps"
 FENCE_NUMBERS: Final = "idempotency_fence_numbers"
 FENCES: Final = "idempotency_fence_numbers_number_seq"
 """The sequence that PostgreSQL creates for that table's key. Alembic creates no other kind of sequence."""
@@ -99,6 +104,10 @@ FAILED: Final = "failed"
 QUARANTINED: Final = "quarantined"
 RELEASED: Final = "released"
 """A claim treats it as absent. The row stays for a day, so that an auditor can see what became of the key."""
+
+BEGUN: Final = "begun"
+FINISHED: Final = "finished"
+"""The states of a durable step."""
 
 STATES: Final = (PROCESSING, COMPLETED, FAILED, QUARANTINED, RELEASED)
 
@@ -124,6 +133,7 @@ class Tables(NamedTuple):
     tasks: Table
     fence_numbers: Table
     outbox: Table
+    steps: Table
 
 
 def define(metadata: MetaData) -> Tables:
@@ -182,6 +192,20 @@ def define(metadata: MetaData) -> Tables:
             server_default=text("0"),
             comment="while quarantined: the earliest time of the next call to a resolver",
         ),
+        Column(
+            "steps",
+            SmallInteger,
+            nullable=False,
+            server_default=text("0"),
+            comment="recorded steps with an effect; above 0, a release keeps the record",
+        ),
+        Column(
+            "step_write",
+            Integer,
+            nullable=False,
+            server_default=text("0"),
+            comment="number of the last write to the journal by this fence",
+        ),
         CheckConstraint(_one_of("state", STATES), name="idempotency_state"),
         CheckConstraint(_one_of("on_expiry", (TAKEOVER, QUARANTINE)), name="idempotency_on_expiry"),
         CheckConstraint(
@@ -235,9 +259,9 @@ def define(metadata: MetaData) -> Tables:
         comment="Always empty: on PostgreSQL, fences come from the sequence of its key.",
         schema=BLANK_SCHEMA,
     )
-    complete(records, meta, fence_numbers, quota_buckets, version=VERSION)
-    outbox = _of_messages(metadata)
-    return Tables(records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox)
+    outbox, steps = _of_messages(metadata), _of_journals(metadata)
+    complete(records, meta, fence_numbers, quota_buckets, steps, version=VERSION)
+    return Tables(records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox, steps)
 
 
 def _of_tenants(metadata: MetaData) -> tuple[Table, Table, Table]:
@@ -378,6 +402,54 @@ def _of_messages(metadata: MetaData) -> Table:
     return outbox
 
 
+def _of_journals(metadata: MetaData) -> Table:
+    steps = Table(
+        STEPS,
+        metadata,
+        Column("record_id", LargeBinary(32), primary_key=True),
+        Column("step_id", LargeBinary(12), primary_key=True, comment="keyed hash of the name and the item of the step"),
+        Column("tenant_id", LargeBinary(16), nullable=False),
+        Column(
+            "requested_at",
+            BigInteger,
+            nullable=False,
+            comment="of the record: a key that runs anew has another journal",
+        ),
+        Column("position", BigInteger, nullable=False, comment="order of steps that began in the same microsecond"),
+        Column("name", String(64), nullable=False),
+        Column("effects", String(13), nullable=False),
+        Column("state", String(8), nullable=False),
+        Column("in_line", SmallInteger, nullable=False, comment="1: the view's own thread took the step"),
+        Column("kept", SmallInteger, nullable=False, comment="0: the result could not be kept"),
+        Column("fence", BigInteger, nullable=False, comment="of the claim that entered the step"),
+        Column("digest", LargeBinary, nullable=False, comment="keyed digest of the arguments that are compared"),
+        Column("took", BigInteger, nullable=False, comment="microseconds that the function ran"),
+        Column("began_at", BigInteger, nullable=False),
+        Column("finished_at", BigInteger),
+        Column(
+            "payload_size",
+            BigInteger,
+            nullable=False,
+            comment="bytes of the plain item and result, as quotas count them",
+        ),
+        Column("payload", LargeBinary, comment="item and result, as the codec encoded them"),
+        Column(
+            "wrapping_key_id",
+            Text,
+            comment="id of the key that wraps the data key; NULL: the payload is not encrypted",
+        ),
+        Column("data_key_number", Integer, comment="number of the tenant's data key; 0: the payload was erased"),
+        CheckConstraint(_one_of("state", (BEGUN, FINISHED)), name="idempotency_step_state"),
+        CheckConstraint(
+            _one_of("effects", ("plain", "deduplicated", "transactional", "pure")), name="idempotency_step_effects"
+        ),
+        comment="One row for each durable step of a request that is not completed. Only flask_idempotency writes to it.",
+        schema=BLANK_SCHEMA,
+    )
+    Index("idempotency_steps_of_tenant", steps.c.tenant_id)
+    return steps
+
+
 def include_in(metadata: MetaData, *, records: bool = True) -> None:
     """Declare the tables in your own metadata, so that Alembic and Flask-Migrate include them.
 
@@ -401,7 +473,7 @@ _defining: Final = Lock()
 
 
 metadata = MetaData()
-records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox = define(metadata)
+records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox, steps = define(metadata)
 fences = Sequence(FENCES, data_type=BigInteger)
 """In no metadata: PostgreSQL creates it with its table."""
 

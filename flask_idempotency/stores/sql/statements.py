@@ -40,7 +40,6 @@ from sqlalchemy import insert as insert_into
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 from sqlalchemy.sql.selectable import CTE
 
-from flask_idempotency.engine.model import CORRUPT
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SHORT_LOCK_TIMEOUT_MS, Dialect
 from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, Row
 from flask_idempotency.stores.sql.schema import (
@@ -220,7 +219,7 @@ def regranted(
         "data_key_number",
         "succeeded",
     )
-    values = {**{name: null() for name in (*response, "reason")}, **_new(dialect)}
+    values = {**{name: null() for name in (*response, "reason")}, **_new(dialect), "step_write": ZERO}
     if dialect.name == POSTGRESQL:
         # A sequence may go back: a new table has a new one, logical replication skips it, and an administrator may restart it.
         values["fence"] = func.greatest(values["fence"], _r.fence + ONE)
@@ -327,23 +326,6 @@ def mark_committed_early(dialect: Dialect) -> ReturningUpdate[Any]:
     return statement.values(on_expiry=word(QUARANTINE), reason=word(COMMITTED_EARLY)).returning(_r.fence)
 
 
-def release(dialect: Dialect) -> ReturningUpdate[Any]:
-    """Free the key. The row stays for a day, but only an operator sees it.
-
-    Do not release a corrupt record: its view has run, even if its response is unreadable.
-    """
-    statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    uncondemned = statement.where(~has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
-    return uncondemned.values(
-        state=word(RELEASED),
-        lease_expires_at=null(),
-        expires_at=now + literal_column(str(RELEASED_KEEP), BigInteger),
-        reason=null(),
-        succeeded=ended_wait(dialect),
-        resolver_due_at=ZERO,
-    ).returning(_r.fence)
-
-
 def cancel(dialect: Dialect) -> ReturningInsert[Any]:
     """Insert a released row for a key that has none: a claim with this token may still arrive, and must fail."""
     return cancelled(dialect, literal_column(str(RELEASED_KEEP), BigInteger)).returning(_r.fence)
@@ -392,7 +374,7 @@ def take_over(dialect: Dialect) -> ReturningUpdate[Any]:
 def reclaim(dialect: Dialect) -> ReturningUpdate[Any]:
     """Claim a key that is free again, in the row of a released claim or of an expired response."""
     update = if_as_seen(dialect, is_absent(dialect))
-    first = regranted(dialect, update, attempt=literal_column("1"), requested_at=dialect.now)
+    first = regranted(dialect, update, attempt=literal_column("1"), requested_at=dialect.now).values(steps=ZERO)
     return first.returning(_r.fence, _r.attempt)
 
 

@@ -9,12 +9,12 @@ from sqlalchemy import ColumnElement, Insert, Select, func, literal_column, sele
 from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, InFlight, Record, StoredPayload
+from flask_idempotency.engine.keys import StorageKey, paused_token
+from flask_idempotency.engine.model import ClaimRequest, Grant, InFlight, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.sql import statements
+from flask_idempotency.stores.sql import journal_statements, statements
 from flask_idempotency.stores.sql.admin.data_keys import SqlDataKeys, SqlResponses
 from flask_idempotency.stores.sql.admin.health import SqlHealth
 from flask_idempotency.stores.sql.admin.janitor import SqlExpiry, SqlRecovery, SqlTaskLog
@@ -36,6 +36,7 @@ from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.errors import is_lock_timeout
 from flask_idempotency.stores.sql.identity import identity, prepare
+from flask_idempotency.stores.sql.journals import SqlJournals
 from flask_idempotency.stores.sql.notifications import SqlNotifier
 from flask_idempotency.stores.sql.quota import SqlLedger
 from flask_idempotency.stores.sql.rows import (
@@ -47,7 +48,7 @@ from flask_idempotency.stores.sql.rows import (
     is_gone,
     row_of,
 )
-from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED, SEEDED, meta
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED, RELEASED, SEEDED, meta
 from flask_idempotency.stores.sql.statements import ONE
 
 _NAME: Final[ColumnElement[str]] = literal_column("'cached_since'")
@@ -74,7 +75,7 @@ class Statements:
         self.mark_point_of_no_return = statements.mark_point_of_no_return(dialect)
         self.mark_committed_early = statements.mark_committed_early(dialect)
         self.has_written = statements.has_written(dialect)
-        self.release = statements.release(dialect)
+        self.release = journal_statements.release(dialect)
         self.cancel = statements.cancel(dialect)
         self.end_wait_silently = statements.end_wait_silently(dialect)
         self.quarantine = statements.quarantine(dialect)
@@ -106,6 +107,9 @@ class SqlStore:
         self.task_log = SqlTaskLog(database, now=self.now)
         self.health = SqlHealth(database, now=self.now)
         self.notifier = SqlNotifier(database)
+        self.journals = SqlJournals(
+            database, lambda: self.statements.completing, self._complete_and_close, now=self.now
+        )
         if database.known:
             self._ready()
 
@@ -176,23 +180,32 @@ class SqlStore:
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         parameters = self.parameters(key, token, lease=microseconds(lease))
-        self.database.send(self._write, self.statements.renew, parameters, (QUARANTINED, COMPLETED, FAILED), None)
+        self.database.send(self._write, self.statements.renew, parameters, (QUARANTINED, COMPLETED, FAILED))
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         parameters = self.parameters(key, token)
-        self.database.send(self._write, self.statements.mark_point_of_no_return, parameters, (QUARANTINED,), None)
+        self.database.send(self._write, self.statements.mark_point_of_no_return, parameters, (QUARANTINED,))
 
     def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
         parameters = self.parameters(key, token, **answer_of(key, payload, keep))
-        self.database.send(self._write, None, parameters, (COMPLETED, FAILED), None)
+        self.database.send(self._write, None, parameters, (COMPLETED, FAILED))
 
-    def release(self, key: StorageKey, token: bytes) -> None:
-        statements = self.statements
-        self.database.send(self._write, statements.release, self.parameters(key, token), (), statements.cancel)
+    def release(self, key: StorageKey, token: bytes) -> State | None:
+        parameters = self.parameters(key, token, my_paused_token=paused_token(token))
+        written = self.database.send(self._release, parameters)
+        if written is None:
+            return None
+        if written.state == RELEASED:
+            if written.step_write:
+                # It had no effect, and nobody reads it again.
+                self.journals.drop(key, written.requested_at)
+            return None
+        paused = written.token == parameters["my_paused_token"]
+        return State.PROCESSING if paused else State.QUARANTINED
 
     def quarantine(self, key: StorageKey, token: bytes, reason: str) -> None:
         parameters = self.parameters(key, token, my_reason=escape(reason))
-        self.database.send(self._write, self.statements.quarantine, parameters, (QUARANTINED,), None)
+        self.database.send(self._write, self.statements.quarantine, parameters, (QUARANTINED,))
 
     def read(self, key: StorageKey) -> Record | None:
         parameters = {"my_record_id": key.rid, "now": self.now()}
@@ -232,47 +245,68 @@ class SqlStore:
         now = None if self._clock is None else self.now()
         return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": now, **more}
 
+    def _complete_and_close(self, key: StorageKey, token: bytes, payload: StoredPayload, keep: float) -> None:
+        """Complete a record, and remove its journal in the same atomic step."""
+        parameters = self.parameters(key, token, **answer_of(key, payload, keep))
+        self.database.send(self._write, None, parameters, (COMPLETED, FAILED), True)
+
     def _write(
         self,
         connection: RecordConnection,
         statement: Any | None,
         parameters: dict[str, Any],
         done: tuple[str, ...],
-        absent: Any | None,
+        closes: bool = False,
     ) -> None:
         """Send an owner's write: this statement, or if it is None, the one that completes the record.
 
-        If it changes no row, read the row's state: a state in `done` means that an earlier try was applied. With `absent`,
-        a free key means the same; if the key has no row, send `absent`.
+        If it changes no row, read the row's state: a state in `done` means that an earlier try was applied. `closes`:
+        remove the journal of the completed record.
         """
         statements = (self._built or self._ready())[0]
         completing = statements.completing
         for _ in range(TRIES):
             if statement is None:
-                written = completing.write(connection, parameters)
+                written = completing.write(connection, parameters, closes=closes)
             else:
                 written = connection.execute(statement, parameters).one_or_none()
             if written is not None:
                 return
             found = connection.execute(statements.read_state, parameters).one_or_none()
-            if found is None and absent is not None:
-                if connection.execute(absent, parameters).one_or_none() is not None:
-                    return
-                continue
-            if _is_settled(found, parameters["my_token"], done, absent_is_done=absent is not None):
+            if _is_settled(found, parameters["my_token"], done):
                 return
             if statement is None:
                 completing.look_again(connection, parameters, found)
         raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
 
+    def _release(self, connection: RecordConnection, parameters: dict[str, Any]) -> Any | None:
+        """Release a record, and return what became of it. None: the key is free already.
 
-def _is_settled(found: Any | None, token: bytes, done: tuple[str, ...], *, absent_is_done: bool) -> bool:
+        If the key has no row, insert one: a claim with this token may still arrive, and must fail.
+        """
+        statements = (self._built or self._ready())[0]
+        for _ in range(TRIES):
+            written = connection.execute(statements.release, parameters).one_or_none()
+            if written is not None:
+                return written
+            found = connection.execute(statements.read_state, parameters).one_or_none()
+            if found is None:
+                if connection.execute(statements.cancel, parameters).one_or_none() is not None:
+                    return None
+                continue
+            check_standing(found)
+            if found.token == parameters["my_paused_token"]:
+                return found
+            if is_gone(found) or _is_settled(found, parameters["my_token"], ()):
+                return None
+        raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
+
+
+def _is_settled(found: Any | None, token: bytes, done: tuple[str, ...]) -> bool:
     """Return True if this write is already applied. Raise `LeaseLost` if the token lost the record."""
     if found is not None:
         check_standing(found)
     if found is None or is_gone(found):
-        if absent_is_done:
-            return True
         raise LeaseLost("the record is gone")
     if found.token != token:
         raise LeaseLost("the record belongs to another worker")

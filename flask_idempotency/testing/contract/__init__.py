@@ -11,8 +11,8 @@ store may have.
 
 If your store has optional features, subclass their contracts too: `DataKeysContract` for data keys, `ResponsesContract` for
 scanning, `LedgerContract` for quotas, `RecoveryContract` for resolving the claims of vanished workers, `ExpiryContract` for
-removing expired records, `TaskLogContract` for the task log of the janitor. If it has data keys, quotas and recovery,
-subclass `SettledContract`: a resolved record is counted and sealed as a completed one.
+removing expired records, `JournalsContract` for durable steps, `TaskLogContract` for the task log of the janitor. If it has
+data keys, quotas and recovery, subclass `SettledContract`: a resolved record is counted and sealed as a completed one.
 """
 
 from pkgutil import iter_modules
@@ -25,6 +25,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_
 from flask_idempotency.testing.contract.claiming import Cancelling, Claiming, Fencing, Ownership
 from flask_idempotency.testing.contract.encryption import DataKeysContract, SettledLedger, SettledSecrets
 from flask_idempotency.testing.contract.inspection import Listing, ResponsesContract
+from flask_idempotency.testing.contract.journalling import JournalsContract
 from flask_idempotency.testing.contract.leases import LeaseExpiry, Retention
 from flask_idempotency.testing.contract.maintenance import ExpiryContract, TaskLogContract
 from flask_idempotency.testing.contract.quota import Counting, Limiting
@@ -37,6 +38,7 @@ from flask_idempotency.testing.doubles import FrozenClock
 __all__ = [
     "DataKeysContract",
     "ExpiryContract",
+    "JournalsContract",
     "LedgerContract",
     "RecoveryContract",
     "ResponsesContract",

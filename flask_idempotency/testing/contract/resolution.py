@@ -69,7 +69,7 @@ class ForceReleasing:
         """It can neither complete nor keep what is not its own any more; and what comes after it stays untouched."""
         seen, late = stood(store, clock, standing)
         assert store.recovery.force_release(seen)
-        writes: tuple[Callable[[], None], ...] = (
+        writes: tuple[Callable[[], object], ...] = (
             lambda: store.complete(seen.key, late, PAYLOAD, keep=KEEP),
             lambda: store.renew(seen.key, late, lease=LEASE),
             lambda: store.mark_point_of_no_return(seen.key, late),
@@ -214,7 +214,7 @@ class Resolving:
         held, token = stood(store, clock, "quarantined")
         assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         before = found(store, held.key)
-        writes: dict[str, Callable[[], None]] = {
+        writes: dict[str, Callable[[], object]] = {
             "complete": lambda: store.complete(held.key, token, OTHER_PAYLOAD, keep=2 * KEEP),
             "renew": lambda: store.renew(held.key, token, lease=LEASE),
             "release": lambda: store.release(held.key, token),

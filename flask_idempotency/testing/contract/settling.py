@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -277,7 +278,7 @@ class Settling:
         key = a_key()
         token = stand(store, clock, key, "completed")
         before = found(store, key)
-        writes = {
+        writes: dict[str, Callable[[], object]] = {
             "release": lambda: store.release(key, token),
             "quarantine": lambda: store.quarantine(key, token, "second thoughts"),
             "mark_point_of_no_return": lambda: store.mark_point_of_no_return(key, token),

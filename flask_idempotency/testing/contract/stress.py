@@ -241,7 +241,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.fences.append((grant.token, grant.fence))
 
 
-def lost(write: Callable[[], None]) -> Lost:
+def lost(write: Callable[[], object]) -> Lost:
     try:
         write()
     except LeaseLost:

@@ -12,6 +12,7 @@ import fakeredis
 import pytest
 
 from flask_idempotency.engine.capabilities import DataKey
+from flask_idempotency.engine.journal import Entry, JournalWrite, StepState
 from flask_idempotency.engine.model import TRANSITIONS, OnExpiry, State
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout, scripts
@@ -59,6 +60,11 @@ VERBS = {
     "quarantine": {"quarantine"},
     "complete": {"complete"},
     "release": {"release"},
+    "pause": {"release"},
+    "doubt": {"release"},
+    "write_steps": {"write_steps"},
+    "resume": {"resume_steps"},
+    "give_up": {"give_up_steps"},
     "resolve": {"resolve"},
     "force_release": {"force_release"},
     "mark_corrupt": {"mark_corrupt"},
@@ -340,10 +346,30 @@ def every_operation(store: RedisStore, cache: RedisReplayCache, clock: FrozenClo
     store.task_log.now()
     store.task_log.lock("reap", token, lease=LEASE)
     store.task_log.unlock("reap", token)
+    every_journal_operation(store, clock)
     taken = a_key()
     granted(store.claim(a_request(taken, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
     keys = layout.keys(taken)
     store._server.run(scripts.MARK_CORRUPT, keys, layout.name(keys), b"unreadable")
+
+
+def every_journal_operation(store: RedisStore, clock: FrozenClock) -> None:
+    journals, key, token = store.journals, a_key(), a_token()
+    grant = granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
+    done = Entry(b"i" * 12, "charge", "plain", StepState.FINISHED, True, payload=PAYLOAD)
+    journals.write(key, token, fence=grant.fence, writing=JournalWrite(1, (done,), (b"o" * 12,), steps=1), lease=LEASE)
+    journals.recall(key, token, fence=grant.fence)
+    journals.count()
+    journals.replace(key, done.id, PAYLOAD, OTHER_PAYLOAD)
+    store.release(key, token)
+    journals.give_up(seen(store, key), horizon=1e10)
+    journals.resume(seen(store, key), journals.read(key), token=a_token(), writing=JournalWrite(0, steps=1))
+    token = a_token()
+    granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
+    swept = journals.sweep(limit=500)
+    while swept.after is not None:
+        swept = journals.sweep(after=swept.after, limit=500)
+    journals.complete(key, token, PAYLOAD, keep=KEEP)
 
 
 def test_python_sends_as_many_keys_and_arguments_as_a_header_lists(sent: dict[str, set[tuple[int, int]]]) -> None:

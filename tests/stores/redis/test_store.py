@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.codec.envelope import EnvelopeCodec, Zlib
+from flask_idempotency.codec.compression import Zlib
+from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.model import (

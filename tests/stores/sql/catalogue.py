@@ -41,7 +41,22 @@ _SQLITE = {
 def catalogue(connection: Connection) -> Catalogue:
     """What was made, without what differs by when it was made, or by how its statement was laid out."""
     queries = _POSTGRESQL if connection.dialect.name == "postgresql" else _SQLITE
-    return {what: [_plain(row) for row in connection.execute(text(sql))] for what, sql in queries.items()}
+    found = {what: [_plain(row) for row in connection.execute(text(sql))] for what, sql in queries.items()}
+    if "made" in found:
+        found["made"] = [(*row, _parts(sql)) for *row, sql in found["made"]]
+    return found
+
+
+def _parts(sql: object) -> object:
+    """The columns and constraints in any order: SQLite writes a column that is added later behind the constraints."""
+    head, _, body = str(sql).removesuffix(")").partition("(")
+    parts, depth, begin = [], 0, 0
+    for index, letter in enumerate(body):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append(body[begin:index])
+            begin = index + 1
+    return head, tuple(sorted([*parts, body[begin:]]))
 
 
 def _plain(row: Row[Any]) -> tuple[object, ...]:

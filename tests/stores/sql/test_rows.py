@@ -352,7 +352,7 @@ def test_a_record_that_expired_before_completion_is_not_taken_over(
     assert before == row(make_engine, key)
 
 
-ENDS: dict[str, Callable[[SqlStore, StorageKey, bytes], None]] = {
+ENDS: dict[str, Callable[[SqlStore, StorageKey, bytes], object]] = {
     "release": lambda store, key, token: store.release(key, token),
     "quarantine": lambda store, key, token: store.quarantine(key, token, "lost"),
     "mark_point_of_no_return": lambda store, key, token: store.mark_point_of_no_return(key, token),

@@ -22,10 +22,11 @@ from sqlalchemy.sql.elements import CompilerElement
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import RequestInfo, StoredPayload
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.stores.sql import completion, outbox, quota, statements, store
+from flask_idempotency.stores.sql import completion, journal_statements, outbox, quota, statements, store
 from flask_idempotency.stores.sql.admin import data_keys, janitor
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL, SQLITE
+from flask_idempotency.stores.sql.journal_statements import Form
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -54,7 +55,7 @@ DRIVERS: dict[str, Callable[[], Driver]] = {POSTGRESQL: PGDialect_psycopg, SQLIT
 BOTH, ONLY_POSTGRESQL, ONLY_SQLITE = (POSTGRESQL, SQLITE), (POSTGRESQL,), (SQLITE,)
 
 
-MODULES = (statements, completion, data_keys, quota, janitor, store, outbox)
+MODULES = (statements, completion, data_keys, quota, janitor, store, outbox, journal_statements)
 
 
 PARTS = {
@@ -91,6 +92,7 @@ NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
     quota.reclaim_within: ONLY_POSTGRESQL,
     quota.tenant_lock: ONLY_POSTGRESQL,
     outbox.relay_lock: ONLY_POSTGRESQL,
+    journal_statements.write: ONLY_POSTGRESQL,
 }
 
 
@@ -119,6 +121,14 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
         found["_".join(("complete", *form))] = partial(completion.complete, **options), BOTH
         if "tells" not in form:
             found["_".join(("resolve", *form))] = partial(completion.resolve, **options), BOTH
+            found["_".join(("complete_closes", *form))] = partial(completion.complete, closes=True, **options), BOTH
+    begun, finished = Form(finished=False, has_payload=False), Form(finished=True, has_payload=True)
+    found["journal_write_sealed"] = partial(journal_statements.write, sealed=True), ONLY_POSTGRESQL
+    found["journal_write_begun"] = partial(journal_statements.write, forms=(begun,), opens=False), ONLY_POSTGRESQL
+    found["journal_write_two"] = partial(journal_statements.write, forms=(finished, begun)), ONLY_POSTGRESQL
+    found["journal_hold_in_doubt"] = partial(journal_statements.hold, opens=False), BOTH
+    found["journal_enter_begun"] = partial(journal_statements.enter, form=begun), BOTH
+    found["journal_replace_sealed"] = partial(journal_statements.replace, sealed=True), BOTH
     return found
 
 
@@ -168,7 +178,7 @@ CLAIMS: dict[str, tuple[Standing | None, bytes]] = {
 }
 
 
-WRITES: dict[str, Callable[[SqlStore, StorageKey, bytes], None]] = {
+WRITES: dict[str, Callable[[SqlStore, StorageKey, bytes], object]] = {
     "renew": lambda store, key, token: store.renew(key, token, lease=LEASE),
     "mark_point_of_no_return": lambda store, key, token: store.mark_point_of_no_return(key, token),
     "complete": lambda store, key, token: store.complete(key, token, PAYLOAD, keep=KEEP),

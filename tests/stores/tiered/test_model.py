@@ -174,7 +174,7 @@ class TieredMachine(RuleBasedStateMachine):
                 assert 0 < cached.remaining <= record.remaining
                 assert replace(cached, remaining=record.remaining) == record
 
-    def same(self, write: Callable[[Store], None]) -> None:
+    def same(self, write: Callable[[Store], object]) -> None:
         def lost(store: Store) -> bool:
             try:
                 write(store)

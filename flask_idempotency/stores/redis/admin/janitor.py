@@ -259,7 +259,9 @@ class RedisRecovery:
 
     def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         as_seen = seen.record.token, _ms(seen.record.deadline), NUMBERS[seen.record.state]
-        result = self._run(scripts.RESOLVE, seen.key, token, *completion(payload, keep=keep), *as_seen)
+        keys = layout.keys_with_journal(seen.key)
+        arguments = token, *completion(payload, keep=keep), *as_seen
+        result = self._server.run(scripts.RESOLVE, keys, layout.name(keys), *arguments)
         if result in (b"DONE", b"OTHER"):
             return bool(result == b"DONE")
         raise missing_data_key(result) or corrupt()
@@ -269,9 +271,8 @@ class RedisRecovery:
         facts = NUMBERS[record.state], record.token, _ms(record.deadline)
         keys = layout.keys(seen.key)
         # A new token identifies this call: if its reply is lost, a repetition finds that this call did it.
-        result = self._server.run(
-            scripts.FORCE_RELEASE, (*keys, layout.freed(seen.key)), layout.name(keys), *facts, new_token(), FREED_MS
-        )
+        concerned = *keys, layout.freed(seen.key), layout.journal(seen.key)
+        result = self._server.run(scripts.FORCE_RELEASE, concerned, layout.name(keys), *facts, new_token(), FREED_MS)
         return bool(result == b"DONE")
 
     def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:

@@ -1,6 +1,7 @@
 -- Take a key if it is free, else return how its record stands. Times are in microseconds, unless a name says ms.
 --
--- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys, 8 cancelled
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys,
+--   8 cancelled, [9 journal, if an expired lease may be taken over]
 -- ARGV: 1 now, 2 name, 3 token, 4 fingerprint, 5 flags: 4 if an expired lease may be taken over, and 2 if requests may wait,
 --   6 tid and info, 7 lease; about data loss: 8 store_id, 9 layout, 10 rule, 11 skew_ms, 12 key_made_at_ms;
 --   with a quota also: [13 records, 14 bytes, 15 in_flight, 16 new_keys, 17 window], '' for no limit
@@ -77,6 +78,7 @@ if not is_free then
   -- @include lib/data_loss
   -- @include lib/length
   -- @include lib/quarantine
+  -- @layout JOURNALS
 
   local rule = ARGV[10]
   local loss, noticed, fence_at_loss
@@ -113,6 +115,15 @@ if not is_free then
   local takeover = live and record.takeover
   -- The work of a claim from before a loss may be done, and its response lost: no worker takes it over.
   if live and not (takeover and (rule == 'run' or read_number(bytes, 18, 24) > fence_at_loss)) then
+    if takeover and KEYS[9] then
+      -- @include lib/journal
+      local journal, word = journal_of(KEYS[9], record)
+      if journal or word == 'CORRUPT' then
+        -- The journal may lack a step that has happened.
+        quarantine(KEYS, record, name, MEMORY_LOST, now)
+        return { 'UNKNOWN', 'memory-lost' }
+      end
+    end
     quarantine(KEYS, record, name, LEASE_EXPIRED, now)
     return { 'UNKNOWN', 'lease-expired' }
   end

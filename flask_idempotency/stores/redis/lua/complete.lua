@@ -1,6 +1,7 @@
--- Store the worker's response, once. A second call changes nothing.
+-- Store the worker's response, once. A second call changes nothing. For a claim of an endpoint with steps, also remove the
+-- journal.
 --
--- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys, [8 journal]
 -- ARGV: 1 now, 2 name, 3 token, 4 keep in microseconds, 5 success: '1' or '0', 6 status, 7 size, seal and payload,
 --   8 number of the data key or '0', 9 bucket width in ms
 -- Returns: 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT' | 'ERASED' | 'KEYLESS'
@@ -13,9 +14,9 @@
 local now, name, token = time_now(ARGV[1]), ARGV[2], ARGV[3]
 local bytes = redis.call('GET', KEYS[1])
 
--- fast path: a claim in flight of this token, that no other may have taken over and that no quota counts. What differs in
--- any point is left to the rules.
-local first = bytes and string.byte(bytes, 1)
+-- fast path: a claim in flight of this token, that no other may have taken over, without steps, and that no quota counts.
+-- What differs in any point is left to the rules.
+local first = not KEYS[8] and bytes and string.byte(bytes, 1)
 if (first == 40 or first == 42) and #bytes >= 80 and #bytes <= 68681728 and string.sub(bytes, 2, 17) == token then
   local a, b, c = string.byte(bytes, 78, 80)
   local r1, r2, r3, r4, r5, r6, d1, d2, d3, d4, d5, d6 = string.byte(bytes, 43, 54)
@@ -78,6 +79,10 @@ if record.counted then
   add_record(KEYS[6], usage, size)
 else
   leave_indexes(KEYS, record, name)
+end
+if KEYS[8] then
+  -- @include lib/journal
+  close_journal(KEYS[8], KEYS[6], record)
 end
 redis.call('SET', KEYS[1], bytes, 'PX', ttl)
 notify(record, name)

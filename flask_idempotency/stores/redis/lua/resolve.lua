@@ -1,6 +1,6 @@
--- Store a response for a quarantined record in its worker's place.
+-- Store a response for a quarantined record in its worker's place, and remove its journal.
 --
--- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys, 8 journal
 -- ARGV: 1 now, 2 name, 3 new token, 4 keep in microseconds, 5 success: '1' or '0', 6 status, 7 size, seal and payload,
 --   8 number of the data key or '0', 9 bucket width in ms; as they were seen: 10 token, 11 deadline in ms, 12 state
 -- Returns: 'DONE' | 'OTHER' | 'CORRUPT' | 'ERASED' | 'KEYLESS'
@@ -10,6 +10,7 @@
 -- @include lib/snapshot
 -- @include lib/data_keys
 -- @include lib/complete
+-- @include lib/journal
 -- @include lib/notify
 
 local now, name, new_token = time_now(ARGV[1]), ARGV[2], ARGV[3]
@@ -44,6 +45,7 @@ if record.counted then
 else
   leave_indexes(KEYS, record, name)
 end
+close_journal(KEYS[8], KEYS[6], record)
 redis.call('SET', KEYS[1], bytes, 'PX', ttl)
 notify(record, name)
 return 'DONE'

@@ -10,7 +10,6 @@ clock. It compares the two separately, because the server's clock moves while th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Final
 
 import sqlalchemy
@@ -307,8 +306,10 @@ class SqlRecovery:
 
         def release(connection: Connection) -> bool:
             is_completed = seen.record.state is State.COMPLETED
-            with transaction(connection) if is_completed else nullcontext():
+            with transaction(connection):
                 row = connection.execute(force_release(dialect), parameters).one_or_none()
+                if row is not None and not is_completed:
+                    connection.execute(completion.drop_journal(dialect), parameters)
                 if is_completed and row is not None and row.in_quota:
                     subtracted = entry(
                         kind=RESPONSES,
@@ -463,6 +464,7 @@ def force_release(dialect: Dialect) -> ReturningUpdate[Any]:
         token=_bytes("my_token"),
         expires_at=now + literal_column(str(RELEASED_KEEP), BigInteger),
         resolver_due_at=ZERO,
+        steps=ZERO,
         succeeded=ended_wait(dialect),
         **{name: null() for name in cleared},
     )

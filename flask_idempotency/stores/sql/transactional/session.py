@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
 from flask_idempotency.engine.forks import after_fork
+from flask_idempotency.engine.journal import JournalWrite
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record, StoredPayload
 from flask_idempotency.engine.store import Clock
@@ -27,10 +28,12 @@ from flask_idempotency.stores.sql.completion import answer_of, facts_of
 from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
+from flask_idempotency.stores.sql.journals import parameters_of
 from flask_idempotency.stores.sql.rows import completed_row, is_condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.sql.transactional.listeners import hears_statements, join_here, joined_here, listen
+from flask_idempotency.stores.sql.transactional.steps import SessionStep
 from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, is_writing, refuse_autocommit
 
 SHORTEST_SECONDS: Final = 0.001
@@ -126,6 +129,107 @@ class SessionTransactions:
         )
         join_here(transaction)
         return transaction
+
+    def join_step(
+        self,
+        keys: Sequence[StorageKey],
+        token: bytes,
+        *,
+        fences: Sequence[int],
+        lease: float,
+        operation: str,
+        early: Callable[[], Sequence[JournalWrite]],
+        on_early_commit: Callable[[], None],
+    ) -> SessionStep:
+        """Listen to the session of this context until `leave`, for one step."""
+        sessions = self._sessions()
+        session: Session = sessions()
+        self._refuse_nested_view(session)
+        begun = session.in_transaction()
+        if session.new or session.dirty or session.deleted or (begun and self.has_written(self.connection(session))):
+            raise ConfigurationError(
+                "db.session has writes that do not belong to this transactional step. Write them in the step, or commit them "
+                "before it."
+            )
+        if begun and (conflict := self.conflict(self.connection(session))):
+            raise ConfigurationError(
+                f"db.session has begun a transaction before a transactional step, and {conflict}. End it before the step: "
+                "db.session.commit(), or rollback()."
+            )
+        listener = listen(sessions.session_factory, self._store.database.base)
+
+        def committed_early() -> None:
+            self._report(operation)
+            on_early_commit()
+
+        step = SessionStep(
+            self,
+            tuple(keys),
+            token,
+            fences=fences,
+            lease=lease,
+            early_writes=early,
+            session=session,
+            factory=sessions.session_factory,
+            listener=listener,
+            early=committed_early,
+        )
+        if self._store.database.dialect.name == SQLITE:
+            self._store.journals.locked.update(key.rid for key in keys)
+        join_here(step)
+        return step
+
+    def end_step(self, keys: Sequence[StorageKey]) -> None:
+        """Let other threads write to these journals again."""
+        self._store.journals.locked.difference_update(key.rid for key in keys)
+
+    def write_journals(
+        self,
+        connection: Connection,
+        keys: Sequence[StorageKey],
+        token: bytes,
+        *,
+        fences: Sequence[int],
+        writes: Sequence[JournalWrite],
+        lease: float,
+    ) -> None:
+        """Change the journal of each key in this transaction.
+
+        Raises `LeaseLost` if the token or a fence lost its record, and `DataKeyMissing` before anything is changed.
+        """
+        writer, now = self._store.journals.writer, self._store.now()
+        given = [
+            (parameters_of(key, token, fence=fence, writing=each, lease=lease, now=now), each)
+            for key, fence, each in zip(keys, fences, writes, strict=True)
+        ]
+        with without_logging(connection):
+            for parameters, writing in given:
+                writer.refuse_without_keys(connection, parameters, writing.enter)
+            for parameters, writing in given:
+                if writer.write(connection, parameters, writing) or writer.is_done(connection, parameters, writing):
+                    continue
+                raise LeaseLost("the record changed while a step was committed")
+
+    def has_reached(self, key: StorageKey, token: bytes, *, fence: int, number: int) -> bool:
+        """Return True if this write is in the journal, after every transaction that wrote to it has ended."""
+        if self._store.database.dialect.name != SQLITE:
+            # A write waits for a COMMIT that has not ended; a read would see the row before it.
+            self._store.renew(key, token, lease=SHORTEST_SECONDS)
+        return self._store.journals.recall(key, token, fence=fence).write >= number
+
+    def refuse_open_write(self) -> None:
+        """Raise `ConfigurationError` if the session of this context holds SQLite's one write lock."""
+        if self._store.database.dialect.name != SQLITE:
+            return
+        sessions = self._sessions()
+        if not sessions.registry.has():
+            return
+        session: Session = sessions()
+        if session.in_transaction() and is_writing(self.connection(session)):
+            raise ConfigurationError(
+                "a step begins while db.session has written, and on SQLite its journal cannot be written beside that. Commit "
+                "before the step: db.session.commit()."
+            )
 
     def unsaved(self) -> bool:
         sessions = self._sessions()
@@ -314,3 +418,4 @@ class TransactionalSqlStore(SqlStore):
     ) -> None:
         super().__init__(database, strategy=strategy, clock=clock)
         self.transactions = SessionTransactions(sessions, self)
+        self.journals.before_write = self.transactions.refuse_open_write

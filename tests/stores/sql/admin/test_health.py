@@ -14,7 +14,7 @@ from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.sql.admin import health, schema_check
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.migrations import upgrade
+from flask_idempotency.stores.sql.migrations import LATEST, upgrade
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
@@ -88,11 +88,14 @@ def test_missing_tables(store: SqlStore, make_engine: MakeEngine) -> None:
 
 def test_old_tables(store: SqlStore, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their version and the one that is needed."""
-    monkeypatch.setattr(schema_check, "LATEST", 3)
+    monkeypatch.setattr(schema_check, "LATEST", LATEST + 1)
     execute(make_engine(), "DROP INDEX idempotency_expired_leases")
 
     schema = found(store, "schema")
-    assert (Verdict.FAULT, "at version 2 and this release needs 3" in schema.text) == (schema.verdict, True)
+    assert (Verdict.FAULT, f"at version {LATEST} and this release needs {LATEST + 1}" in schema.text) == (
+        schema.verdict,
+        True,
+    )
 
 
 @on_postgresql

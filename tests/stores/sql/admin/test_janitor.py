@@ -21,7 +21,7 @@ from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql import dialects
 from flask_idempotency.stores.sql.admin import janitor
 from flask_idempotency.stores.sql.claiming import RETRY_SECONDS
-from flask_idempotency.stores.sql.dialects import dialect_of, in_microseconds
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, dialect_of, in_microseconds
 from flask_idempotency.stores.sql.schema import quota_buckets, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
@@ -82,8 +82,8 @@ def test_unfinished_rows_are_found_by_an_index(
     assert "Seq Scan on idempotency_records" not in plan
 
 
-def test_each_change_is_one_statement(store: SqlStore, clock: FrozenClock) -> None:
-    """So it needs no transaction, and no pooler has to keep a connection for it."""
+def test_a_change_is_one_statement_unless_it_ends_a_journal(store: SqlStore, clock: FrozenClock) -> None:
+    """So it needs no transaction, and no pooler has to keep a connection for it. A journal ends with its record."""
     lapsed, _ = stood(store, clock, "lapsed, quarantine")
     held, _ = stood(store, clock, "quarantined")
     freed, _ = stood(store, clock, "quarantined")
@@ -94,7 +94,14 @@ def test_each_change_is_one_statement(store: SqlStore, clock: FrozenClock) -> No
         store.recovery.counts()
         store.recovery.next_for_resolver(horizon=clock.now, least=1, most=2, limit=10)
 
-    assert 5 == len(statements)
+    ended = ["UPDATE idempotency_records", "DELETE FROM"]
+    if store.database.dialect.name == POSTGRESQL:
+        quarantined, resolved, released, read = statements[:1], statements[1:2], statements[2:4], statements[4:]
+        assert (["WITH done"], ended) == (resolved, released)
+    else:
+        quarantined, resolved, released, read = statements[:1], statements[1:5], statements[5:9], statements[9:]
+        assert ([["BEGIN IMMEDIATE", *ended, "COMMIT"]] * 2) == [resolved, released]
+    assert (["UPDATE idempotency_records"], 2) == (quarantined, len(read))
 
 
 def test_a_released_row_holds_no_response(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:

@@ -108,12 +108,13 @@ def test_missing_tables_are_named_where_others_are_there(engine: Engine) -> None
 
 def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that lacks what a later release needs."""
-    monkeypatch.setattr(schema_check, "LATEST", 3)
+    monkeypatch.setattr(schema_check, "LATEST", LATEST + 1)
     execute(engine, "DROP INDEX idempotency_expired_leases")
 
     (fault,) = found(engine)
 
-    assert fault.startswith(f"The idempotency tables are at version 2 and this release needs 3. {UPGRADE}")
+    versions = f"at version {LATEST} and this release needs {LATEST + 1}"
+    assert fault.startswith(f"The idempotency tables are {versions}. {UPGRADE}")
     assert "`sql.upgrade(op.get_bind())`" in fault
     assert "flask db migrate" not in fault
 
@@ -132,7 +133,7 @@ def test_a_newer_schema_is_a_fault(engine: Engine) -> None:
 
     (fault,) = found(engine)
 
-    assert "version 99, which is newer than this release knows (2). Install the release" in fault
+    assert "version 99, which is newer than this release knows (3). Install the release" in fault
 
 
 def test_a_missing_column_is_a_fault_that_no_upgrade_repairs(engine: Engine) -> None:

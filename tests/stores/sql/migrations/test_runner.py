@@ -340,7 +340,8 @@ def test_a_step_that_fails_leaves_no_change(
     engine = make_engine(pool_size=1, max_overflow=0, **({"isolation_level": isolation} if isolation else {}))
     with monkeypatch.context() as patch:
         statements = (*STEPS[-1].statements[engine.dialect.name], "SELECT nothing FROM nowhere")
-        patch.setattr(runner, "STEPS", (replace(STEPS[-1], statements={engine.dialect.name: statements}),))
+        broken = replace(STEPS[-1], statements={engine.dialect.name: statements})
+        patch.setattr(runner, "STEPS", (*STEPS[:-1], broken))
         with pytest.raises(Exception, match="nowhere"), engine.connect() as connection:
             upgrade(connection)
 

@@ -1,6 +1,6 @@
 -- Whether a tenant may have one more key.
 -- @include lib/quota_totals
--- @layout WINDOW LIMITS
+-- @layout WINDOW LIMITS JOURNALS
 
 -- Return the number of the window of this length that is open, as text.
 local function window_number(length, now)
@@ -78,12 +78,13 @@ end
 
 -- Return a tenant's limits and usage as a new key needs them, nil if they cannot be read. Read-only.
 local function read_quota(tenant_quota, tenant_unfinished, defaults, now)
-  local found = redis.call('HMGET', tenant_quota, TOTALS, LIMITS)
+  local found = redis.call('HMGET', tenant_quota, TOTALS, LIMITS, JOURNALS)
   local totals, limits = parse_totals(found[1]), limits_of(found[2], defaults)
-  if not totals or not limits then
+  local journals = string.match(found[3] or '0', '^%d+$')
+  if not totals or not limits or not journals then
     return nil
   end
-  local quota = { limits = limits, unfinished = redis.call('ZCARD', tenant_unfinished) }
+  local quota = { limits = limits, journals = tonumber(journals), unfinished = redis.call('ZCARD', tenant_unfinished) }
   quota.window = limits[4] and read_window(tenant_quota, tonumber(limits[5]), now)
   quota.totals, quota.ended = sweep(tenant_quota, totals, quota.window and quota.window.is_new, now)
   return quota
@@ -97,7 +98,7 @@ local function quota_refusal(quota, tenant_unfinished, now)
   if limits[1] and quota.unfinished + totals.records >= tonumber(limits[1]) then
     return { 'OVER-QUOTA', 'records', limits[1], ends, 0 }
   end
-  if limits[2] and totals.bytes >= tonumber(limits[2]) then
+  if limits[2] and totals.bytes + quota.journals >= tonumber(limits[2]) then
     return { 'OVER-QUOTA', 'bytes', limits[2], ends, 0 }
   end
   if limits[3] then

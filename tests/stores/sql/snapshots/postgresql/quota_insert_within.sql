@@ -14,9 +14,11 @@ WHERE others.tenant_id = %(my_tenant_id)s AND others.in_quota = 1 AND others.lea
 FROM idempotency_quota
 WHERE idempotency_quota.tenant_id = %(my_tenant_id)s AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > limits.now) < limits.records - %(my_margin)s::BIGINT) AND (limits.bytes IS NULL OR (SELECT CAST(coalesce(sum(idempotency_quota.bytes), 0) AS BIGINT) AS coalesce_2
 FROM idempotency_quota
-WHERE idempotency_quota.tenant_id = %(my_tenant_id)s AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > limits.now) < limits.bytes) AND (limits.in_flight - %(my_margin)s::BIGINT IS NULL OR (SELECT count(*) AS count_2
+WHERE idempotency_quota.tenant_id = %(my_tenant_id)s AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > limits.now) + (SELECT CAST(coalesce(sum(idempotency_steps.payload_size), 0) AS BIGINT) AS coalesce_3
+FROM idempotency_steps JOIN idempotency_records AS others ON others.record_id = idempotency_steps.record_id AND others.requested_at = idempotency_steps.requested_at
+WHERE idempotency_steps.tenant_id = %(my_tenant_id)s AND others.in_quota = 1 AND others.lease_expires_at IS NOT NULL) < limits.bytes) AND (limits.in_flight - %(my_margin)s::BIGINT IS NULL OR (SELECT count(*) AS count_2
 FROM idempotency_records AS others
-WHERE others.tenant_id = %(my_tenant_id)s AND others.in_quota = 1 AND others.lease_expires_at IS NOT NULL AND others.lease_expires_at > limits.now AND others.state = 'processing') < limits.in_flight - %(my_margin)s::BIGINT) AND (limits.new_keys - %(my_margin)s::BIGINT IS NULL OR (SELECT CAST(coalesce(sum(idempotency_quota.records), 0) AS BIGINT) AS coalesce_3
+WHERE others.tenant_id = %(my_tenant_id)s AND others.in_quota = 1 AND others.lease_expires_at IS NOT NULL AND others.lease_expires_at > limits.now AND others.state = 'processing') < limits.in_flight - %(my_margin)s::BIGINT) AND (limits.new_keys - %(my_margin)s::BIGINT IS NULL OR (SELECT CAST(coalesce(sum(idempotency_quota.records), 0) AS BIGINT) AS coalesce_4
 FROM idempotency_quota
 WHERE idempotency_quota.tenant_id = %(my_tenant_id)s AND idempotency_quota.kind = 'new_keys' AND idempotency_quota.bucket_end = (limits.now / limits.window_length + 1) * limits.window_length AND idempotency_quota.window_length = limits.window_length) < limits.new_keys - %(my_margin)s::BIGINT)) THEN pg_try_advisory_xact_lock_shared(%(my_tenants_number)s::BIGINT) ELSE false END)) ON CONFLICT (record_id) DO NOTHING  RETURNING idempotency_records.fence),
 into_window AS

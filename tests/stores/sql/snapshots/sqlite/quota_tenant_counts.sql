@@ -6,7 +6,9 @@ WHERE others.tenant_id = ? AND others.in_quota = 1 AND others.lease_expires_at I
 FROM idempotency_quota
 WHERE idempotency_quota.tenant_id = ? AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > limits.now) AS records, (SELECT CAST(coalesce(sum(idempotency_quota.bytes), 0) AS BIGINT) AS coalesce_2
 FROM idempotency_quota
-WHERE idempotency_quota.tenant_id = ? AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > limits.now) AS bytes, (SELECT CAST(coalesce(sum(idempotency_quota.records), 0) AS BIGINT) AS coalesce_3
+WHERE idempotency_quota.tenant_id = ? AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > limits.now) + CASE WHEN (limits.bytes IS NOT NULL) THEN (SELECT CAST(coalesce(sum(idempotency_steps.payload_size), 0) AS BIGINT) AS coalesce_3
+FROM idempotency_steps JOIN idempotency_records AS others ON others.record_id = idempotency_steps.record_id AND others.requested_at = idempotency_steps.requested_at
+WHERE idempotency_steps.tenant_id = ? AND others.in_quota = 1 AND others.lease_expires_at IS NOT NULL) ELSE 0 END AS bytes, (SELECT CAST(coalesce(sum(idempotency_quota.records), 0) AS BIGINT) AS coalesce_4
 FROM idempotency_quota
 WHERE idempotency_quota.tenant_id = ? AND idempotency_quota.kind = 'new_keys' AND idempotency_quota.bucket_end = (limits.now / limits.window_length + 1) * limits.window_length AND idempotency_quota.window_length = limits.window_length) AS new_keys, (SELECT min(others.lease_expires_at) AS min_1
 FROM idempotency_records AS others

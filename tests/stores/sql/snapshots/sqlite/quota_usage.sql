@@ -4,9 +4,11 @@ WHERE others.tenant_id = ? AND others.in_quota = 1 AND others.lease_expires_at I
 FROM idempotency_quota
 WHERE idempotency_quota.tenant_id = ? AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > moment.now) AS records, (SELECT CAST(coalesce(sum(idempotency_quota.bytes), 0) AS BIGINT) AS coalesce_2
 FROM idempotency_quota
-WHERE idempotency_quota.tenant_id = ? AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > moment.now) AS bytes, (SELECT count(*) AS count_2
+WHERE idempotency_quota.tenant_id = ? AND idempotency_quota.kind = 'responses' AND idempotency_quota.bucket_end > moment.now) + (SELECT CAST(coalesce(sum(idempotency_steps.payload_size), 0) AS BIGINT) AS coalesce_3
+FROM idempotency_steps JOIN idempotency_records AS others ON others.record_id = idempotency_steps.record_id AND others.requested_at = idempotency_steps.requested_at
+WHERE idempotency_steps.tenant_id = ? AND others.in_quota = 1 AND others.lease_expires_at IS NOT NULL) AS bytes, (SELECT count(*) AS count_2
 FROM idempotency_records AS others
-WHERE others.tenant_id = ? AND others.in_quota = 1 AND others.lease_expires_at IS NOT NULL AND others.lease_expires_at > moment.now AND others.state = 'processing') AS in_flight, (SELECT CAST(coalesce(max(windows.keys), 0) AS BIGINT) AS coalesce_3
+WHERE others.tenant_id = ? AND others.in_quota = 1 AND others.lease_expires_at IS NOT NULL AND others.lease_expires_at > moment.now AND others.state = 'processing') AS in_flight, (SELECT CAST(coalesce(max(windows.keys), 0) AS BIGINT) AS coalesce_4
 FROM (SELECT sum(idempotency_quota.records) AS keys
 FROM idempotency_quota
 WHERE idempotency_quota.tenant_id = ? AND idempotency_quota.kind = 'new_keys' AND idempotency_quota.bucket_end > moment.now GROUP BY idempotency_quota.bucket_end, idempotency_quota.window_length) AS windows) AS new_keys

@@ -1,0 +1,187 @@
+"""Declare the steps of an endpoint, and compare the recorded ones with them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, get_args
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.journal import Effects, Journal
+
+Returns: TypeAlias = type | tuple[Callable[[Any], Any], Callable[[Any], Any]]
+"""A dataclass or NamedTuple that a step returns; or two functions, to plain values and back from them."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TOO_WIDE: Final = (BaseException, Exception, OSError, ConnectionError, TimeoutError)
+_AMBIGUOUS: Final = MappingProxyType(
+    {
+        "requests": frozenset(
+            {"RequestException", "ConnectionError", "Timeout", "ReadTimeout", "ChunkedEncodingError"}
+        ),
+        "httpx": frozenset(
+            {
+                "HTTPError",
+                "RequestError",
+                "TransportError",
+                "TimeoutException",
+                "ReadTimeout",
+                "WriteTimeout",
+                "NetworkError",
+                "ReadError",
+                "WriteError",
+                "CloseError",
+                "ProtocolError",
+                "RemoteProtocolError",
+            }
+        ),
+    }
+)
+"""Exceptions of HTTP clients that the other side may raise after it has acted."""
+
+
+class UndeclaredStep(RuntimeError):
+    """The endpoint does not list this step, so it has not run. The text names both remedies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that an endpoint may take: what happens to it after a crash.
+
+    Raises `TypeError` for a wrong type, and `ConfigurationError` for values that cannot hold.
+    """
+
+    name: str
+    """1 to 64 of `A-Za-z0-9._-`."""
+    _: KW_ONLY
+    effects: Effects = "plain"
+    """`plain`: at most once. `deduplicated`: once by the other side's key. `transactional`: exactly once, in your own
+    database. `pure`: a value without an effect, the same in all attempts."""
+    harmless: tuple[type[Exception], ...] = ()
+    """Exceptions of its function that prove that it had no effect. Such a step may run again."""
+    returns: Returns | None = None
+    """What rebuilds the result: a dataclass, a NamedTuple, or two functions, to plain values and back."""
+    item: str | None = None
+    """The parameter of a decorated function that tells several steps of this name apart."""
+    compare: tuple[str, ...] | None = None
+    """The parameters that must be the same in all attempts. None: all of them. Empty: none."""
+    was: str | None = None
+    """An earlier name of this step. It stays its identity, and that of its downstream keys, while you write it here."""
+    intent: bool = True
+    """False: do not record that a deduplicated step begins, which saves a call of the store."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"the name of a step is text, not {type(self.name).__name__}")
+        for name in (self.name, self.was):
+            if name is not None and not _NAME.fullmatch(name):
+                raise ConfigurationError(f"the step name {name!r} must be 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'.")
+        if self.was == self.name:
+            raise ConfigurationError(f"step {self.name!r}: was= names the step itself. Leave it out.")
+        if self.effects not in get_args(Effects):
+            raise ConfigurationError(f"step {self.name!r}: effects must be one of {', '.join(get_args(Effects))}.")
+        if not _all_in_tuple(self.harmless, _is_exception):
+            raise TypeError(f"step {self.name!r}: harmless is a tuple of exception classes")
+        for error in self.harmless:
+            if error in _TOO_WIDE or _is_ambiguous(error):
+                raise ConfigurationError(
+                    f"step {self.name!r}: {error.__name__} in harmless= can follow an effect, as when only the reply was lost: "
+                    "the step would run twice. Name the exceptions that prove that nothing happened."
+                )
+        if self.compare is not None and not _all_in_tuple(self.compare, _is_text):
+            raise TypeError(f"step {self.name!r}: compare is a tuple of parameter names")
+        if self.item is not None and not isinstance(self.item, str):
+            raise TypeError(f"step {self.name!r}: item is the name of a parameter")
+        if not self.intent and self.effects != "deduplicated":
+            raise ConfigurationError(
+                f"step {self.name!r}: intent=False needs effects='deduplicated'. A {self.effects} step does not allow it."
+            )
+
+    @property
+    def recorded_as(self) -> str:
+        """The name in journals and downstream keys: the original one of a renamed step."""
+        return self.was or self.name
+
+
+def _all_in_tuple(values: object, fits: Callable[[object], bool]) -> bool:
+    return isinstance(values, tuple) and all(map(fits, values))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _is_ambiguous(error: type[Exception]) -> bool:
+    # Compared by name, because this package does not know whether they are installed.
+    package = error.__module__.partition(".")[0]
+    return error.__name__ in _AMBIGUOUS.get(package, ())
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """The steps that an endpoint declares. Made once from its policy, by `StepRules.of`."""
+
+    steps: Mapping[str, Step]
+    """By their names."""
+    dropped: frozenset[str] = frozenset()
+    """Recorded names that the endpoint has given up on purpose."""
+    any_order: bool = False
+    """Whether a new effect may begin although recorded ones have not been asked for yet."""
+    _recorded: Mapping[str, Step] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_recorded", {step.recorded_as: step for step in self.steps.values()})
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], *, dropped: frozenset[str] = frozenset(), any_order: bool = False) -> StepRules:
+        """Make the rules of these steps. Their names differ: `faults` checks that."""
+        return cls({step.name: step for step in steps}, dropped, any_order)
+
+    def rule(self, name: str) -> Step:
+        """Return the step of this name. Raises `UndeclaredStep` if the endpoint does not list it."""
+        try:
+            return self.steps[name]
+        except KeyError:
+            raise UndeclaredStep(
+                f"this endpoint does not list the step {name!r}, so it did not run. Add it to steps= of the endpoint, or call "
+                "the function outside of a step."
+            ) from None
+
+    def of_recorded(self, name: str) -> Step | None:
+        """Return the step that is recorded under this name, through `was` too. None: no step is any more.
+
+        The new name of a renamed step is none: what was recorded under it has another identity, and would run again.
+        """
+        return self._recorded.get(name)
+
+    def undeclared(self, journal: Journal) -> list[str]:
+        """Return the recorded names that this endpoint neither declares nor has dropped, each once."""
+        names = dict.fromkeys(entry.name for entry in journal.entries)
+        return [name for name in names if name not in self.dropped and self.of_recorded(name) is None]
+
+
+def step_faults(steps: Sequence[Step], dropped: frozenset[str], *, joint: bool) -> list[str]:
+    """Return one sentence for each contradiction between these steps, with its remedy."""
+    faults = []
+    counted = Counter(step.name for step in steps)
+    faults += [f"steps= lists {name!r} twice: each step has its own name." for name in counted if counted[name] > 1]
+    names = set(counted)
+    former = Counter(step.was for step in steps if step.was is not None)
+    for name in former:
+        if name in names or former[name] > 1:
+            faults.append(f"was={name!r} is the name of another step too: no two steps may have one identity.")
+    if both := sorted(dropped & (names | set(former))):
+        faults.append(f"dropped_steps names {both[0]!r}, which steps= lists too. Leave it out of one of them.")
+    if not joint and (step := next((step for step in steps if step.effects == "transactional"), None)):
+        faults.append(
+            f"step {step.name!r} is transactional, which needs a SQL store on the session's database: its rows could not be "
+            "committed together with the journal. Set IDEMPOTENCY_STORE to flask-sqlalchemy://, or use another kind of step."
+        )
+    return faults

@@ -1,0 +1,595 @@
+"""Take one claim through the steps of its view: pass finished ones, record the others, and stop before a second effect.
+
+See `journal.py` for what a store keeps. Writes of one claim follow each other under a lock, which no function of a step holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from threading import RLock
+from typing import Final
+
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    DataKeyMissing,
+    LeaseLost,
+    NotCommitted,
+    NotStorable,
+    ResponseUnavailable,
+    StepInDoubt,
+    StepsChanged,
+    StoreUnavailable,
+)
+from flask_idempotency.engine.events import (
+    CommittedEarly,
+    CompletionRetrying,
+    Observers,
+    StepDoubtful,
+    StepFailed,
+    StepFinished,
+    StepRecalled,
+    StepResultNotKept,
+    StepsChangedHeld,
+)
+from flask_idempotency.engine.journal import (
+    IN_DOUBT,
+    LARGEST_JOURNAL,
+    LARGEST_RESULT,
+    MEMORY_LOST,
+    MOST_STEPS,
+    STEPS_CHANGED,
+    Entry,
+    Journals,
+    JournalWrite,
+    StepState,
+    StepTransaction,
+    StepTransactions,
+)
+from flask_idempotency.engine.keys import step_digest, step_id
+from flask_idempotency.engine.model import ERASED, StoredPayload
+from flask_idempotency.engine.step_rules import Step, StepRules
+from flask_idempotency.engine.store import Codec, SealContext, StepCodec, StepContext
+
+TRIES: Final = 3
+"""How often a journal entry is sealed for one write, as for a response."""
+
+_ERASED: Final = StoredPayload(b"", 0, True, 0, ERASED)
+
+
+@dataclass(slots=True, eq=False)
+class _Unsent:
+    """An entry that the store has not confirmed yet, with what its payload is sealed from."""
+
+    entry: Entry
+    item: bytes
+    result: bytes | None
+    payload: StoredPayload | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """The journal of one record of the claim, as it is when the unsent entries have arrived."""
+
+    context: SealContext
+    attempt: int
+    entries: dict[bytes, Entry] = field(default_factory=dict)
+    earlier: frozenset[bytes] = frozenset()
+    """The ids that earlier attempts recorded."""
+    erased: bool = False
+    """Whether the results of earlier attempts were erased with their tenant."""
+    unsent: dict[bytes, _Unsent] = field(default_factory=dict)
+    withdrawn: set[bytes] = field(default_factory=set)
+    number: int = 0
+
+    @property
+    def in_doubt(self) -> bool:
+        return any(entry.in_doubt for entry in self.entries.values())
+
+
+class Steps:
+    """The steps of one claim. Threads and tasks of its view may share it."""
+
+    def __init__(
+        self,
+        granted: Sequence[tuple[SealContext, int]],
+        rules: StepRules,
+        journals: Journals,
+        codec: Codec,
+        observers: Observers,
+        *,
+        label: str,
+        operation: str,
+        lease: float,
+        monotonic: Callable[[], float],
+        refuse: Callable[[], None],
+        transactions: StepTransactions | None = None,
+    ) -> None:
+        """`granted` has each record of the claim and its attempt, the newest secret first.
+
+        `refuse` raises if no step may begin any more, because the claim was lost, has ended or runs for too long.
+        """
+        sealer: StepCodec | None = getattr(codec, "steps", None)
+        if sealer is None:
+            raise TypeError(f"{type(codec).__name__} cannot seal steps: it has no `steps`")
+        self._records = [_Record(context, attempt) for context, attempt in granted]
+        self._rules = rules
+        self._journals = journals
+        self._codec = codec
+        self._sealer = sealer
+        self._observers = observers
+        self._label = label
+        self._operation = operation
+        self._lease = lease
+        self._monotonic = monotonic
+        self._refuse = refuse
+        self._transactions = transactions
+        self._lock = RLock()
+        self._asked: set[tuple[str, bytes]] = set()
+        self._asked_ids: set[bytes] = set()
+        self._line: StepRun | None = None
+        self._bytes = 0
+        self._lost: LeaseLost | None = None
+        self.attempt = max(attempt for _, attempt in granted)
+        self.poisoned = ""
+        """The quarantine reason of a request that must not go on, or empty."""
+
+    def recall(self) -> None:
+        """Read what earlier attempts recorded. Raises `LeaseLost`, `StoreUnavailable` and `CorruptRecord`.
+
+        `poisoned` is set if the recorded steps do not fit the endpoint: then the view must not begin.
+        """
+        for record in self._records:
+            if record.attempt == 1:
+                continue
+            context = record.context
+            journal = self._journals.recall(context.key, context.token, fence=context.fence)
+            record.entries = {entry.id: entry for entry in journal.entries}
+            record.earlier, record.erased = frozenset(record.entries), journal.erased
+            if not journal.complete:
+                self.poisoned = MEMORY_LOST
+            elif unknown := self._rules.undeclared(journal):
+                self._poison(unknown[0], "undeclared")
+        if len(self._records) > 1 and not self.poisoned:
+            self._reconcile()
+        for entry in self._records[-1].entries.values():
+            self._bytes += 0 if entry.payload is None else entry.payload.byte_size
+
+    @property
+    def recorded(self) -> bool:
+        """Whether any record of the claim has a journal."""
+        return any(record.entries for record in self._records)
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether an effect is recorded, so that a release pauses the request."""
+        with self._lock:
+            return any(entry.has_effect for record in self._records for entry in record.entries.values())
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a plain step has begun, and it is unknown whether it happened."""
+        with self._lock:
+            return any(record.in_doubt for record in self._records)
+
+    @property
+    def unasked(self) -> tuple[str, ...]:
+        """The recorded effects that the view has not asked for, by name."""
+        with self._lock:
+            return tuple(dict.fromkeys(entry.name for entry in self._unasked()))
+
+    def rule(self, name: str) -> Step:
+        """Return the declared step of this name. Raises `UndeclaredStep`."""
+        return self._rules.rule(name)
+
+    def hold(self) -> str:
+        """Return why a response that is to be kept must be a quarantine instead. Empty: it may be kept."""
+        if not self.poisoned and (left := self.unasked):
+            self._poison(left[0], "not-reached")
+        return self.poisoned
+
+    def enter(self, name: str, item: bytes = b"", *, digest: bytes = b"", in_line: bool = True) -> StepRun:
+        """Begin this step, or return it as recalled. The store has recorded it when its function may run.
+
+        `item` is encoded, and `digest` one of the arguments, which must not be keyed: each record's own key is added here.
+        `in_line`: the view's own thread asks for it. Raises `StepsChanged`, `StepInDoubt`, `LeaseLost`, `StoreUnavailable`
+        and, for misuse, `RuntimeError`. In all these cases the function must not run.
+        """
+        with self._lock:
+            self._may_go_on()
+            step = self._rules.rule(name)
+            asked = (step.recorded_as, item)
+            if in_line and self._line is not None:
+                raise RuntimeError(
+                    f"the step {name!r} was called inside of {self._line.step.name!r}: steps do not nest"
+                )
+            if asked in self._asked:
+                raise RuntimeError(f"the step {name!r} was asked for twice in one attempt: give each call its own item")
+            ids = [step_id(record.context.key, step.recorded_as, item) for record in self._records]
+            digests = [step_digest(record.context.key, digest) for record in self._records]
+            found = [record.entries.get(id) for record, id in zip(self._records, ids, strict=True)]
+            for entry, keyed in zip(found, digests, strict=True):
+                if entry is not None and entry.digest and keyed and entry.digest != keyed:
+                    raise self._changed(step.name, "arguments", "was recorded with other arguments")
+            run = StepRun(self, step, item, ids, digests, in_line)
+            for record, entry in zip(self._records, found, strict=True):
+                if entry is not None and entry.state is StepState.FINISHED:
+                    self._ask(run)
+                    run.recalled, run.result = True, self._open(record, entry, step)[1] if entry.kept else None
+                    self._observers(StepRecalled(self._label, self._operation, step.name, step.effects, run.item_label))
+                    return run
+            # A step that began as another kind is in doubt too: what its new kind promises does not hold for that run.
+            if any(entry is not None and (entry.in_doubt or entry.effects != step.effects) for entry in found):
+                self.poisoned = self.poisoned or IN_DOUBT
+                raise StepInDoubt(f"the step {name!r} has begun before, and it is unknown whether it happened")
+            if step.effects != "pure" and in_line and not self._rules.any_order and not any(found):
+                for left in self._unasked():
+                    if left.in_line and left.name != step.recorded_as:
+                        raise self._changed(
+                            left.name, "order", f"is recorded, and this attempt takes {name!r} without asking for it"
+                        )
+            if max(len(record.entries) for record in self._records) >= MOST_STEPS and not any(found):
+                raise RuntimeError(f"a request has at most {MOST_STEPS} steps, so {name!r} did not run")
+            self._begin(run, any(found))
+            self._ask(run)
+            run.began = self._monotonic()
+            if in_line:
+                self._line = run
+            return run
+
+    def flush(self) -> None:
+        """Write what the store has not confirmed. Call it before the claim ends without a response to keep."""
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            if self.has_effects or any(record.withdrawn for record in self._records):
+                self._send()
+
+    def _begin(self, run: StepRun, again: bool) -> None:
+        step = run.step
+        if step.effects == "transactional":
+            if self._transactions is None:
+                raise RuntimeError(
+                    f"the step {step.name!r} is transactional, and the store is not the session's database"
+                )
+            run.transaction = self._transactions.join_step(
+                [record.context.key for record in self._records],
+                self._records[0].context.token,
+                fences=[record.context.fence for record in self._records],
+                lease=self._lease,
+                operation=self._operation,
+                early=lambda: self._early(run),
+                on_early_commit=lambda: self._observers(CommittedEarly(self._label, self._operation)),
+            )
+        elif step.effects != "pure":
+            if step.intent and not again:
+                self._note(run, StepState.BEGUN, None)
+            try:
+                self._send()
+            except BaseException:
+                # The function does not run. If the write arrives all the same, the next one takes the step out again.
+                self._withdraw(run)
+                raise
+
+    def _early(self, run: StepRun) -> list[JournalWrite]:
+        """Return the writes that a commit of the function itself must contain: from there on it is at most once."""
+        with self._lock:
+            run.early = True
+            self._note(run, StepState.BEGUN, None, effects="plain")
+            return [self._writing(record) for record in self._records]
+
+    def _finish(self, run: StepRun, result: bytes | None) -> bool:
+        with self._lock:
+            self._end(run)
+            why = ""
+            if result is not None:
+                why = "size" if len(result) > LARGEST_RESULT else ""
+                why = why or ("total-size" if self._bytes + len(result) > LARGEST_JOURNAL else "")
+                if why:
+                    result = None
+                else:
+                    self._bytes += len(result)
+            took = self._monotonic() - run.began
+            self._note(run, StepState.FINISHED, result, took=took, effects="plain" if run.early else None)
+            if why:
+                self._not_kept(run, why)
+            if run.transaction is not None:
+                self._commit(run, run.transaction)
+            elif run.step.effects != "pure":
+                try:
+                    self._send()
+                except StoreUnavailable as error:
+                    # The next write carries it, and no effect begins before one arrives.
+                    self._observers(CompletionRetrying(self._label, self._operation, error=type(error).__name__))
+                    return result is not None
+            self._observers(
+                StepFinished(
+                    self._label,
+                    self._operation,
+                    run.step.name,
+                    run.step.effects,
+                    run.item_label,
+                    took,
+                    0 if result is None else len(result),
+                )
+            )
+            return result is not None
+
+    def _commit(self, run: StepRun, transaction: StepTransaction) -> None:
+        def writing(store: Callable[[Sequence[JournalWrite]], None]) -> None:
+            for _ in range(TRIES):
+                try:
+                    return store([self._writing(record) for record in self._records])
+                except DataKeyMissing as missing:
+                    for record in self._records:
+                        self._seal_again(record, missing)
+            raise StoreUnavailable("the store lost the new data key of this tenant three times in a row")
+
+        try:
+            transaction.commit_step(writing)
+        except LeaseLost as error:
+            self._lost = error
+            raise
+        except (NotCommitted, ConfigurationError):
+            if run.early:
+                self._undecided(run)
+            else:
+                self._withdraw(run)
+            raise
+        except BaseException:
+            self._undecided(run)
+            raise
+        else:
+            for record in self._records:
+                self._sent(record)
+        finally:
+            transaction.leave()
+
+    def _undecided(self, run: StepRun) -> None:
+        """Leave it to the store whether a transactional step is recorded. A later write must not enter it, nor forget it."""
+        for record, id in zip(self._records, run.ids, strict=True):
+            record.unsent.pop(id, None)
+            if run.early and id in record.entries:
+                # The function has committed a part by itself, and the rest may be rolled back.
+                record.entries[id] = replace(record.entries[id], state=StepState.BEGUN, kept=True)
+
+    def _fail(self, run: StepRun, error: BaseException | None) -> None:
+        with self._lock:
+            self._end(run)
+            step, name = run.step, "" if error is None else type(error).__name__
+            nothing = error is None or isinstance(error, step.harmless)
+            if run.transaction is not None:
+                run.transaction.roll_back()
+                run.early = run.early or run.transaction.committed_early
+                run.transaction.leave()
+            if run.early or (step.effects == "plain" and not nothing):
+                event: StepDoubtful | StepFailed = StepDoubtful(
+                    self._label, self._operation, step.name, step.effects, run.item_label, name
+                )
+            else:
+                if nothing:
+                    self._asked.discard((step.recorded_as, run.item))
+                if nothing or step.effects == "transactional":
+                    self._withdraw(run)
+                event = StepFailed(self._label, self._operation, step.name, step.effects, run.item_label, name)
+            self._observers(event)
+
+    def _end(self, run: StepRun) -> None:
+        if run.ended:
+            raise RuntimeError(f"the step {run.step.name!r} has ended")
+        run.ended = True
+        if self._line is run:
+            self._line = None
+
+    def _may_go_on(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self.poisoned:
+            raise StepsChanged(f"no further step begins: this request is held as {self.poisoned}")
+        self._refuse()
+
+    def _ask(self, run: StepRun) -> None:
+        self._asked.add((run.step.recorded_as, run.item))
+        self._asked_ids.update(run.ids)
+
+    def _unasked(self) -> Iterator[Entry]:
+        for record in self._records:
+            for id in record.earlier:
+                entry = record.entries.get(id)
+                if entry is None or id in self._asked_ids or not entry.has_effect:
+                    continue
+                if entry.name not in self._rules.dropped:
+                    yield entry
+
+    def _note(
+        self,
+        run: StepRun,
+        state: StepState,
+        result: bytes | None,
+        *,
+        took: float = 0.0,
+        effects: str | None = None,
+    ) -> None:
+        """Enter this step in each journal here. The next write tells the stores."""
+        for record, id, digest in zip(self._records, run.ids, run.digests, strict=True):
+            entry = Entry(
+                id=id,
+                name=run.step.recorded_as,
+                effects="plain" if effects == "plain" else run.step.effects,
+                state=state,
+                in_line=run.in_line,
+                digest=digest,
+                kept=state is StepState.BEGUN or result is not None,
+                took=took,
+            )
+            record.entries[id] = entry
+            record.unsent[id] = _Unsent(entry, run.item, result)
+            record.withdrawn.discard(id)
+
+    def _withdraw(self, run: StepRun) -> None:
+        """Take a step out that did nothing. What an earlier attempt has begun stays: it may have had its effect."""
+        for record, id in zip(self._records, run.ids, strict=True):
+            record.unsent.pop(id, None)
+            if id not in record.earlier and record.entries.pop(id, None) is not None:
+                record.withdrawn.add(id)
+
+    def _send(self) -> None:
+        """Tell each store what it does not know yet, the oldest secret first."""
+        for record in reversed(self._records):
+            if not record.unsent and not record.withdrawn:
+                continue
+            context = record.context
+            for _ in range(TRIES):
+                try:
+                    self._journals.write(
+                        context.key,
+                        context.token,
+                        fence=context.fence,
+                        writing=self._writing(record),
+                        lease=self._lease,
+                    )
+                    break
+                except DataKeyMissing as missing:
+                    self._seal_again(record, missing)
+                except LeaseLost as error:
+                    self._lost = error
+                    raise
+            else:
+                raise StoreUnavailable("the store lost the new data key of this tenant three times in a row")
+            self._sent(record)
+
+    def _writing(self, record: _Record) -> JournalWrite:
+        record.number += 1
+        enter = []
+        for each in record.unsent.values():
+            payload = self._sealed(record, each)  # which may find that the result cannot be kept
+            enter.append(replace(each.entry, payload=payload))
+        effects = sum(entry.has_effect for entry in record.entries.values())
+        return JournalWrite(record.number, enter, tuple(record.withdrawn), effects, record.in_doubt)
+
+    def _sealed(self, record: _Record, unsent: _Unsent) -> StoredPayload:
+        if unsent.payload is None:
+            context = self._context(record, unsent.entry, record.context.fence)
+            try:
+                unsent.payload = self._sealer.seal(unsent.item, unsent.result, context)
+            except NotStorable:
+                unsent.result, unsent.entry = None, replace(unsent.entry, kept=False)
+                unsent.payload = self._sealer.seal(unsent.item, None, context)
+        return unsent.payload
+
+    def _seal_again(self, record: _Record, missing: DataKeyMissing) -> None:
+        self._codec.forget(record.context.key)
+        for unsent in record.unsent.values():
+            unsent.payload = _ERASED if missing.erased else None
+
+    def _sent(self, record: _Record) -> None:
+        record.unsent.clear()
+        record.withdrawn.clear()
+
+    def _context(self, record: _Record, entry: Entry, fence: int) -> StepContext:
+        context = record.context
+        return StepContext(
+            context.key, entry.id, fence, context.fingerprint, entry.effects, entry.digest, entry.state.value
+        )
+
+    def _open(self, record: _Record, entry: Entry, step: Step | None) -> tuple[bytes, bytes | None]:
+        """Return item and result of a recorded entry. What cannot be opened holds the request: it never runs again."""
+        if entry.id in record.unsent:
+            unsent = record.unsent[entry.id]
+            return unsent.item, unsent.result
+        name = entry.name if step is None else step.name
+        if entry.payload is None or entry.payload.sealed_by == ERASED or record.erased:
+            raise self._changed(name, "result", "has finished, and its result was erased")
+        try:
+            return self._sealer.open(entry.payload, self._context(record, entry, entry.fence))
+        except (CorruptRecord, ResponseUnavailable) as error:
+            raise self._changed(name, "result", "has finished, and its result cannot be opened") from error
+
+    def _reconcile(self) -> None:
+        """Carry finished steps into the journals that lack them: a worker may have vanished between two writes."""
+        for source in self._records:
+            for entry in list(source.entries.values()):
+                if entry.state is not StepState.FINISHED:
+                    continue
+                try:
+                    item, result = self._open(source, entry, None)
+                except StepsChanged:
+                    return  # the request is held
+                for other in self._records:
+                    id = step_id(other.context.key, entry.name, item)
+                    known = other.entries.get(id)
+                    if known is not None and known.state is StepState.FINISHED:
+                        continue
+                    # Arguments are not compared there: their digest is keyed for one record.
+                    copy = replace(entry, id=id, digest=b"" if known is None else known.digest, payload=None)
+                    other.entries[id] = copy
+                    other.unsent[id] = _Unsent(copy, item, result)
+                    other.earlier |= {id}
+
+    def _poison(self, step: str, why: str) -> None:
+        if not self.poisoned:
+            self.poisoned = STEPS_CHANGED
+            self._observers(StepsChangedHeld(self._label, self._operation, step, why))
+
+    def _changed(self, step: str, why: str, text: str) -> StepsChanged:
+        self._poison(step, why)
+        return StepsChanged(f"the step {step!r} {text}")
+
+    def _not_kept(self, run: StepRun, why: str) -> None:
+        self._observers(
+            StepResultNotKept(self._label, self._operation, run.step.name, run.step.effects, run.item_label, why)
+        )
+
+
+class StepRun:
+    """One step that was asked for. Call exactly one of `finish`, `fail` and `withdraw`, unless it is `recalled`."""
+
+    recalled = False
+    """Whether it has finished before. Then its function must not run."""
+    result: bytes | None = None
+    """The result of a recalled step, as tagged JSON. None: it was not kept."""
+    transaction: StepTransaction | None = None
+    began = 0.0
+    early = False
+    ended = False
+
+    def __init__(
+        self, steps: Steps, step: Step, item: bytes, ids: Sequence[bytes], digests: Sequence[bytes], in_line: bool
+    ) -> None:
+        self._steps = steps
+        self.step = step
+        self.item = item
+        self.ids = ids
+        self.digests = digests
+        self.in_line = in_line
+        self.attempt = steps.attempt
+
+    @property
+    def item_label(self) -> str:
+        """A keyed hash of the item for events, empty if there is none."""
+        return self.ids[-1][:4].hex() if self.item else ""
+
+    def finish(self, result: bytes | None) -> bool:
+        """Record that the function returned this. Return whether the result is kept: it may be too large.
+
+        None: the result cannot be kept, and `not_kept` has published that. If the store does not answer, the next write
+        carries it. Raises `LeaseLost`; a transactional step also raises `NotCommitted` and `StoreUnavailable`.
+        """
+        return self._steps._finish(self, result)
+
+    def not_kept(self) -> None:
+        """Publish that the result has a type that cannot be stored."""
+        self._steps._not_kept(self, "type")
+
+    def fail(self, error: BaseException) -> None:
+        """Record that the function raised: a plain step is in doubt, unless the exception is harmless. Never raises."""
+        self._steps._fail(self, error)
+
+    def withdraw(self) -> None:
+        """Record that nothing was done. The step may be asked for again."""
+        self._steps._fail(self, None)
+
+    def misfits(self) -> StepsChanged:
+        """Hold the request, because the recalled result does not fit the code. Return the error to raise."""
+        return self._steps._changed(self.step.name, "result", "has a result that does not fit the code that runs now")

@@ -1,0 +1,100 @@
+"""Turn the arguments of a step into bytes, which the engine compares with those of the attempt that recorded it.
+
+They go by value: 10 equals 10.0, a list equals a tuple, and the order of names in a dict does not count. A client's
+retry may differ in these, and still be the same request.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from functools import lru_cache
+from types import FunctionType
+from typing import Any, Final
+
+from flask_idempotency.engine.errors import NotStorable
+from flask_idempotency.engine.keys import encode
+from flask_idempotency.steps.values import tagged
+
+
+def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments by the names of their parameters, defaults included. Raises `TypeError` as a call would.
+
+    The names of a function without a signature are its positions.
+    """
+    signature = signature_of(function)
+    if signature is None:
+        return {**{str(number): each for number, each in enumerate(args)}, **kwargs}
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def signature_of(function: Any) -> inspect.Signature | None:
+    """Return the signature of this function, or None for one without."""
+    if type(function) is FunctionType and "<" not in function.__qualname__:
+        return _remembered(function)
+    # Each request makes closures and methods anew, and what is remembered lives as long as the process.
+    return _read(function)
+
+
+def _read(function: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+_remembered: Final = lru_cache(maxsize=1024)(_read)
+
+
+def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, ...] | None) -> bytes:
+    """Return the arguments that this step compares, as bytes that only equal ones give. Empty: it compares none.
+
+    `compare` names them; None: all.
+
+    Raises `TypeError` for a value that cannot be compared, and names the argument.
+    """
+    if not arguments or compare == ():
+        return b""
+    parts = []
+    for name in sorted(arguments) if compare is None else compare:
+        if name not in arguments:
+            raise TypeError(
+                f"step {step!r}: compare names {name!r}, and the function has the parameters {', '.join(arguments)}."
+            )
+        try:
+            value = tagged(_normal(arguments[name]))
+        except NotStorable as error:
+            raise TypeError(
+                f"step {step!r}: its argument {name!r} cannot be compared with that of a retry: {error}. Pass an id, "
+                "leave the object to a closure, or name the arguments to compare in compare=(…)."
+            ) from error
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)
+        parts += [name.encode(), text.encode()]
+    return encode(*parts)
+
+
+def _normal(value: Any, depth: int = 0) -> Any:
+    """Return an equal value of which there is only one form. Leave what is no value to `tagged`."""
+    kind = type(value)
+    if kind is float and value.is_integer():
+        return int(value)
+    if kind is Decimal and value.is_finite():
+        if not value:
+            return 0
+        sign, digits, exponent = value.as_tuple()
+        while len(digits) > 1 and digits[-1] == 0 and isinstance(exponent, int):
+            digits, exponent = digits[:-1], exponent + 1
+        return Decimal((sign, digits, exponent))
+    if depth < 100:
+        if kind in (list, tuple):
+            return [_normal(each, depth + 1) for each in value]
+        if kind is dict:
+            pairs = [(name, _normal(each, depth + 1)) for name, each in value.items()]
+            if all(type(name) is str for name in value):
+                return dict(pairs)
+            return sorted(([name, each] for name, each in pairs), key=lambda pair: repr(pair[0]))
+    return value

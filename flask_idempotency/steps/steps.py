@@ -1,0 +1,441 @@
+"""Run the steps of a view or of a message: `durable_step`, `current_step`, and what `current_claim` calls.
+
+A finished step returns what it returned and does nothing. The engine (`Steps`) decides whether a function may run; here its
+arguments and its result become bytes, and the code that called it learns how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import secrets
+import threading
+from base64 import b32encode
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import wraps
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
+
+from flask_idempotency.engine.ending import Running, running, work_here
+from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, NotStorable, StepsChanged
+from flask_idempotency.engine.journal import Effects
+from flask_idempotency.engine.step_rules import Returns, Step, UndeclaredStep
+from flask_idempotency.engine.steps import StepRun, Steps
+from flask_idempotency.steps import arguments, values
+from flask_idempotency.steps.values import Item
+
+__all__ = ["ManualStep"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Name: TypeAlias = "str | tuple[str, Item]"
+"""The name of a step, or its name and item."""
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class _Call:
+    """One run of a step's function, as `current_step` shows it. Without a claim it has no `work`."""
+
+    def __init__(self, name: str, item: Item | None, work: Running | None) -> None:
+        self.name = name
+        self.item = item
+        self.work = work
+        self._random = ""
+
+    @property
+    def attempt(self) -> int:
+        return 1 if self.work is None or self.work.claim is None else self.work.claim.attempt
+
+    @property
+    def downstream_key(self) -> str:
+        if self.work is not None:
+            return downstream_key(self.work, self.name, self.item)
+        if not self._random:
+            # Nothing remembers this run, so no later one can be the same.
+            self._random = b32encode(secrets.token_bytes(32)).decode("ascii").rstrip("=").lower()
+        return self._random
+
+
+_call: ContextVar[_Call | None] = ContextVar("flask_idempotency_step", default=None)
+"""The step whose function this code runs in."""
+
+
+class CurrentStep:
+    """The step whose function runs here. False outside of one: then its attributes raise `RuntimeError`."""
+
+    def __bool__(self) -> bool:
+        return _call.get() is not None
+
+    @property
+    def name(self) -> str:
+        """The name of the step."""
+        return _here("name").name
+
+    @property
+    def item(self) -> Item | None:
+        """What tells this step from others of its name, or None."""
+        return _here("item").item
+
+    @property
+    def attempt(self) -> int:
+        """1 in the first attempt at this request or message, and one more in each later one."""
+        return _here("attempt").attempt
+
+    @property
+    def downstream_key(self) -> str:
+        """An idempotency key for the call that this step makes: 52 characters, the same in all attempts.
+
+        It stays the same while you rotate secrets, and over a rename with `was=`. Without a claim it is random, and the same
+        in one run of the function.
+        """
+        return _here("downstream_key").downstream_key
+
+
+current_step: Final = CurrentStep()
+
+
+def _here(attribute: str) -> _Call:
+    call = _call.get()
+    if call is None:
+        raise RuntimeError(f"current_step.{attribute}: this code does not run in the function of a step.")
+    return call
+
+
+def durable_step(
+    name: str,
+    *,
+    effects: Effects = "plain",
+    harmless: tuple[type[Exception], ...] = (),
+    returns: Returns | None = None,
+    item: str | None = None,
+    compare: tuple[str, ...] | None = None,
+    was: str | None = None,
+    intent: bool = True,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function a step: after it has finished, later attempts get what it returned, and it does not run.
+
+    List it in `steps=` of each endpoint that calls it. `effects` says what may happen if a worker vanishes in it:
+
+    * `plain` (default): it runs at most once. A doubt is for a resolver or an operator.
+    * `deduplicated`: it may run again, with the same `current_step.downstream_key`.
+    * `transactional`: it writes with the session of the application, and commits together with its result.
+    * `pure`: it only computes a value, which stays the same in all attempts.
+
+    `harmless`: exceptions that prove that nothing happened, such as a declined card; never a timeout. `returns`: a dataclass,
+    a NamedTuple, or a pair of functions (to a plain value, and back). `item` names the parameter that makes several of one.
+    `compare` names the arguments that a retry must repeat; default: all. `was` is the former name. Without `intent`, a step
+    that is deduplicated is not recorded before it runs.
+
+    Without a claim, the function just runs. Raises `TypeError` for a generator function and for parameters that do not exist.
+    """
+    step = Step(
+        name,
+        effects=effects,
+        harmless=harmless,
+        returns=returns,
+        item=item,
+        compare=compare,
+        was=was,
+        intent=intent,
+    )
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        _refuse_generator(step.name, function)
+        _check_parameters(step, function)
+        made: Any
+        if inspect.iscoroutinefunction(function):
+
+            @wraps(function)
+            async def made(*args: P.args, **kwargs: P.kwargs) -> Any:
+                return await _run_async(step.name, _item_of(step, function, args, kwargs), function, args, kwargs)
+
+        else:
+
+            @wraps(function)
+            def made(*args: P.args, **kwargs: P.kwargs) -> Any:
+                return _run(step.name, _item_of(step, function, args, kwargs), function, args, kwargs)
+
+        made.step = step
+        return cast("Callable[P, R]", made)
+
+    return decorate
+
+
+def call_step(name: Name, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run a step of the current claim, or return what it returned. A coroutine function gives an awaitable."""
+    name, item = _split(name)
+    _refuse_generator(name, function)
+    run = _run_async if inspect.iscoroutinefunction(function) else _run
+    return run(name, item, function, args, kwargs)
+
+
+def _split(name: Name) -> tuple[str, Item | None]:
+    if isinstance(name, tuple):
+        if len(name) != 2:
+            raise TypeError("a step is named by its name, or by a pair of its name and its item.")
+        return name
+    return name, None
+
+
+def _run(name: str, item: Item | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    work = work_here()
+    steps = _steps_of(work, name)
+    if work is None or steps is None:
+        token = _call.set(_Call(name, item, None))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _call.reset(token)
+    run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs))
+    if run.recalled:
+        return _recalled(work, run)
+    token = _call.set(_Call(name, item, work))
+    try:
+        value = function(*args, **kwargs)
+    except BaseException as error:
+        with work.shield():
+            run.fail(error)
+        raise
+    finally:
+        _call.reset(token)
+    if inspect.isawaitable(value):
+        return _finish_later(work, run, value, _Call(name, item, work))
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        with work.shield():
+            run.withdraw()
+        raise TypeError(_GENERATOR.format(name=name))
+    return _finish(work, run, value)
+
+
+async def _run_async(name: str, item: Item | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    work = work_here()
+    steps = _steps_of(work, name)
+    if work is None or steps is None:
+        token = _call.set(_Call(name, item, None))
+        try:
+            return await function(*args, **kwargs)
+        finally:
+            _call.reset(token)
+    run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs))
+    if run.recalled:
+        return _recalled(work, run)
+    return await _finish_later(work, run, function(*args, **kwargs), _Call(name, item, work))
+
+
+async def _finish_later(work: Running, run: StepRun, awaitable: Awaitable[Any], call: _Call) -> Any:
+    token = _call.set(call)
+    try:
+        value = await awaitable
+    except BaseException as error:
+        with work.shield():
+            run.fail(error)
+        raise
+    finally:
+        _call.reset(token)
+    return _finish(work, run, value)
+
+
+def _steps_of(work: Running | None, name: str) -> Steps | None:
+    """Return the steps of this claim, or None without one. Raises `RuntimeError` where no step may begin."""
+    outer = _call.get()
+    if outer is not None:
+        raise RuntimeError(
+            f"step {name!r} begins inside step {outer.name!r}, and steps do not nest: finish one before the next."
+        )
+    if work is None or work.claim is None:
+        return None
+    if work.claim.steps is None:
+        raise UndeclaredStep(
+            f"step {name!r}: {work.operation} declares no steps. List all that it may take: @idempotent(steps=(…, {name}))."
+        )
+    if work.streaming:
+        raise RuntimeError(
+            f"step {name!r} begins in the generator of a stream. Finish every step before the view returns its response."
+        )
+    return work.claim.steps
+
+
+def _enter(work: Running, steps: Steps, name: str, item: Item | None, given: Mapping[str, Any]) -> StepRun:
+    rule = steps.rule(name)
+    compared = b"" if rule.effects == "pure" else arguments.comparable(name, given, compare=rule.compare)
+    with _noted(work), work.shield():
+        return steps.enter(name, values.encode_item(item), digest=compared, in_line=_in_line(work))
+
+
+@contextmanager
+def _noted(work: Running) -> Iterator[None]:
+    """Remember an error of ours that leaves a step, so that its request gets the right response."""
+    try:
+        yield
+    except IdempotencyError as error:
+        work.refused_step = error
+        raise
+
+
+def _in_line(work: Running) -> bool:
+    """Return whether the view's own code takes this step, so that it comes in the same order in each attempt.
+
+    Steps of other threads have no order, nor have those of a task beside others: `asyncio.gather` starts them in any order.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return threading.get_ident() == work.thread
+    return len(asyncio.all_tasks(loop)) == 1
+
+
+def _recalled(work: Running, run: StepRun) -> Any:
+    """Return what an earlier attempt kept of this step. Raises `StepsChanged`, and the request is held then."""
+    cause: Exception | None = None
+    if run.result is not None:
+        try:
+            return values.from_plain(values.decode(run.result), run.step.returns)
+        except (StepsChanged, CorruptRecord) as error:
+            cause = error
+    with _noted(work), work.shield():
+        raise run.misfits() from cause
+
+
+def _finish(work: Running, run: StepRun, value: Any) -> Any:
+    """Keep the result, and return it as a later attempt will get it."""
+    returns, why = run.step.returns, ""
+    try:
+        data = values.encode(values.to_plain(value, returns))
+        back = values.from_plain(values.decode(data), returns)
+    except NotStorable as error:
+        why = str(error)
+    except StepsChanged as error:
+        why = f"`returns` cannot rebuild it: {error}"
+    with _noted(work), work.shield():
+        if why:
+            run.finish(None)
+            run.not_kept()
+        elif run.finish(data):
+            return back
+        else:
+            why = f"it takes {len(data)} bytes, which is too much for one result or for those of the whole request"
+    text = f"the result of step {run.step.name!r} cannot be kept: {why}"
+    if work.strict:
+        raise NotStorable(f"{text}. The step counts as done.")
+    _log.error("%s: %s. A retry that needs it is quarantined.", work.operation, text)
+    return value
+
+
+class ManualStep:
+    """A step whose code is a block and no function. See `current_claim.manual_step`."""
+
+    def __init__(self, name: Name) -> None:
+        self.name, self.item = _split(name)
+        self.done = False
+        """Whether it has finished, in an earlier attempt or here. Then do not do its work."""
+        self.result: Any = None
+        """What it finished with."""
+        self._work: Running | None = None
+        self._run: StepRun | None = None
+        self._token: Any = None
+
+    def __enter__(self) -> Self:
+        work = work_here()
+        steps = _steps_of(work, self.name)
+        if work is not None and steps is not None:
+            run = _enter(work, steps, self.name, self.item, {})
+            if run.recalled:
+                self.result, self.done = _recalled(work, run), True
+            else:
+                self._work, self._run = work, run
+        self._token = _call.set(_Call(self.name, self.item, work if steps is not None else None))
+        return self
+
+    def finish(self, value: Any = None) -> Any:
+        """Record that the step is done, with this result. Return it as later attempts get it."""
+        if self.done:
+            raise RuntimeError(f"step {self.name!r} has finished. Test `step.done` before you do its work.")
+        run, self._run = self._run, None
+        self.done = True
+        self.result = value if run is None or self._work is None else _finish(self._work, run, value)
+        return self.result
+
+    def nothing_done(self) -> None:
+        """Record that the step did nothing, so that it may run again."""
+        if self.done:
+            raise RuntimeError(f"step {self.name!r} has finished, so it did something.")
+        run, self._run = self._run, None
+        if run is not None and self._work is not None:
+            with self._work.shield():
+                run.withdraw()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _call.reset(self._token)
+        run, self._run = self._run, None
+        if run is not None and self._work is not None:
+            with self._work.shield():
+                run.fail(error or RuntimeError(f"step {self.name!r} was left without finish() or nothing_done()"))
+
+
+def carry(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function that runs under the current claim in whatever thread calls it. Without a claim: the function itself."""
+    work = work_here()
+    if work is None or work.claim is None:
+        return function
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def carried_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+            token = running.set((work, None))
+            try:
+                return await function(*args, **kwargs)
+            finally:
+                running.reset(token)
+
+        return cast("Callable[P, R]", carried_async)
+
+    @wraps(function)
+    def carried(*args: P.args, **kwargs: P.kwargs) -> R:
+        token = running.set((work, None))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            running.reset(token)
+
+    return carried
+
+
+def downstream_key(work: Running, name: str, item: Item | None = None) -> str:
+    """Derive the downstream key of a step, or of any name. Raises `RuntimeError` without a claim."""
+    claim = work.claim
+    if claim is None or work.oldest is None:
+        raise RuntimeError("a downstream key belongs to a claim, and this code runs without one.")
+    if claim.steps is not None:
+        with suppress(UndeclaredStep):  # any name will do: this one is no step's
+            name = claim.steps.rule(name).recorded_as
+    return work.oldest.downstream_key(claim.oldest_key, name, values.encode_item(item))
+
+
+def _item_of(step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Item | None:
+    return None if step.item is None else cast("Item", arguments.bind(function, args, kwargs)[step.item])
+
+
+_GENERATOR: Final = "step {name!r}: a generator does nothing until it is read. Pass a function that returns its result."
+
+
+def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
+    if not callable(function):
+        raise TypeError(f"step {name!r}: pass a function and its arguments, and not what the function returned.")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(_GENERATOR.format(name=name))
+
+
+def _check_parameters(step: Step, function: Callable[..., Any]) -> None:
+    signature = arguments.signature_of(function)
+    named = {*(step.compare or ()), *([step.item] if step.item is not None else [])}
+    if signature is not None and (unknown := sorted(named - signature.parameters.keys())):
+        raise TypeError(
+            f"step {step.name!r}: its function has no parameter {', '.join(unknown)}. It has "
+            f"{', '.join(signature.parameters) or 'none'}."
+        )

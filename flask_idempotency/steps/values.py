@@ -1,0 +1,247 @@
+"""Write what a step returned as tagged JSON, and read exactly the same value again. Never pickle, never the name of a class.
+
+JSON has None, bool, int, float, str, list and dict with string names. Each other type is an object with one member, whose
+name is a tag: `{"$decimal": "1.10"}`. A dict with a member that looks like a tag is written as `{"$dict": [[name, value], …]}`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StepsChanged
+
+DEEPEST: Final = 100
+"""Levels of nested lists, tuples and dicts. Python's own JSON stops at about a thousand, with a `RecursionError`."""
+_DECIMAL_BITS: Final = 4096
+"""A longer int is written in hexadecimal: Python limits the length of decimal ones (`sys.set_int_max_str_digits`)."""
+
+Returns: TypeAlias = type | tuple[Callable[[Any], Any], Callable[[Any], Any]]
+"""A dataclass or NamedTuple, or a pair of functions: to a plain value, and back."""
+Item: TypeAlias = str | int | UUID
+"""What tells several steps of one name apart."""
+
+
+def encode(value: Any) -> bytes:
+    """Return this value as tagged JSON. Raises `NotStorable`, and names what it cannot write.
+
+    Subclasses are refused too: they would come back as something else.
+    """
+    return _text(tagged(value, 0)).encode()
+
+
+def decode(data: bytes) -> Any:
+    """Return the value that `encode` wrote. Raises `CorruptRecord` for anything else."""
+    try:
+        return json.loads(data, object_hook=_untagged, parse_constant=_refuse_constant)
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+        raise CorruptRecord(
+            f"the result of a step cannot be read ({type(error).__name__}): it is damaged, or another release wrote it"
+        ) from error
+
+
+def encode_item(item: Item | None) -> bytes:
+    """Return the item of a step as tagged JSON, empty for none. Raises `TypeError` for another type."""
+    if item is None:
+        return b""
+    if type(item) not in (str, int, UUID):
+        raise TypeError(f"the item of a step is a str, an int or a UUID, not {type(item).__name__}.")
+    return encode(item)
+
+
+def decode_item(data: bytes) -> Item | None:
+    """Return the item that `encode_item` wrote. Raises `CorruptRecord` for anything else."""
+    item = decode(data) if data else None
+    if type(item) not in (str, int, UUID, type(None)):
+        raise CorruptRecord("the item of a step is no str, int or UUID")
+    return item
+
+
+def to_plain(value: Any, returns: Returns | None) -> Any:
+    """Turn what a step returned into a value that `encode` takes, as its `returns=` says. Raises `NotStorable`."""
+    if returns is None:
+        return value
+    if isinstance(returns, tuple):
+        try:
+            return returns[0](value)
+        except Exception as error:
+            raise NotStorable(f"the first function of `returns` raised {type(error).__name__}") from error
+    if type(value) is not returns:
+        raise NotStorable(f"it is of the type {type(value).__name__}, and `returns` says {returns.__name__}")
+    return {name: getattr(value, name) for name in _members(returns)}
+
+
+def from_plain(plain: Any, returns: Returns | None) -> Any:
+    """Rebuild what a step returned from its plain value. Raises `StepsChanged` if it does not fit `returns` any more."""
+    if returns is None:
+        return plain
+    if isinstance(returns, tuple):
+        try:
+            return returns[1](plain)
+        except Exception as error:
+            raise StepsChanged(
+                f"the second function of `returns` raised {type(error).__name__} for a result that an earlier attempt kept"
+            ) from error
+    members = _members(returns)
+    if not isinstance(plain, dict) or not plain.keys() <= members.keys():
+        raise StepsChanged(
+            f"an earlier attempt kept a result that {returns.__name__} cannot hold: a field was removed or renamed"
+        )
+    if missing := [name for name, needed in members.items() if needed and name not in plain]:
+        raise StepsChanged(
+            f"an earlier attempt kept a result without {', '.join(missing)}, which {returns.__name__} needs: give it a default"
+        )
+    try:
+        return returns(**plain)
+    except Exception as error:
+        raise StepsChanged(
+            f"{returns.__name__} raised {type(error).__name__} for a result that an earlier attempt kept"
+        ) from error
+
+
+def _members(cls: Any) -> Mapping[str, bool]:
+    """Return the names that this dataclass or NamedTuple is made with, and whether each is needed."""
+    if is_dataclass(cls):
+        return {
+            each.name: each.default is MISSING and each.default_factory is MISSING for each in fields(cls) if each.init
+        }
+    return {name: name not in cls._field_defaults for name in cls._fields}
+
+
+def _text(tagged: Any) -> str:
+    return json.dumps(tagged, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def tagged(value: Any, depth: int = 0) -> Any:
+    """Return this value as what `json` writes by itself, with tags. Raises `NotStorable`."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is str:
+        return value if value.isascii() else _text_tagged(value)
+    if kind is int:
+        return value if value.bit_length() <= _DECIMAL_BITS else {"$int": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if depth >= DEEPEST:
+        raise NotStorable(f"it is nested more than {DEEPEST} levels deep, or contains itself")
+    if kind is dict:
+        return _dict_tagged(value, depth + 1)
+    if kind is list:
+        return [tagged(each, depth + 1) for each in value]
+    if kind is tuple:
+        return {"$tuple": [tagged(each, depth + 1) for each in value]}
+    tag = _TAGS.get(kind)
+    if tag is None:
+        raise NotStorable(_refusal(value, kind))
+    name, write = tag
+    return {name: write(value)}
+
+
+def _refusal(value: Any, kind: type) -> str:
+    remedy = "Return an id or plain values, or set `returns=` of the step"
+    if is_dataclass(value) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        remedy = f"Set returns={kind.__name__} of the step"
+    return f"it contains a value of the type {kind.__module__}.{kind.__qualname__}. {remedy}"
+
+
+def _text_tagged(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # A pair of surrogates in JSON would come back as one character.
+        return {"$text": b64encode(value.encode("utf-8", "surrogatepass")).decode()}
+    return value
+
+
+def _dict_tagged(value: dict[Any, Any], depth: int) -> Any:
+    for name in value:
+        if type(name) is not str or name[:1] == "$" or not (name.isascii() or _text_tagged(name) is name):
+            return {"$dict": [[tagged(name, depth), tagged(each, depth)] for name, each in value.items()]}
+    return {name: tagged(each, depth) for name, each in value.items()}
+
+
+def _zone(zone: tzinfo | None) -> list[Any]:
+    """Return what names this time zone: nothing, a name of the IANA database, or an offset and its name."""
+    if zone is None:
+        return []
+    if type(zone) is ZoneInfo and zone.key is not None:
+        return [zone.key]
+    if type(zone) is timezone:
+        offset = zone.utcoffset(None)
+        named = zone.tzname(None) != timezone(offset).tzname(None)
+        return [*_timedelta_parts(offset), *([tagged(zone.tzname(None), 0)] if named else [])]
+    raise NotStorable(
+        f"it contains a time in a time zone of the type {type(zone).__module__}.{type(zone).__qualname__}. Use ZoneInfo, "
+        "datetime.timezone, or UTC"
+    )
+
+
+def _read_zone(parts: list[Any]) -> tzinfo | None:
+    if not parts:
+        return None
+    if isinstance(parts[0], str):
+        return ZoneInfo(parts[0])
+    offset = timedelta(*map(_whole, parts[:3]))
+    if len(parts) > 3:
+        return timezone(offset, parts[3])
+    return UTC if not offset else timezone(offset)
+
+
+def _timedelta_parts(value: timedelta) -> list[int]:
+    return [value.days, value.seconds, value.microseconds]
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError("a whole number was expected")
+    return value
+
+
+_TAGS: Final[Mapping[type, tuple[str, Callable[[Any], Any]]]] = {
+    bytes: ("$bytes", lambda value: b64encode(value).decode()),
+    Decimal: ("$decimal", str),
+    date: ("$date", date.isoformat),
+    time: ("$time", lambda value: [value.replace(tzinfo=None).isoformat(), value.fold, *_zone(value.tzinfo)]),
+    datetime: ("$datetime", lambda value: [value.replace(tzinfo=None).isoformat(), value.fold, *_zone(value.tzinfo)]),
+    timedelta: ("$timedelta", _timedelta_parts),
+    UUID: ("$uuid", lambda value: value.hex),
+}
+
+_FLOATS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "$int": lambda text: int(text, 16),
+    "$float": _FLOATS.__getitem__,
+    "$text": lambda text: b64decode(text, validate=True).decode("utf-8", "surrogatepass"),
+    "$tuple": tuple,
+    "$dict": lambda pairs: {name: each for name, each in pairs},  # noqa: C416 - `dict` takes strings of two letters for pairs
+    "$bytes": lambda text: b64decode(text, validate=True),
+    "$decimal": Decimal,
+    "$date": date.fromisoformat,
+    "$time": lambda parts: time.fromisoformat(parts[0]).replace(fold=parts[1], tzinfo=_read_zone(parts[2:])),
+    "$datetime": lambda parts: datetime.fromisoformat(parts[0]).replace(fold=parts[1], tzinfo=_read_zone(parts[2:])),
+    "$timedelta": lambda parts: timedelta(*map(_whole, parts)),
+    "$uuid": lambda text: UUID(hex=text),
+}
+
+
+def _untagged(members: dict[str, Any]) -> Any:
+    """Return the value of a tag, or this object as it is. `json` calls it for inner objects first."""
+    if len(members) == 1:
+        (name,) = members
+        if name[:1] == "$":
+            return _READERS[name](members[name])
+    return members
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,220 @@
+"""The journals of records in Redis: what is known of the steps of each request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, groupby
+from typing import Any, Final
+
+from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.journal import (
+    EMPTY,
+    NEVER_RESUMED,
+    Entry,
+    Journal,
+    JournalWrite,
+    StepAnswer,
+    StepPage,
+    SweptJournals,
+)
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import ERASED, State, StoredPayload
+from flask_idempotency.stores import microseconds
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.admin.data_keys import BATCH, Scan
+from flask_idempotency.stores.redis.data_loss import RedisDataLoss, refusal
+from flask_idempotency.stores.redis.encoding import completion, reason_bytes
+from flask_idempotency.stores.redis.executor import ScriptExecutor, whole_number
+from flask_idempotency.stores.redis.scripts import Script
+from flask_idempotency.stores.redis.step_encoding import (
+    decode_entries,
+    decode_entry,
+    decode_journal,
+    fence_bytes,
+    is_erased,
+    step_arguments,
+    step_bytes,
+)
+
+JOURNALS_AT_ONCE: Final = 20
+"""Journals per run of a script: a journal has up to 1 MiB, and the server answers no other client while a script reads."""
+
+_ERASURE: Final = layout.FIELDS["ERASURE"].encode()
+
+
+class RedisJournals:
+    """Implement `journal.Journals`. Every write is one script, and one round trip."""
+
+    def __init__(self, server: ScriptExecutor, data_loss: RedisDataLoss) -> None:
+        self._server = server
+        self._data_loss = data_loss
+        self._scan = Scan(server)
+
+    def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
+        result = self._run(
+            scripts.WRITE_STEPS, key, token, fence_bytes(fence), writing.number, microseconds(lease), *_changes(writing)
+        )
+        if result != b"DONE":
+            raise refusal(result)
+
+    def recall(self, key: StorageKey, token: bytes, *, fence: int) -> Journal:
+        result = self._run(scripts.READ_STEPS, key, token, fence_bytes(fence))
+        if not isinstance(result, list):
+            raise refusal(result)
+        return _journal(result)
+
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
+        result = self._run(scripts.COMPLETE, key, token, *completion(payload, keep=keep))
+        if result != b"DONE":
+            raise refusal(result)
+
+    def read(self, key: StorageKey) -> Journal:
+        result = self._run(scripts.READ_STEPS, key, b"", b"")
+        if result == b"ABSENT":
+            return EMPTY
+        if not isinstance(result, list):
+            raise refusal(result)
+        return _journal(result)
+
+    def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
+        if seen.record.state is not State.QUARANTINED or not journal.complete:
+            return False
+        as_seen = seen.record.token, _ms(seen.record.deadline), fence_bytes(journal.fence), journal.write
+        result = self._run(scripts.RESUME_STEPS, seen.key, token, *as_seen, *_changes(writing))
+        if result in (b"DONE", b"OTHER"):
+            return bool(result == b"DONE")
+        raise refusal(result)
+
+    def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:
+        as_seen = seen.record.token, _ms(seen.record.deadline), round(horizon * 1_000_000)
+        result = self._run(scripts.GIVE_UP_STEPS, seen.key, *as_seen, reason_bytes(NEVER_RESUMED))
+        return bool(result == b"DONE")
+
+    def walk(
+        self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None
+    ) -> StepPage:
+        names, following = self._scan.page(layout.journals_of(tid), after=after, count=min(limit, BATCH))
+        return StepPage(
+            tuple(
+                answer
+                for answer in self._answers(names)
+                if tid in (None, answer.key.tid) and (other_than is None or _kid(answer.entry) != other_than)
+            ),
+            following,
+        )
+
+    def replace(self, key: StorageKey, step: bytes, old: StoredPayload, new: StoredPayload) -> bool:
+        data = self._server.execute("HGET", layout.journal(key), step)
+        entry = None if data is None else decode_entry(step, data)
+        if entry is None or entry.payload != old:
+            return False
+        changed = replace(entry, payload=new)
+        _, _, size, number, _ = step_arguments(changed)
+        result = self._run(scripts.REPLACE_STEP, key, step, data, size, number, step_bytes(changed))
+        if result in (b"DONE", b"OTHER"):
+            return bool(result == b"DONE")
+        raise refusal(result)
+
+    def count(self) -> Mapping[str, int]:
+        counts, seen = Counter[str](), set[bytes]()
+        for names in self._scan.all(layout.journals_of(None)):
+            # SCAN may return a key twice.
+            fresh = [name for name in dict.fromkeys(names) if name not in seen]
+            seen.update(fresh)
+            for answer in self._answers(fresh):
+                payload = answer.entry.payload
+                counts[_kid(answer.entry)] += payload is not None and payload.sealed_by != ERASED
+        return counts
+
+    def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
+        names, following = self._scan.page(layout.journals_of(None), after=after, count=min(limit, BATCH))
+        removed = sum(self._server.run(scripts.SWEEP_JOURNALS, _pairs(batch)) for batch in _batches(names))
+        return SweptJournals(removed, following)
+
+    def _answers(self, names: Sequence[bytes]) -> Iterator[StepAnswer]:
+        """Yield every readable payload of these journals."""
+        erasures = dict[bytes, tuple[int, int] | None]()
+        for batch in _batches(names):
+            for name, found in zip(batch, self._server.run(scripts.SCAN_STEPS, _pairs(batch)), strict=True):
+                rid = layout.rid(name)
+                if rid is None or not isinstance(found, list):
+                    continue
+                tid, token, fingerprint, requested_ms, fields = found
+                if tid not in erasures:
+                    erasures[tid] = _erasure(self._server.execute("HGET", layout.data_keys(tid), _ERASURE))
+                for entry in _readable(fields):
+                    if entry.payload is not None:
+                        erased = is_erased(entry, requested_ms=requested_ms, erasure=erasures[tid])
+                        yield StepAnswer(StorageKey(rid, tid), token, fingerprint, entry, erased)
+
+    def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
+        """Run a script on this record and its journal. After a restart of Redis, first check for data loss."""
+        keys = layout.keys_with_journal(key)
+        name = layout.name(keys)
+        result = self._server.run(script, keys, name, *arguments)
+        if result == b"DOUBT":
+            self._data_loss.judge()
+            result = self._server.run(script, keys, name, *arguments)
+        return result
+
+
+def _changes(writing: JournalWrite) -> tuple[bytes | int, ...]:
+    """Return what a write changes, as the last arguments of `write_steps.lua` and `resume_steps.lua`."""
+    return (
+        int(writing.in_doubt),
+        writing.steps,
+        len(writing.withdraw),
+        *writing.withdraw,
+        *chain.from_iterable(map(step_arguments, writing.enter)),
+    )
+
+
+def _journal(result: list[Any]) -> Journal:
+    complete, requested_ms, erasure, fence, write, fields = result
+    return decode_journal(
+        fields,
+        fence=fence,
+        write=write,
+        complete=bool(complete),
+        requested_ms=requested_ms,
+        erasure=_erasure(erasure),
+    )
+
+
+def _erasure(text: bytes | None) -> tuple[int, int] | None:
+    """Decode the last erasure of a tenant: the highest data key that it destroyed, and its time in microseconds."""
+    if text is None:
+        return None
+    destroyed, _, erased_at = text.partition(b" ")
+    return whole_number(destroyed), whole_number(erased_at)
+
+
+def _readable(fields: Sequence[bytes]) -> list[Entry]:
+    try:
+        return decode_entries(fields)
+    except CorruptRecord:
+        return []
+
+
+def _batches(names: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Yield batches of journals, each of one partition."""
+    for _, group in groupby(sorted(names), layout.partition):
+        of_one = list(group)
+        for begin in range(0, len(of_one), JOURNALS_AT_ONCE):
+            yield of_one[begin : begin + JOURNALS_AT_ONCE]
+
+
+def _pairs(journals: Sequence[bytes]) -> list[bytes]:
+    """Return the keys of their records and of the journals, one after the other."""
+    return [key for journal in journals for key in (layout.record_of_journal(journal), journal)]
+
+
+def _kid(entry: Entry) -> str:
+    return "" if entry.payload is None or entry.payload.sealed_by is None else entry.payload.sealed_by.kid
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1_000_000) // 1000

@@ -1,0 +1,92 @@
+-- Settle steps in the worker's place. Unless a plain step stays in doubt, pause the record: the next retry resumes it.
+--
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys, 8 journal
+-- ARGV: 1 now, 2 name, 3 new token, as they were seen: 4 token, 5 deadline in ms, 6 fence in seven bytes and 7 number of the
+--   last write; then 8 in_doubt: '1' or '0', 9 entries with effects after this write, 10 number of ids to withdraw, then
+--   these ids, and of each entry five arguments as lib/step lists them...
+-- Returns: 'DONE' | 'OTHER' | 'DOUBT' | 'CORRUPT' | 'ERASED' | 'KEYLESS'
+-- Durable: yes
+-- Transitions: quarantined -> processing
+-- @include lib/time
+-- @include lib/snapshot
+-- @include lib/finished
+-- @include lib/owner
+-- @include lib/step
+-- @include lib/write
+
+local now, name, new_token, token, deadline, fence = time_now(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local number, in_doubt, steps, withdrawn = tonumber(ARGV[7]), ARGV[8] == '1', tonumber(ARGV[9]), tonumber(ARGV[10])
+
+local bytes = redis.call('GET', KEYS[1])
+local found = bytes and parse_record(bytes)
+if found and found.state ~= COMPLETED and found.token == new_token then
+  -- This very call has settled it before, and its reply was lost.
+  return 'DONE'
+end
+local record = as_seen(bytes, '3', token, deadline, now)
+-- A completed record that was marked corrupt has no steps to resume.
+if not record or finished_word(record) or string.sub(bytes, record.head + 1) == '\7corrupt' then
+  return 'OTHER'
+end
+local journal, word = journal_of(KEYS[8], record)
+if word == 'CORRUPT' then
+  return word
+end
+if not journal or journal.fence ~= fence or journal.write ~= number then
+  return 'OTHER'
+end
+local superseded, unknown = is_superseded(KEYS[4], read_number(fence, 1, 7))
+if superseded then
+  -- The journal may lack a step that has happened, so only the whole request can be resolved.
+  return unknown and 'DOUBT' or 'OTHER'
+end
+local first = 11 + withdrawn
+local known, refused = read_steps(KEYS[8], KEYS[7], record, ARGV, 11, first)
+if not known then
+  return refused
+end
+
+redis.call('ZCARD', KEYS[2])
+redis.call('ZCARD', KEYS[3])
+if record.counted then
+  redis.call('ZCARD', KEYS[5])
+end
+redis.call('PERSIST', KEYS[1]) -- Needs no memory: see leave_indexes in lib/write.
+local size = journal.size
+journal.write, journal.steps, journal.in_doubt = number + 1, steps, in_doubt
+for i = 11, first - 1 do
+  local id = ARGV[i]
+  local entry = known[id]
+  if entry and not is_finished(entry) then
+    withdraw_step(KEYS[8], journal, id, entry)
+    known[id] = nil
+  end
+end
+for i = first, #ARGV, FACTS do
+  local id, took, entry_size, entry_bytes = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 4]
+  local entry = known[id]
+  if not entry or not is_finished(entry) then
+    -- The entry stays that of the claim that began it: its result is sealed for that fence.
+    local begun_by = entry and string.sub(entry, 2, 8) or fence
+    known[id] = enter_step(KEYS[8], journal, id, entry, begun_by, took, entry_size, entry_bytes, now)
+  end
+end
+save_journal(KEYS[8], record, journal)
+if record.counted then
+  count_journal(KEYS[6], journal.size - size)
+end
+
+-- From here on the worker's token is worthless, and its next call fails with LeaseLost.
+record.bytes = string.sub(bytes, 1, 1) .. new_token .. string.sub(bytes, 18)
+if in_doubt then
+  redis.call('SET', KEYS[1], record.bytes)
+  return 'DONE'
+end
+leave_indexes(KEYS, record, name)
+local now_ms = math.floor(now / 1000)
+redis.call('ZADD', KEYS[2], decimal(now_ms), name)
+if record.counted then
+  redis.call('ZADD', KEYS[5], decimal(now_ms), name)
+end
+redis.call('SET', KEYS[1], rewritten(record, first_byte(PROCESSING, true, false, record.counted), now_ms, NO_RESULT, ''))
+return 'DONE'

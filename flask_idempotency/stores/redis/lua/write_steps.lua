@@ -1,0 +1,103 @@
+-- Enter steps that have begun or finished, withdraw those that did nothing, set whether other attempts may go on, and renew
+-- the worker's lease. A write whose number is not above the last one of this fence changes nothing.
+--
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys, 8 journal
+-- ARGV: 1 now, 2 name, 3 token, 4 fence in seven bytes, 5 number of this write, 6 lease in microseconds,
+--   7 in_doubt: '1' or '0', 8 entries with effects after this write, 9 number of ids to withdraw, then these ids, and of each
+--   entry five arguments as lib/step lists them...
+-- Returns: 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT' | 'ERASED' | 'KEYLESS'
+-- Durable: yes
+-- Transitions: processing -> processing, quarantined -> processing
+-- @include lib/time
+-- @include lib/owner
+-- @include lib/step
+-- @include lib/notify
+-- @include lib/write
+
+local now, name, token, fence, number, lease, in_doubt, steps, withdrawn =
+  time_now(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8]),
+  tonumber(ARGV[9])
+
+local bytes = redis.call('GET', KEYS[1])
+local record, refused = owned_record(KEYS, bytes, token, now)
+if not record then
+  return refused
+end
+local is_late = record.state == QUARANTINED and string.sub(bytes, record.head + 1) == LEASE_EXPIRED
+-- The token alone is not enough: a claim that was sent twice may be granted again, after others had the key.
+if string.sub(bytes, 18, 24) ~= fence or not (record.state == PROCESSING or is_late) then
+  return 'LOST'
+end
+local journal, word = journal_of(KEYS[8], record)
+if word == 'CORRUPT' then
+  return word
+end
+if journal and journal.fence == fence and number <= journal.write then
+  return 'DONE'
+end
+local takeover = not in_doubt
+if takeover and not record.takeover then
+  -- A claim from before a data loss is never taken over: its worker goes on, and no other does.
+  local superseded, unknown = is_superseded(KEYS[4], read_number(bytes, 18, 24))
+  if superseded and unknown then
+    return 'DOUBT'
+  end
+  takeover = not superseded
+end
+local leftover, first = word == 'OTHER', 10 + withdrawn
+local known
+known, refused = read_steps(KEYS[8], KEYS[7], record, ARGV, 10, first)
+if not known then
+  return refused
+end
+if leftover then
+  known = {}
+end
+
+-- A wrong type must fail before the first write, and the first write must need no memory: see leave_indexes in lib/write.
+redis.call('ZCARD', KEYS[2])
+redis.call('ZCARD', KEYS[3])
+if record.counted then
+  redis.call('ZCARD', KEYS[5])
+end
+redis.call('PERSIST', KEYS[1])
+if leftover then
+  redis.call('UNLINK', KEYS[8])
+end
+journal = journal or { size = 0, entries = 0, places = 0 }
+local size = journal.size
+journal.fence, journal.write, journal.steps, journal.in_doubt = fence, number, steps, in_doubt
+for i = 10, first - 1 do
+  local id = ARGV[i]
+  local entry = known[id]
+  if entry and not is_finished(entry) and string.sub(entry, 2, 8) == fence then
+    withdraw_step(KEYS[8], journal, id, entry)
+    known[id] = nil
+  end
+end
+for i = first, #ARGV, FACTS do
+  local id, took, entry_size, entry_bytes = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 4]
+  local entry = known[id]
+  if not entry or not is_finished(entry) then
+    known[id] = enter_step(KEYS[8], journal, id, entry, fence, took, entry_size, entry_bytes, now)
+  end
+end
+save_journal(KEYS[8], record, journal)
+if record.counted then
+  count_journal(KEYS[6], journal.size - size)
+end
+
+local deadline = math.max(record.deadline, math.ceil((now + lease) / 1000))
+local stays = is_late and in_doubt
+if is_late and not stays then
+  redis.call('ZREM', KEYS[3], name)
+end
+if not stays then
+  redis.call('ZADD', KEYS[2], decimal(deadline), name)
+end
+if record.counted and not stays then
+  redis.call('ZADD', KEYS[5], decimal(deadline), name)
+end
+local first_of_record = first_byte(stays and QUARANTINED or PROCESSING, takeover, has_waiters(record), record.counted)
+redis.call('SET', KEYS[1], rewritten(record, first_of_record, deadline, NO_RESULT, stays and LEASE_EXPIRED or ''))
+return 'DONE'

@@ -1,0 +1,508 @@
+"""The statements about journals: rows of `idempotency_steps`, and the columns of the record that say what a journal holds.
+
+Each write updates the record first, which locks its row and compares token, fence and the number of the write. The rows of
+steps follow in the same statement on PostgreSQL, and in the same transaction on SQLite. A row belongs to the life of its
+record: it has the same `requested_at`. Rows of another life are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Delete,
+    FromClause,
+    Insert,
+    Integer,
+    LargeBinary,
+    Select,
+    String,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    exists,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.sql.dml import ReturningDelete, ReturningUpdate
+
+from flask_idempotency.engine.journal import IN_DOUBT, NEVER_RESUMED
+from flask_idempotency.engine.model import CORRUPT
+from flask_idempotency.stores.sql.completion import may_be_sealed
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
+from flask_idempotency.stores.sql.schema import (
+    BEGUN,
+    FINISHED,
+    PROCESSING,
+    QUARANTINE,
+    QUARANTINED,
+    RELEASED,
+    TAKEOVER,
+    data_keys,
+    records,
+    steps,
+    tenants,
+)
+from flask_idempotency.stores.sql.statements import (
+    LEASE_EXPIRED,
+    ONE,
+    RELEASED_KEEP,
+    ZERO,
+    duration,
+    ended_wait,
+    has_answer,
+    is_as_met,
+    is_mine,
+    others_update,
+    owners,
+    word,
+)
+
+MOST_AT_ONCE: Final = 3
+"""Entries that one statement writes on PostgreSQL. More are rare, and take a transaction."""
+
+_r, _s, _t, _k = records.c, steps.c, tenants.c, data_keys.c
+
+ENTERED: Final = (
+    "position",
+    "name",
+    "effects",
+    "state",
+    "in_line",
+    "kept",
+    "digest",
+    "took",
+    "payload_size",
+    "payload",
+    "wrapping_key_id",
+    "data_key_number",
+)
+"""The columns of a step that a caller passes. The others come from the record and from the clock."""
+
+_WRITTEN: Final = (
+    "record_id",
+    "step_id",
+    "tenant_id",
+    "requested_at",
+    "fence",
+    "began_at",
+    "finished_at",
+    *ENTERED,
+)
+
+
+class Form(NamedTuple):
+    """What is the same for many steps, so that the text of a statement holds it and the database plans less."""
+
+    finished: bool
+    has_payload: bool
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a caller passes for such a step."""
+        return tuple(name for name in ENTERED if name != "state" and (self.has_payload or name not in _OF_PAYLOAD))
+
+
+_OF_PAYLOAD: Final = ("payload", "wrapping_key_id", "data_key_number")
+
+
+def _conflict(*, settling: bool, finishes: bool) -> str:
+    """Replace a begun step, and a row of another life. Never replace a finished step."""
+    # A step that finishes keeps its place. One that begins again in a later attempt gets another.
+    kept = {*(("position", "began_at") if finishes else ()), *(("fence",) if settling else ())}
+    stays = "idempotency_steps.requested_at = excluded.requested_at"
+    values = [
+        f"{name} = CASE WHEN {stays} THEN idempotency_steps.{name} ELSE excluded.{name} END"
+        if name in kept
+        else f"{name} = excluded.{name}"
+        for name in _WRITTEN
+        if name not in ("record_id", "step_id")
+    ]
+    return (
+        f"ON CONFLICT (record_id, step_id) DO UPDATE SET {', '.join(values)}"
+        f" WHERE idempotency_steps.state = '{BEGUN}' OR idempotency_steps.requested_at <> excluded.requested_at"
+    )
+
+
+_BEGINS: Final = _conflict(settling=False, finishes=False)
+_FINISHES: Final = _conflict(settling=False, finishes=True)
+_SETTLES: Final = _conflict(settling=True, finishes=True)
+_A_RESULT: Final = Form(finished=True, has_payload=True)
+
+
+def hold(dialect: Dialect, *, opens: bool = True) -> ReturningUpdate[Any]:
+    """Change the record for a write to its journal. Return what the rows of its steps need; no row if it was refused.
+
+    `opens`: no plain step is in doubt after the write, so another attempt may go on.
+    """
+    return _held(dialect, opens=opens, sealed=False)
+
+
+def write(
+    dialect: Dialect, forms: Sequence[Form] = (_A_RESULT,), *, opens: bool = True, sealed: bool = False
+) -> Select[Any]:
+    """PostgreSQL: change the record as `hold` does, and enter steps of these forms. Return no row if it was refused.
+
+    `sealed`: refuse if the data key that seals all of them is missing, or the tenant was erased since the first request.
+    """
+    held = _held(dialect, opens=opens, sealed=sealed).cte("held")
+    entered = [_entered(held, form, f"_{number}").cte(f"entered_{number}") for number, form in enumerate(forms)]
+    return select(held.c.fence).add_cte(*entered)
+
+
+def enter(dialect: Dialect, form: Form = _A_RESULT) -> Insert:
+    """Enter one step of this form, in the transaction that `hold` began."""
+    return _enter(form, _FINISHES if form.finished else _BEGINS)
+
+
+def settle(dialect: Dialect, form: Form = _A_RESULT) -> Insert:
+    """Enter one step in its worker's place. It keeps the fence of the claim that entered it."""
+    return _enter(form, _SETTLES)
+
+
+def withdraw(dialect: Dialect) -> Delete:
+    """Remove a step of this fence that began and did nothing."""
+    return _withdrawn(_s.fence == _number("my_fence"))
+
+
+def withdraw_any(dialect: Dialect) -> Delete:
+    """Remove a step that began and did nothing, in its worker's place."""
+    return _withdrawn()
+
+
+def why_not_held(dialect: Dialect) -> Select[Any]:
+    """Read why a write to a journal changed no row."""
+    facts: list[ColumnElement[Any]] = [_r.state, _r.token, _r.fence, _r.step_write, _r.expires_at, _r.completed_at]
+    return select(*facts, _r.reason, dialect.now.label("now")).where(is_mine())
+
+
+def recall(dialect: Dialect) -> Select[Any]:
+    """Select the journal, one row for each step, for the claim that holds the record. Without steps, select one row."""
+    return _journal().where(_r.token == _bytes("my_token"), _r.fence == _number("my_fence"))
+
+
+def read_journal(dialect: Dialect) -> Select[Any]:
+    """Select the journal as `recall` does, for anyone."""
+    return _journal()
+
+
+def resume(dialect: Dialect) -> ReturningUpdate[Any]:
+    """Change a quarantined record in its worker's place, if record and journal are as seen. Pause it unless a step stays
+    in doubt."""
+    as_seen = (
+        _r.state == word(QUARANTINED),
+        _r.fence == _number("my_fence"),
+        _r.step_write == _integer("seen_write"),
+        ~has_answer(),
+        _r.reason.is_distinct_from(word(CORRUPT)),
+    )
+    statement, now = others_update(dialect, *as_seen)
+    pauses = _opens()
+    resumed = statement.values(
+        token=_bytes("my_token"),
+        state=case((pauses, word(PROCESSING)), else_=_r.state),
+        on_expiry=case((pauses, word(TAKEOVER)), else_=_r.on_expiry),
+        reason=case((pauses, null()), else_=_r.reason),
+        lease_expires_at=case((pauses, now), else_=_r.lease_expires_at),
+        resolver_due_at=case((pauses, ZERO), else_=_r.resolver_due_at),
+        steps=bindparam("my_steps", type_=_r.steps.type),
+        step_write=_r.step_write + literal_column("1"),
+    )
+    return resumed.returning(*_facts(now))
+
+
+def give_up(dialect: Dialect) -> ReturningUpdate[Any]:
+    """Quarantine a paused or abandoned record with an effect, if it is as seen. On PostgreSQL skip a locked row."""
+    horizon = _number("my_horizon")
+    seen = and_(
+        is_mine(),
+        _r.state == word(PROCESSING),
+        is_as_met(),
+        _r.on_expiry == word(TAKEOVER),
+        _r.steps > ZERO,
+        _r.lease_expires_at <= horizon,
+        _r.lease_expires_at <= dialect.now,
+    )
+    if dialect.name == POSTGRESQL:
+        unlocked = select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
+        seen = _r.record_id == unlocked.scalar_subquery()
+    given_up = update(records).where(seen)
+    return given_up.values(
+        state=word(QUARANTINED), reason=word(NEVER_RESUMED), succeeded=ended_wait(dialect)
+    ).returning(_r.fence)
+
+
+def release(dialect: Dialect) -> ReturningUpdate[Any]:
+    """Free the key, or keep the record for its journal: pause it, or quarantine it if a step is in doubt.
+
+    A released row stays for a day, but only an operator sees it. Do not release a corrupt record: its view has run, even if
+    its response is unreadable.
+    """
+    statement, now = owners(dialect, PROCESSING, QUARANTINED)
+    uncondemned = statement.where(~has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
+    is_free, resumes = _r.steps == ZERO, _r.on_expiry == word(TAKEOVER)
+    ended: ColumnElement[int] = getattr(func, dialect.least)(_r.lease_expires_at, now)
+    return uncondemned.values(
+        state=case((is_free, word(RELEASED)), (resumes, word(PROCESSING)), else_=word(QUARANTINED)),
+        reason=case((or_(is_free, resumes), null()), else_=func.coalesce(_r.reason, word(IN_DOUBT))),
+        token=case((and_(~is_free, resumes), _bytes("my_paused_token")), else_=_r.token),
+        lease_expires_at=case((is_free, null()), else_=ended),
+        expires_at=case((is_free, now + literal_column(str(RELEASED_KEEP), BigInteger))),
+        succeeded=ended_wait(dialect),
+        resolver_due_at=case((or_(is_free, resumes), ZERO), else_=_r.resolver_due_at),
+    ).returning(_r.state, _r.token, _r.step_write, _r.requested_at)
+
+
+def drop(dialect: Dialect) -> Delete:
+    """Remove the journal of one life of a record."""
+    return delete(steps).where(_s.record_id == _bytes("my_record_id"), _s.requested_at == _number("my_requested_at"))
+
+
+def page_end(dialect: Dialect) -> Select[Any]:
+    """Select the last record of a page of journals, and the next one if there is one."""
+    rest = select(_s.record_id).where(_s.record_id > _bytes("my_after")).distinct().order_by(_s.record_id)
+    return rest.offset(_integer("my_limit") - literal_column("1")).limit(literal_column("2"))
+
+
+def walk(dialect: Dialect) -> Select[Any]:
+    """Select the payloads of a page. Two parameters limit it: a tenant, and a wrapping key to leave out."""
+    tenant_id, wrapping_key_id = _bytes("my_tenant_id"), bindparam("my_wrapping_key_id", type_=Text)
+    shown = select(_s.record_id, _s.tenant_id, _r.token, _r.fingerprint, *_shown()).select_from(_current())
+    return shown.where(
+        _s.record_id > _bytes("my_after"),
+        _s.record_id <= _bytes("my_until"),
+        _s.payload.is_not(None),
+        _s.tenant_id == func.coalesce(tenant_id, _s.tenant_id),
+        or_(wrapping_key_id.is_(None), func.coalesce(_s.wrapping_key_id, word("")) != wrapping_key_id),
+    ).order_by(_s.record_id, _s.step_id)
+
+
+def count_payloads(dialect: Dialect) -> Select[Any]:
+    """Count the payloads of steps under each wrapping key. Leave out wiped ones."""
+    under = func.coalesce(_s.wrapping_key_id, word("")).label("wrapping_key_id")
+    is_wiped = func.coalesce(_s.data_key_number, ONE) == ZERO
+    counted: list[ColumnElement[Any]] = [under, func.count().label("payloads")]
+    return select(*counted).select_from(_current()).where(_s.payload.is_not(None), ~is_wiped).group_by(under)
+
+
+def replace(dialect: Dialect, *, sealed: bool = False) -> ReturningUpdate[Any]:
+    """Replace the payload of a step, if it still is the one that was seen.
+
+    `sealed`: refuse if the new payload's data key is missing, or the tenant was erased since the first request.
+    """
+    statement = update(steps).where(_holds_seen(), _lives())
+    if sealed:
+        statement = statement.where(_key_is_there(), ~_is_erased_since())
+    new: dict[str, Any] = {
+        "payload": _bytes("my_payload"),
+        "payload_size": _number("my_payload_size"),
+        "wrapping_key_id": bindparam("my_wrapping_key_id", type_=Text),
+        "data_key_number": _integer("my_data_key_number"),
+    }
+    return statement.values(new).returning(_s.fence)
+
+
+def why_not_replaced(dialect: Dialect) -> Select[Any]:
+    """Read if a step still holds the payload that was seen, if its tenant was erased since, and if its data key is enabled."""
+    reasons: list[ColumnElement[Any]] = [_is_erased_since().label("erased"), _key_is_there().label("kept")]
+    return select(*reasons).where(_holds_seen(), _lives())
+
+
+def orphans(dialect: Dialect) -> Select[Any]:
+    """Select the steps of a page whose record is gone, has ended, or lives anew."""
+    found = select(_s.record_id, _s.step_id, _s.requested_at).where(
+        _s.record_id > _bytes("my_after"), _s.record_id <= _bytes("my_until"), ~_lives()
+    )
+    return found.order_by(_s.record_id, _s.step_id)
+
+
+def remove_orphan(dialect: Dialect) -> ReturningDelete[Any]:
+    """Remove one step of that life. A claim may have replaced it since: the row of a new life stays."""
+    row = (_s.record_id == _bytes("my_record_id"), _s.step_id == _bytes("my_step_id"))
+    removed = delete(steps).where(*row, _s.requested_at == _number("my_requested_at"), ~_lives())
+    return removed.returning(_s.record_id)
+
+
+def _held(dialect: Dialect, *, opens: bool, sealed: bool) -> ReturningUpdate[Any]:
+    statement, now = owners(dialect, PROCESSING, QUARANTINED)
+    number = _integer("my_write")
+    longer: ColumnElement[int] = getattr(func, dialect.greatest)(_r.lease_expires_at, now + duration("lease"))
+    held = statement.where(
+        _r.fence == _number("my_fence"),
+        _r.step_write < number,
+        or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED)),
+    )
+    if sealed:
+        held = held.where(may_be_sealed())
+    if opens:
+        goes_on = {"state": word(PROCESSING), "reason": null(), "resolver_due_at": ZERO}
+        held = held.values(on_expiry=word(TAKEOVER), **goes_on)
+    else:
+        held = held.values(on_expiry=word(QUARANTINE))
+    steps_now = bindparam("my_steps", type_=_r.steps.type)
+    return held.values(lease_expires_at=longer, steps=steps_now, step_write=number).returning(*_facts(now))
+
+
+def _facts(now: ColumnElement[int]) -> tuple[ColumnElement[Any], ...]:
+    """What the rows of steps take from their record."""
+    return _r.record_id, _r.tenant_id, _r.requested_at, _r.fence, _r.attempt, now.label("now")
+
+
+def _opens() -> ColumnElement[bool]:
+    """No plain step is in doubt after this write, so another attempt may go on."""
+    return bindparam("my_on_expiry", type_=String) == word(TAKEOVER)
+
+
+def _entered(held: FromClause, form: Form, suffix: str) -> Insert:
+    """Enter one step of the record that `held` has updated."""
+    given = dict(_given(form, suffix))
+    values: dict[str, ColumnElement[Any]] = {
+        "record_id": held.c.record_id,
+        "step_id": _bytes(f"my_step_id{suffix}"),
+        "tenant_id": held.c.tenant_id,
+        "requested_at": held.c.requested_at,
+        "fence": held.c.fence,
+        "began_at": held.c.now - given["took"],
+        **({"finished_at": held.c.now} if form.finished else {}),
+        **given,
+        "position": _position(held.c.attempt, given["position"]),
+    }
+    on_conflict = _FINISHES if form.finished else _BEGINS
+    source = select(*values.values()).select_from(held).where(true()).suffix_with(on_conflict)
+    return sqlalchemy.insert(steps).from_select(list(values), source)
+
+
+def _enter(form: Form, on_conflict: str) -> Insert:
+    given = dict(_given(form, ""))
+    moment = _number("my_moment")
+    values: dict[str, ColumnElement[Any]] = {
+        "record_id": _bytes("my_record_id"),
+        "step_id": _bytes("my_step_id"),
+        "tenant_id": _bytes("my_tenant_id"),
+        "requested_at": _number("my_requested_at"),
+        "fence": _number("my_fence"),
+        "began_at": moment - given["took"],
+        **({"finished_at": moment} if form.finished else {}),
+        **given,
+        "position": _position(_integer("my_attempt"), given["position"]),
+    }
+    # SQLite's parser needs a WHERE before ON CONFLICT.
+    source = select(*values.values()).where(ONE == ONE).suffix_with(on_conflict)
+    return sqlalchemy.insert(steps).from_select(list(values), source)
+
+
+def _position(attempt: ColumnElement[int], number: ColumnElement[int]) -> ColumnElement[int]:
+    """Numbers of writes begin at 1 in each attempt."""
+    return cast(attempt, BigInteger) * literal_column(str(2**32), BigInteger) + number
+
+
+def _given(form: Form, suffix: str) -> Iterable[tuple[str, ColumnElement[Any]]]:
+    yield "state", word(FINISHED if form.finished else BEGUN)
+    for name in form.columns:
+        yield name, bindparam(f"my_{name}{suffix}", type_=_s[name].type)
+
+
+def _withdrawn(*conditions: ColumnElement[bool]) -> Delete:
+    return delete(steps).where(
+        _s.record_id == _bytes("my_record_id"),
+        _s.step_id == _bytes("my_step_id"),
+        _s.requested_at == _number("my_requested_at"),
+        _s.state == word(BEGUN),
+        *conditions,
+    )
+
+
+def _journal() -> Select[Any]:
+    of_life = and_(_s.record_id == _r.record_id, _s.requested_at == _r.requested_at)
+    shown = select(_r.fence.label("record_fence"), _r.step_write, *_shown()).select_from(
+        records.outerjoin(steps, of_life)
+    )
+    return shown.where(is_mine(), _is_unfinished()).order_by(_s.began_at, _s.position, _s.step_id)
+
+
+def _shown() -> tuple[ColumnElement[Any], ...]:
+    columns = (
+        "step_id",
+        "name",
+        "effects",
+        "state",
+        "in_line",
+        "kept",
+        "fence",
+        "digest",
+        "took",
+        "began_at",
+        "finished_at",
+        "payload_size",
+        "payload",
+        "wrapping_key_id",
+        "data_key_number",
+    )
+    by_key = case(
+        (_s.data_key_number.is_(None), _s.requested_at <= _t.erased_at),
+        else_=_s.data_key_number <= _t.shredded_key_number,
+    )
+    erased = select(by_key).where(_t.tenant_id == _s.tenant_id, _t.erased_at.is_not(None)).correlate(steps)
+    return (*(_s[name] for name in columns), erased.scalar_subquery().label("erased"))
+
+
+def _is_unfinished() -> ColumnElement[bool]:
+    return and_(_r.state.in_((word(PROCESSING), word(QUARANTINED))), ~has_answer())
+
+
+def _current() -> Any:
+    """The steps of records that are not completed, in their current life."""
+    return steps.join(records, and_(_r.record_id == _s.record_id, _r.requested_at == _s.requested_at, _is_unfinished()))
+
+
+def _lives() -> ColumnElement[bool]:
+    """The record of this step exists, is not completed, and has the same life."""
+    of_life = select(ONE).where(_r.record_id == _s.record_id, _r.requested_at == _s.requested_at, _is_unfinished())
+    return exists(of_life.correlate(steps))
+
+
+def _holds_seen() -> ColumnElement[bool]:
+    """Match a step that holds the payload that was seen. Compare the short columns first."""
+    return and_(
+        _s.record_id == _bytes("my_record_id"),
+        _s.step_id == _bytes("my_step_id"),
+        _s.payload_size == _number("seen_payload_size"),
+        _s.wrapping_key_id.is_not_distinct_from(bindparam("seen_wrapping_key_id", type_=Text)),
+        _s.data_key_number.is_not_distinct_from(_integer("seen_data_key_number")),
+        _s.payload == _bytes("seen_payload"),
+    )
+
+
+def _key_is_there() -> ColumnElement[bool]:
+    number = _integer("my_data_key_number")
+    there = select(ONE).where(_k.tenant_id == _s.tenant_id, _k.number == number, _k.disabled_at.is_(None))
+    return exists(there.correlate(steps))
+
+
+def _is_erased_since() -> ColumnElement[bool]:
+    erased = select(ONE).where(_t.tenant_id == _s.tenant_id, _t.erased_at >= _s.requested_at)
+    return exists(erased.correlate(steps))
+
+
+def _bytes(name: str) -> Any:
+    return bindparam(name, type_=LargeBinary)
+
+
+def _number(name: str) -> Any:
+    return bindparam(name, type_=BigInteger)
+
+
+def _integer(name: str) -> Any:
+    return bindparam(name, type_=Integer)

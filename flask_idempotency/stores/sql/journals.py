@@ -1,0 +1,505 @@
+"""Keep what the steps of requests have come to, in `idempotency_steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn, TypeAlias
+
+from sqlalchemy import Connection
+
+from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    DataKeyMissing,
+    LeaseLost,
+    StoreUnavailable,
+)
+from flask_idempotency.engine.journal import (
+    EMPTY,
+    MOST_STEPS,
+    Effects,
+    Entry,
+    Journal,
+    JournalWrite,
+    StepAnswer,
+    StepPage,
+    StepState,
+    SweptJournals,
+)
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import SealedBy, StoredPayload
+from flask_idempotency.stores import microseconds
+from flask_idempotency.stores.sql import journal_statements as statements
+from flask_idempotency.stores.sql.completion import CompletionWriter
+from flask_idempotency.stores.sql.database import TRIES, Database, transaction
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds
+from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnection
+from flask_idempotency.stores.sql.journal_statements import Form
+from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, KID_LETTERS, TOKEN_BYTES, check_standing
+from flask_idempotency.stores.sql.schema import PROCESSING, QUARANTINE, QUARANTINED, TAKEOVER
+from flask_idempotency.stores.sql.statements import LEASE_EXPIRED
+
+AFTER_LAST_KEY: Final = b"\xff" * 33
+"""Sorts after every record id: an id has 32 bytes."""
+
+SWEPT_AT_ONCE: Final = 200
+"""Journals that one sweep looks at on SQLite, where every claim waits for its deletions."""
+
+_EFFECTS: Final[Mapping[str, Effects]] = {
+    "plain": "plain",
+    "deduplicated": "deduplicated",
+    "transactional": "transactional",
+    "pure": "pure",
+}
+_STATES: Final = {state.value: state for state in StepState}
+_BIG: Final = 2**63 - 1
+
+PAYLOAD_STATUS: Final = 0
+"""A step has no HTTP status, so its row does not keep one."""
+
+
+class JournalStatements:
+    """The statements of a running step. Each store builds them once, so that each of them is compiled once."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._writes: dict[tuple[tuple[Form, ...], bool, bool], Any] = {}
+        self._enters: dict[Form, Any] = {}
+        self._holds = statements.hold(dialect, opens=False), statements.hold(dialect, opens=True)
+        self.withdraw = statements.withdraw(dialect)
+        self.why_not_held = statements.why_not_held(dialect)
+        self.recall = statements.recall(dialect)
+        self.drop = statements.drop(dialect)
+
+    def hold(self, writing: JournalWrite) -> Any:
+        return self._holds[not writing.in_doubt]
+
+    def write(self, writing: JournalWrite, *, sealed: bool) -> Any:
+        form = tuple(map(_form, writing.enter)), not writing.in_doubt, sealed
+        statement = self._writes.get(form)
+        if statement is None:
+            # The first two threads may both do this: both build the same.
+            forms, opens, _ = form
+            statement = statements.write(self._dialect, forms, opens=opens, sealed=sealed)
+            self._writes[form] = statement
+        return statement
+
+    def enter(self, entry: Entry) -> Any:
+        form = _form(entry)
+        statement = self._enters.get(form)
+        if statement is None:
+            # As in `write`.
+            statement = self._enters[form] = statements.enter(self._dialect, form)
+        return statement
+
+
+class JournalWriter:
+    """Sends one write to a journal, over any connection: the store's own, or that of the application's session."""
+
+    def __init__(self, dialect: Dialect, completing: Callable[[], CompletionWriter]) -> None:
+        self.statements = JournalStatements(dialect)
+        self._in_one = dialect.name == POSTGRESQL
+        self._completing = completing
+
+    def write(self, connection: SessionConnection, parameters: dict[str, Any], writing: JournalWrite) -> bool:
+        """Change record and journal in the transaction of this connection. Return False if no row was changed.
+
+        `parameters` come from `parameters_of`. Without a transaction, call it only if `is_one_statement`. Raises
+        `DataKeyMissing` if that was the reason; the caller rolls back.
+        """
+        made = self.statements
+        if self.is_one_statement(writing):
+            given: dict[str, Any] = {"my_data_key_number": _sealing_number(writing.enter), **parameters}
+            for number, entry in enumerate(writing.enter):
+                given |= entered(entry, parameters["my_write"], number, suffix=f"_{number}")
+            statement = made.write(writing, sealed=bool(given["my_data_key_number"]))
+            return connection.execute(statement, given).one_or_none() is not None
+        held = connection.execute(made.hold(writing), parameters).one_or_none()
+        if held is None:
+            return False
+        self.refuse_without_keys(connection, parameters, writing.enter)
+        of_life = {
+            **parameters,
+            "my_tenant_id": held.tenant_id,
+            "my_requested_at": held.requested_at,
+            "my_attempt": held.attempt,
+            "my_moment": held.now,
+        }
+        for step in writing.withdraw:
+            connection.execute(made.withdraw, {**of_life, "my_step_id": step})
+        for number, entry in enumerate(writing.enter):
+            connection.execute(made.enter(entry), {**of_life, **entered(entry, parameters["my_write"], number)})
+        return True
+
+    def is_one_statement(self, writing: JournalWrite) -> bool:
+        """Return True if PostgreSQL does this in one statement.
+
+        A removal needs a statement of its own: in one with the update, it would not see a step that another transaction
+        enters while the update waits for that transaction.
+        """
+        entries = writing.enter
+        if not self._in_one or writing.withdraw or not 0 < len(entries) <= statements.MOST_AT_ONCE:
+            return False
+        return len(entries) == 1 or (
+            len({entry.id for entry in entries}) == len(entries) and len(_numbers(entries)) < 2
+        )
+
+    def refuse_without_keys(
+        self, connection: SessionConnection, parameters: dict[str, Any], entries: Sequence[Entry]
+    ) -> None:
+        """Raise `DataKeyMissing` if a payload of these entries may not be stored for want of its data key."""
+        for number in _numbers(entries):
+            self._completing().refuse_without_key(connection, {**parameters, "my_data_key_number": number})
+
+    def is_done(self, connection: SessionConnection, parameters: dict[str, Any], writing: JournalWrite) -> bool:
+        """Find out why a write changed no row. True: an earlier try was applied. False: try again.
+
+        Raises `LeaseLost` if this grant lost the record, and `DataKeyMissing` if that was the reason.
+        """
+        found = connection.execute(self.statements.why_not_held, parameters).one_or_none()
+        if found is None:
+            raise LeaseLost("the record is gone")
+        check_standing(found)
+        if found.token != parameters["my_token"] or found.fence != parameters["my_fence"]:
+            raise LeaseLost("the record belongs to another worker")
+        if found.state != PROCESSING and (found.state != QUARANTINED or found.reason != LEASE_EXPIRED):
+            raise LeaseLost("the record is completed, released or quarantined")
+        if found.step_write >= parameters["my_write"]:
+            return True
+        self.refuse_without_keys(connection, parameters, writing.enter)
+        return False
+
+
+def parameters_of(
+    key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float, now: int | None
+) -> dict[str, Any]:
+    """Return the parameters of a write that concern the record."""
+    return {
+        "my_record_id": key.rid,
+        "my_token": token,
+        "my_fence": fence,
+        "my_write": writing.number,
+        "my_steps": writing.steps,
+        "lease": microseconds(lease),
+        "now": now,
+    }
+
+
+def entered(entry: Entry, write: int, number: int, *, suffix: str = "") -> dict[str, Any]:
+    """Return the parameters that enter this step, the `number`-th of its write."""
+    payload = entry.payload
+    by = None if payload is None else payload.sealed_by
+    return {
+        f"my_step_id{suffix}": entry.id,
+        f"my_position{suffix}": write * (MOST_STEPS + 1) + number,
+        f"my_name{suffix}": entry.name,
+        f"my_effects{suffix}": entry.effects,
+        f"my_in_line{suffix}": int(entry.in_line),
+        f"my_kept{suffix}": int(entry.kept),
+        f"my_digest{suffix}": entry.digest,
+        f"my_took{suffix}": in_microseconds(entry.took),
+        f"my_payload_size{suffix}": 0 if payload is None else payload.byte_size,
+        f"my_payload{suffix}": None if payload is None else payload.data,
+        f"my_wrapping_key_id{suffix}": None if by is None else by.kid,
+        f"my_data_key_number{suffix}": None if by is None else by.number,
+    }
+
+
+Complete: TypeAlias = Callable[[StorageKey, bytes, StoredPayload, float], None]
+"""Completes a record and removes its journal, in the same atomic step."""
+
+
+class SqlJournals:
+    """Implements `Journals`. `now` as for `SqlDataKeys`."""
+
+    def __init__(
+        self,
+        database: Database,
+        completing: Callable[[], CompletionWriter],
+        complete: Complete,
+        *,
+        now: Callable[[], int | None],
+    ) -> None:
+        self._database = database
+        self._completing = completing
+        self._complete = complete
+        self._now = now
+        self._writer: JournalWriter | None = None
+        self.before_write: Callable[[], None] | None = None
+        """Raises if the application's own session prevents a write."""
+        self.locked: set[bytes] = set()
+        """On SQLite, the ids of records whose transactional step runs in this process, and holds the one write lock."""
+
+    @property
+    def writer(self) -> JournalWriter:
+        if self._writer is None:
+            # The first two threads may both do this: both build the same.
+            self._writer = JournalWriter(self._database.dialect, self._completing)
+        return self._writer
+
+    def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
+        if key.rid in self.locked:
+            _refuse_beside_transaction(writing)
+        if self.before_write is not None:
+            self.before_write()
+        parameters = parameters_of(key, token, fence=fence, writing=writing, lease=lease, now=self._now())
+        self._database.send(self._write, parameters, writing)
+
+    def recall(self, key: StorageKey, token: bytes, *, fence: int) -> Journal:
+        parameters = {"my_record_id": key.rid, "my_token": token, "my_fence": fence}
+        statement = self.writer.statements.recall
+        rows = self._database.send(lambda connection: connection.execute(statement, parameters).all())
+        if not rows:
+            raise LeaseLost("the record belongs to another worker, or is completed")
+        return _journal(rows)
+
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
+        self._complete(key, token, payload, keep)
+
+    def read(self, key: StorageKey) -> Journal:
+        statement, parameters = statements.read_journal(self._database.dialect), {"my_record_id": key.rid}
+        rows = self._database.run(lambda connection: connection.execute(statement, parameters).all())
+        return _journal(rows) if rows else EMPTY
+
+    def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
+        if not journal.complete:
+            return False
+        dialect = self._database.dialect
+        parameters = {
+            **_as_seen(seen, QUARANTINED),
+            "my_token": token,
+            "my_fence": journal.fence,
+            "seen_write": journal.write,
+            "my_steps": writing.steps,
+            "my_on_expiry": QUARANTINE if writing.in_doubt else TAKEOVER,
+            "now": self._now(),
+        }
+
+        def resume(connection: Connection) -> bool:
+            with transaction(connection):
+                held = connection.execute(statements.resume(dialect), parameters).one_or_none()
+                if held is None:
+                    found = connection.execute(statements.why_not_held(dialect), parameters).one_or_none()
+                    return found is not None and bool(found.token == token)
+                self.writer.refuse_without_keys(connection, parameters, writing.enter)
+                of_life = {
+                    **parameters,
+                    "my_tenant_id": held.tenant_id,
+                    "my_requested_at": held.requested_at,
+                    "my_attempt": held.attempt,
+                    "my_moment": held.now,
+                }
+                for step in writing.withdraw:
+                    connection.execute(statements.withdraw_any(dialect), {**of_life, "my_step_id": step})
+                for number, entry in enumerate(writing.enter):
+                    given = entered(entry, journal.write + 1, number)
+                    connection.execute(statements.settle(dialect, _form(entry)), {**of_life, **given})
+            return True
+
+        return self._database.run(resume)
+
+    def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:
+        statement = statements.give_up(self._database.dialect)
+        parameters = {
+            **_as_seen(seen, PROCESSING),
+            "my_horizon": in_microseconds(horizon),
+            "now": self._now(),
+        }
+        row = self._database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
+        return row is not None
+
+    def walk(
+        self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None
+    ) -> StepPage:
+        dialect = self._database.dialect
+        parameters = {
+            "my_after": after,
+            "my_limit": limit,
+            "my_tenant_id": tid,
+            "my_wrapping_key_id": other_than,
+        }
+
+        def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
+            last = _end(connection, dialect, parameters)
+            bounded = {**parameters, "my_until": last or AFTER_LAST_KEY}
+            return connection.execute(statements.walk(dialect), bounded).all(), last
+
+        # Use a connection without the read timeout of records: a page of large results takes longer.
+        rows, last = self._database.run(page, long=True)
+        found = []
+        for row in rows:
+            try:
+                found.append(_answer(row))
+            except CorruptRecord:
+                continue
+        return StepPage(tuple(found), after=last)
+
+    def replace(self, key: StorageKey, step: bytes, old: StoredPayload, new: StoredPayload) -> bool:
+        dialect = self._database.dialect
+        by, seen_by = new.sealed_by, old.sealed_by
+        sealed = by is not None and by.number != 0
+        parameters = {
+            "my_record_id": key.rid,
+            "my_step_id": step,
+            "my_payload": new.data,
+            "my_payload_size": new.byte_size,
+            "my_wrapping_key_id": None if by is None else by.kid,
+            "my_data_key_number": None if by is None else by.number,
+            "seen_payload": old.data,
+            "seen_payload_size": old.byte_size,
+            "seen_wrapping_key_id": None if seen_by is None else seen_by.kid,
+            "seen_data_key_number": None if seen_by is None else seen_by.number,
+        }
+
+        def replace(connection: Connection) -> bool:
+            replaced = connection.execute(statements.replace(dialect, sealed=sealed), parameters).one_or_none()
+            if replaced is not None or not sealed:
+                return replaced is not None
+            why = connection.execute(statements.why_not_replaced(dialect), parameters).one_or_none()
+            if why is not None and why.erased:
+                raise DataKeyMissing("the tenant's responses were erased after the first request", erased=True)
+            if why is not None and not why.kept:
+                raise DataKeyMissing("the tenant has no enabled data key of this number", erased=False)
+            return False
+
+        return self._database.run(replace)
+
+    def count(self) -> Mapping[str, int]:
+        statement = statements.count_payloads(self._database.dialect)
+        rows = self._database.run(lambda connection: connection.execute(statement).all(), long=True)
+        return {row.wrapping_key_id: row.payloads for row in rows}
+
+    def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
+        dialect = self._database.dialect
+        if dialect.name != POSTGRESQL:
+            limit = min(limit, SWEPT_AT_ONCE)
+        parameters = {"my_after": after, "my_limit": limit}
+
+        def sweep(connection: Connection) -> SweptJournals:
+            last = _end(connection, dialect, parameters)
+            bounded = {**parameters, "my_until": last or AFTER_LAST_KEY}
+            removed = set()
+            for rid, step, requested_at in connection.execute(statements.orphans(dialect), bounded).all():
+                row = {"my_record_id": rid, "my_step_id": step, "my_requested_at": requested_at}
+                if connection.execute(statements.remove_orphan(dialect), row).one_or_none() is not None:
+                    removed.add(rid)
+            return SweptJournals(len(removed), last)
+
+        return self._database.run(sweep, long=True)
+
+    def drop(self, key: StorageKey, requested_at: int) -> None:
+        """Remove what is recorded of this life of a record that is free."""
+        parameters = {"my_record_id": key.rid, "my_requested_at": requested_at}
+        self._database.send(lambda connection: connection.execute(self.writer.statements.drop, parameters))
+
+    def _write(self, connection: RecordConnection, parameters: dict[str, Any], writing: JournalWrite) -> None:
+        writer = self.writer
+        alone = writer.is_one_statement(writing)
+        for _ in range(TRIES):
+            if alone:
+                written = writer.write(connection, parameters, writing)
+            else:
+                with transaction(connection):
+                    written = writer.write(connection, parameters, writing)
+            if written or writer.is_done(connection, parameters, writing):
+                return
+        raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
+
+
+def _refuse_beside_transaction(writing: JournalWrite) -> NoReturn:
+    """Refuse a write that would wait five seconds for the session of a transactional step, on SQLite."""
+    if any(entry.state is StepState.BEGUN for entry in writing.enter):
+        raise ConfigurationError(
+            "a step began in one thread while a transactional step of the same request runs in another. SQLite has one "
+            "writer at a time, so take such steps one after the other, or use PostgreSQL."
+        )
+    raise StoreUnavailable("a transactional step of the same request holds SQLite's one write lock")
+
+
+def _end(connection: Connection, dialect: Dialect, parameters: dict[str, Any]) -> bytes | None:
+    """Return where this page of journals ends. None: it is the last."""
+    ends = connection.execute(statements.page_end(dialect), parameters).scalars().all()
+    return ends[0] if len(ends) > 1 else None
+
+
+def _as_seen(seen: SeenRecord, state: str) -> dict[str, Any]:
+    """Return the parameters that compare a record with what the caller saw. It must have been in this state."""
+    return {
+        "my_record_id": seen.key.rid,
+        "seen_state": state,
+        "seen_other": state,
+        "seen_token": seen.record.token,
+        "seen_deadline": in_microseconds(seen.record.deadline),
+    }
+
+
+def _form(entry: Entry) -> Form:
+    return Form(entry.state is StepState.FINISHED, entry.payload is not None)
+
+
+def _numbers(entries: Sequence[Entry]) -> set[int]:
+    """Return the numbers of the data keys that these payloads need."""
+    sealed = (entry.payload.sealed_by for entry in entries if entry.payload is not None)
+    return {by.number for by in sealed if by is not None and by.number != 0}
+
+
+def _sealing_number(entries: Sequence[Entry]) -> int | None:
+    """Return the number of the data key that entries of one statement need. None: they need none."""
+    return next(iter(_numbers(entries)), None)
+
+
+def _journal(rows: Sequence[Any]) -> Journal:
+    first = rows[0]
+    entries = tuple(_entry(row) for row in rows if row.step_id is not None)
+    if not isinstance(first.record_fence, int) or not isinstance(first.step_write, int):
+        raise CorruptRecord("the row's fence or step_write is invalid")
+    erased = any(row.erased and row.payload is not None for row in rows)
+    return Journal(entries, fence=first.record_fence, write=first.step_write, erased=erased)
+
+
+def _answer(row: Any) -> StepAnswer:
+    tokens = ((row.token, TOKEN_BYTES), (row.fingerprint, FINGERPRINT_BYTES))
+    if any(not isinstance(each, bytes) or len(each) != size for each, size in tokens):
+        raise CorruptRecord("the row's token or fingerprint is invalid")
+    key = StorageKey(row.record_id, row.tenant_id)
+    return StepAnswer(key, row.token, row.fingerprint, _entry(row), erased=bool(row.erased))
+
+
+def _entry(row: Any) -> Entry:
+    """Return the step of this row. Raise `CorruptRecord` if this package did not write it."""
+    numbers = (row.fence, row.took, row.began_at, row.payload_size, 0 if row.finished_at is None else row.finished_at)
+    if row.effects not in _EFFECTS or row.state not in _STATES or not isinstance(row.name, str):
+        raise CorruptRecord("the name, effects or state of a recorded step is invalid")
+    if not all(isinstance(number, int) and 0 <= number <= _BIG for number in numbers):
+        raise CorruptRecord("a number or time of a recorded step is invalid")
+    if not all(isinstance(each, bytes) for each in (row.step_id, row.digest)):
+        raise CorruptRecord("the id or digest of a recorded step is invalid")
+    state, payload, sealed_by = _STATES[row.state], None, None
+    if (state is StepState.FINISHED) != (row.finished_at is not None):
+        raise CorruptRecord("a recorded step has a time that does not fit its state")
+    if row.wrapping_key_id is not None or row.data_key_number is not None:
+        kid, number = row.wrapping_key_id, row.data_key_number
+        if not isinstance(kid, str) or len(kid) > KID_LETTERS or not isinstance(number, int) or not 0 <= number <= _BIG:
+            raise CorruptRecord("the wrapping key or data key number of a recorded step is invalid")
+        sealed_by = SealedBy(kid, number)
+    if row.payload is not None:
+        if not isinstance(row.payload, bytes):
+            raise CorruptRecord("the payload of a recorded step is invalid")
+        payload = StoredPayload(
+            row.payload, PAYLOAD_STATUS, success=True, byte_size=row.payload_size, sealed_by=sealed_by
+        )
+    return Entry(
+        id=row.step_id,
+        name=row.name,
+        effects=_EFFECTS[row.effects],
+        state=state,
+        in_line=bool(row.in_line),
+        digest=row.digest,
+        payload=payload,
+        kept=bool(row.kept),
+        took=row.took / 1_000_000,
+        fence=row.fence,
+        began_at=row.began_at / 1_000_000,
+        finished_at=None if row.finished_at is None else row.finished_at / 1_000_000,
+    )

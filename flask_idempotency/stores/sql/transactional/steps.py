@@ -1,0 +1,139 @@
+"""Commit the rows of a transactional step together with its entry in the journal, on the application's session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    InheritedConnection,
+    LeaseLost,
+    NotCommitted,
+    StoreUnavailable,
+)
+from flask_idempotency.engine.journal import JournalWrite, StepWriting
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
+from flask_idempotency.stores.sql.transactional.transaction import (
+    SessionRecords,
+    SessionTransaction,
+    refuse_autocommit,
+    undo,
+)
+
+
+class SessionJournals(SessionRecords, Protocol):
+    """What a step's transaction needs of the store. `SessionTransactions` implements it."""
+
+    def write_journals(
+        self,
+        connection: Connection,
+        keys: Sequence[StorageKey],
+        token: bytes,
+        *,
+        fences: Sequence[int],
+        writes: Sequence[JournalWrite],
+        lease: float,
+    ) -> None: ...
+
+    def has_reached(self, key: StorageKey, token: bytes, *, fence: int, number: int) -> bool: ...
+
+    def end_step(self, keys: Sequence[StorageKey]) -> None: ...
+
+
+class SessionStep(SessionTransaction):
+    """Implements `engine.journal.StepTransaction`."""
+
+    def __init__(
+        self,
+        journals: SessionJournals,
+        keys: tuple[StorageKey, ...],
+        token: bytes,
+        *,
+        fences: Sequence[int],
+        lease: float,
+        early_writes: Callable[[], Sequence[JournalWrite]],
+        session: Session,
+        factory: Any,
+        listener: Callable[[Session], None],
+        early: Callable[[], None],
+    ) -> None:
+        super().__init__(journals, keys, token, session=session, factory=factory, listener=listener, early=early)
+        self._journals = journals
+        self._fences = tuple(fences)
+        self._lease = lease
+        self._early_writes = early_writes
+        self._number = 0
+        """The number of the last write that was sent for the first key."""
+
+    def commit_step(self, writing: StepWriting) -> None:
+        self.over = True
+        session = self._records.session()
+
+        def write(writes: Sequence[JournalWrite]) -> None:
+            self._write(self._records.connection(session), writes)
+
+        try:
+            refuse_autocommit(self._records.connection(session))
+            self._commit(session, lambda: writing(write))
+        except (LeaseLost, ConfigurationError):
+            undo(session)
+            raise
+        except Exception as error:
+            undo(session)
+            if isinstance(error, StoreUnavailable) and not isinstance(error, InheritedConnection):
+                # The codec could not seal the result again.
+                raise
+            # Before the COMMIT was sent, nothing can be committed. A refused COMMIT is rolled back.
+            if self._going_out and not is_refusal(error) and self._is_done(error):
+                return
+            raise NotCommitted(
+                f"the commit of a step failed ({type(error.__cause__ or error).__name__})",
+                retryable=is_retryable(error),
+            ) from error
+
+    def leave(self) -> None:
+        super().leave()
+        self._journals.end_step(self._keys)
+
+    def _mark(self, connection: Connection) -> None:
+        """Enter the step as begun and plain, in the commit that its function is about to send."""
+        if not self._marked:
+            self._write(connection, self._early_writes())
+        self._marked = True
+
+    def _write(self, connection: Connection, writes: Sequence[JournalWrite]) -> None:
+        self._number = writes[0].number
+        self._journals.write_journals(
+            connection, self._keys, self._token, fences=self._fences, writes=writes, lease=self._lease
+        )
+
+    def _read_outcome(self) -> None:
+        """Read the journal: it holds the step if the commit was done."""
+        if self._committing is not None:
+            undo(self._committing)
+            self._committing = None
+        with suppress(IdempotencyError):
+            done = self._is_reached()
+            self._in_doubt = self._marked = False
+            if done:
+                self._has_committed()
+
+    def _is_done(self, error: Exception) -> bool:
+        """Ask the journal on another connection whether a COMMIT without a reply was done."""
+        try:
+            return self._is_reached()
+        except LeaseLost:
+            raise
+        except IdempotencyError:
+            raise StoreUnavailable("the commit of a step may be done or not: the database does not answer") from error
+
+    def _is_reached(self) -> bool:
+        key, fence = self._keys[0], self._fences[0]
+        return self._journals.has_reached(key, self._token, fence=fence, number=self._number)

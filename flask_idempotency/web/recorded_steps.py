@@ -1,0 +1,125 @@
+"""Show the recorded steps of a request to resolvers and operators, and store what they say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, NotStorable, ResponseUnavailable
+from flask_idempotency.engine.journal import EMPTY, Entry, Journal, Journals
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.recovery import Resolution, Resume, SeenStep, SettledStep
+from flask_idempotency.engine.step_rules import Step
+from flask_idempotency.engine.store import Codec, StepContext
+from flask_idempotency.operations.records import StepView
+from flask_idempotency.operations.times import moment
+from flask_idempotency.steps import values
+
+
+def read_steps(
+    found: SeenRecord,
+    journals: Journals | None,
+    codec: Codec,
+    *,
+    downstream: Callable[[SeenRecord, str, bytes], str],
+) -> tuple[Journal, tuple[SeenStep, ...]]:
+    """Return the journal of this record, and its steps. An item that cannot be opened is None.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    if journals is None:
+        return EMPTY, ()
+    journal = journals.read(found.key)
+    return journal, tuple(_seen(found, entry, journal, codec, downstream) for entry in journal.entries)
+
+
+def _seen(
+    found: SeenRecord,
+    entry: Entry,
+    journal: Journal,
+    codec: Codec,
+    downstream: Callable[[SeenRecord, str, bytes], str],
+) -> SeenStep:
+    stored = _stored_item(found, entry, journal, codec)
+
+    def downstream_key() -> str:
+        if stored is None:
+            raise ConfigurationError(f"the downstream key of step {entry.name} is unknown: its item cannot be read.")
+        return downstream(found, entry.name, stored)
+
+    return SeenStep(
+        entry.name,
+        None if stored is None else values.decode_item(stored),
+        entry.effects,
+        entry.state,
+        # Fences rise with each claim, but not by one, so only the last attempt is known.
+        found.record.attempt if entry.fence == found.record.fence else None,
+        entry.began_at,
+        entry.finished_at,
+        entry,
+        stored,
+        downstream_key,
+    )
+
+
+def _stored_item(found: SeenRecord, entry: Entry, journal: Journal, codec: Codec) -> bytes | None:
+    if entry.payload is None:
+        return b""
+    if journal.erased:
+        return None
+    context = StepContext(
+        found.key, entry.id, entry.fence, found.record.fingerprint, entry.effects, entry.digest, entry.state.value
+    )
+    try:
+        item, _ = codec.steps.open(entry.payload, context)
+        values.decode_item(item)
+    except (CorruptRecord, ResponseUnavailable):
+        return None
+    return item
+
+
+def view_of(step: SeenStep) -> StepView:
+    """Return what an operator may know of this step: never its result."""
+    return StepView(
+        name=step.name,
+        item=None if step.item is None else str(step.item),
+        effects=step.effects,
+        state="in doubt" if step.in_doubt else step.state.value,
+        attempt=step.attempt,
+        began_at=moment(step.began_at),
+        finished_at=None if step.finished_at is None else moment(step.finished_at),
+        kept=step.entry.kept,
+    )
+
+
+def as_stored(resolution: Resolution, policy: Policy) -> Resolution:
+    """Return this resolution with the results of its steps as tagged JSON. Raises `ConfigurationError` for others."""
+    match resolution:
+        case SettledStep():
+            return _with_result(resolution, policy)
+        case Resume(settled):
+            if not all(isinstance(each, SettledStep) for each in settled):
+                raise TypeError("unknown.resume() takes what step.completed() and step.never_happened() return")
+            return Resume(tuple(_with_result(each, policy) for each in settled))
+        case _:
+            return resolution
+
+
+def _with_result(settled: SettledStep, policy: Policy) -> SettledStep:
+    if not settled.happened:
+        return settled
+    rules = policy.step_rules
+    rule: Step | None = None if rules is None else rules.of_recorded(settled.step.name)
+    return replace(settled, result=result_of_step(settled.step.name, settled.result, rule))
+
+
+def result_of_step(name: str, result: Any, rule: Step | None) -> bytes:
+    """Return a result as tagged JSON, if the step would take it back. Raises `ConfigurationError`."""
+    returns = None if rule is None else rule.returns
+    try:
+        encoded = values.encode(values.to_plain(result, returns))
+    except NotStorable as error:
+        raise ConfigurationError(f"the result of step {name} cannot be stored: {error}.") from error
+    return encoded

@@ -1,0 +1,168 @@
+"""The commands show the steps of a request and settle one of them, and never print a result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.events import Resolved, StepSettled
+from flask_idempotency.engine.journal import STEPS_CHANGED, Entry, JournalWrite, StepState
+from flask_idempotency.engine.model import OnExpiry, State
+from flask_idempotency.engine.store import StepContext
+from tests.apps import ALICES, ANSWER, LEASE, WHY, World, key_of, record, refusal, run, said, shop, vanished
+
+RESOLVE = ("resolve", *ALICES, *WHY, "--yes")
+BEGUN, FINISHED = StepState.BEGUN, StepState.FINISHED
+LATER = 100_000.0
+"""Seconds after which no worker can run any more."""
+
+
+def doing(**steps: StepState) -> tuple[World, bytes]:
+    """A shop in which a request of Alice has taken these plain steps of the item `line-1`."""
+    world = shop()
+    key, token = vanished(world, on_expiry=OnExpiry.TAKEOVER)
+    services: Any = world.app.extensions["idempotency"].built
+    claimed = record(world)
+    assert claimed is not None
+    entries = []
+    for name, state in steps.items():
+        entry = Entry(name.encode().ljust(12, b"."), name, "plain", state, in_line=True)
+        context = StepContext(key, entry.id, claimed.fence, claimed.fingerprint, "plain", b"", state.value)
+        result = b'"secret"' if state is FINISHED else None
+        entries.append(replace(entry, payload=services.codec.steps.seal(b'"line-1"', result, context)))
+    writing = JournalWrite(1, entries, steps=len(entries), in_doubt=BEGUN in steps.values())
+    services.journals.write(key, token, fence=claimed.fence, writing=writing, lease=LEASE)
+    return world, token
+
+
+def in_doubt(**steps: StepState) -> tuple[World, bytes]:
+    """Its worker died in a step, and the janitor has quarantined the key."""
+    world, token = doing(**steps)
+    world.clock.advance(LATER)
+    for found in world.store.recovery.expired_leases(horizon=world.clock.now, limit=10).found:
+        assert world.store.recovery.quarantine_expired(found, horizon=world.clock.now)
+    return world, token
+
+
+def state(world: World) -> State | None:
+    found = record(world)
+    return None if found is None else found.state
+
+
+def test_show_lists_the_steps_without_results() -> None:
+    world, _ = in_doubt(reserve=FINISHED, charge=BEGUN)
+
+    text = run(world, "show", *ALICES).output
+    shown = said(run(world, "show", *ALICES, "--json"))
+
+    assert "reserve of line-1 (plain): finished" in text
+    assert "charge of line-1 (plain): in doubt" in text
+    assert [("reserve", "finished"), ("charge", "in doubt")] == [
+        (each["name"], each["state"]) for each in shown["steps"]
+    ]
+    assert "secret" not in f"{text}{shown}"
+
+
+def test_list_finds_paused_requests_alone() -> None:
+    world, _ = doing(reserve=FINISHED)
+    vanished(world, "other", on_expiry=OnExpiry.TAKEOVER)
+    assert [] == said(run(world, "list", "--state", "paused", "--json"))["records"]
+
+    world.clock.advance(LEASE + 1)
+
+    (paused,) = said(run(world, "list", "--state", "paused", "--json"))["records"]
+    assert (True, "processing") == (paused["paused"], paused["state"])
+    assert 1 == run(world, "list").output.count("paused")
+
+
+def test_a_step_that_happened_is_settled_with_its_result() -> None:
+    """Its late worker has lost, and the command says it once."""
+    world, token = in_doubt(reserve=FINISHED, charge=BEGUN)
+
+    told = run(world, *RESOLVE, "--step", "charge", "--item", "line-1", "--happened", "--result", '{"id": 7}')
+
+    assert 0 == told.exit_code, told.output
+    assert "Resumed: the next retry goes on behind the finished steps." in told.output
+    assert State.PROCESSING is state(world)
+    assert [("charge", "completed", "ops")] == [
+        (event.step, event.verb, event.actor) for event in world.events if isinstance(event, StepSettled)
+    ]
+    with pytest.raises(LeaseLost):
+        world.store.complete(key_of(world), token, ANSWER, keep=60.0)
+
+
+def test_a_step_that_never_happened_is_taken_out() -> None:
+    world, _ = in_doubt(reserve=FINISHED, charge=BEGUN)
+
+    told = said(run(world, *RESOLVE, "--step", "charge", "--item", "line-1", "--never-happened", "--json"))
+
+    assert {"verb": "resumed", "forced": False, "settled": 1, "left": 0} == told
+    assert ["reserve"] == [each["name"] for each in said(run(world, "show", *ALICES, "--json"))["steps"]]
+
+
+def test_a_worker_that_may_still_run_needs_force() -> None:
+    world, _ = doing(charge=BEGUN)
+    world.clock.advance(LEASE + 1)
+    for found in world.store.recovery.expired_leases(horizon=world.clock.now, limit=10).found:
+        world.store.recovery.quarantine_expired(found, horizon=world.clock.now)
+    command = (*RESOLVE, "--step", "charge", "--item", "line-1", "--never-happened")
+
+    assert "may still run" in refusal(run(world, *command))
+    assert State.QUARANTINED is state(world)
+    assert 0 == run(world, *command, "--force").exit_code
+
+
+def test_resume_ends_a_quarantine_because_the_code_has_changed() -> None:
+    world, token = doing(reserve=FINISHED)
+    world.store.quarantine(key_of(world), token, STEPS_CHANGED)
+
+    assert 0 == run(world, *RESOLVE, "--resume").exit_code
+    assert State.PROCESSING is state(world)
+
+
+def test_resume_does_not_end_a_doubt() -> None:
+    world, _ = in_doubt(charge=BEGUN)
+
+    assert "charge is in doubt" in refusal(run(world, *RESOLVE, "--resume"))
+    assert State.QUARANTINED is state(world)
+
+
+def test_release_of_recorded_effects_needs_force_and_is_an_audit_event() -> None:
+    world, _ = doing(reserve=FINISHED)
+    world.clock.advance(LATER)
+
+    assert "recorded: reserve" in refusal(run(world, "release", *ALICES, *WHY, "--yes"))
+    assert State.PROCESSING is state(world)
+
+    assert 0 == run(world, "release", *ALICES, *WHY, "--yes", "--force").exit_code
+    assert state(world) is None
+    assert [("released", True)] == [(event.verb, event.forced) for event in world.events if isinstance(event, Resolved)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    (
+        ("--step", "charge", "--happened"),
+        ("--step", "charge", "--resume"),
+        ("--step", "charge", "--never-happened", "--result", "1"),
+        ("--item", "line-1", "--never-happened"),
+        ("--step", "charge", "--happened", "--result", "not json"),
+        ("--step", "charge", "--happened", "--result", "1", "--status", "201"),
+    ),
+)
+def test_options_that_contradict_are_refused_before_anything_is_read(options: tuple[str, ...]) -> None:
+    world, _ = in_doubt(charge=BEGUN)
+
+    assert 2 == run(world, *RESOLVE, *options).exit_code
+    assert State.QUARANTINED is state(world)
+
+
+def test_an_unknown_step_is_refused() -> None:
+    world, _ = in_doubt(charge=BEGUN)
+
+    for options in (("--step", "refund"), ("--step", "charge", "--item", "line-2")):
+        assert "Nothing was changed" in refusal(run(world, *RESOLVE, *options, "--never-happened"))
+    assert State.QUARANTINED is state(world)

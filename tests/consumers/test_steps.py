@@ -1,0 +1,90 @@
+"""The steps of a message: a redelivery goes on behind the finished ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from flask_idempotency import current_claim
+from flask_idempotency.consumers import Dead, Inbox, Later, Processed
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.stores.memory import MemoryStore
+
+CONFIG = {"IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60"}
+
+
+def inbox(store: Any = None, **policy: Any) -> Inbox:
+    config = {**CONFIG, "IDEMPOTENCY_STORE": store or MemoryStore()}
+    return Inbox.standalone(config, "billing", **{"steps": ("charge", "mail"), **policy})
+
+
+def booked(ran: Counter[str], *, ends: str = "") -> Any:
+    """Charge, and mail unless it ends before."""
+
+    def act(name: str) -> str:
+        ran[name] += 1
+        if name == ends:
+            raise TimeoutError
+        return name
+
+    def work() -> Any:
+        current_claim.step("charge", act, "charge")
+        if ends == "before mail":
+            raise KeyError
+        return current_claim.step("mail", act, "mail")
+
+    return work
+
+
+def test_a_redelivery_goes_on_behind_the_finished_steps() -> None:
+    ours, ran = inbox(), Counter[str]()
+    with pytest.raises(KeyError):
+        ours.process("m-1", booked(ran, ends="before mail"))
+    again = ours.process("m-1", booked(ran))
+    replayed = ours.process("m-1", booked(ran))
+
+    assert Processed("mail", replayed=False) == again
+    assert Processed("mail", replayed=True) == replayed
+    assert {"charge": 1, "mail": 1} == ran
+
+
+def test_a_decision_to_release_pauses() -> None:
+    ours, ran = inbox(decide=lambda value, error: "release"), Counter[str]()
+    verdict = ours.process("m-1", booked(ran))
+
+    assert isinstance(verdict, Later)
+    assert "paused" == verdict.reason
+
+
+def test_a_message_with_a_step_in_doubt_is_set_aside() -> None:
+    ours, ran = inbox(), Counter[str]()
+    with pytest.raises(TimeoutError):
+        ours.process("m-1", booked(ran, ends="mail"))
+
+    assert Dead("outcome-unknown") == ours.process("m-1", booked(ran))
+    assert {"charge": 1, "mail": 1} == ran
+
+
+def test_a_message_that_goes_another_way_is_set_aside() -> None:
+    ours, ran = inbox(), Counter[str]()
+    with pytest.raises(KeyError):
+        ours.process("m-1", booked(ran, ends="before mail"))
+
+    assert Dead("outcome-unknown") == ours.process("m-1", lambda: None)
+
+
+def test_pauses_are_no_attempts_of_vanished_workers() -> None:
+    ours, ran = inbox(max_attempts=1), Counter[str]()
+    for _ in range(4):
+        with pytest.raises(KeyError):
+            ours.process("m-1", booked(ran, ends="before mail"))
+
+    assert isinstance(ours.process("m-1", booked(ran)), Processed)
+    assert {"charge": 1, "mail": 1} == ran
+
+
+def test_a_contradiction_is_refused_when_the_inbox_is_made() -> None:
+    with pytest.raises(ConfigurationError, match="on_abandoned exclude each other"):
+        inbox(on_abandoned="takeover")

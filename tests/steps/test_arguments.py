@@ -1,0 +1,102 @@
+"""A step compares its arguments by value, and names one that it cannot compare."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import pytest
+
+from flask_idempotency.steps.arguments import bind, comparable
+
+
+def charge(card: str, amount: int = 5, *, currency: str = "EUR") -> None:
+    """A function with a default and a keyword."""
+
+
+def of(*args: Any, compare: tuple[str, ...] | None = None, **kwargs: Any) -> bytes:
+    return comparable("charge", bind(charge, args, kwargs), compare=compare)
+
+
+def test_the_way_of_passing_does_not_count() -> None:
+    assert of("card", 5) == of("card") == of(amount=5, card="card") == of("card", currency="EUR")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    (
+        (10, 10.0),
+        ([1, 2], (1, 2)),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({1: "a", 2: "b"}, {2: "b", 1: "a"}),
+        (Decimal("1.10"), Decimal("1.1")),
+        (Decimal("0.00"), Decimal(0)),
+        ({"a": [{"b": 1.0}]}, {"a": [{"b": 1}]}),
+    ),
+)
+def test_equal_values_are_equal(ours: Any, theirs: Any) -> None:
+    assert of(ours) == of(theirs)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    ((1, 2), (1, "1"), (1, True), (None, 0), ("", None), ([[1], 2], [[1, 2]]), ("a", b"a"), (1.5, 1)),
+)
+def test_other_values_differ(ours: Any, theirs: Any) -> None:
+    assert of(ours) != of(theirs)
+
+
+def test_values_do_not_move_from_one_argument_to_another() -> None:
+    assert of("a", "b") != of("b", "a")
+
+
+def test_compare_names_what_counts() -> None:
+    assert of("a", 5, compare=("amount",)) == of("b", 5, compare=("amount",))
+    assert of("a", 5, compare=("amount",)) != of("a", 6, compare=("amount",))
+    assert b"" == of("a", compare=())
+
+
+def test_a_function_without_arguments_compares_nothing() -> None:
+    assert b"" == comparable("quote", bind(lambda: 1, (), {}), compare=None)
+
+
+def test_what_cannot_be_compared_is_named_with_its_remedy() -> None:
+    with pytest.raises(TypeError, match=r"step 'charge': its argument 'card' cannot be compared.*Pass an id.*compare="):
+        of(object())
+
+
+def test_what_is_not_compared_may_be_anything() -> None:
+    assert of(object(), 5, compare=("amount",))
+
+
+def test_compare_that_names_no_parameter_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"compare names 'total', and the function has the parameters card, amount"):
+        of("a", compare=("total",))
+
+
+def test_arguments_that_do_not_fit_raise_as_a_call_does() -> None:
+    with pytest.raises(TypeError, match="missing a required argument"):
+        of()
+
+
+def test_a_method_compares_without_its_object() -> None:
+    class Shop:
+        def charge(self, card: str) -> None:
+            """A method."""
+
+    assert bind(Shop().charge, ("a",), {}) == bind(Shop().charge, (), {"card": "a"}) == {"card": "a"}
+
+
+def test_a_function_without_a_signature_has_positions() -> None:
+    class Odd:
+        __signature__ = "none"
+
+        def __call__(self, *args: Any) -> None:
+            """Called with anything."""
+
+    assert {"0": 1, "1": 2} == bind(Odd(), (1, 2), {})
+
+
+def test_a_partial_has_the_arguments_that_are_left() -> None:
+    assert {"amount": 7, "currency": "EUR"} == bind(partial(charge, "card"), (7,), {})

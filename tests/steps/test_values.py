@@ -1,0 +1,262 @@
+"""What a step returned comes back as exactly the same value, or is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StepsChanged
+from flask_idempotency.steps.values import decode, decode_item, encode, encode_item, from_plain, to_plain
+
+ZONES = st.none() | st.sampled_from(
+    (UTC, timezone(timedelta(hours=5, minutes=30)), timezone(-timedelta(microseconds=1)), timezone(timedelta(0), "GMT"))
+)
+NAMED = st.sampled_from((ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")))
+SURROGATES = st.characters(categories=["Cs"])
+TEXT = st.text(st.characters(), max_size=20) | st.text(SURROGATES, max_size=3)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | TEXT
+    | st.binary(max_size=20)
+    | st.decimals()
+    | st.dates()
+    | st.times(timezones=ZONES)
+    | st.datetimes(timezones=ZONES | NAMED)
+    | st.timedeltas()
+    | st.uuids()
+)
+NAMES = st.sampled_from(("$int", "$dict", "$", "name")) | TEXT | st.integers() | st.booleans() | st.none() | st.uuids()
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple) | st.dictionaries(NAMES, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def shown(value: Any) -> Any:
+    """What tells two values apart that are equal: types, order, zones, folds, the sign of zero, and NaN from itself."""
+    match value:
+        case dict():
+            return dict, [(shown(name), shown(each)) for name, each in value.items()]
+        case list() | tuple():
+            return type(value), [shown(each) for each in value]
+        case datetime() | time():
+            return type(value), repr(value), value.fold
+        case int():
+            return type(value), hex(value)
+        case _:
+            return type(value), repr(value)
+
+
+@given(VALUES)
+@example({1: "a", "1": "b"})
+@example({"$int": "ff"})
+@example({"$dict": [["a", 1]]})
+@example(["ab"])
+@example({"\ud83d\ude00": "\ud83d\ude00"})
+@example([-0.0, math.nan, math.inf, -math.inf])
+@example([10**5000, -(10**5000)])
+@example([Decimal("sNaN"), Decimal("-0.00"), Decimal("1E+999999")])
+@example(datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1))
+@example(())
+@example({})
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    assert shown(value) == shown(decode(encode(value)))
+
+
+@given(VALUES)
+def test_what_is_kept_is_json_without_the_name_of_a_class(value: Any) -> None:
+    json.loads(encode(value), parse_constant=pytest.fail)
+
+
+def test_a_value_is_written_as_ever() -> None:
+    """Journals outlive releases."""
+    value = [
+        None,
+        (1, 2.5),
+        b"\xff",
+        {1: Decimal("1.10")},
+        date(2026, 1, 2),
+        time(3, 4, tzinfo=UTC),
+        datetime(2026, 1, 2, 3, 4, tzinfo=ZoneInfo("Europe/Berlin")),
+        timedelta(days=-1, microseconds=5),
+        UUID(int=1),
+        math.nan,
+    ]
+
+    assert (
+        '[null,{"$tuple":[1,2.5]},{"$bytes":"/w=="},{"$dict":[[1,{"$decimal":"1.10"}]]},{"$date":"2026-01-02"},'
+        '{"$time":["03:04:00",0,0,0,0]},{"$datetime":["2026-01-02T03:04:00",0,"Europe/Berlin"]},{"$timedelta":[-1,0,5]},'
+        '{"$uuid":"00000000000000000000000000000001"},{"$float":"nan"}]'
+    ) == encode(value).decode()
+
+
+class Colour(IntEnum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: int
+    y: int = 0
+
+
+@dataclass
+class Charge:
+    id: str
+    amount: int = 0
+    seen: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Smaller:
+    id: str
+
+
+@dataclass
+class Larger:
+    id: str
+    amount: int
+    seen: list[str]
+    currency: str
+
+
+class Elsewhere(tzinfo):
+    """A time zone that no other process knows."""
+
+    def utcoffset(self, when: datetime | None) -> timedelta:
+        return timedelta(hours=1)
+
+    def dst(self, when: datetime | None) -> None:
+        return None
+
+    def tzname(self, when: datetime | None) -> str:
+        return "elsewhere"
+
+
+@pytest.mark.parametrize(
+    "value",
+    (
+        object(),
+        {1, 2},
+        Colour.RED,
+        OrderedDict(a=1),
+        Point(1),
+        Charge("ch_1"),
+        datetime(2026, 1, 1, tzinfo=Elsewhere()),
+        1j,
+        {(Charge,): 1},
+    ),
+    ids=lambda value: type(value).__name__,
+)
+def test_other_types_are_refused(value: Any) -> None:
+    with pytest.raises(NotStorable, match="contains"):
+        encode([value])
+
+
+def test_a_refused_dataclass_names_its_remedy() -> None:
+    with pytest.raises(NotStorable, match="Set returns=Charge of the step"):
+        encode(Charge("ch_1"))
+
+
+def test_a_value_within_itself_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+
+    with pytest.raises(NotStorable, match="contains itself"):
+        encode(endless)
+
+
+@given(st.binary())
+@example(b"")
+@example(b"NaN")
+@example(b'{"$unknown":1}')
+@example(b'{"$int":1}')
+@example(b'{"$decimal":"x"}')
+@example(b'{"$datetime":["2026-01-01T00:00:00",0,"Nowhere/Atall"]}')
+@example(b'{"$timedelta":[1.5]}')
+@example(b'{"$dict":[[[],1]]}')
+@example(b"[" * 100_000)
+def test_other_bytes_are_corrupt(data: bytes) -> None:
+    try:
+        known = json.loads(data, parse_constant=pytest.fail)
+    except (ValueError, RecursionError, pytest.fail.Exception):
+        known = {"$": None}
+    if "$" in repr(known):
+        with pytest.raises(CorruptRecord):
+            decode(data)
+    else:
+        assert shown(known) == shown(decode(data))
+
+
+@pytest.mark.parametrize("item", ("line-1", "", 7, UUID(int=7), None))
+def test_an_item_comes_back(item: Any) -> None:
+    assert item == decode_item(encode_item(item))
+    assert (item is None) == (encode_item(item) == b"")
+
+
+@pytest.mark.parametrize("item", (True, 1.0, b"x", ("a", 1)))
+def test_other_items_are_refused(item: Any) -> None:
+    with pytest.raises(TypeError, match="a str, an int or a UUID"):
+        encode_item(item)
+
+
+def kept(value: Any, returns: Any) -> Any:
+    """What a later attempt reads."""
+    return decode(encode(to_plain(value, returns)))
+
+
+@pytest.mark.parametrize(("value", "returns"), ((Charge("ch_1", 5, ["a"]), Charge), (Point(1, 2), Point)))
+def test_returns_rebuilds_a_dataclass_or_a_named_tuple(value: Any, returns: Any) -> None:
+    rebuilt = from_plain(kept(value, returns), returns)
+
+    assert (type(value), value) == (type(rebuilt), rebuilt)
+
+
+def test_a_pair_of_functions_rebuilds_anything() -> None:
+    pair = (lambda colours: sorted(colours), lambda plain: {Colour(each) for each in plain})
+    numbers = (lambda colours: [int(each) for each in sorted(colours)], pair[1])
+
+    assert {Colour.RED} == from_plain(kept({Colour.RED}, numbers), numbers)
+
+
+@pytest.mark.parametrize("returns", (Smaller, Larger), ids=("lost-a-field", "got-a-field"))
+def test_a_result_that_does_not_fit_has_changed(returns: Any) -> None:
+    """Never a `TypeError` in the view."""
+    with pytest.raises(StepsChanged):
+        from_plain(kept(Charge("ch_1", 5), Charge), returns)
+
+
+def test_a_result_fits_a_class_that_got_a_default() -> None:
+    assert Charge("ch_1") == from_plain(kept(Smaller("ch_1"), Smaller), Charge)
+
+
+def test_a_pair_that_fails_has_changed_or_cannot_be_kept() -> None:
+    def fail(value: Any) -> Any:
+        raise KeyError(value)
+
+    with pytest.raises(StepsChanged, match="KeyError"):
+        from_plain({}, (dict, fail))
+    with pytest.raises(NotStorable, match="KeyError"):
+        to_plain({}, (fail, dict))
+
+
+def test_another_type_than_returns_names_cannot_be_kept() -> None:
+    with pytest.raises(NotStorable, match="of the type Smaller, and `returns` says Charge"):
+        to_plain(Smaller("ch_1"), Charge)

@@ -1,0 +1,5 @@
+UPDATE idempotency_records SET state=?, lease_expires_at=NULL, completed_at=max(coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)), idempotency_records.requested_at), expires_at=(max(coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)), idempotency_records.requested_at) + ?), status=?, response_size=?, response=?, reason=NULL, wrapping_key_id=?, data_key_number=?, succeeded=NULL, resolver_due_at=0, steps=0, step_write=0 WHERE idempotency_records.record_id = ? AND idempotency_records.token = ? AND idempotency_records.state IN ('processing', 'quarantined') AND idempotency_records.in_quota = 0 AND (EXISTS (SELECT 1
+FROM idempotency_data_keys
+WHERE idempotency_data_keys.tenant_id = idempotency_records.tenant_id AND idempotency_data_keys.number = ? AND idempotency_data_keys.disabled_at IS NULL)) AND NOT (EXISTS (SELECT 1
+FROM idempotency_tenants
+WHERE idempotency_tenants.tenant_id = idempotency_records.tenant_id AND idempotency_tenants.erased_at >= idempotency_records.requested_at)) RETURNING fence

@@ -1,0 +1,3 @@
+UPDATE idempotency_steps SET payload_size=?, payload=?, wrapping_key_id=?, data_key_number=? WHERE idempotency_steps.record_id = ? AND idempotency_steps.step_id = ? AND idempotency_steps.payload_size = ? AND idempotency_steps.wrapping_key_id IS ? AND idempotency_steps.data_key_number IS ? AND idempotency_steps.payload = ? AND (EXISTS (SELECT 1
+FROM idempotency_records
+WHERE idempotency_records.record_id = idempotency_steps.record_id AND idempotency_records.requested_at = idempotency_steps.requested_at AND idempotency_records.state IN ('processing', 'quarantined') AND idempotency_records.response IS NULL)) RETURNING fence

@@ -1,0 +1,520 @@
+"""Durable steps over HTTP: a retry goes on behind the finished steps, or nobody goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+from flask import Flask
+from werkzeug.test import TestResponse
+
+from flask_idempotency import Idempotency, Step, current_claim, current_step, durable_step
+from flask_idempotency.engine.errors import NotStorable, StoreUnavailable
+from flask_idempotency.stores.memory import MemoryStore
+
+
+class Declined(Exception):
+    """A card that the bank refuses: nothing happened."""
+
+
+class Killed(BaseException):
+    """The worker dies here."""
+
+
+class Shop:
+    """An application, its store, and how often each function ran."""
+
+    def __init__(self, **config: Any) -> None:
+        self.app = Flask("shop")
+        self.app.testing = config.pop("testing", True)
+        self.store = MemoryStore()
+        self.ran: Counter[str] = Counter()
+        self.extension = Idempotency(self.app, store=self.store, secret="s-9f2c47d1e8b35a60", **config)
+
+    def post(self, key: str = "k", path: str = "/checkout", body: Any = None) -> TestResponse:
+        return self.app.test_client().post(path, json=body or {"cart": 1}, headers={"Idempotency-Key": key})
+
+    def view(self, function: Callable[[], Any], **policy: Any) -> None:
+        """Serve this function at /checkout, in the place of an earlier release's."""
+        from flask_idempotency import idempotent
+
+        self.app.add_url_rule("/checkout", "checkout", idempotent(required=True, **policy)(function), methods=["POST"])
+
+    def run(self, name: str, result: Any = None) -> Any:
+        self.ran[name] += 1
+        return result
+
+
+def release(shop: Shop, function: Callable[[], Any], **policy: Any) -> Shop:
+    """Deploy another release on the same store."""
+    later = Shop.__new__(Shop)
+    later.app, later.store, later.ran = Flask("shop"), shop.store, shop.ran
+    later.app.testing = shop.app.testing
+    later.extension = Idempotency(later.app, store=shop.store, secret="s-9f2c47d1e8b35a60")
+    later.view(function, **policy)
+    return later
+
+
+def failing_then(shop: Shop, error: BaseException | None) -> Callable[[], Any]:
+    """A view that charges and ships; shipping fails while `error` is set."""
+    state = {"error": error}
+
+    def ship() -> Any:
+        if state["error"] is not None:
+            raise state["error"]
+        return shop.run("ship", "parcel")
+
+    def checkout() -> Any:
+        paid = current_claim.step("charge", shop.run, "charge", {"id": "ch_1"})
+        try:
+            parcel = current_claim.step("ship", ship)
+        except Declined:
+            state["error"] = None
+            return {"error": "later"}, 500
+        return {"paid": paid["id"], "parcel": parcel, "attempt": current_claim.attempt}, 201
+
+    return checkout
+
+
+STEPS = (Step("charge"), Step("ship", harmless=(Declined,)))
+
+
+def test_a_failure_pauses_and_the_retry_goes_on() -> None:
+    """Case 13."""
+    shop = Shop()
+    shop.view(failing_then(shop, Declined()), steps=STEPS)
+    failed, retried, replayed = shop.post(), shop.post(), shop.post()
+
+    assert (500, "paused") == (failed.status_code, failed.headers["Idempotency-Status"])
+    assert (201, "ch_1", 2) == (retried.status_code, retried.get_json()["paid"], retried.get_json()["attempt"])
+    assert "Idempotency-Status" not in retried.headers
+    assert {"charge": 1, "ship": 1} == shop.ran
+    assert "true" == replayed.headers["Idempotency-Replayed"]
+
+
+def test_a_step_in_doubt_keeps_everybody_out() -> None:
+    """Cases 15 and 1: nobody can say whether the card was charged."""
+    shop = Shop()
+
+    def charge() -> None:
+        shop.run("charge")
+        raise TimeoutError
+
+    def checkout() -> Any:
+        try:
+            current_claim.step("charge", charge)
+        except TimeoutError:
+            return {}, 503
+        return {}, 201
+
+    shop.view(checkout, steps=("charge",))
+    failed, retried = shop.post(), shop.post()
+
+    assert (503, None) == (failed.status_code, failed.headers.get("Idempotency-Status"))
+    assert (409, "outcome-unknown") == (retried.status_code, retried.get_json()["code"])
+    assert {"charge": 1} == shop.ran
+
+
+def test_without_an_effect_the_key_is_free() -> None:
+    """Case 17: a value and a step that did nothing."""
+    shop = Shop()
+    attempts = iter((503, 201))
+
+    def decline() -> None:
+        raise Declined
+
+    def checkout() -> Any:
+        current_claim.step("quote", shop.run, "quote")
+        try:
+            current_claim.step("ship", decline)
+        except Declined:
+            return {"attempt": current_claim.attempt}, next(attempts)
+        return {}, 500
+
+    shop.view(checkout, steps=(Step("quote", effects="pure"), STEPS[1]))
+    first, second = shop.post(), shop.post()
+
+    assert (503, None, 1) == (first.status_code, first.headers.get("Idempotency-Status"), first.get_json()["attempt"])
+    assert (201, 1) == (second.status_code, second.get_json()["attempt"])
+
+
+def test_each_attempt_dies_after_one_step() -> None:
+    """Case 9."""
+    shop = Shop()
+    alive = {"steps": 0}
+
+    def checkout() -> Any:
+        for number, name in enumerate(("a", "b", "c")):
+            current_claim.step(name, shop.run, name)
+            if number == alive["steps"]:
+                alive["steps"] += 1
+                raise Killed
+        return {"attempt": current_claim.attempt}, 201
+
+    shop.view(checkout, steps=("a", "b", "c"))
+    for _ in range(3):
+        with pytest.raises(Killed):
+            shop.post()
+    last = shop.post()
+
+    assert (201, 4) == (last.status_code, last.get_json()["attempt"])
+    assert {"a": 1, "b": 1, "c": 1} == shop.ran
+
+
+def paused(shop: Shop, **policy: Any) -> None:
+    """Charge, and pause."""
+
+    def checkout() -> Any:
+        current_claim.step("charge", shop.run, "charge", {"id": "ch_1"})
+        return {}, 503
+
+    shop.view(checkout, steps=("charge",), **policy)
+    assert "paused" == shop.post().headers["Idempotency-Status"]
+
+
+def test_a_renamed_step_is_noticed_before_the_view() -> None:
+    """Case 33, and its remedy."""
+    shop = Shop()
+    paused(shop)
+
+    def checkout() -> Any:
+        shop.run("view")
+        return current_claim.step("pay", shop.run, "charge"), 201
+
+    quarantined = release(shop, checkout, steps=("pay",)).post()
+
+    assert (409, "outcome-unknown") == (quarantined.status_code, quarantined.get_json()["code"])
+    assert {"charge": 1} == shop.ran
+
+
+def test_was_keeps_a_renamed_step() -> None:
+    """Case 33."""
+    shop = Shop()
+    paused(shop)
+
+    def checkout() -> Any:
+        return current_claim.step("pay", shop.run, "charge", {"id": "ch_1"}), 201
+
+    assert {"id": "ch_1"} == release(shop, checkout, steps=(Step("pay", was="charge"),)).post().json
+    assert {"charge": 1} == shop.ran
+
+
+def test_a_retry_that_goes_another_way_is_stopped_before_its_effect() -> None:
+    """Case 37."""
+    shop = Shop()
+    paused(shop)
+
+    def checkout() -> Any:
+        current_claim.step("debit", shop.run, "debit")
+        return {}, 201
+
+    stopped = release(shop, checkout, steps=("charge", "debit")).post()
+
+    assert (409, "outcome-unknown") == (stopped.status_code, stopped.get_json()["code"])
+    assert {"charge": 1} == shop.ran
+
+
+def test_a_recorded_effect_that_nobody_asked_for_keeps_no_response() -> None:
+    shop = Shop()
+    paused(shop)
+    stopped = release(shop, lambda: ({}, 201), steps=("charge",)).post()
+
+    assert (409, "outcome-unknown") == (stopped.status_code, stopped.get_json()["code"])
+
+
+def test_other_arguments_hold_the_request() -> None:
+    shop = Shop()
+    paused(shop)
+
+    def checkout() -> Any:
+        return current_claim.step("charge", shop.run, "charge", {"id": "ch_2"}), 201
+
+    assert 409 == release(shop, checkout, steps=("charge",)).post().status_code
+    assert {"charge": 1} == shop.ran
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_gathered_steps_have_no_order(seed: int) -> None:
+    """Case 39 (dbos-transact-py #688)."""
+    shop = Shop()
+    order = random.Random(seed)
+
+    async def act(name: str) -> str:
+        return str(shop.run(name, name))
+
+    def checkout() -> Any:
+        async def together() -> list[Any]:
+            names = ["a", "b", "c"]
+            order.shuffle(names)
+            return await asyncio.gather(*(current_claim.step(name, act, name) for name in names))
+
+        if not shop.ran:
+            asyncio.run(current_claim.step(order.choice("abc"), act, "a"))
+            return {}, 503
+        return sorted(asyncio.run(together())), 201
+
+    steps = tuple(Step(name, compare=()) for name in "abc")
+    shop.view(checkout, steps=steps)
+
+    assert 503 == shop.post().status_code
+    assert 201 == shop.post().status_code
+    assert 3 == shop.ran.total()
+
+
+def test_an_argument_that_cannot_be_compared_raises_before_any_write() -> None:
+    """Case 41."""
+    shop = Shop()
+    shop.view(lambda: (current_claim.step("charge", lambda card: shop.run("charge"), object()), 201), steps=("charge",))
+
+    with pytest.raises(TypeError, match="argument 'card'"):
+        shop.post()
+    assert not shop.ran
+
+
+def test_a_large_result_never_fails_the_request() -> None:
+    """Case 45."""
+    shop = Shop(testing=False)
+    big = "x" * 65 * 1024
+    statuses = iter((503, 201))
+
+    def checkout() -> Any:
+        return {"length": len(current_claim.step("charge", shop.run, "charge", big))}, next(statuses)
+
+    shop.view(checkout, steps=(Step("charge", compare=()),))
+    first, second = shop.post(), shop.post()
+
+    assert (503, len(big)) == (first.status_code, first.get_json()["length"])
+    assert (409, "outcome-unknown") == (second.status_code, second.get_json()["code"])
+    assert {"charge": 1} == shop.ran
+
+
+def test_in_tests_a_large_result_raises() -> None:
+    """Case 45."""
+    shop = Shop()
+    shop.view(lambda: (current_claim.step("charge", lambda: "x" * 65 * 1024), 201), steps=("charge",))
+
+    with pytest.raises(NotStorable, match="cannot be kept"):
+        shop.post()
+
+
+@dataclass
+class Charge:
+    id: str
+    amount: int = 0
+
+
+@dataclass
+class Smaller:
+    id: str
+
+
+def test_a_result_that_lost_a_field_holds_the_request() -> None:
+    """Case 47."""
+    shop = Shop()
+
+    @durable_step("charge", returns=Charge)
+    def charge() -> Charge:
+        shop.run("charge")
+        return Charge("ch_1", 5)
+
+    shop.view(lambda: ({"id": charge().id}, 503), steps=(charge,))
+    assert "ch_1" == shop.post().get_json()["id"]
+
+    smaller = durable_step("charge", returns=Smaller)(lambda: Smaller("ch_2"))
+    retried = release(shop, lambda: ({"id": smaller().id}, 201), steps=(smaller,)).post()
+
+    assert (409, "outcome-unknown") == (retried.status_code, retried.get_json()["code"])
+
+
+def test_an_outage_before_a_step_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view lets our error through, in testing mode too."""
+    shop = Shop()
+    away = {"now": True}
+    write = shop.store.journals.write
+
+    def checkout() -> Any:
+        current_claim.step("charge", shop.run, "charge")
+        if away["now"]:
+            monkeypatch.setattr(shop.store.journals, "write", unavailable)
+        current_claim.step("ship", shop.run, "ship")
+        return {}, 201
+
+    def unavailable(*args: Any, **kwargs: Any) -> None:
+        raise StoreUnavailable("frozen")
+
+    shop.view(checkout, steps=("charge", "ship"))
+    answer = shop.post()
+    away["now"] = False
+    monkeypatch.setattr(shop.store.journals, "write", write)
+
+    assert (503, "request-paused") == (answer.status_code, answer.get_json()["code"])
+    assert answer.headers["Retry-After"]
+    assert {"charge": 1} == shop.ran
+
+
+def test_steps_of_a_decorated_function() -> None:
+    """Case 53 is in tests/codec: here each item is a step, with its own downstream key."""
+    shop = Shop()
+    seen: list[tuple[str, Any, int, str]] = []
+
+    @durable_step("mail", effects="deduplicated", item="line_id")
+    def mail(line_id: int) -> int:
+        seen.append((current_step.name, current_step.item, current_step.attempt, current_step.downstream_key))
+        return line_id
+
+    shop.view(lambda: ([mail(1), mail(2)], 201), steps=(mail,))
+
+    assert [1, 2] == shop.post().json
+    assert [("mail", 1, 1), ("mail", 2, 1)] == [each[:3] for each in seen]
+    assert 2 == len({each[3] for each in seen})
+
+
+def test_without_a_claim_a_step_just_runs() -> None:
+    keys = []
+
+    @durable_step("charge")
+    def charge() -> str:
+        keys.append(current_step.downstream_key)
+        return "done"
+
+    assert "done" == charge() == charge()
+    assert 2 == len(set(keys))
+    assert not current_step
+    with pytest.raises(RuntimeError, match="does not run in the function of a step"):
+        current_step.name  # noqa: B018 - it raises
+
+
+@pytest.mark.parametrize("declared", (("other",), ()), ids=("another", "none"))
+def test_an_undeclared_step_is_refused_before_it_runs(declared: tuple[str, ...]) -> None:
+    shop = Shop()
+    shop.view(lambda: (current_claim.step("charge", shop.run, "charge"), 201), steps=declared)
+
+    with pytest.raises(RuntimeError, match="charge"):
+        shop.post()
+    assert not shop.ran
+
+
+def test_generators_and_nested_steps_are_refused() -> None:
+    shop = Shop()
+
+    def inner() -> Any:
+        return current_claim.step("b", shop.run, "b")
+
+    shop.view(lambda: (current_claim.step("a", inner), 201), steps=(Step("a", effects="deduplicated"), "b"))
+    with pytest.raises(RuntimeError, match="do not nest"):
+        shop.post()
+    with pytest.raises(TypeError, match="generator"):
+        durable_step("c")(lambda: (yield))
+    assert not shop.ran
+
+
+def test_threads_take_steps_under_the_claim() -> None:
+    shop = Shop()
+
+    def checkout() -> Any:
+        with ThreadPoolExecutor(2) as pool:
+            act = current_claim.carry(lambda name: current_claim.step(name, shop.run, name, name))
+            return sorted(pool.map(act, ("a", "b"))), 201
+
+    shop.view(checkout, steps=("a", "b"))
+
+    assert ["a", "b"] == shop.post().json
+    assert () == shop.store.journals.walk(limit=10).answers  # a completed request has no journal
+
+
+def test_a_manual_step_passes_what_is_done() -> None:
+    shop = Shop()
+    statuses = iter((503, 201))
+
+    def checkout() -> Any:
+        with current_claim.manual_step("charge") as step:
+            if not step.done:
+                shop.run("charge")
+                step.finish({"id": "ch_1"})
+        return step.result, next(statuses)
+
+    shop.view(checkout, steps=("charge",))
+
+    assert ["ch_1", "ch_1"] == [shop.post().get_json()["id"], shop.post().get_json()["id"]]
+    assert {"charge": 1} == shop.ran
+
+
+def test_a_manual_step_that_is_left_is_in_doubt() -> None:
+    shop = Shop()
+
+    def checkout() -> Any:
+        with current_claim.manual_step("charge"):
+            pass
+        return {}, 503
+
+    shop.view(checkout, steps=("charge",))
+
+    assert [503, 409] == [shop.post().status_code, shop.post().status_code]
+
+
+def test_a_step_in_a_stream_is_refused() -> None:
+    shop = Shop()
+    errors: list[str] = []
+
+    def checkout() -> Any:
+        def body() -> Any:
+            try:
+                current_claim.step("charge", shop.run, "charge")
+            except RuntimeError as error:
+                errors.append(str(error))
+            yield "x"
+
+        from flask import stream_with_context
+
+        return stream_with_context(body())
+
+    shop.view(checkout, steps=("charge",))
+    shop.post()
+
+    assert "stream" in errors[0]
+    assert not shop.ran
+
+
+def test_waiting_duplicates_resume_a_pause() -> None:
+    """Case 19."""
+    shop = Shop(max_waiters=64)
+    everybody = Barrier(16)
+    entered = iter((503,))
+
+    def checkout() -> Any:
+        current_claim.step("charge", shop.run, "charge")
+        return {}, next(entered, 201)
+
+    shop.view(checkout, steps=("charge",), in_flight="wait", wait=30.0)
+    answers: list[TestResponse] = []
+
+    def ask() -> None:
+        everybody.wait(30)
+        answer = shop.post()
+        while answer.status_code == 409:  # every slot for waiting was taken
+            answer = shop.post()
+        answers.append(answer)
+
+    threads = [Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert [201] * 15 + [503] == sorted(answer.status_code for answer in answers)
+    assert {"charge": 1} == shop.ran
+
+
+def test_the_status_of_a_paused_key_is_paused() -> None:
+    shop = Shop(status_url="/status")
+    paused(shop)
+    status = shop.app.test_client().get("/status?method=POST&path=/checkout", headers={"Idempotency-Key": "k"})
+
+    assert "paused" == status.get_json()["state"]
