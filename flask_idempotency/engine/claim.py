@@ -306,8 +306,14 @@ class Claim:
         """Mark the point of no return: if the lease expires from now on, the key is quarantined, not taken over.
 
         The mark is stored on return. Raises `LeaseLost` if another attempt took over, and `StoreUnavailable` if the store
-        did not answer: in both cases let the exception end the view *before* the effect.
+        did not answer: in both cases let the exception end the view *before* the effect. Raises `RuntimeError` beside steps.
         """
+        if self.steps is not None:
+            # Each write of a step says afresh whether a retry may go on: it would take the mark back.
+            raise RuntimeError(
+                "point_of_no_return(): this work takes steps, and they record how far it has come. Make what follows a "
+                'plain step: current_claim.step("name", function).'
+            )
         if self._granted[0][0].on_expiry is OnExpiry.TAKEOVER and not self._point_passed:
             if self._transaction is not None:
                 self._transaction.before_mark()

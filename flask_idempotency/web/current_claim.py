@@ -71,7 +71,7 @@ class CurrentClaim:
         does nothing, so you need not test `current_claim` first.
 
         Raises `LeaseLost` if another worker has the key by now, and `StoreUnavailable` if the store cannot record it. Let
-        both end the view: the effect has not happened yet. Raises `RuntimeError` outside a request.
+        both end the view: the effect has not happened yet. Raises `RuntimeError` outside a request, and beside steps.
         """
         work = work_here()
         if work is not None and work.claim is not None:
