@@ -20,13 +20,11 @@ from zlib import crc32
 
 from flask_idempotency.codec.compression import COMPRESS_ABOVE, COMPRESSIONS, READERS, Compression
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable
-from flask_idempotency.engine.journal import LARGEST_RESULT
+from flask_idempotency.engine.journal import LARGEST_ITEM, LARGEST_RESULT
 from flask_idempotency.engine.model import ERASED, StoredPayload
 from flask_idempotency.engine.store import StepContext
 
 VERSION: Final = 3
-LARGEST_ITEM: Final = 1024
-"""Bytes of an item as tagged JSON: a number, a UUID or a short name, and no document."""
 
 STEP_ERASED: Final = "the result of this step was erased with all results of its tenant"
 

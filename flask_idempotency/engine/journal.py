@@ -22,6 +22,8 @@ MOST_STEPS: Final = 200
 """Entries of one journal."""
 LARGEST_RESULT: Final = 64 * 1024
 """Bytes of one result as tagged JSON, before compression and sealing."""
+LARGEST_ITEM: Final = 1024
+"""Bytes of an item as tagged JSON: a number, a UUID or a short name, and no document."""
 LARGEST_JOURNAL: Final = 1024 * 1024
 """Bytes of all results of one request, counted the same way."""
 

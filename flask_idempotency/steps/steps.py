@@ -303,14 +303,20 @@ def _recalled(work: Running, run: StepRun) -> Any:
 def _finish(work: Running, run: StepRun, value: Any) -> Any:
     """Keep the result, and return it as a later attempt will get it."""
     returns, why = run.step.returns, ""
-    try:
-        data = values.encode(values.to_plain(value, returns))
-        back = values.from_plain(values.decode(data), returns)
-    except NotStorable as error:
-        why = str(error)
-    except StepsChanged as error:
-        why = f"`returns` cannot rebuild it: {error}"
+    cause: Exception | None = None
     with _noted(work), work.shield():
+        try:
+            data = values.encode(values.to_plain(value, returns))
+            back = values.from_plain(values.decode(data), returns)
+        except NotStorable as error:
+            why, cause = str(error), error
+        except StepsChanged as error:
+            why, cause = f"`returns` cannot rebuild it: {error}", error
+        except Exception as error:  # noqa: BLE001 - a value's own methods may raise anything, after its effect
+            why, cause = f"{type(error).__name__} was raised when it was written and read back", error
+        except BaseException as error:
+            run.fail(error)
+            raise
         if why:
             run.finish(None)
             run.not_kept()
@@ -320,7 +326,7 @@ def _finish(work: Running, run: StepRun, value: Any) -> Any:
             why = f"it takes {len(data)} bytes, which is too much for one result or for those of the whole request"
     text = f"the result of step {run.step.name!r} cannot be kept: {why}"
     if work.strict:
-        raise NotStorable(f"{text}. The step counts as done.")
+        raise NotStorable(f"{text}. The step counts as done.") from cause
     _log.error("%s: %s. A retry that needs it is quarantined.", work.operation, text)
     return value
 

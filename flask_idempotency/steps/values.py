@@ -18,11 +18,12 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StepsChanged
+from flask_idempotency.engine.journal import LARGEST_ITEM
 
 DEEPEST: Final = 100
 """Levels of nested lists, tuples and dicts. Python's own JSON stops at about a thousand, with a `RecursionError`."""
-_DECIMAL_BITS: Final = 4096
-"""A longer int is written in hexadecimal: Python limits the length of decimal ones (`sys.set_int_max_str_digits`)."""
+_DECIMAL_BITS: Final = 2048
+"""A longer int is written in hexadecimal. `sys.set_int_max_str_digits` may forbid decimal ones above 640 digits."""
 
 Returns: TypeAlias = type | tuple[Callable[[Any], Any], Callable[[Any], Any]]
 """A dataclass or NamedTuple, or a pair of functions: to a plain value, and back."""
@@ -49,12 +50,15 @@ def decode(data: bytes) -> Any:
 
 
 def encode_item(item: Item | None) -> bytes:
-    """Return the item of a step as tagged JSON, empty for none. Raises `TypeError` for another type."""
+    """Return the item of a step as tagged JSON, empty for none. Raises `TypeError` for another type, and if it is too long."""
     if item is None:
         return b""
     if type(item) not in (str, int, UUID):
         raise TypeError(f"the item of a step is a str, an int or a UUID, not {type(item).__name__}.")
-    return encode(item)
+    encoded = encode(item)
+    if len(encoded) > LARGEST_ITEM:
+        raise TypeError(f"the item of a step takes {len(encoded)} bytes; {LARGEST_ITEM} are allowed. Pass an id.")
+    return encoded
 
 
 def decode_item(data: bytes) -> Item | None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from flask_idempotency.codec.compression import COMPRESSIONS
 from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.codec.step_envelope import LARGEST_ITEM, StepEnvelopes
+from flask_idempotency.codec.step_envelope import StepEnvelopes
 from flask_idempotency.engine.capabilities import DataKey, TenantKeys
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable
-from flask_idempotency.engine.journal import LARGEST_RESULT
+from flask_idempotency.engine.journal import LARGEST_ITEM, LARGEST_RESULT
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, SealedBy, StoredPayload
 from flask_idempotency.engine.store import StepContext

@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StepsChanged
+from flask_idempotency.engine.journal import LARGEST_ITEM
 from flask_idempotency.steps.values import decode, decode_item, encode, encode_item, from_plain, to_plain
 
 ZONES = st.none() | st.sampled_from(
@@ -215,6 +216,14 @@ def test_an_item_comes_back(item: Any) -> None:
 def test_other_items_are_refused(item: Any) -> None:
     with pytest.raises(TypeError, match="a str, an int or a UUID"):
         encode_item(item)
+
+
+def test_the_longest_item_fits_an_entry() -> None:
+    longest = "x" * (LARGEST_ITEM - 2)
+
+    assert longest == decode_item(encode_item(longest))
+    with pytest.raises(TypeError, match="1024 are allowed"):
+        encode_item(longest + "x")
 
 
 def kept(value: Any, returns: Any) -> Any:
