@@ -285,6 +285,8 @@ class Inbox:
             return None
         if isinstance(error, self._unfinished):
             decision, reason = Decision.RELEASE, "unfinished"
+        elif state.is_refusal(error):
+            decision, reason = Decision.RELEASE, "error"  # the work has not failed: it could not go on here
         elif isinstance(error, Exception):
             decision, reason = decide(state, response=None, status=500, error=error), "error"
         else:
@@ -299,9 +301,12 @@ class Inbox:
         except (NotCommitted, StoreUnavailable) as failure:
             _log.warning("%s was not committed (%s)", self.operation, type(failure).__name__)
         paused = self._note_paused(claim)
-        if error is state.refused_step:
+        if state.is_refusal(error):
             if isinstance(error, StoreUnavailable | NotCommitted):
                 return paused or Later(STORE_RETRY_SECONDS, "store-unavailable")
+            # A claim that was lost did not come here: this work took longer than max_runtime.
+            if isinstance(error, LeaseLost) and decision is Decision.RELEASE:
+                return paused or Later(CONFLICT_RETRY_SECONDS, "released")
             return Dead("outcome-unknown")
         if error is claim.refused_point and isinstance(error, StoreUnavailable):
             return _unavailable(error)

@@ -47,8 +47,6 @@ class Running:
     """The thread that runs the work, by `threading.get_ident`. Set for work with steps."""
     strict: bool = False
     """Whether a step result that cannot be kept raises: in debug mode and in tests, where a developer reads it."""
-    refused_step: IdempotencyError | None = None
-    """The error of ours that a step raised last."""
 
     @property
     def streaming(self) -> bool:
@@ -59,6 +57,11 @@ class Running:
     def transactional(self) -> bool:
         """Whether the rows that the work writes are committed with its claim."""
         return self.claim is not None and self.claim.transactional
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Return whether a step of this work raised this error of ours."""
+        steps = None if self.claim is None else self.claim.steps
+        return steps is not None and any(error is refusal for refusal in steps.refusals)
 
     @property
     def past_point(self) -> bool:

@@ -14,6 +14,7 @@ from flask_idempotency.engine.errors import (
     ConfigurationError,
     CorruptRecord,
     DataKeyMissing,
+    IdempotencyError,
     LeaseLost,
     NotCommitted,
     NotStorable,
@@ -134,6 +135,8 @@ class Steps:
         self.attempt = max(attempt for _, attempt in granted)
         self.poisoned = ""
         """The quarantine reason of a request that must not go on, or empty."""
+        self.refusals: list[IdempotencyError] = []
+        """The errors of ours that steps raised, in threads and tasks too: the response follows the one that ends the work."""
 
     def recall(self) -> None:
         """Read what earlier attempts recorded. Raises `LeaseLost`, `StoreUnavailable` and `CorruptRecord`.

@@ -20,7 +20,13 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from flask_idempotency.engine.ending import Running, running, work_here
-from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, NotStorable, StepsChanged
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    IdempotencyError,
+    NotStorable,
+    StepsChanged,
+)
 from flask_idempotency.engine.journal import Effects
 from flask_idempotency.engine.step_rules import Returns, Step, UndeclaredStep
 from flask_idempotency.engine.steps import StepRun, Steps
@@ -271,8 +277,11 @@ def _noted(work: Running) -> Iterator[None]:
     """Remember an error of ours that leaves a step, so that its request gets the right response."""
     try:
         yield
+    except ConfigurationError:
+        raise  # a mistake in the application, which its developer must see
     except IdempotencyError as error:
-        work.refused_step = error
+        if work.claim is not None and work.claim.steps is not None:
+            work.claim.steps.refusals.append(error)
         raise
 
 

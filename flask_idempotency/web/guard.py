@@ -35,10 +35,12 @@ from flask_idempotency.engine.errors import (
     LeaseLost,
     NotCommitted,
     ResponseUnavailable,
+    StepInDoubt,
     StoreDataLoss,
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import MismatchRefused, Observers, ReplayForbidden, ReplayServed, StoreFailed
+from flask_idempotency.engine.journal import IN_DOUBT
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity, Scope, key_timestamp, one_key
 from flask_idempotency.engine.model import (
     ClaimRequest,
@@ -488,7 +490,7 @@ class Guard:
             state.decision = Decision.RELEASE
         held = ""
         if (steps := claim.steps) is not None:
-            if state.step_escaped:
+            if state.escaped_refusal is not None:
                 state.decision = Decision.RELEASE  # the response is ours, and keeps nothing
             held = steps.hold() if state.decision is Decision.KEEP else steps.poisoned
         if state.tee is not None and state.end is None:
@@ -523,14 +525,28 @@ class Guard:
                 self._replace_rolled_back(state, response, failed)
             if held:
                 self._replace_response(state, response, refusal(Unknown(held)))
-            elif claim.paused:
+            elif state.escaped_refusal is not None and steps is not None:
+                self._replace_refusal(state, response, state.escaped_refusal, in_doubt=steps.in_doubt)
+            if claim.paused:
                 response.headers[PAUSED[0]] = PAUSED[1]
 
     def refused_step(self, state: RequestState, error: IdempotencyError) -> Response:
         """Build the response for an error of ours that a step raised and the view let through."""
-        state.step_escaped = True
+        state.escaped_refusal = error
         problem = step_problem(error)
         return self._build(self._with_status_url(state, problem) if self.status_views else problem, state.policy)
+
+    def _replace_refusal(
+        self, state: RequestState, response: Response, error: IdempotencyError, *, in_doubt: bool
+    ) -> None:
+        """Replace the response to an error of a step if the request has not ended as that response says."""
+        if in_doubt and not isinstance(error, StepInDoubt):
+            # Another step of it had begun: no retry goes on.
+            self._replace_response(state, response, refusal(Unknown(IN_DOUBT)))
+        elif isinstance(error, LeaseLost):
+            # Its release went through, so it was not lost: the request took longer than max_runtime.
+            paused = Problem("request-paused", retry_after=CONFLICT_RETRY_SECONDS)
+            self._replace_response(state, response, paused)
 
     def abandon(self, state: RequestState, error: BaseException | None) -> None:
         """End the claim of a request without a response of its view: an error propagated, or a later hook failed.

@@ -97,7 +97,7 @@ class Hooks:
     def refused(self, error: IdempotencyError) -> Any:
         """Answer an error that a step raised. Any other error of ours goes on as if this handler were not there."""
         state = self._state()
-        if state is not None and error is state.refused_step and state.phase is Phase.CLAIMED:
+        if state is not None and state.phase is Phase.CLAIMED and state.is_refusal(error):
             return self._guard.refused_step(state, error)
         general = self._app.error_handler_spec[None][None].get(Exception)
         if general is None:

@@ -22,6 +22,7 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.engine import ending
 from flask_idempotency.engine.ending import Running
+from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.store import Transaction
@@ -129,8 +130,8 @@ class RequestState(Running):
     """Whether the view or its `after_this_request` functions set one, or changed more in the session than flash messages."""
     has_written: bool = True
     """Whether the view may have written rows, as known before they are rolled back."""
-    step_escaped: bool = False
-    """Whether an error of ours that a step raised has left the view, and the guard has answered it."""
+    escaped_refusal: IdempotencyError | None = None
+    """The error of ours that a step raised, that left the view, and that the guard has answered."""
     escaped: bool = False
     """Whether the error came out of the view, and was not only reported from within it."""
 

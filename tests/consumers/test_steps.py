@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 from typing import Any
 
 import pytest
 
 from flask_idempotency import current_claim
 from flask_idempotency.consumers import Dead, Inbox, Later, Processed
-from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.ending import work_here
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.memory import MemoryStore
 
 CONFIG = {"IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60"}
@@ -64,6 +66,44 @@ def test_a_message_with_a_step_in_doubt_is_set_aside() -> None:
         ours.process("m-1", booked(ran, ends="mail"))
 
     assert Dead("outcome-unknown") == ours.process("m-1", booked(ran))
+    assert {"charge": 1, "mail": 1} == ran
+
+
+@pytest.mark.parametrize("on_error", ("keep", "quarantine", "release"))
+def test_a_message_that_meets_an_outage_is_paused_whatever_its_policy_says_of_errors(on_error: str) -> None:
+    """Its work has not failed: kept as a failure, the mail would never be sent."""
+    store, ran, calls = MemoryStore(), Counter[str](), count(1)
+    ours, write = inbox(store, on_error=on_error), store.journals.write
+
+    def once_away(*args: Any, **kwargs: Any) -> None:
+        if next(calls) == 3:  # the begin of the mail
+            raise StoreUnavailable("the test cut it off")
+        write(*args, **kwargs)
+
+    store.journals.write = once_away  # type: ignore[method-assign]
+    outage = ours.process("m-1", booked(ran))
+
+    assert isinstance(outage, Later)
+    assert "paused" == outage.reason
+    assert isinstance(ours.process("m-1", booked(ran)), Processed)
+    assert {"charge": 1, "mail": 1} == ran
+
+
+def test_a_message_that_takes_too_long_is_paused() -> None:
+    ours, ran = inbox(), Counter[str]()
+    slow = iter((1e6, 0.0))
+
+    def work() -> Any:
+        current_claim.step("charge", lambda: ran.update(["charge"]))
+        claim = work_here().claim  # type: ignore[union-attr]
+        claim._requested_at -= next(slow)  # type: ignore[union-attr]
+        return current_claim.step("mail", lambda: ran.update(["mail"]))
+
+    late = ours.process("m-1", work)
+
+    assert isinstance(late, Later)
+    assert "paused" == late.reason
+    assert isinstance(ours.process("m-1", work), Processed)
     assert {"charge": 1, "mail": 1} == ran
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from io import BytesIO
@@ -14,7 +16,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from flask_idempotency import Step, current_claim
-from flask_idempotency.engine.errors import NotStorable
+from flask_idempotency.engine.ending import work_here
+from flask_idempotency.engine.errors import ConfigurationError, NotStorable, StoreUnavailable
 from tests.web.test_steps import Shop
 
 
@@ -140,3 +143,85 @@ def test_a_point_of_no_return_beside_steps_is_refused() -> None:
         shop.post()
 
     assert not shop.ran
+
+
+def unavailable(*args: Any, **kwargs: Any) -> None:
+    raise StoreUnavailable("the test cut it off")
+
+
+def test_the_first_of_many_errors_of_gathered_steps_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gather` raises the first one, and the others come after it."""
+    shop = Shop(testing=False)
+    monkeypatch.setattr(shop.store.journals, "write", unavailable)
+
+    async def run(name: str) -> None:
+        shop.run(name)
+
+    async def checkout() -> Any:
+        await asyncio.gather(*(current_claim.step(name, run, name) for name in "abc"))
+        return {}, 201
+
+    shop.view(checkout, steps=tuple("abc"))
+    answer = shop.post()
+
+    assert (503, "request-paused") == (answer.status_code, answer.get_json()["code"])
+    assert not shop.ran
+
+
+def test_a_request_that_takes_too_long_is_paused_and_says_so() -> None:
+    """Its claim is not lost: `outcome-unknown` would send its client to a person."""
+    shop = Shop(testing=False)
+    slow = iter((1e6, 0.0))
+
+    def checkout() -> Any:
+        current_claim.step("charge", shop.run, "charge")
+        claim = work_here().claim  # type: ignore[union-attr]
+        claim._requested_at -= next(slow)  # type: ignore[union-attr]
+        current_claim.step("ship", shop.run, "ship")
+        return {}, 201
+
+    shop.view(checkout, steps=("charge", "ship"))
+    late, retried = shop.post(), shop.post()
+
+    assert (503, "request-paused") == (late.status_code, late.get_json()["code"])
+    assert "paused" == late.headers["Idempotency-Status"]
+    assert late.headers["Retry-After"]
+    assert 201 == retried.status_code
+    assert {"charge": 1, "ship": 1} == shop.ran
+
+
+def test_an_outage_beside_a_step_in_doubt_promises_no_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(testing=False)
+
+    def charge() -> None:
+        shop.run("charge")
+        monkeypatch.setattr(shop.store.journals, "write", unavailable)
+        raise TimeoutError
+
+    def checkout() -> Any:
+        with suppress(TimeoutError):
+            current_claim.step("charge", charge)
+        current_claim.step("ship", shop.run, "ship")
+        return {}, 201
+
+    shop.view(checkout, steps=("charge", "ship"))
+    answer, retried = shop.post(), shop.post()
+
+    assert (409, "outcome-unknown") == (answer.status_code, answer.get_json()["code"])
+    assert 409 == retried.status_code
+    assert {"charge": 1} == shop.ran
+
+
+def test_a_mistake_in_the_application_is_no_answer_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session with writes of its own before a transactional step, say: its developer must see that."""
+    shop = Shop()
+    monkeypatch.setattr(shop.store.journals, "write", misconfigured)
+    shop.view(lambda: (current_claim.step("save", shop.run, "save"), 201), steps=("save",))
+
+    with pytest.raises(ConfigurationError, match="write them in it"):
+        shop.post()
+    assert not shop.ran
+
+
+def misconfigured(*args: Any, **kwargs: Any) -> None:
+    raise ConfigurationError("these rows do not belong to the step: write them in it")
