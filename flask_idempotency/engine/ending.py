@@ -49,9 +49,9 @@ class Running:
     """Whether a step result that cannot be kept raises: in debug mode and in tests, where a developer reads it."""
 
     @property
-    def streaming(self) -> bool:
-        """Whether the response has begun to leave, so that no step may begin."""
-        return False
+    def step_hindrance(self) -> str:
+        """Where this code runs, if no step may begin there, and the remedy. Empty: one may."""
+        return ""
 
     @property
     def transactional(self) -> bool:

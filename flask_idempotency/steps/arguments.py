@@ -57,13 +57,12 @@ def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, .
 
     Raises `TypeError` for a value that cannot be compared, and names the argument.
     """
-    if not arguments or compare == ():
-        return b""
     parts = []
-    for name in sorted(arguments) if compare is None else compare:
+    for name in sorted(arguments if compare is None else set(compare)):
         if name not in arguments:
             raise TypeError(
-                f"step {step!r}: compare names {name!r}, and the function has the parameters {', '.join(arguments)}."
+                f"step {step!r}: compare names {name!r}, and the function has "
+                f"{'the parameters ' + ', '.join(arguments) if arguments else 'no parameters'}."
             )
         try:
             value = tagged(_normal(arguments[name]))
@@ -74,7 +73,7 @@ def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, .
             ) from error
         text = json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)
         parts += [name.encode(), text.encode()]
-    return encode(*parts)
+    return encode(*parts) if parts else b""
 
 
 def _normal(value: Any, depth: int = 0) -> Any:
@@ -93,8 +92,7 @@ def _normal(value: Any, depth: int = 0) -> Any:
         if kind in (list, tuple):
             return [_normal(each, depth + 1) for each in value]
         if kind is dict:
-            pairs = [(name, _normal(each, depth + 1)) for name, each in value.items()]
-            if all(type(name) is str for name in value):
-                return dict(pairs)
-            return sorted(([name, each] for name, each in pairs), key=lambda pair: repr(pair[0]))
+            # Their order counts to `tagged`, if a name is not plain text.
+            names = sorted(value, key=lambda name: (type(name).__name__, repr(name)))
+            return {name: _normal(value[name], depth + 1) for name in names}
     return value

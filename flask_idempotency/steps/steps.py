@@ -252,22 +252,25 @@ def _steps_of(work: Running | None, name: str) -> Steps | None:
         raise RuntimeError(
             f"step {name!r} begins inside step {outer.name!r}, and steps do not nest: finish one before the next."
         )
-    if work is None or work.claim is None:
+    if work is None:
+        return None
+    if hindrance := work.step_hindrance:
+        raise RuntimeError(f"step {name!r} begins {hindrance}")
+    if work.claim is None:
         return None
     if work.claim.steps is None:
         raise UndeclaredStep(
             f"step {name!r}: {work.operation} declares no steps. List all that it may take: @idempotent(steps=(…, {name}))."
         )
-    if work.streaming:
-        raise RuntimeError(
-            f"step {name!r} begins in the generator of a stream. Finish every step before the view returns its response."
-        )
     return work.claim.steps
 
 
-def _enter(work: Running, steps: Steps, name: str, item: Item | None, given: Mapping[str, Any]) -> StepRun:
+def _enter(work: Running, steps: Steps, name: str, item: Item | None, given: Mapping[str, Any] | None) -> StepRun:
+    """Begin this step. `given` is the arguments of its function; None: it has no function."""
     rule = steps.rule(name)
-    compared = b"" if rule.effects == "pure" else arguments.comparable(name, given, compare=rule.compare)
+    compared = b""
+    if given is not None and rule.effects != "pure":
+        compared = arguments.comparable(name, given, compare=rule.compare)
     with _noted(work), work.shield():
         return steps.enter(name, values.encode_item(item), digest=compared, in_line=_in_line(work))
 
@@ -352,23 +355,33 @@ class ManualStep:
         self._work: Running | None = None
         self._run: StepRun | None = None
         self._token: Any = None
+        self._open = False
+        """Whether this code is in the block, and has not said that nothing was done."""
 
     def __enter__(self) -> Self:
         work = work_here()
         steps = _steps_of(work, self.name)
         if work is not None and steps is not None:
-            run = _enter(work, steps, self.name, self.item, {})
+            run = _enter(work, steps, self.name, self.item, None)
             if run.recalled:
                 self.result, self.done = _recalled(work, run), True
             else:
                 self._work, self._run = work, run
         self._token = _call.set(_Call(self.name, self.item, work if steps is not None else None))
+        self._open = True
         return self
+
+    def _check_open(self, call: str) -> None:
+        if not self._open:
+            raise RuntimeError(
+                f"step {self.name!r}: {call} records nothing here. Call it once, inside `with current_claim.manual_step(…)`."
+            )
 
     def finish(self, value: Any = None) -> Any:
         """Record that the step is done, with this result. Return it as later attempts get it."""
         if self.done:
             raise RuntimeError(f"step {self.name!r} has finished. Test `step.done` before you do its work.")
+        self._check_open("finish()")
         run, self._run = self._run, None
         self.done = True
         self.result = value if run is None or self._work is None else _finish(self._work, run, value)
@@ -378,6 +391,8 @@ class ManualStep:
         """Record that the step did nothing, so that it may run again."""
         if self.done:
             raise RuntimeError(f"step {self.name!r} has finished, so it did something.")
+        self._check_open("nothing_done()")
+        self._open = False
         run, self._run = self._run, None
         if run is not None and self._work is not None:
             with self._work.shield():
@@ -386,6 +401,7 @@ class ManualStep:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._open = False
         _call.reset(self._token)
         run, self._run = self._run, None
         if run is not None and self._work is not None:
@@ -394,7 +410,12 @@ class ManualStep:
 
 
 def carry(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function that runs under the current claim in whatever thread calls it. Without a claim: the function itself."""
+    """Make a function that runs under the current claim in whatever thread calls it. Without a claim: the function itself.
+
+    Raises `TypeError` for a generator function: its body would run when the claim has been left, and its steps without one.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError("carry(): a generator runs when it is read, without the claim. Carry a function that reads it.")
     work = work_here()
     if work is None or work.claim is None:
         return function

@@ -136,9 +136,18 @@ class RequestState(Running):
     """Whether the error came out of the view, and was not only reported from within it."""
 
     @property
-    def streaming(self) -> bool:
-        """Whether the guard has finished the request. Then only a stream of its response still runs."""
-        return self.phase in (Phase.STREAMING, Phase.DONE)
+    def step_hindrance(self) -> str:
+        """Where this code runs, if no step may begin there, and the remedy. Empty: one may.
+
+        What runs before the claim or after the view also runs on replays, and would do the effect again.
+        """
+        if self.phase is Phase.NEW and self.policy.effects == "steps":
+            return "before the key of its request is claimed. Take it in the view, below @claim_here if there is one."
+        if self.claim is not None and self.phase in (Phase.STREAMING, Phase.DONE):
+            return "in the generator of a stream. Finish every step before the view returns its response."
+        if self.reply is not None or (self.claim is not None and self.captured):
+            return "in a hook after the view, which runs on replays too. Take it in the view, or in after_this_request."
+        return ""
 
     def note_session(self) -> None:
         """Remember what the session of this request holds before the view.

@@ -30,6 +30,8 @@ def test_the_way_of_passing_does_not_count() -> None:
         ([1, 2], (1, 2)),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         ({1: "a", 2: "b"}, {2: "b", 1: "a"}),
+        ({"$a": 1, "b": 2}, {"b": 2, "$a": 1}),
+        ({"\ud800": 1, "b": 2}, {"b": 2, "\ud800": 1}),
         (Decimal("1.10"), Decimal("1.1")),
         (Decimal("0.00"), Decimal(0)),
         ({"a": [{"b": 1.0}]}, {"a": [{"b": 1}]}),
@@ -41,7 +43,17 @@ def test_equal_values_are_equal(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    ((1, 2), (1, "1"), (1, True), (None, 0), ("", None), ([[1], 2], [[1, 2]]), ("a", b"a"), (1.5, 1)),
+    (
+        (1, 2),
+        (1, "1"),
+        (1, True),
+        (None, 0),
+        ("", None),
+        ([[1], 2], [[1, 2]]),
+        ("a", b"a"),
+        (1.5, 1),
+        ({1: 2}, [[1, 2]]),
+    ),
 )
 def test_other_values_differ(ours: Any, theirs: Any) -> None:
     assert of(ours) != of(theirs)
@@ -54,6 +66,7 @@ def test_values_do_not_move_from_one_argument_to_another() -> None:
 def test_compare_names_what_counts() -> None:
     assert of("a", 5, compare=("amount",)) == of("b", 5, compare=("amount",))
     assert of("a", 5, compare=("amount",)) != of("a", 6, compare=("amount",))
+    assert of("a", 5, compare=("card", "amount")) == of("a", 5, compare=("amount", "card"))
     assert b"" == of("a", compare=())
 
 
@@ -73,6 +86,12 @@ def test_what_is_not_compared_may_be_anything() -> None:
 def test_compare_that_names_no_parameter_is_refused() -> None:
     with pytest.raises(TypeError, match=r"compare names 'total', and the function has the parameters card, amount"):
         of("a", compare=("total",))
+
+
+def test_compare_of_a_closure_is_refused() -> None:
+    """It would compare nothing, against what its declaration says."""
+    with pytest.raises(TypeError, match=r"compare names 'amount', and the function has no parameters"):
+        comparable("charge", bind(lambda: 1, (), {}), compare=("amount",))
 
 
 def test_arguments_that_do_not_fit_raise_as_a_call_does() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,11 +14,12 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from flask import after_this_request
 
 from flask_idempotency import Step, current_claim
 from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.errors import ConfigurationError, NotStorable, StoreUnavailable
-from tests.web.test_steps import Shop
+from tests.web.test_steps import Shop, release
 
 
 @dataclass
@@ -42,7 +43,7 @@ def elsewhere() -> datetime:
     return datetime(2026, 1, 1, 12, tzinfo=zone)
 
 
-ODD = {
+ODD: dict[str, tuple[Any, Any]] = {
     "attribute": (broken_charge, Charge),
     "time zone": (elsewhere, None),
     "long int": (lambda: 10**640, None),
@@ -225,3 +226,100 @@ def test_a_mistake_in_the_application_is_no_answer_to_its_client(monkeypatch: py
 
 def misconfigured(*args: Any, **kwargs: Any) -> None:
     raise ConfigurationError("these rows do not belong to the step: write them in it")
+
+
+def test_a_step_before_the_claim_is_refused() -> None:
+    """A hook also runs on replays, and there is no claim yet that could remember the step."""
+    shop = Shop()
+    shop.app.before_request(lambda: current_claim.step("charge", shop.run, "charge"))
+    shop.view(lambda: ({}, 201), steps=("charge",))
+    with pytest.raises(RuntimeError, match="before the key"):
+        shop.post()
+
+    assert not shop.ran
+
+
+@pytest.mark.parametrize("replayed", (False, True))
+def test_a_step_in_a_hook_after_the_view_is_refused(replayed: bool) -> None:
+    shop = Shop()
+    shop.view(lambda: ({}, 201), steps=("charge",))
+    if replayed:
+        shop.post()
+    hooked = release_with_hook(shop)
+    with pytest.raises(RuntimeError, match="on replays too"):
+        hooked.post()
+
+    assert not shop.ran
+
+
+def release_with_hook(shop: Shop) -> Shop:
+    later = release(shop, lambda: ({}, 201), steps=("charge",))
+
+    @later.app.after_request
+    def charge(response: Any) -> Any:
+        current_claim.step("charge", shop.run, "charge")
+        return response
+
+    return later
+
+
+def test_a_step_in_after_this_request_is_one_of_the_view() -> None:
+    shop = Shop()
+
+    def checkout() -> Any:
+        @after_this_request
+        def charge(response: Any) -> Any:
+            current_claim.step("charge", shop.run, "charge")
+            return response
+
+        return {}, 201
+
+    shop.view(checkout, steps=("charge",))
+
+    assert [201, 201] == [shop.post().status_code, shop.post().status_code]
+    assert {"charge": 1} == shop.ran
+
+
+def nothing_then_finished() -> None:
+    with current_claim.manual_step("charge") as step:
+        step.nothing_done()
+        step.finish("ch_1")
+
+
+def nothing_twice() -> None:
+    with current_claim.manual_step("charge") as step:
+        step.nothing_done()
+        step.nothing_done()
+
+
+def outside_its_block() -> None:
+    current_claim.manual_step("charge").finish("ch_1")
+
+
+def behind_its_block() -> None:
+    with current_claim.manual_step("charge") as step:
+        pass
+    step.finish("ch_1")
+
+
+@pytest.mark.parametrize("misuse", (nothing_then_finished, nothing_twice, outside_its_block, behind_its_block))
+def test_a_call_of_a_manual_step_that_records_nothing_raises(misuse: Callable[[], None]) -> None:
+    """Its code believes that the effect is recorded, and the retry would make it again."""
+    shop = Shop()
+    shop.view(lambda: (misuse() or {}, 201), steps=("charge",))
+    with pytest.raises(RuntimeError, match="records nothing here"):
+        shop.post()
+
+
+def test_a_generator_cannot_be_carried() -> None:
+    """Its body would run without the claim, and its steps with it."""
+    shop = Shop()
+
+    def charges() -> Iterator[Any]:
+        yield current_claim.step("charge", shop.run, "charge")
+
+    shop.view(lambda: (list(current_claim.carry(charges)()), 201), steps=("charge",))
+    with pytest.raises(TypeError, match="generator"):
+        shop.post()
+
+    assert not shop.ran
