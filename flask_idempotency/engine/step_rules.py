@@ -16,7 +16,9 @@ Returns: TypeAlias = type | tuple[Callable[[Any], Any], Callable[[Any], Any]]
 """A dataclass or NamedTuple that a step returns; or two functions, to plain values and back from them."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_TOO_WIDE: Final = (BaseException, Exception, OSError, ConnectionError, TimeoutError)
+_TOO_WIDE: Final = (Exception, OSError, ConnectionError, TimeoutError)
+_CUT_OFF: Final = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+"""The connection ended after it had begun. `ConnectionRefusedError` is no such error."""
 _AMBIGUOUS: Final = MappingProxyType(
     {
         "requests": frozenset(
@@ -84,9 +86,11 @@ class Step:
         if self.effects not in get_args(Effects):
             raise ConfigurationError(f"step {self.name!r}: effects must be one of {', '.join(get_args(Effects))}.")
         if not _all_in_tuple(self.harmless, _is_exception):
-            raise TypeError(f"step {self.name!r}: harmless is a tuple of exception classes")
+            raise TypeError(
+                f"step {self.name!r}: harmless is a tuple of subclasses of Exception. An interrupt proves nothing."
+            )
         for error in self.harmless:
-            if error in _TOO_WIDE or _is_ambiguous(error):
+            if error in _TOO_WIDE or issubclass(error, _CUT_OFF) or _is_ambiguous(error):
                 raise ConfigurationError(
                     f"step {self.name!r}: {error.__name__} in harmless= can follow an effect, as when only the reply was lost: "
                     "the step would run twice. Name the exceptions that prove that nothing happened."
@@ -115,7 +119,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_exception(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseException)
+    return isinstance(value, type) and issubclass(value, Exception)
 
 
 def _is_ambiguous(error: type[Exception]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, NotStorable, ResponseUnavailable
-from flask_idempotency.engine.journal import EMPTY, Entry, Journal, Journals
+from flask_idempotency.engine.journal import EMPTY, LARGEST_RESULT, Entry, Journal, Journals
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Resolution, Resume, SeenStep, SettledStep
 from flask_idempotency.engine.step_rules import Step
@@ -122,4 +122,6 @@ def result_of_step(name: str, result: Any, rule: Step | None) -> bytes:
         encoded = values.encode(values.to_plain(result, returns))
     except NotStorable as error:
         raise ConfigurationError(f"the result of step {name} cannot be stored: {error}.") from error
+    if len(encoded) > LARGEST_RESULT:
+        raise ConfigurationError(f"the result of step {name} takes {len(encoded)} bytes; {LARGEST_RESULT} are allowed.")
     return encoded

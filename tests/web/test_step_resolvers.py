@@ -11,7 +11,7 @@ import pytest
 from flask_idempotency import Resume
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import ResolverAsked
-from flask_idempotency.engine.journal import Entry, JournalWrite, StepState
+from flask_idempotency.engine.journal import LARGEST_RESULT, Entry, JournalWrite, StepState
 from flask_idempotency.engine.model import OnExpiry, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep
@@ -80,8 +80,9 @@ def test_the_downstream_key_of_a_step_differs_by_its_item() -> None:
     assert [52, 52, 2] == [*map(len, keys), len(set(keys))]
 
 
-def test_a_result_that_no_step_can_return_is_an_error_that_changes_nothing() -> None:
-    world = in_doubt(lambda unknown: unknown.step("charge", 7).completed(object()))
+@pytest.mark.parametrize("result", (object(), "x" * LARGEST_RESULT), ids=("type", "size"))
+def test_a_result_that_no_step_can_return_is_an_error_that_changes_nothing(result: Any) -> None:
+    world = in_doubt(lambda unknown: unknown.step("charge", 7).completed(result))
 
     assert 1 == reap(world).failed
 
