@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -22,6 +22,9 @@ ROUNDS = unless_long(100, long=300)
 LONGEST_SECONDS = 0.03
 """A little longer than a request takes, so that some die after their answer as well."""
 
+POINTS = ("began", "claimed", "flushed")
+"""From its beginning alone few would get as far as their commit: a new worker's first request is its slowest."""
+
 LEAST_HITS = unless_long(15, long=60)
 LEAST_REPEATS = unless_long(4, long=20)
 """Less would be no chaos: requests that lost their worker, and those among them whose view had been entered."""
@@ -38,8 +41,11 @@ def shop(books: Books, serve_once: Serve) -> Server:
 class Doom:
     """Kills the worker of an attempt, some time after a point of its work."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, points: Sequence[str] = POINTS, *, longest: float = LONGEST_SECONDS) -> None:
+        self.kills = 0
         self._ledger = ledger
+        self._points = points
+        self._longest = longest
         self._ended = threading.Event()
         self._strikes: list[threading.Timer] = []
         self._executioner = threading.Thread(target=self._execute, daemon=True)
@@ -47,10 +53,9 @@ class Doom:
 
     def step(self) -> str:
         """Return the step that an attempt takes to be killed."""
-        # From its beginning alone few would get as far as their commit: a new worker's first request is its slowest.
-        return random.choice(["tell:began", "tell:claimed", "tell:flushed"])
+        return f"tell:{random.choice(self._points)}"
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Return when no worker is killed any more. A late strike would cut the replies that are checked."""
         if not self._ended.is_set():
             self._ended.set()
@@ -61,20 +66,21 @@ class Doom:
 
     def _execute(self) -> None:
         while (pid := int(self._ledger.awaited("told", ""))) and not self._ended.is_set():
-            strike = threading.Timer(random.uniform(0, LONGEST_SECONDS), self._strike, [pid])
+            strike = threading.Timer(random.uniform(0, self._longest), self._strike, [pid])
             self._strikes.append(strike)
             strike.start()
 
     def _strike(self, pid: int) -> None:
         with suppress(ProcessLookupError):  # the doom of another attempt was also its own
             kill(pid)
+            self.kills += 1
 
 
 @pytest.fixture
 def doom(ledger: Ledger) -> Iterator[Doom]:
     doom = Doom(ledger)
     yield doom
-    doom.end()
+    doom.close()
 
 
 @pytest.mark.slow
@@ -93,7 +99,7 @@ def test_2_killed_at_any_moment_it_is_paid_once(
     figures(rounds=ROUNDS, lost_their_worker=hits, ran_again=ran_again, died_with_their_answer=died_with_their_answer)
     assert hits >= LEAST_HITS
     assert ran_again >= LEAST_REPEATS
-    doom.end()
+    doom.close()
     assert_paid_once(books, shop.port, purchases)
 
 

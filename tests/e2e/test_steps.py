@@ -1,0 +1,239 @@
+"""Durable steps in real workers: they are killed, stopped and cut off, and each effect is counted outside of the store."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+from example_app.demo.servers import RedisServer
+from tests.e2e.books import Books
+from tests.e2e.conftest import Figures
+from tests.e2e.ledger import Ledger
+from tests.e2e.processes import Plan, Server, pause, resume
+from tests.e2e.purchases import Purchase
+from tests.e2e.step_shop import APPLICATION, create_app
+from tests.e2e.test_transactional_kills import Doom
+from tests.e2e.wire import Order, Wire, ask, ask_until_settled
+from tests.forgiving import make_ready
+from tests.lab.postgres import PostgresServer
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers
+
+LEASE: Final = 0.4
+"""Only retries of a dead worker wait for its end. A worker that is late keeps its claim, as no other asks for it."""
+
+EFFECTS: Final = ("reserve", "charge", "save", "mail")
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A server of the victim, and what was done outside of its store."""
+
+    server: Server
+    url: str
+    ledger: Ledger
+    ledger_url: str
+    books: Books | None
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    def order(self, path: str = "/checkout") -> Purchase:
+        return Purchase(Order(path))
+
+    def dies(self, purchase: Purchase, point: str) -> None:
+        """Send it to a worker that is killed at this point."""
+        assert purchase.attempt(self.port, f"die:{point}") is None
+
+    def did(self, purchase: Purchase) -> dict[str, int]:
+        """How often the function of each step ran."""
+        return {name: len(self.ledger.noted(name, purchase.order.case)) for name in EFFECTS}
+
+    def keys(self, purchase: Purchase, name: str) -> set[str]:
+        """The downstream keys under which it ran."""
+        return set(self.ledger.noted(name, purchase.order.case))
+
+    def payments(self, purchase: Purchase) -> list[str] | None:
+        """The ids of its rows. None if it has no database."""
+        return None if self.books is None else self.books.payments().get(purchase.order.case, [])
+
+
+@pytest.fixture(scope="module", params=(*REDIS_KINDS, "postgresql", "sqlite", "tiered"))
+def shop(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ledger_server: RedisServer
+) -> Iterator[Shop]:
+    """Two workers. Each kind of store has them once for all tests of this module."""
+    kind: str = request.param
+    servers: RedisServers = request.getfixturevalue("redis_servers")
+    with ExitStack() as ends:
+        books = None
+        config: dict[str, object] = {"IDEMPOTENCY_MAX_WAITERS": 64}
+        if kind in REDIS_KINDS:
+            url = ends.enter_context(RedisServer(servers.program(kind))).url
+            make_ready(url)
+        else:
+            if kind == "sqlite":
+                url = f"sqlite:///{tmp_path_factory.mktemp('steps') / 'shop.sqlite'}"
+            else:
+                postgres: PostgresServer = request.getfixturevalue("postgres_server")
+                url = postgres.url(ends.enter_context(postgres.database()))
+            if kind == "tiered":
+                config["IDEMPOTENCY_REDIS_URL"] = ends.enter_context(RedisServer(servers.program(REDIS_KINDS[0]))).url
+            books = Books(url)
+            ends.callback(books.close)
+        plan = Plan(url, workers=2, threads=8, lease=LEASE, app=APPLICATION, arguments=("--preload",), config=config)
+        server = ends.enter_context(Server(plan, ledger=ledger_server.url))
+        ledger = Ledger(ledger_server.url)
+        ends.callback(ledger.close)
+        yield Shop(server, url, ledger, ledger_server.url, books)
+
+
+def test_3_a_worker_that_dies_in_its_charge_keeps_all_others_out(shop: Shop) -> None:
+    purchase = shop.order()
+    shop.dies(purchase, "in-charge")
+
+    told = [ask_until_settled(shop.port, purchase.order.attempt()).told for _ in range(2)]
+
+    assert [(409, "outcome-unknown")] * 2 == told
+    assert {"reserve": 1, "charge": 1, "save": 0, "mail": 0} == shop.did(purchase)
+    app = create_app(shop.url, ledger=shop.ledger_url, config={})
+    shown = app.test_cli_runner().invoke(args=["idempotency", "show", "--key", purchase.order.key, "--json"])
+    assert 0 == shown.exit_code, shown.output
+    assert [("reserve", "finished"), ("charge", "in doubt")] == [
+        (each["name"], each["state"]) for each in json.loads(shown.stdout)["steps"]
+    ]
+
+
+@pytest.mark.parametrize("point", ("written-4", "after-charge", "keeping"))
+def test_5_a_retry_passes_the_steps_that_are_recorded(shop: Shop, point: str) -> None:
+    purchase = shop.order()
+    shop.dies(purchase, point)
+
+    answer = ask_until_settled(shop.port, purchase.order.attempt())
+
+    assert (201, 2) == (answer.status, answer.json["attempt"])
+    assert {"reserve": 1, "charge": 1, "save": 1, "mail": 1} == shop.did(purchase)
+    assert shop.payments(purchase) in (None, [answer.json["save"]])
+
+
+def test_9_three_attempts_die_after_one_step_each(shop: Shop) -> None:
+    purchase = shop.order()
+    for step in ("reserve", "charge", "save"):
+        while purchase.attempt(shop.port, f"die:after-{step}") is not None:
+            pass
+
+    answer = ask_until_settled(shop.port, purchase.order.attempt())
+
+    assert (201, 4) == (answer.status, answer.json["attempt"])
+    assert {"reserve": 1, "charge": 1, "save": 1, "mail": 1} == shop.did(purchase)
+    assert ask(shop.port, purchase.order.attempt()).body == answer.body
+
+
+@pytest.mark.parametrize("step", ("reserve", "charge"))
+def test_11_a_worker_that_was_overtaken_between_two_steps_begins_none(shop: Shop, step: str) -> None:
+    """It delivers the response of the retry. A transactional step needs no store to begin, and is rolled back."""
+    purchase = shop.order()
+    with Wire(shop.port) as wire:
+        wire.send(purchase.order.attempt(f"pause:after-{step}"))
+        pid = shop.ledger.paused(purchase.order.case)
+        pause(pid)
+        try:
+            answer = ask_until_settled(shop.port, purchase.order.attempt())
+            shop.ledger.let_go(purchase.order.case)
+        finally:
+            resume(pid)
+        late = wire.answer()
+
+    assert (201, 2) == (answer.status, answer.json["attempt"])
+    assert (201, answer.body) == (late.status, late.body)
+    did = shop.did(purchase)
+    assert did.pop("save") in ((1, 2) if step == "charge" and shop.books is not None else (1,))
+    assert {"reserve": 1, "charge": 1, "mail": 1} == did
+    assert shop.payments(purchase) in (None, [answer.json["save"]])
+
+
+def test_19_one_of_sixteen_duplicates_resumes_a_pause(shop: Shop) -> None:
+    """Two of a process wait. The others ask again, as clients do."""
+    purchase = shop.order("/wait")
+    attempt = purchase.order.attempt("pause:after-charge", "status:503")
+    with ThreadPoolExecutor(16) as clients:
+        asked = [clients.submit(ask_until_settled, shop.port, attempt) for _ in range(16)]
+        shop.ledger.paused(purchase.order.case)
+        shop.ledger.let_go(purchase.order.case, times=2)
+        answers = [each.result() for each in asked]
+
+    assert {(503, None), (201, None)} == {answer.told for answer in answers}
+    paused = [answer for answer in answers if answer.status == 503]
+    assert ["paused"] == [answer.header("Idempotency-Status") for answer in paused]
+    assert 1 == len({answer.body for answer in answers if answer not in paused})
+    assert {"reserve": 1, "charge": 1, "save": 0, "mail": 1} == shop.did(purchase)
+
+
+POINTS: Final = (
+    "claimed",
+    "entered",
+    "entered-save",
+    "in-save",
+    "committing",
+    "committed",
+    "after-save",
+    "in-mail",
+    "after-mail",
+    "keeping",
+    "kept",
+)
+
+
+SQL: Final = pytest.mark.parametrize("shop", ("postgresql", "sqlite", "tiered"), indirect=True)
+
+
+@SQL
+def test_7_a_transactional_step_is_committed_once(shop: Shop) -> None:
+    """Its worker dies at each point of it."""
+    for point in POINTS:
+        purchase = shop.order("/order")
+        shop.dies(purchase, point)
+
+        answer = ask_until_settled(shop.port, purchase.order.attempt())
+
+        assert (201, point == "kept") == (answer.status, answer.replayed), point
+        assert [answer.json["save"]] == shop.payments(purchase), point
+        assert 1 == len(shop.keys(purchase, "mail")), point
+
+
+ROUNDS: Final = 500
+LONGEST_SECONDS: Final = 0.05
+
+
+@SQL
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_7_five_hundred_random_kills_cost_no_row(shop: Shop, figures: Figures) -> None:
+    """A worker is killed up to 50 ms after it has reached some point, whatever it does then."""
+    purchases = [shop.order("/order") for _ in range(ROUNDS)]
+    with closing(Doom(shop.ledger, POINTS, longest=LONGEST_SECONDS)) as doom, ThreadPoolExecutor(8) as clients:
+        list(clients.map(lambda purchase: purchase.pay(shop.port, doom.step()), purchases))
+    assert shop.books is not None
+    rows = shop.books.payments()
+    figures(
+        rounds=ROUNDS,
+        rows=sum(map(len, rows.values())),
+        workers_killed=doom.kills,
+        attempts_without_a_response=sum(purchase.lost for purchase in purchases),
+        views_entered=sum(shop.ledger.runs(purchase.order.case) for purchase in purchases),
+        refused=dict(Counter(answer.told for purchase in purchases for answer in purchase.answers)),
+    )
+    for purchase in purchases:
+        assert {(201, None), (409, "in-flight"), (503, "request-paused")} >= {each.told for each in purchase.answers}
+        assert [purchase.answers[-1].json["save"]] == rows[purchase.order.case]
+        assert 1 == len({each.json["save"] for each in purchase.paid})
+        assert 1 == len(shop.keys(purchase, "mail"))
+    assert doom.kills >= ROUNDS // 4
