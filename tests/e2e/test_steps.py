@@ -49,9 +49,9 @@ class Shop:
     def order(self, path: str = "/checkout") -> Purchase:
         return Purchase(Order(path))
 
-    def dies(self, purchase: Purchase, point: str) -> None:
+    def dies(self, purchase: Purchase, point: str, *steps: str) -> None:
         """Send it to a worker that is killed at this point."""
-        assert purchase.attempt(self.port, f"die:{point}") is None
+        assert purchase.attempt(self.port, f"die:{point}", *steps) is None
 
     def did(self, purchase: Purchase) -> dict[str, int]:
         """How often the function of each step ran."""
@@ -175,6 +175,24 @@ def test_19_one_of_sixteen_duplicates_resumes_a_pause(shop: Shop) -> None:
     assert ["paused"] == [answer.header("Idempotency-Status") for answer in paused]
     assert 1 == len({answer.body for answer in answers if answer not in paused})
     assert {"reserve": 1, "charge": 1, "save": 0, "mail": 1} == shop.did(purchase)
+
+
+@pytest.mark.parametrize(
+    ("point", "told"),
+    (("after-charge", (409, "outcome-unknown")), ("entered-mail", (201, None))),
+    ids=("before", "after"),
+)
+def test_25_a_finish_that_was_lost_goes_with_the_next_write(
+    shop: Shop, point: str, told: tuple[int, str | None]
+) -> None:
+    """A worker that dies before that write leaves its charge in doubt."""
+    purchase = shop.order("/wait")
+    shop.dies(purchase, point, "lose:4")
+
+    answer = ask_until_settled(shop.port, purchase.order.attempt())
+
+    assert told == answer.told
+    assert {"reserve": 1, "charge": 1, "save": 0, "mail": int(answer.status == 201)} == shop.did(purchase)
 
 
 POINTS: Final = (
