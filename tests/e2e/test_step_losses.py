@@ -1,0 +1,215 @@
+"""Durable steps over a line that loses, delays and freezes what passes: each effect happens once, outside of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+
+from example_app.demo.servers import RedisServer
+from flask_idempotency.testing import TcpProxy
+from tests.e2e.books import Books
+from tests.e2e.ledger import Ledger
+from tests.e2e.processes import Plan, Server
+from tests.e2e.purchases import Purchase
+from tests.e2e.step_shop import APPLICATION
+from tests.e2e.wire import Answer, Order, Wire, ask, ask_until_settled
+from tests.forgiving import make_ready
+from tests.lab.postgres import PostgresServer
+from tests.lab.programs import REDIS_KINDS
+from tests.lab.redis import RedisServers, connect
+from tests.tooling.processes import eventually
+
+LEASE: Final = 60.0
+"""No renewal is between two calls of a step: its loss would be another one."""
+
+Lose = Callable[[TcpProxy], None]
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A server of the victim that reaches its store through a line."""
+
+    server: Server
+    line: TcpProxy
+    ledger: Ledger
+    redis: RedisServer | None
+    books: Books | None
+
+    def did(self, purchase: Purchase) -> list[int]:
+        """How often the functions of its steps ran."""
+        return [len(self.ledger.noted(name, purchase.order.case)) for name in ("reserve", "charge", "mail")]
+
+    def content(self) -> Any:
+        """Every byte that the store has."""
+        if self.redis is not None:
+            with connect(self.redis.url) as client:
+                return {key: client.dump(key) for key in client.scan_iter()}
+        assert self.books is not None
+        engine = create_engine(self.books.url)
+        with engine.connect() as connection:
+            rows = [
+                connection.execute(text(f"SELECT * FROM {table} ORDER BY 1, 2")).all()  # noqa: S608
+                for table in ("idempotency_records", "idempotency_steps")
+            ]
+        engine.dispose()
+        return rows
+
+    def arrived(self) -> Callable[[], bool]:
+        """Whether a delayed request has arrived since now, and the server has acted on it."""
+        if self.redis is not None:
+            before = _scripts(self.redis)
+            return lambda: _scripts(self.redis) > before
+        # The connection that brings it has lost its client, and ends behind it.
+        connections = self._connections()
+        return lambda: self._connections() < connections
+
+    def _connections(self) -> int:
+        assert self.books is not None
+        return self.books.ask("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+
+
+def _scripts(server: RedisServer | None) -> int:
+    assert server is not None
+    with connect(server.url) as client:
+        return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+@pytest.fixture(scope="module", params=(REDIS_KINDS[0], "postgresql"))
+def shop(request: pytest.FixtureRequest, ledger_server: RedisServer) -> Iterator[Shop]:
+    redis, books, servers = None, None, request.getfixturevalue("redis_servers")
+    assert isinstance(servers, RedisServers)
+    with ExitStack() as ends:
+        if request.param == "postgresql":
+            postgres: PostgresServer = request.getfixturevalue("postgres_server")
+            books = Books(postgres.url(ends.enter_context(postgres.database())))
+            ends.callback(books.close)
+            # Every chunk counts: the test chooses the one behind a pause of the view.
+            line = ends.enter_context(TcpProxy(postgres.port, marker=b""))
+            url = make_url(books.url).set(port=line.port).render_as_string(hide_password=False)
+        else:
+            redis = ends.enter_context(RedisServer(servers.program(request.param)))
+            make_ready(redis.url)
+            line = ends.enter_context(TcpProxy(redis.port))
+            url = line.url + "?socket_timeout=1&socket_connect_timeout=1"
+        plan = Plan(url, lease=LEASE, app=APPLICATION)
+        server = ends.enter_context(Server(plan, ledger=ledger_server.url))
+        ledger = Ledger(ledger_server.url)
+        ends.callback(ledger.close)
+        shop = Shop(server, line, ledger, redis, books)
+        for path in ("/wait", "/order"):
+            # What the store has not run before it is told in full, at the second try: then that would be what is lost.
+            for attempt in ("status:503", ""):
+                ask(server.port, Order(path).attempt(attempt))
+        yield shop
+
+
+def bought(shop: Shop, purchase: Purchase, *steps: str, at: str, meanwhile: Callable[[], Any]) -> list[Answer]:
+    """Return what its client is told until it is bought. `meanwhile` is while the first attempt pauses at this point."""
+    with Wire(shop.server.port) as wire:
+        wire.send(purchase.order.attempt(f"pause:{at}", *steps))
+        shop.ledger.paused(purchase.order.case)
+        meanwhile()
+        shop.ledger.let_go(purchase.order.case)
+        answers = [wire.answer()]
+    while answers[-1].status != 201:
+        assert len(answers) < 4, answers
+        answers.append(ask_until_settled(shop.server.port, purchase.order.attempt()))
+    return answers
+
+
+CALLS: Final = {
+    "begin": ("after-reserve", ()),
+    "finish": ("in-charge", ()),
+    "release": ("after-mail", ("status:503",)),
+    "complete": ("after-mail", ()),
+}
+
+
+@pytest.mark.parametrize("lose", (TcpProxy.lose_request, TcpProxy.lose_reply), ids=("request", "reply"))
+@pytest.mark.parametrize("call", CALLS)
+def test_23_a_call_that_is_lost_once_runs_nothing_twice(shop: Shop, lose: Lose, call: str) -> None:
+    purchase, (at, steps) = Purchase(Order("/wait")), CALLS[call]
+    before = list[int]()
+
+    def loses() -> None:
+        before.append(shop.line.requests)
+        lose(shop.line)
+
+    bought(shop, purchase, *steps, at=at, meanwhile=loses)
+
+    assert shop.line.requests > before[0] + 1
+    assert [1, 1, 1] == shop.did(purchase)
+
+
+@pytest.mark.parametrize("lose", (TcpProxy.lose_request, TcpProxy.lose_reply), ids=("request", "reply"))
+def test_23_a_claim_that_is_lost_once_runs_nothing_twice(shop: Shop, lose: Lose) -> None:
+    purchase, before = Purchase(Order("/wait")), shop.line.requests
+    lose(shop.line)
+    answer = ask_until_settled(shop.server.port, purchase.order.attempt())
+
+    assert shop.line.requests > before + 1
+    assert 201 == answer.status
+    assert [1, 1, 1] == shop.did(purchase)
+
+
+def test_27_a_begin_that_arrives_behind_its_finish_changes_no_byte(shop: Shop) -> None:
+    purchase = Purchase(Order("/wait"))
+    with Wire(shop.server.port) as wire:
+        wire.send(purchase.order.attempt("pause:after-reserve", "pause:after-charge"))
+        shop.ledger.paused(purchase.order.case)
+        shop.line.delay_request()
+        shop.ledger.let_go(purchase.order.case)
+        shop.ledger.paused(purchase.order.case)
+        before, has_arrived = shop.content(), shop.arrived()
+        shop.line.deliver()
+        assert eventually(has_arrived)
+        assert before == shop.content()
+        shop.ledger.let_go(purchase.order.case)
+        answer = wire.answer()
+
+    assert 201 == answer.status
+    assert [1, 1, 1] == shop.did(purchase)
+
+
+@pytest.mark.parametrize("shop", ("postgresql",), indirect=True)
+@pytest.mark.parametrize(
+    ("lose", "told", "runs"),
+    ((TcpProxy.lose_reply, [201], 1), (TcpProxy.lose_request, [503, 201], 2)),
+    ids=("reply", "request"),
+)
+def test_29_the_journal_decides_a_commit_that_was_cut(shop: Shop, lose: Lose, told: list[int], runs: int) -> None:
+    purchase = Purchase(Order("/order"))
+    answers = bought(shop, purchase, at="committing", meanwhile=lambda: lose(shop.line))
+
+    assert told == [answer.status for answer in answers]
+    assert {None, "request-paused"} >= {answer.code for answer in answers}
+    assert runs == shop.ledger.runs(purchase.order.case)
+    assert shop.books is not None
+    assert [answers[-1].json["save"]] == shop.books.payments()[purchase.order.case]
+
+
+@pytest.mark.parametrize("shop", (REDIS_KINDS[0],), indirect=True)
+def test_31_a_redis_that_freezes_at_a_begin_leaves_nothing_in_doubt(shop: Shop) -> None:
+    """It stays frozen until the client has its answer. What was sent meanwhile arrives then."""
+    assert shop.redis is not None
+    purchase = Purchase(Order("/wait"))
+    with Wire(shop.server.port) as wire:
+        wire.send(purchase.order.attempt("pause:after-reserve"))
+        shop.ledger.paused(purchase.order.case)
+        shop.redis.pause()
+        try:
+            shop.ledger.let_go(purchase.order.case)
+            first = wire.answer()
+            assert [1, 0, 0] == shop.did(purchase)
+        finally:
+            shop.redis.resume()
+    answer = ask_until_settled(shop.server.port, purchase.order.attempt())
+
+    assert (503, "request-paused") == first.told
+    assert (201, 2) == (answer.status, answer.json["attempt"])
+    assert [1, 1, 1] == shop.did(purchase)
