@@ -6,7 +6,7 @@ The plan of a case is a list in the ledger: each run of its body takes the next 
     stay:<point>   say so, and wait for the go-ahead
     <ending>       `Ignore`, `Reject`, `Retry`, `ValueError` or `SystemExit`: how the body ends after its effect
 
-The points are `before` and `after` the effect.
+The points are `before` and `after` the effect. The task with durable steps has `charging` and `charged`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from flask_idempotency import Idempotency, current_claim
+from flask_idempotency import Idempotency, Step, current_claim, current_step
 from flask_idempotency.consumers.celery import idempotent_task, serve
 from tests.consumers.celery_worker import QUEUE, ShopLedger
 
@@ -170,6 +170,21 @@ def add_tasks(celery_app: Celery, ledger: ShopLedger, *, transactional: bool = F
         current_claim.point_of_no_return()
         ledger.act(case, "")
         befall(step, "after", case)
+        return run
+
+    @late("stepped")
+    @idempotent_task(steps=("charge", Step("ship", effects="deduplicated")), lease=LEASE_SECONDS)
+    def stepped(case: str) -> int:
+        run = ledger.begin(case, current_claim.attempt)
+        step = ledger.step(case)
+
+        def charge() -> None:
+            ledger.act(case, current_step.downstream_key)
+            befall(step, "charging", case)
+
+        current_claim.step("charge", charge)
+        befall(step, "charged", case)
+        current_claim.step("ship", lambda: ledger.note("shipped", case, run))
         return run
 
     @late("deduplicated")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import signal
 import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from flask_sqlalchemy.session import Session
 from sqlalchemy import event, select
 
+from flask_idempotency import Step, current_claim
 from flask_idempotency.consumers import Inbox, Processed
 from flask_idempotency.testing.doubles import kill_process
 from tests.stores.sql.shops import Payment, Shop, open_shop
@@ -79,8 +84,56 @@ def crowd(url: str, messages: int) -> None:
                 pass
 
 
+STEP_POINTS = ("charging", "charged", "mailing")
+STEPS: Any = {"steps": ("charge", Step("mail", effects="deduplicated")), "lease": 1, **ENDLESS}
+
+
+def inbox_with_steps(config: Mapping[str, Any]) -> Inbox:
+    return Inbox.standalone({**config, "IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60"}, "billing", **STEPS)
+
+
+def booked(effects: Path, message_id: str, reach: Callable[[str], None]) -> Callable[[], Any]:
+    """Return the work on this message: it charges and mails, each a line of the file."""
+
+    def act(line: str) -> str:
+        with effects.open("a") as file:
+            file.write(f"{line} {message_id}\n")
+        reach("charging" if line == "charge" else "mailing")
+        return line
+
+    def work() -> Any:
+        done = [current_claim.step("charge", act, "charge")]
+        reach("charged")
+        return [*done, current_claim.step("mail", act, "mail")]
+
+    return work
+
+
+def killed_at(point: str) -> Callable[[str], None]:
+    def reach(reached: str) -> None:
+        if reached == point:
+            kill_process()
+
+    return reach
+
+
+def stepped(config: str, effects: str) -> None:
+    """Fork a child for each point, which is killed there in the middle of its message. Exit with 0 if all were killed."""
+    inbox, children = inbox_with_steps(json.loads(config)), []
+    for point in STEP_POINTS:
+        number = os.fork()
+        if number == 0:
+            inbox.process(point, booked(Path(effects), point, killed_at(point)))
+            os._exit(1)
+        children.append(number)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in children]
+    sys.exit(0 if set(codes) == {-signal.SIGKILL} else f"the children ended with {codes}")
+
+
 if __name__ == "__main__":
-    if sys.argv[3] == "crowd":
+    if sys.argv[1] == "steps":
+        stepped(*sys.argv[2:])
+    elif sys.argv[3] == "crowd":
         crowd(sys.argv[1], int(sys.argv[2]))
     elif sys.argv[3] == "forked":
         forked(sys.argv[1], int(sys.argv[2]))

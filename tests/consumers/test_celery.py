@@ -62,6 +62,9 @@ def killed(sender: Shop, worker: Worker) -> dict[tuple[str, str], tuple[str, Any
         for blow in BLOWS:
             case = sender.case(blow)
             sent[name, blow] = case, sender.task(name).delay(case)
+    for blow in ("die:charging", "die:charged"):
+        case = sender.case(blow)
+        sent["stepped", blow] = case, sender.task("stepped").delay(case)
     case = sender.case(*["die:after"] * 9)
     sent["deduplicated", "always"] = case, sender.task("deduplicated").delay(case)
     return sent
@@ -93,6 +96,19 @@ def test_a_killed_worker_costs_what_the_effects_say(
         case "deduplicated":
             # Again, under the same downstream key.
             assert [(state, keys) for state, _, keys in ends.values()] == [(states.SUCCESS, 1)] * 2
+
+
+def test_a_message_goes_on_behind_the_finished_steps_of_a_killed_worker(
+    shop: Shop, killed: dict[tuple[str, str], tuple[str, Any]]
+) -> None:
+    """In doubt about the charge, nobody goes on."""
+    doubtful, in_doubt = killed["stepped", "die:charging"]
+    finished, goes_on = killed["stepped", "die:charged"]
+
+    assert shop.failure(in_doubt) == "OutcomeUnknown"
+    assert shop.result(goes_on) > 1
+    assert [1, 1] == [len(shop.ledger.effects(case)) for case in (doubtful, finished)]
+    assert [0, 1] == [len(shop.ledger.noted("shipped", case)) for case in (doubtful, finished)]
 
 
 def test_a_task_that_kills_its_worker_each_time_ends(

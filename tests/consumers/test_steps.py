@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,14 @@ from flask_idempotency.consumers import Dead, Inbox, Later, Processed
 from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.memory import MemoryStore
+from tests.consumers.messenger import STEP_POINTS, inbox_with_steps
+from tests.consumers.messenger import booked as work_of
+from tests.forgiving import make_ready
+from tests.lab.programs import REDIS_KINDS
+from tests.maintenance.stores import empty
+from tests.tooling.processes import eventually
 
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {"IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60"}
 
 
@@ -128,3 +139,47 @@ def test_pauses_are_no_attempts_of_vanished_workers() -> None:
 def test_a_contradiction_is_refused_when_the_inbox_is_made() -> None:
     with pytest.raises(ConfigurationError, match="on_abandoned exclude each other"):
         inbox(on_abandoned="takeover")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", (*REDIS_KINDS, "sqlite", "postgres", "tiered"))
+def test_a_message_goes_on_behind_the_finished_steps_of_a_killed_worker(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """In doubt about the charge, it is set aside. Effects are counted in a file."""
+    config = {"IDEMPOTENCY_STORE": empty("sqlite" if kind == "tiered" else kind, request)}
+    if kind == "tiered":
+        config["IDEMPOTENCY_REDIS_URL"] = empty(REDIS_KINDS[0], request)
+    make_ready(config["IDEMPOTENCY_STORE"])
+    effects = tmp_path / "effects"
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.consumers.messenger",
+        "steps",
+        json.dumps(config),
+        str(effects),
+    ]
+    died = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert 0 == died.returncode, died.stderr[-3000:]
+    ours, verdicts = inbox_with_steps(config), dict[str, Any]()
+
+    def settled(message: str) -> bool:
+        verdicts[message] = ours.process(message, work_of(effects, message, lambda point: None))
+        return not isinstance(verdicts[message], Later)
+
+    for message in STEP_POINTS:
+        assert eventually(lambda message=message: settled(message))  # type: ignore[misc]
+
+    assert Dead("outcome-unknown") == verdicts.pop("charging")
+    assert {message: Processed(["charge", "mail"], replayed=False) for message in verdicts} == verdicts
+    # The mail of a worker that died in it is sent again, under the same downstream key.
+    assert {
+        "charge charging": 1,
+        "charge charged": 1,
+        "mail charged": 1,
+        "charge mailing": 1,
+        "mail mailing": 2,
+    } == Counter(effects.read_text().splitlines())
