@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 from flask import Flask
+from flask.testing import FlaskClient
 from sqlalchemy import func, select
+from werkzeug.test import TestResponse
 
 from example_app.models import Order, db
 from example_app.providers import DECLINED, PROVIDERS, CardDeclined, Providers
 from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.testing import every_crash
 from flask_idempotency.web.janitor import janitor_of
 from tests.example_app.conftest import Customer, MakeApp, on_records
 
@@ -136,6 +139,41 @@ def test_a_resolver_finds_the_charge_in_doubt(shop: Flask) -> None:
     answers = [check_out(customer, simulate={"step": "in_charge"}) for _ in range(2)]
     assert [201, 201] == [answer.status_code for answer in answers]
     assert (1, 1, 1, 1) == effects(shop)
+
+
+@pytest.mark.slow
+def test_each_crash_ends_in_an_order_or_in_a_doubt_that_is_settled(shop: Flask) -> None:
+    """The resolver settles a charge that was made. One that was not can only be ruled out by a person."""
+    ruled_out: list[str] = []
+
+    def send(client: FlaskClient, key: str) -> TestResponse:
+        headers = {"Authorization": "Bearer tok_alice", "Idempotency-Key": key}
+        return client.post("/checkouts", json=ORDER, headers=headers)
+
+    def counts() -> dict[str, int]:
+        return dict(zip(("reservations", "charges", "mails", "orders"), effects(shop), strict=True))
+
+    def settle() -> None:
+        janitor_of(shop).run("reap", Batcher())
+        cli = shop.test_cli_runner()
+        left = json.loads(cli.invoke(args=["idempotency", "list", "--state", "quarantined", "--json"]).stdout)
+        for record in left["records"]:
+            options = ("--step", "charge", "--never-happened", "--reason", "ruled out", "--force", "--yes")
+            told = cli.invoke(args=["idempotency", "resolve", record["record"], *options])
+            assert 0 == told.exit_code, told.output
+            ruled_out.append(record["record"])
+
+    alone = every_crash(shop, send, effects=counts)
+    assert {
+        "charge: in its function": "in doubt (charge)",
+        "charge: after its function": "in doubt (charge)",
+    } == {point: end for point, end in alone.ends.items() if end != "201"}
+    assert 19 == len(alone.crashes)
+    settled = every_crash(shop, send, effects=counts, settle=settle)
+
+    assert {"201"} == set(settled.ends.values())
+    assert alone.ends.keys() == settled.ends.keys()
+    assert 2 == len(ruled_out), "one of each report"
 
 
 @pytest.mark.soak
