@@ -171,6 +171,10 @@ class Steps:
             return any(entry.has_effect for record in self._records for entry in record.entries.values())
 
     @property
+    def _has_pure(self) -> bool:
+        return any(entry.effects == "pure" for record in self._records for entry in record.entries.values())
+
+    @property
     def in_doubt(self) -> bool:
         """Whether a plain step has begun, and it is unknown whether it happened."""
         with self._lock:
@@ -266,7 +270,8 @@ class Steps:
                 on_early_commit=lambda: self._observers(CommittedEarly(self._label, self._operation)),
             )
         elif step.effects != "pure":
-            if step.intent and not again:
+            # With a pure value, record that an effect may depend on it: a release without an effect would forget the value.
+            if (step.intent or self._has_pure) and not again:
                 self._note(run, StepState.BEGUN, None)
             try:
                 self._send()

@@ -124,6 +124,29 @@ def test_calls_of_a_request(shop: Shop) -> None:
     assert ["write"] * 4 == shop.journals.calls
 
 
+MAIL = Step("mail", effects="deduplicated", intent=False)
+
+
+def test_a_step_without_intent_takes_one_call(shop: Shop) -> None:
+    shop.steps = (*SHOP, MAIL)
+    shop.take(shop.won(), "mail")
+
+    assert ["write"] == shop.journals.calls
+
+
+def test_a_failed_step_without_intent_keeps_the_pure_value(shop: Shop) -> None:
+    """It may have had its effect with this value, so a retry must not compute another one."""
+    shop.steps = (*SHOP, MAIL)
+    claim = shop.won()
+    assert b"1" == shop.take(claim, "quote")
+    shop.raises(claim, "mail", TimeoutError())
+    shop.end(claim, Decision.RELEASE)
+
+    again = shop.won()
+    assert (True, 2) == (claim.paused, again.attempt)
+    assert b"1" == shop.take(again, "quote")
+
+
 def test_a_step_in_doubt_keeps_everybody_out(shop: Shop) -> None:
     claim = shop.won()
     assert claim.steps is not None
