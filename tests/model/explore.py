@@ -24,11 +24,11 @@ def explore(
     moves: Callable[[StateT], Iterable[tuple[str, StateT]]],
     wrong: Callable[[StateT], str],
     *,
-    ends: Callable[[StateT], bool],
+    ends: Callable[[StateT], bool] | None,
 ) -> Explored[StateT]:
     """Look at everything that can be reached from `start`, nearest first.
 
-    `wrong` says what is wrong with a state, or nothing. From each state one that `ends` must be reachable.
+    `wrong` says what is wrong with a state, or nothing. From each state one that `ends` must be reachable, if it is given.
     """
     came: dict[StateT, tuple[StateT, str] | None] = {start: None}
     before: dict[StateT, list[StateT]] = {start: []}
@@ -40,9 +40,13 @@ def explore(
         for move, after in moves(state):
             if after not in came:
                 came[after] = state, move
-                before[after] = []
+                if ends is not None:
+                    before[after] = []
                 waiting.append(after)
-            before[after].append(state)
+            if ends is not None:
+                before[after].append(state)
+    if ends is None:
+        return Explored(len(came))
     stuck = came.keys() - _from_which(before, [state for state in came if ends(state)])
     if stuck:
         first = min(stuck, key=lambda state: len(_way(came, state)))

@@ -1,8 +1,11 @@
 """The steps of one request: several attempts, one after the other or at once, and what the store lets each of them do.
 
-A call is one move of its caller. It may be answered; be applied and its reply lost, so that it is made again; or stay on
-its way as a copy that arrives at any later time. An attempt that is not at its end may die at any instant.
-Steps of one attempt follow each other here: threads, `pure` values and calls that are given up are not in this model.
+A call is one move of its caller. It may be answered; be applied and its reply lost, so that it is made again; stay on its
+way as a copy that arrives at any later time; or be given up, whether it was applied or not. An attempt that is not at its
+end may die at any instant, and its lease may end and be renewed at any instant.
+
+See `flask_idempotency/engine/steps.py`, which does the same. Writes of one attempt follow each other, and threads of an
+attempt do everything else in any order.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 RESOLVED, PAUSED = -2, -3
+FLUSH = -1
+"""The place of a write that belongs to no step: what the store does not know yet, before a release."""
 
 
 class Step(NamedTuple):
@@ -30,6 +35,10 @@ class Entry(NamedTuple):
     fence: int
     value: int = -1
 
+    @property
+    def in_doubt(self) -> bool:
+        return self.effects == "plain" and not self.finished
+
 
 class Record(NamedTuple):
     token: int
@@ -39,6 +48,8 @@ class Record(NamedTuple):
     others: bool = True
     lapse: bool = False
     """Of a quarantine: the end of a lease is its only cause."""
+    effects: int = 0
+    """How many effects are recorded, as the last write has it."""
 
 
 class Call(NamedTuple):
@@ -46,19 +57,34 @@ class Call(NamedTuple):
     who: int
     fence: int = 0
     number: int = 0
-    entry: Entry | None = None
+    enter: tuple[Entry, ...] = ()
+    withdraw: tuple[str, ...] = ()
+    effects: int = 0
     doubt: bool = False
     answer: tuple[int, ...] = ()
 
 
 class Attempt(NamedTuple):
     at: str = "new"
-    place: int = 0
     fence: int = 0
     number: int = 0
     known: tuple[Entry, ...] = ()
+    """The journal, as it is when the unsent entries have arrived."""
+    unsent: tuple[Entry, ...] = ()
+    withdrawn: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+    """Of each step of the code: todo, run, finish or done."""
     told: tuple[int, ...] = ()
+    sending: int | None = None
+    """The place of the step whose write has no reply yet. No other thread writes before it has."""
     losses: int = 1
+    again: int = 0
+    """How often a step that did nothing may be asked for again."""
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the store has to be told something before a release."""
+        return bool(self.withdrawn or (self.unsent and any(entry.effects != "pure" for entry in self.known)))
 
 
 class World(NamedTuple):
@@ -72,7 +98,21 @@ class World(NamedTuple):
     seen: tuple[Record, tuple[Entry, ...]] | None = None
     made: tuple[int, ...] = ()
     """The attempt that made each effect, in the order they were made, as effect * 10 + attempt."""
+    used: tuple[tuple[int, int], ...] = ()
+    """Each effect, and the pure value that it was first made with."""
     answer: tuple[int, ...] | None = None
+
+
+def entered(entries: tuple[Entry, ...], entry: Entry) -> tuple[Entry, ...]:
+    return tuple(sorted((*without(entries, entry.name), entry)))
+
+
+def without(entries: tuple[Entry, ...], name: str) -> tuple[Entry, ...]:
+    return tuple(entry for entry in entries if entry.name != name)
+
+
+def named(entries: tuple[Entry, ...], name: str) -> Entry | None:
+    return next((entry for entry in entries if entry.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +123,14 @@ class Steps:
     attempts: int = 2
     one_endpoint: bool = True
     """Whether each attempt's endpoint declares the steps of every other."""
+    threads: bool = False
+    """Whether each step runs in its own thread."""
+    intent: bool = True
+    """Whether the store is told that a deduplicated step begins."""
     any_order: bool = False
     fails: bool = False
+    again: int = 0
+    gives_up: bool = False
     resolver: bool = False
     losses: int = 1
     deaths: bool = True
@@ -92,28 +138,44 @@ class Steps:
 
     @property
     def start(self) -> World:
-        return World((Attempt(losses=self.losses),) * self.attempts)
+        return World((Attempt(losses=self.losses, again=self.again),) * self.attempts)
 
     def code(self, who: int) -> tuple[Step, ...]:
         return self.codes[min(who, len(self.codes) - 1)]
 
     def moves(self, world: World) -> Iterator[tuple[str, World]]:
         for who, attempt in enumerate(world.attempts):
-            if attempt.at not in ("end", "dead"):
-                yield from self._of(world, who, attempt)
-                if self.deaths and attempt.at != "new":
-                    yield f"{who} dies", self._put(world, who, attempt._replace(at="dead"))
+            if attempt.at == "dead" or self._waits(world, who):
+                continue
+            yield from self._of(world, who, attempt)
+            if self.deaths and attempt.at not in ("new", "end"):
+                # What it knew is gone with it.
+                yield f"{who} dies", self._put(world, who, Attempt("dead"))
         record = world.record
-        if record is not None and record.state == "P" and not record.lapsed:
-            yield "the lease ends", world._replace(record=record._replace(lapsed=True))
-        if record is not None and record.state == "P" and record.lapsed and not record.others:
-            yield "the janitor quarantines", world._replace(record=record._replace(state="Q", lapse=True))
+        if record is not None and record.state == "P":
+            yield from self._lease(world, record)
         for call in world.late:
             yield f"late {call}", self._store(world._replace(late=world.late - {call}), call)[0]
         if self.resolver:
             yield from self._resolver(world)
 
+    def _waits(self, world: World, who: int) -> bool:
+        """Attempts that run the same code are alike: the one that comes first may as well have the lower number."""
+        alike = len(self.codes) == 1 and who > 0
+        return alike and world.attempts[who].at == "new" == world.attempts[who - 1].at
+
+    def _lease(self, world: World, record: Record) -> Iterator[tuple[str, World]]:
+        if not record.lapsed:
+            yield "the lease ends", world._replace(record=record._replace(lapsed=True))
+            return
+        if record.token >= 0 and world.attempts[record.token].at not in ("end", "dead"):
+            yield f"{record.token} renews", world._replace(record=record._replace(lapsed=False))
+        if not record.others:
+            yield "the janitor quarantines", world._replace(record=record._replace(state="Q", lapse=True))
+
     def _put(self, world: World, who: int, attempt: Attempt) -> World:
+        if attempt.at == "end" and not {"run", "finish"} & set(attempt.steps):
+            attempt = Attempt("end")
         return world._replace(attempts=(*world.attempts[:who], attempt, *world.attempts[who + 1 :]))
 
     # The store: each call is one atomic move.
@@ -122,7 +184,10 @@ class Steps:
         record = world.record
         if call.verb == "claim":
             return self._claim(world, call.who)
-        if record is None or record.state == "C" or (record.token != call.who and not self._unchecked(call)):
+        spent = world._replace(spent=world.spent | {call.who}) if call.verb == "release" else world
+        if record is None:
+            return spent, "lost"
+        if record.state == "C" or (record.token != call.who and not self._unchecked(call)):
             return world, "lost"
         if call.verb == "write":
             return self._write(world, call, record)
@@ -131,16 +196,14 @@ class Steps:
             return world._replace(record=completed, journal=(), answer=call.answer), "done"
         if call.verb == "hold":
             return world._replace(record=record._replace(state="Q", lapse=False)), "done"
-        spent = world.spent | {call.who}
-        if not world.journal or "release deletes" in self.broken:
-            return world._replace(record=None, journal=(), last=(0, 0), spent=spent), "done"
+        if not record.effects or "release deletes" in self.broken:
+            return spent._replace(record=None, journal=(), last=(0, 0)), "done"
         if not record.others and "a doubt is paused" not in self.broken:
-            return world._replace(record=record._replace(state="Q", lapse=False), spent=spent), "done"
-        return world._replace(record=Record(PAUSED, record.fence, lapsed=True), spent=spent), "done"
+            return spent._replace(record=record._replace(state="Q", lapse=False)), "done"
+        return spent._replace(record=Record(PAUSED, record.fence, lapsed=True, effects=record.effects)), "done"
 
     def _unchecked(self, call: Call) -> bool:
-        assert call.verb != "claim"
-        transactional = call.entry is not None and call.entry.effects == "transactional"
+        transactional = any(entry.effects == "transactional" for entry in call.enter)
         rule = "commit without token" if transactional else "write without token"
         return call.verb == "write" and rule in self.broken
 
@@ -152,9 +215,11 @@ class Steps:
             return world, "refused"
         if record is not None and not record.others:
             return world._replace(record=record._replace(state="Q", lapse=True)), "refused"
-        journal = () if "a take-over drops the journal" in self.broken else world.journal
+        journal, effects = world.journal, 0 if record is None else record.effects
+        if "a take-over drops the journal" in self.broken:
+            journal, effects = (), 0
         fence = world.fence + 1
-        return world._replace(record=Record(who, fence), fence=fence, journal=journal), "granted"
+        return world._replace(record=Record(who, fence, effects=effects), fence=fence, journal=journal), "granted"
 
     def _write(self, world: World, call: Call, record: Record) -> tuple[World, str]:
         checked = not self._unchecked(call)
@@ -162,93 +227,227 @@ class Steps:
             return world, "lost"
         if checked and record.state == "Q" and not record.lapse:
             return world, "lost"
-        if world.last[0] == call.fence and call.number <= world.last[1]:
+        if world.last[0] == call.fence and call.number <= world.last[1] and "writes have no number" not in self.broken:
             return world, "done"
-        entry = call.entry
-        assert entry is not None
-        old = next((other for other in world.journal if other.name == entry.name), None)
         journal = world.journal
-        if old is None or not old.finished:
-            journal = tuple(sorted((*(other for other in journal if other is not old), entry)))
+        for entry in call.enter:
+            old = named(journal, entry.name)
+            if old is None or not old.finished:
+                journal = entered(journal, entry)
+        for name in call.withdraw:
+            old = named(journal, name)
+            if old is not None and not old.finished and old.fence == call.fence:
+                journal = without(journal, name)
         others = not call.doubt or "a begun step lets others in" in self.broken
         state = "Q" if record.state == "Q" and call.doubt else "P"
-        record = record._replace(state=state, lapsed=False, others=others, lapse=state == "Q")
+        record = record._replace(state=state, lapsed=False, others=others, lapse=state == "Q", effects=call.effects)
         return world._replace(record=record, journal=journal, last=(call.fence, call.number)), "done"
 
     # One attempt.
 
     def _of(self, world: World, who: int, attempt: Attempt) -> Iterator[tuple[str, World]]:
-        code = self.code(who)
         if attempt.at == "new" and "the journal is read before the claim" in self.broken:
             yield f"{who} reads", self._put(world, who, attempt._replace(at="claim", known=world.journal))
         elif attempt.at in ("new", "claim"):
             yield from self._call(world, who, Call("claim", who), attempt)
         elif attempt.at == "recall":
             yield f"{who} recalls", self._put(world, who, self._recalled(world, who, attempt))
-        elif attempt.at in ("hold", "release"):
-            yield from self._call(world, who, Call(attempt.at, who), attempt._replace(at="end"))
-        elif attempt.at == "run":
-            step = code[attempt.place]
-            made = world._replace(made=(*world.made, step.effect * 10 + who))
-            yield f"{who} does {step.name}", self._put(made, who, attempt._replace(at="finish"))
-            if self.fails:
-                yield f"{who} fails in {step.name}", self._put(world, who, attempt._replace(at="release"))
-                yield f"{who} fails behind {step.name}", self._put(made, who, attempt._replace(at="release"))
-        elif attempt.at == "finish":
-            yield from self._enter(world, who, attempt, finished=True)
-        elif attempt.place == len(code):
-            ended = attempt._replace(at="end")
-            yield from self._call(world, who, Call("complete", who, answer=attempt.told), ended)
-        else:
-            yield from self._next(world, who, attempt, code[attempt.place])
-            if self.fails:
-                yield f"{who}'s view fails", self._put(world, who, attempt._replace(at="release"))
+        elif attempt.at == "view":
+            yield from self._view(world, who, attempt)
+        elif attempt.at == "flush" and attempt.sending in (None, FLUSH):
+            yield from self._tell(world, who, FLUSH, attempt, attempt._replace(at="release"))
+        elif attempt.at in ("hold", "release", "complete"):
+            call = Call(attempt.at, who, answer=attempt.told if attempt.at == "complete" else ())
+            yield from self._call(world, who, call, attempt._replace(at="end"))
+        if attempt.at in ("flush", "release", "hold", "end"):
+            # A view may end while its threads are in their steps.
+            for place, state in enumerate(attempt.steps):
+                if self.threads and state in ("run", "finish"):
+                    yield from self._step(world, who, attempt, place)
 
-    def _next(self, world: World, who: int, attempt: Attempt, step: Step) -> Iterator[tuple[str, World]]:
-        found = next((entry for entry in attempt.known if entry.name == step.name and entry.finished), None)
-        asked = {earlier.name for earlier in self.code(who)[: attempt.place]}
-        unasked = any(entry.name not in asked for entry in attempt.known)
-        if found is not None:
-            passed = attempt._replace(place=attempt.place + 1, told=(*attempt.told, found.value))
+    def _view(self, world: World, who: int, attempt: Attempt) -> Iterator[tuple[str, World]]:
+        code = self.code(who)
+        for place, state in enumerate(attempt.steps):
+            if state != "done":
+                yield from self._step(world, who, attempt, place)
+                if not self.threads:
+                    break
+        if attempt.sending is not None:
+            return
+        if self.fails and (self.threads or "run" not in attempt.steps):
+            yield f"{who}'s view fails", self._put(world, who, self._ended(attempt))
+        if all(state == "done" for state in attempt.steps):
+            asked = {step.name for step in code}
+            unasked = any(entry.effects != "pure" and entry.name not in asked for entry in attempt.known)
+            held = unasked and "an unasked step is not missed" not in self.broken
+            yield f"{who}'s view ends", self._put(world, who, attempt._replace(at="hold" if held else "complete"))
+
+    def _step(self, world: World, who: int, attempt: Attempt, place: int) -> Iterator[tuple[str, World]]:
+        state, step = attempt.steps[place], self.code(who)[place]
+        if state == "run":
+            yield from self._run(world, who, attempt, place)
+        elif attempt.sending not in (None, place):
+            return
+        elif state == "finish":
+            entry = Entry(*step, True, attempt.fence, attempt.told[place])
+            noted = self._noted(attempt, entry)
+            yield from self._tell(world, who, place, noted, self._at(noted, place, "done"))
+        else:
+            yield from self._ask(world, who, attempt, place)
+
+    def _ask(self, world: World, who: int, attempt: Attempt, place: int) -> Iterator[tuple[str, World]]:
+        code = self.code(who)
+        step, found = code[place], named(attempt.known, code[place].name)
+        asked = {earlier.name for earlier in code[:place]}
+        unasked = any(
+            entry.fence != attempt.fence and entry.effects != "pure" and entry.name not in asked
+            for entry in attempt.known
+        )
+        ordered = not self.threads and not self.any_order and "another way is noticed at the end" not in self.broken
+        if found is not None and found.finished:
+            passed = self._at(attempt, place, "done", found.value)
             yield f"{who} is told of {step.name}", self._put(world, who, passed)
-        elif (
-            unasked
-            and not self.any_order
-            and not any(entry.name == step.name for entry in attempt.known)
-            and "another way is noticed at the end" not in self.broken
-        ):
+        elif step.effects == "pure":
+            value = self._at(attempt, place, "done", who)
+            if "a pure value is not recorded" not in self.broken:
+                value = self._noted(value, Entry(*step, True, attempt.fence, who))
+            yield f"{who} computes {step.name}", self._put(world, who, value)
+        elif ordered and unasked and found is None:
             yield f"{who} goes another way", self._put(world, who, attempt._replace(at="hold"))
         elif step.effects == "transactional":
-            yield from self._enter(world, who, attempt, finished=True)
-        elif "no intent" in self.broken:
-            yield f"{who} goes into {step.name}", self._put(world, who, attempt._replace(at="run"))
+            yield from self._commit(world, who, attempt, place)
         else:
-            yield from self._enter(world, who, attempt, finished=False)
+            noted = attempt
+            # A release forgets a pure value, unless the store knows of an effect that may depend on it.
+            depends = any(entry.effects == "pure" for entry in attempt.known)
+            intent = (
+                step.effects == "plain" or self.intent or (depends and "a pure value is released" not in self.broken)
+            )
+            if found is None and intent and "no intent" not in self.broken:
+                noted = self._noted(attempt, Entry(*step, False, attempt.fence))
+            hasty = step.effects == "deduplicated" and "an effect overtakes a pure value" in self.broken
+            noted = attempt if hasty else noted
+            if (noted.unsent or noted.withdrawn) and not hasty:
+                yield from self._tell(world, who, place, noted, self._at(noted, place, "run"))
+            else:
+                yield f"{who} goes into {step.name}", self._put(world, who, self._at(noted, place, "run"))
 
-    def _enter(self, world: World, who: int, attempt: Attempt, *, finished: bool) -> Iterator[tuple[str, World]]:
-        step = self.code(who)[attempt.place]
-        entry = Entry(*step, finished, attempt.fence, who if finished else -1)
-        doubt = step.effects == "plain" and not finished
-        call = Call("write", who, attempt.fence, attempt.number + 1, entry, doubt)
-        after = attempt._replace(at="run", number=attempt.number + 1)
-        if finished:
-            after = after._replace(at="view", place=attempt.place + 1, told=(*attempt.told, who))
-        if step.effects == "transactional":
-            yield from self._commit(world, who, call, after)
-        else:
-            yield from self._call(world, who, call, after)
-
-    def _commit(self, world: World, who: int, call: Call, after: Attempt) -> Iterator[tuple[str, World]]:
-        stored, told = self._store(world, call)
-        if told == "lost":
-            yield f"{who}'s commit is refused", self._put(world, who, world.attempts[who]._replace(at="end"))
+    def _run(self, world: World, who: int, attempt: Attempt, place: int) -> Iterator[tuple[str, World]]:
+        step = self.code(who)[place]
+        made = self._made(world, who, attempt, step)
+        first = next(each % 10 for each in made.made if each // 10 == step.effect)
+        value = first if step.effects == "deduplicated" else who
+        yield f"{who} does {step.name}", self._put(made, who, self._at(attempt, place, "finish", value))
+        if attempt.sending is not None or attempt.at != "view":
             return
-        assert call.entry is not None
-        stored = stored._replace(made=(*stored.made, call.entry.effect * 10 + who))
-        yield f"{who} commits {call.entry.name}", self._put(stored, who, after)
-        if after.losses and "a lost commit is made again" in self.broken:
-            again = world.attempts[who]._replace(losses=after.losses - 1, number=after.number)
-            yield f"{who}'s commit is made, and not answered", self._put(stored, who, again)
+        nothing = self._withdrawn(attempt, step.name)
+        if attempt.again:
+            again = self._at(nothing, place, "todo")._replace(again=attempt.again - 1)
+            yield f"{step.name} of {who} did nothing, and is asked for again", self._put(world, who, again)
+        if self.fails:
+            failed = self._at(attempt, place, "done")
+            yield f"{who} fails in {step.name}", self._put(world, who, self._ended(failed))
+            yield f"{who} fails behind {step.name}", self._put(made, who, self._ended(failed))
+            harmless = self._ended(self._at(nothing, place, "done"))
+            yield f"{who} fails in {step.name}, which did nothing", self._put(world, who, harmless)
+
+    def _commit(self, world: World, who: int, attempt: Attempt, place: int) -> Iterator[tuple[str, World]]:
+        """Rows and entry in one transaction. After a lost reply the journal tells whether it was committed."""
+        step = self.code(who)[place]
+        noted = self._noted(attempt, Entry(*step, True, attempt.fence, who))
+        stored, told = self._store(world, self._writing(who, noted))
+        after = self._at(self._sent(noted), place, "done", who)
+        if told == "lost":
+            yield f"{who}'s commit is refused", self._put(world, who, attempt._replace(at="end"))
+            return
+        made = self._made(stored, who, attempt, step)
+        yield f"{who} commits {step.name}", self._put(made, who, after)
+        less = attempt.losses - 1
+        if attempt.losses and "a lost commit is made again" in self.broken:
+            again = attempt._replace(losses=less, number=after.number)
+            yield f"{who}'s commit is made, and not answered", self._put(made, who, again)
+        if attempt.losses and self.gives_up:
+            # The journal does not answer either. Then only the store knows of this step.
+            undecided = noted._replace(unsent=without(noted.unsent, step.name), number=after.number, losses=less)
+            for name, then in (("made", made), ("not made", world)):
+                lost = self._ended(self._at(undecided, place, "done"))
+                yield f"{who}'s commit is {name}, and given up", self._put(then, who, lost)
+        if self.fails:
+            yield f"{who}'s transaction fails", self._put(world, who, self._ended(self._withdrawn(attempt, step.name)))
+
+    def _made(self, world: World, who: int, attempt: Attempt, step: Step) -> World:
+        values = [told for each, told in zip(self.code(who), attempt.told, strict=True) if each.effects == "pure"]
+        used = world.used
+        if values and step.effect not in dict(used):
+            used = tuple(sorted((*used, (step.effect, values[0]))))
+        return world._replace(made=(*world.made, step.effect * 10 + who), used=used)
+
+    def _at(self, attempt: Attempt, place: int, state: str, value: int | None = None) -> Attempt:
+        told = attempt.told
+        if value is not None:
+            told = (*told[:place], value, *told[place + 1 :])
+        return attempt._replace(steps=(*attempt.steps[:place], state, *attempt.steps[place + 1 :]), told=told)
+
+    def _noted(self, attempt: Attempt, entry: Entry) -> Attempt:
+        withdrawn = tuple(name for name in attempt.withdrawn if name != entry.name)
+        known, unsent = entered(attempt.known, entry), entered(attempt.unsent, entry)
+        return attempt._replace(known=known, unsent=unsent, withdrawn=withdrawn)
+
+    def _withdrawn(self, attempt: Attempt, name: str) -> Attempt:
+        """Take out a step that did nothing, unless an earlier attempt has begun it."""
+        entry = named(attempt.known, name)
+        attempt = attempt._replace(unsent=without(attempt.unsent, name))
+        if entry is None or entry.fence != attempt.fence:
+            return attempt
+        withdrawn = tuple(sorted({*attempt.withdrawn, name}))
+        return attempt._replace(known=without(attempt.known, name), withdrawn=withdrawn)
+
+    def _sent(self, attempt: Attempt) -> Attempt:
+        return attempt._replace(number=attempt.number + 1, unsent=(), withdrawn=(), sending=None)
+
+    def _ended(self, attempt: Attempt) -> Attempt:
+        """The view has failed. Its threads may be in their steps."""
+        return attempt._replace(at="flush" if attempt.unknown else "release")
+
+    def _writing(self, who: int, attempt: Attempt) -> Call:
+        effects = sum(entry.effects != "pure" for entry in attempt.known)
+        doubt = any(entry.in_doubt for entry in attempt.known)
+        if "a finish speaks for itself" in self.broken and any(entry.finished for entry in attempt.unsent):
+            doubt = False
+        number = attempt.number + 1
+        return Call("write", who, attempt.fence, number, attempt.unsent, attempt.withdrawn, effects, doubt)
+
+    def _tell(self, world: World, who: int, place: int, noted: Attempt, after: Attempt) -> Iterator[tuple[str, World]]:
+        """Write what the store does not know, and go on as `after`."""
+        now = world.attempts[who]
+        call = self._writing(who, noted)
+        stored, told = self._store(world, call)
+        after = self._sent(after) if told == "done" else now._replace(at="end", sending=None)
+        if told != "done" and place != FLUSH:
+            after = self._at(after, place, "done")
+        yield f"{who} writes {call.number}: {told}", self._put(stored, who, after)
+        if not now.losses:
+            return
+        late = world._replace(late=world.late | {call})
+        less = now._replace(losses=now.losses - 1, sending=place)
+        yield f"{who} writes {call.number}: its reply is lost", self._put(stored, who, less)
+        yield f"{who} writes {call.number}: a copy is late", self._put(late, who, less)
+        if self.gives_up:
+            given_up = self._unanswered(who, noted, place)
+            given_up = given_up._replace(number=call.number, losses=now.losses - 1, sending=None)
+            for name, then in (("applied", stored), ("late", late), ("lost", world)):
+                yield f"{who} gives up write {call.number}, which is {name}", self._put(then, who, given_up)
+
+    def _unanswered(self, who: int, noted: Attempt, place: int) -> Attempt:
+        """Go on without a reply: the next write has a higher number, and carries what still matters."""
+        if place == FLUSH:
+            return noted
+        if noted.steps[place] == "finish":
+            if "a write that was given up is forgotten" in self.broken:
+                noted = noted._replace(unsent=())
+            return self._at(noted, place, "done")
+        # Its function does not run.
+        return self._ended(self._at(self._withdrawn(noted, self.code(who)[place].name), place, "done"))
 
     def _call(self, world: World, who: int, call: Call, after: Attempt) -> Iterator[tuple[str, World]]:
         now = world.attempts[who]
@@ -257,13 +456,19 @@ class Steps:
             assert stored.record is not None
             early = "the journal is read before the claim" in self.broken
             after = after._replace(at="view" if early else "recall", fence=stored.record.fence)
+            after = after._replace(steps=("todo",) * len(self.code(who)), told=(-1,) * len(self.code(who)))
         elif told != "done":
             after = now._replace(at="end")
         yield f"{who} {call.verb}: {told}", self._put(stored, who, after)
         if now.losses:
+            late = world._replace(late=world.late | {call})
             less = now._replace(losses=now.losses - 1)
             yield f"{who} {call.verb}: its reply is lost", self._put(stored, who, less)
-            yield f"{who} {call.verb}: a copy is late", self._put(world._replace(late=world.late | {call}), who, less)
+            yield f"{who} {call.verb}: a copy is late", self._put(late, who, less)
+            if self.gives_up and call.verb == "claim":
+                given_up = less._replace(at="release")
+                for name, then in (("applied", stored), ("late", late), ("lost", world)):
+                    yield f"{who} gives up its claim, which is {name}", self._put(then, who, given_up)
 
     def _recalled(self, world: World, who: int, attempt: Attempt) -> Attempt:
         if world.record is None or (world.record.token, world.record.fence) != (who, attempt.fence):
@@ -273,7 +478,7 @@ class Steps:
         at = "hold" if unknown and "names are not compared" not in self.broken else "view"
         return attempt._replace(at=at, known=world.journal)
 
-    # Whoever settles what is in doubt: shown it first, and acts on it later.
+    # The resolver reads what is in doubt first, and acts on it later.
 
     def _resolver(self, world: World) -> Iterator[tuple[str, World]]:
         record = world.record
@@ -291,12 +496,15 @@ class Steps:
         settled: list[Entry] = []
         for entry in journal:
             by = [made % 10 for made in world.made if made // 10 == entry.effect]
-            if entry.finished or by:
-                settled.append(entry if entry.finished else entry._replace(finished=True, value=by[0]))
+            if not entry.in_doubt:
+                settled.append(entry)
+            elif by:
+                settled.append(entry._replace(finished=True, value=by[0]))
             elif compared and owner:
                 return
         token = RESOLVED if compared else record.token
-        paused = Record(token, record.fence, lapsed=True)
+        effects = sum(entry.effects != "pure" for entry in settled)
+        paused = Record(token, record.fence, lapsed=True, effects=effects)
         yield "the resolver settles", after._replace(record=paused, journal=tuple(settled))
 
     # What must never be.
@@ -306,11 +514,12 @@ class Steps:
         once = [made for made in world.made if effects[made // 10] != "deduplicated"]
         if len({made // 10 for made in once}) < len(once):
             return "I1"
+        first = {made // 10: made % 10 for made in reversed(world.made)}
         by = {made // 10: made % 10 for made in once}
+        used = dict(world.used)
         for who, attempt in enumerate(world.attempts):
-            for step, value in zip(self.code(who), attempt.told, strict=False):
-                if step.effects != "deduplicated" and by.get(step.effect) != value:
-                    return "I2"
+            if attempt.at in ("view", "complete") and not self._agrees(who, attempt.told, attempt.steps, first, used):
+                return "I2"
         record = world.record
         if by and record is None:
             return "I3"
@@ -318,15 +527,26 @@ class Steps:
         if record is not None and record.state == "P" and record.others and by.keys() - finished:
             return "I4"
         if record is not None and record.state == "C":
-            did = {made // 10 for made in world.made}
-            asked = self.code(record.token)
-            right = all(
-                step.effect in did and by.get(step.effect, value) == value
-                for step, value in zip(asked, world.answer or (), strict=False)
-            )
-            if not right or len(world.answer or ()) != len(asked):
+            asked, answer = self.code(record.token), world.answer or ()
+            everything = ("done",) * len(asked)
+            did = {step.effect for step in asked if step.effects != "pure"}
+            if len(answer) != len(asked) or not by.keys() <= did <= first.keys():
+                return "I5"
+            if not self._agrees(record.token, answer, everything, first, used):
                 return "I5"
         quiet = all(attempt.at == "end" for attempt in world.attempts) and not world.late and not self.fails
         if quiet and record is not None and record.state == "Q" and record.lapse:
             return "I6"
         return ""
+
+    def _agrees(
+        self, who: int, told: tuple[int, ...], states: tuple[str, ...], first: dict[int, int], used: dict[int, int]
+    ) -> bool:
+        """Whether an attempt was told what came of each effect, and goes by the pure value that it was made with."""
+        values = [value for step, value in zip(self.code(who), told, strict=True) if step.effects == "pure"]
+        used_here = values[0] if values else None
+        return all(
+            first.get(step.effect) == value and used.get(step.effect) == used_here
+            for step, value, state in zip(self.code(who), told, states, strict=True)
+            if state == "done" and step.effects != "pure"
+        )
