@@ -23,6 +23,7 @@ PROVIDERS: Final = "example-providers"
 TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS reservations (key TEXT PRIMARY KEY, item TEXT, id TEXT)",
     "CREATE TABLE IF NOT EXISTS charges (key TEXT, card TEXT, amount INTEGER, id TEXT)",
+    "CREATE TABLE IF NOT EXISTS lookups (key TEXT)",
     "CREATE TABLE IF NOT EXISTS mails (key TEXT PRIMARY KEY, recipient TEXT, text TEXT)",
 )
 
@@ -66,6 +67,7 @@ class Providers:
     def find_charge(self, *, key: str) -> str | None:
         """Return the charge that was made under this key, if any. None rules nothing out: a call may be on its way."""
         with self._open() as connection:
+            connection.execute("INSERT INTO lookups VALUES (?)", (key,))
             row = connection.execute("SELECT id FROM charges WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
@@ -81,6 +83,12 @@ class Providers:
             found = [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]  # noqa: S608
         reservations, charges, mails = found
         return reservations, charges, mails
+
+    def lookups(self) -> int:
+        """Return how often a charge was looked up."""
+        with self._open() as connection:
+            [(found,)] = connection.execute("SELECT count(*) FROM lookups").fetchall()
+        return int(found)
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

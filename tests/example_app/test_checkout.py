@@ -80,6 +80,7 @@ def test_the_card_provider_takes_money_each_time(tmp_path: Path) -> None:
     assert (2, 1) == (len(charges), len(reservations))
     assert shops.find_charge(key="k") in charges
     assert shops.find_charge(key="other") is None
+    assert 2 == shops.lookups()
 
 
 class Worker:
