@@ -186,7 +186,9 @@ def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: C
         "outbox": lambda: outbox.sections(
             options.database_url, cores, rounds=options.rounds, messages=options.requests
         ),
-        "steps": lambda: steps.sections(client, url, options.database_url, cores, rounds=options.rounds),
+        "steps": lambda: steps.sections(
+            client, url, options.database_url, cores, rounds=options.rounds, requests=options.requests
+        ),
         "expiry": lambda: storage.expiry_sections(options.database_url, cores, rows=options.rows),
         "sql": lambda: sql.sections(options.database_url, url, cores, rounds=options.rounds, requests=options.requests),
     }

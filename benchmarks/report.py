@@ -29,6 +29,11 @@ REMOVING_TO_RESTING = 2.0
 SQL_CPU_TO_BY_HAND = {"PostgreSQL": 1.25, "SQLite": 1.4}
 # The same response from the cache in front of a database. 5 % is what two runs differ by.
 TIERED_TO_REDIS = 1.05
+# To begin and finish a durable step, as a multiple of two round trips by hand that compare as much.
+STEP_TO_BY_HAND = 1.25
+PASSED_STEP_MICROSECONDS = 60.0
+# A request without steps, where another endpoint has steps. 5 % is what two runs differ by.
+WITHOUT_STEPS = 1.05
 # Round trips to the store by path (SPEC section 7).
 TRIPS = {"first": 2, "replay": 1, "conflict": 1, "mismatch": 1}
 # On PostgreSQL with the strategy `insert`, as SPEC promises. The other strategies lock first, and SQLite has one writer.

@@ -1,7 +1,10 @@
 """What a durable step costs: beginning and finishing it, beside two round trips by hand, and passing one that is finished.
 
-By hand is what a good engineer writes: one script or statement that compares the token, notes the step and renews the lease,
-before the effect and after it. It notices no changed code, compares no arguments, and cannot settle a step.
+By hand is what a good engineer writes: one script or statement that compares the token, the fence and the number of the write,
+notes the step and renews the lease, before the effect and after it. It notices no changed code, compares no arguments, and
+cannot settle a step.
+
+A request without steps is timed in an application where another endpoint has steps, and in one where none has.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
@@ -18,49 +22,63 @@ import redis
 from flask import Flask
 from sqlalchemy import create_engine, text
 
-from benchmarks import sql_apps
+from benchmarks import apps, report, sql_apps
 from benchmarks.apps import LEASE_SECONDS, PRINCIPAL, SECRET
-from benchmarks.harness import Cores, call, environ, timed
-from benchmarks.report import Row, Section
+from benchmarks.harness import FIRST, REPLAY, Case, Cores, Environ, call, environ, measure, timed
+from benchmarks.report import Row, Section, at_most
 from benchmarks.sql_apps import MISSING, Database
 from flask_idempotency import Idempotency, Step, current_claim, idempotent
 
 HAND: Final = "by hand"
 STEP: Final = "step"
 PASSED: Final = "finished step"
+WITHOUT: Final = "no steps"
+BESIDE: Final = "no steps, beside an endpoint that has steps"
 STEPS: Final = 50
 """Steps of one request: its journal is as long as that."""
 RESULT: Final = {"id": "ch_1a2b3c4d5e6f", "amount": 4200, "currency": "EUR"}
 NOTE: Final = (
     "Microseconds of one step with a function that does nothing, in a request with 50: `CPU` is the view's thread, `wall` "
-    "includes the server and the disk. A finished step is one that a retry passes."
+    "includes the server and the disk. A finished step is one that a retry passes. Ratios are medians of interleaved rounds."
+)
+WITHOUT_NOTE: Final = (
+    "Microseconds through the WSGI callable, medians of interleaved rounds: the same endpoint in two applications."
 )
 
-# KEYS: the claim, the journal. ARGV: token, step, what to note, lease in ms.
+# KEYS: the claim, the journal. ARGV: token and fence, number of this write, step, what to note, lease in ms.
 NOTED: Final = """
 if redis.call("GET", KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call("HSET", KEYS[2], ARGV[2], ARGV[3])
-redis.call("PEXPIRE", KEYS[1], ARGV[4])
+if tonumber(ARGV[2]) > tonumber(redis.call("HGET", KEYS[2], "") or 0) then
+  redis.call("HSET", KEYS[2], "", ARGV[2], ARGV[3], ARGV[4])
+end
+redis.call("PEXPIRE", KEYS[1], ARGV[5])
 return 1
 """
 TABLES: Final = (
-    "CREATE TABLE hand_claims (key VARCHAR(64) PRIMARY KEY, token VARCHAR(64), lease_until BIGINT)",
+    "CREATE TABLE hand_claims (key VARCHAR(64) PRIMARY KEY, token VARCHAR(64), fence BIGINT, number BIGINT, lease BIGINT)",
     "CREATE TABLE hand_steps (key VARCHAR(64), step VARCHAR(64), result TEXT, PRIMARY KEY (key, step))",
 )
-NOTED_POSTGRESQL: Final = text(
-    "WITH mine AS (UPDATE hand_claims SET lease_until = lease_until + 1 WHERE key = :key AND token = :token RETURNING key) "
-    "INSERT INTO hand_steps SELECT key, :step, :result FROM mine ON CONFLICT (key, step) DO UPDATE SET result = :result"
+MINE: Final = (
+    "UPDATE hand_claims SET lease = lease + 1, number = :number "
+    "WHERE key = :key AND token = 'token' AND fence = 1 AND number < :number"
 )
-RENEWED_SQLITE: Final = text("UPDATE hand_claims SET lease_until = lease_until + 1 WHERE key = :key AND token = :token")
+NOTED_POSTGRESQL: Final = text(
+    f"WITH mine AS ({MINE} RETURNING key) INSERT INTO hand_steps SELECT key, :step, :result FROM mine "  # noqa: S608
+    "ON CONFLICT (key, step) DO UPDATE SET result = :result"
+)
+NUMBERED_SQLITE: Final = text(MINE)
 NOTED_SQLITE: Final = text(
     "INSERT INTO hand_steps VALUES (:key, :step, :result) ON CONFLICT (key, step) DO UPDATE SET result = :result"
 )
 
-Note: TypeAlias = Callable[[str, str | None], None]
+Note: TypeAlias = Callable[[int, str, str | None], None]
+"""Note this step by hand, with the number of this write. One journal belongs to one request, and so does one of these."""
 Times: TypeAlias = dict[str, list[tuple[float, float]]]
 
 
-def sections(client: redis.Redis, url: str, database_url: str | None, cores: Cores, *, rounds: int) -> list[Section]:
+def sections(
+    client: redis.Redis, url: str, database_url: str | None, cores: Cores, *, rounds: int, requests: int
+) -> list[Section]:
     rows = _rows("Redis", url, _on_redis(client), rounds=rounds)
     with sql_apps.postgresql(database_url, cores) as database:
         if database is None:
@@ -69,17 +87,51 @@ def sections(client: redis.Redis, url: str, database_url: str | None, cores: Cor
             rows += _on_database(database, rounds=rounds)
     with sql_apps.sqlite() as file:
         rows += _on_database(file, rounds=rounds)
-    return [Section("Durable steps", NOTE, rows)]
+    without = _without_steps(url, rounds=rounds, requests=requests)
+    return [Section("Durable steps", NOTE, rows), Section("Requests without steps, on Redis", WITHOUT_NOTE, without)]
+
+
+def _without_steps(url: str, *, rounds: int, requests: int) -> list[Row]:
+    plain, beside = apps.ours(url), apps.ours(url)
+
+    @beside.post("/steps")
+    @idempotent(required=True, steps=(Step("work"),))
+    def steps() -> Any:
+        return {"result": current_claim.step("work", _work)}, 201
+
+    known = str(uuid4())
+    call(plain, environ("POST", "/payments", body=apps.PAYMENT, key=known))
+    cases = [
+        Case(name, path, app, partial(_payment, known if path == REPLAY else None))
+        for path in (FIRST, REPLAY)
+        for name, app in ((WITHOUT, plain), (BESIDE, beside))
+    ]
+    timings = measure(cases, rounds=rounds, requests=requests)
+    rows = []
+    for floor, timing in zip(timings[::2], timings[1::2], strict=True):
+        ratio = timing.processor_ratio_to(floor)
+        for each in (floor, timing):
+            cells = {"CPU": median(each.processor), "wall": each.typical}
+            verdicts = []
+            if each is timing:
+                cells |= {"CPU ×": ratio, "wall ×": timing.ratio_to(floor)}
+                verdicts = [at_most(f"CPU ≤ {report.WITHOUT_STEPS:.2f} ×", ratio, report.WITHOUT_STEPS)]
+            rows.append(Row(f"{each.case.path}: {each.case.app}", cells, verdicts))
+    return rows
+
+
+def _payment(key: str | None) -> Environ:
+    return environ("POST", "/payments", body=apps.PAYMENT, key=key or str(uuid4()))
 
 
 def _on_database(database: Database, *, rounds: int) -> list[Row]:
-    with _on_sql(database.url) as note:
-        return _rows(database.kind, database.url, note, rounds=rounds)
+    with _on_sql(database.url) as starting:
+        return _rows(database.kind, database.url, starting, rounds=rounds)
 
 
-def _rows(store: str, url: str, note: Note, *, rounds: int) -> list[Row]:
+def _rows(store: str, url: str, starting: Callable[[str], Note], *, rounds: int) -> list[Row]:
     taken: Times = {HAND: [], STEP: [], PASSED: []}
-    app = _application(url, note, taken)
+    app = _application(url, starting, taken)
     body = json.dumps({"amount": 4200}).encode()
     for _ in range(rounds + 1):
         key = str(uuid4())
@@ -94,16 +146,19 @@ def _rows(store: str, url: str, note: Note, *, rounds: int) -> list[Row]:
 def _row(store: str, case: str, taken: Times) -> Row:
     used, passed = (median(each[part] for each in taken[case]) * 1e6 for part in range(2))
     cells: dict[str, float | str] = {"CPU": used, "wall": passed}
+    verdicts = []
     if case == STEP:
         pairs = list(zip(taken[STEP], taken[HAND], strict=True))
-        cells |= {
-            "CPU × by hand": median(ours[0] / theirs[0] for ours, theirs in pairs),
-            "wall × by hand": median(ours[1] / theirs[1] for ours, theirs in pairs),
-        }
-    return Row(f"{store}: {case}", cells)
+        ratio = median(ours[1] / theirs[1] for ours, theirs in pairs)
+        cells |= {"CPU × by hand": median(ours[0] / theirs[0] for ours, theirs in pairs), "wall × by hand": ratio}
+        verdicts = [at_most(f"wall ≤ {report.STEP_TO_BY_HAND:.2f} × by hand", ratio, report.STEP_TO_BY_HAND)]
+    elif case == PASSED:
+        most = report.PASSED_STEP_MICROSECONDS
+        verdicts = [at_most(f"< {most:.0f} µs", passed, most)]
+    return Row(f"{store}: {case}", cells, verdicts)
 
 
-def _application(url: str, note: Note, taken: Times) -> Flask:
+def _application(url: str, starting: Callable[[str], Note], taken: Times) -> Flask:
     """Return an application whose first attempt takes every step and pauses, and whose second one passes them."""
     app = Flask("benchmark")
 
@@ -118,12 +173,13 @@ def _application(url: str, note: Note, taken: Times) -> Flask:
         if current_claim.attempt > 1:
             taken[PASSED].append(timed(step, STEPS))
             return {"done": True}, 201
-        by_hand = iter(range(STEPS))
+        note, by_hand = starting(str(uuid4())), iter(range(STEPS))
 
         def hand() -> None:
-            name = str(next(by_hand))
-            note(name, None)
-            note(name, json.dumps(_work()))
+            number = next(by_hand)
+            name = str(number)
+            note(2 * number + 1, name, None)
+            note(2 * number + 2, name, json.dumps(_work()))
 
         for case, run in ((HAND, hand), (STEP, step)) if len(taken[HAND]) % 2 else ((STEP, step), (HAND, hand)):
             taken[case].append(timed(run, STEPS))
@@ -139,38 +195,48 @@ def _work() -> dict[str, Any]:
     return RESULT
 
 
-def _on_redis(client: redis.Redis) -> Note:
+def _on_redis(client: redis.Redis) -> Callable[[str], Note]:
     noted: Any = client.register_script(NOTED)
-    client.set("hand:claim", "token")
 
-    def note(step: str, result: str | None) -> None:
-        assert noted(keys=["hand:claim", "hand:steps"], args=["token", step, result or "", 30_000]) == 1
+    def starting(key: str) -> Note:
+        keys = [f"hand:claim:{key}", f"hand:steps:{key}"]
+        client.set(keys[0], "token:1")
 
-    return note
+        def note(number: int, step: str, result: str | None) -> None:
+            assert noted(keys=keys, args=["token:1", number, step, result or "", 30_000]) == 1
+
+        return note
+
+    return starting
 
 
 @contextmanager
-def _on_sql(url: str) -> Iterator[Note]:
+def _on_sql(url: str) -> Iterator[Callable[[str], Note]]:
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
     is_sqlite = engine.dialect.name == "sqlite"
     with engine.connect() as connection:
         for table in TABLES:
             connection.execute(text(table))
-        connection.execute(text("INSERT INTO hand_claims VALUES ('k', 'token', 0)"))
 
-    def note(step: str, result: str | None) -> None:
-        values = {"key": "k", "token": "token", "step": step, "result": result}
+    def starting(key: str) -> Note:
         with engine.connect() as connection:
-            if not is_sqlite:
-                assert connection.execute(NOTED_POSTGRESQL, values).rowcount == 1
-                return
-            connection.execute(text("BEGIN IMMEDIATE"))
-            assert connection.execute(RENEWED_SQLITE, values).rowcount == 1
-            connection.execute(NOTED_SQLITE, values)
-            connection.execute(text("COMMIT"))
+            connection.execute(text("INSERT INTO hand_claims VALUES (:key, 'token', 1, 0, 0)"), {"key": key})
+
+        def note(number: int, step: str, result: str | None) -> None:
+            values = {"key": key, "number": number, "step": step, "result": result}
+            with engine.connect() as connection:
+                if not is_sqlite:
+                    assert connection.execute(NOTED_POSTGRESQL, values).rowcount == 1
+                    return
+                connection.execute(text("BEGIN IMMEDIATE"))
+                assert connection.execute(NUMBERED_SQLITE, values).rowcount == 1
+                connection.execute(NOTED_SQLITE, values)
+                connection.execute(text("COMMIT"))
+
+        return note
 
     try:
-        yield note
+        yield starting
     finally:
         with engine.connect() as connection:
             for table in ("hand_steps", "hand_claims"):

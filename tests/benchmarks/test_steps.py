@@ -16,7 +16,7 @@ def test_each_case_is_timed_on_redis_and_sqlite(redis_server: RedisServer) -> No
     with closing(RedisStore(redis_server.url)) as store:
         store.data_loss.initialise()
     with closing(redis.Redis.from_url(redis_server.url)) as client:
-        [section] = steps.sections(client, redis_server.url, None, Cores(), rounds=1)
+        section, without = steps.sections(client, redis_server.url, None, Cores(), rounds=1, requests=2)
 
     cases = (steps.HAND, steps.STEP, steps.PASSED)
     names = [row.case for row in section.rows]
@@ -24,3 +24,9 @@ def test_each_case_is_timed_on_redis_and_sqlite(redis_server: RedisServer) -> No
         name for name in names if not name.startswith("PostgreSQL")
     ]
     assert all(float(row.cells["wall"]) > 0 for row in section.rows)
+    goals = [verdict.budget for row in section.rows for verdict in row.verdicts if row.case.startswith("Redis")]
+    assert ["wall ≤ 1.25 × by hand", "< 60 µs"] == goals
+    assert [f"{path}: {name}" for path in ("first", "replay") for name in (steps.WITHOUT, steps.BESIDE)] == [
+        row.case for row in without.rows
+    ]
+    assert [0, 1, 0, 1] == [len(row.verdicts) for row in without.rows]
