@@ -48,6 +48,8 @@ def _read(function: Any) -> inspect.Signature | None:
 
 
 _remembered: Final = lru_cache(maxsize=1024)(_read)
+# `json.dumps` would make one for each argument.
+_ENCODER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 
 def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, ...] | None) -> bytes:
@@ -71,7 +73,7 @@ def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, .
                 f"step {step!r}: its argument {name!r} cannot be compared with that of a retry: {error}. Pass an id, "
                 "leave the object to a closure, or name the arguments to compare in compare=(…)."
             ) from error
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)
+        text = _ENCODER.encode(value)
         parts += [name.encode(), text.encode()]
     return encode(*parts) if parts else b""
 

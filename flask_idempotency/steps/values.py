@@ -42,7 +42,7 @@ def encode(value: Any) -> bytes:
 def decode(data: bytes) -> Any:
     """Return the value that `encode` wrote. Raises `CorruptRecord` for anything else."""
     try:
-        return json.loads(data, object_hook=_untagged, parse_constant=_refuse_constant)
+        return _DECODER.decode(data.decode())
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         raise CorruptRecord(
             f"the result of a step cannot be read ({type(error).__name__}): it is damaged, or another release wrote it"
@@ -121,7 +121,7 @@ def _members(cls: Any) -> Mapping[str, bool]:
 
 
 def _text(tagged: Any) -> str:
-    return json.dumps(tagged, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(tagged)
 
 
 def tagged(value: Any, depth: int = 0) -> Any:
@@ -249,3 +249,8 @@ def _untagged(members: dict[str, Any]) -> Any:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+# `json.dumps` and `json.loads` would make these for each value.
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_DECODER: Final = json.JSONDecoder(object_hook=_untagged, parse_constant=_refuse_constant)
