@@ -139,8 +139,8 @@ def test_every_field_is_tampered_with() -> None:
     bound = {field.name for field in fields(SealContext)} | {field.name for field in fields(StorageKey)}
     clear = {field.name for field in fields(StoredPayload)}
 
-    # A key is its rid and tid; a label is for people, and a mark is part of the token.
-    assert bound == {*BINDINGS, "key", "label", "mark"}
+    # A key is its rid and tid; a label is for people, a mark is part of the token, and `steps` only derives ids.
+    assert bound == {*BINDINGS, "key", "label", "mark", "steps"}
     assert clear == {name.partition(".")[0] for name in PAYLOADS if "," not in name} | {"data"}
 
 
