@@ -443,6 +443,7 @@ class Inbox:
         if transactions is None and self.policy.effects == "transactional":
             # The work does not commit, and neither could we: its rows would be lost without a word.
             self.policy.check(joint=False)
+        state.transactions = transactions
         token = running.set((state, ending.request_context()))
         try:
             if self.policy.effects != "transactional" or transactions is None:

@@ -16,6 +16,7 @@ from flask_idempotency.engine.errors import IdempotencyError, LeaseLost, NotComm
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import OnExpiry, StoredResponse
 from flask_idempotency.engine.policy import Decision, Policy
+from flask_idempotency.engine.store import Transactions
 
 ELSEWHERE: Final = frozenset({307, 308})
 """The client repeats the request elsewhere: such a response does not say that the view completed it."""
@@ -45,6 +46,8 @@ class Running:
     """Whether the key is quarantined by default: neither the application nor the work decided that."""
     thread: int = 0
     """The thread that runs the work, by `threading.get_ident`. Set for work with steps."""
+    transactions: Transactions | None = None
+    """Commits each transactional step of work that runs without a claim."""
     strict: bool = False
     """Whether a step result that cannot be kept raises: in debug mode and in tests, where a developer reads it."""
 

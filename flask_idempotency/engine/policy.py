@@ -92,6 +92,11 @@ class Policy:
         return StepRules.of(self.steps, dropped=self.dropped_steps, any_order=self.steps_in_any_order)
 
     @property
+    def commits_rows(self) -> bool:
+        """Whether this package commits rows of the view, with a claim or without: it must not run past us."""
+        return self.effects == "transactional" or any(step.effects == "transactional" for step in self.steps)
+
+    @property
     def on_expiry(self) -> OnExpiry:
         """What a claim writes into its record for the case that its worker vanishes."""
         match self.on_abandoned:

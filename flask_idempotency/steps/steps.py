@@ -10,10 +10,11 @@ import asyncio
 import inspect
 import logging
 import secrets
+import sys
 import threading
 from base64 import b32encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import wraps
 from types import TracebackType
@@ -28,8 +29,10 @@ from flask_idempotency.engine.errors import (
     StepsChanged,
 )
 from flask_idempotency.engine.journal import Effects
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.step_rules import Returns, Step, UndeclaredStep
 from flask_idempotency.engine.steps import StepRun, Steps
+from flask_idempotency.engine.store import Transaction
 from flask_idempotency.steps import arguments, values
 from flask_idempotency.steps.values import Item
 
@@ -136,7 +139,7 @@ def durable_step(
     `compare` names the arguments that a retry must repeat; default: all. `was` is the former name. Without `intent`, a step
     that is deduplicated is not recorded before it runs.
 
-    Without a claim, the function just runs. Raises `TypeError` for a generator function and for parameters that do not exist.
+    Without a claim, the function just runs; in a request or message, a transactional one is committed. Raises `TypeError` for a generator function and for parameters that do not exist.
     """
     step = Step(
         name,
@@ -191,11 +194,8 @@ def _run(name: str, item: Item | None, function: Callable[..., Any], args: Any, 
     work = work_here()
     steps = _steps_of(work, name)
     if work is None or steps is None:
-        token = _call.set(_Call(name, item, None))
-        try:
+        with _without_claim(work, name, item):
             return function(*args, **kwargs)
-        finally:
-            _call.reset(token)
     run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs))
     if run.recalled:
         return _recalled(work, run)
@@ -221,11 +221,8 @@ async def _run_async(name: str, item: Item | None, function: Callable[..., Any],
     work = work_here()
     steps = _steps_of(work, name)
     if work is None or steps is None:
-        token = _call.set(_Call(name, item, None))
-        try:
+        with _without_claim(work, name, item):
             return await function(*args, **kwargs)
-        finally:
-            _call.reset(token)
     run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs))
     if run.recalled:
         return _recalled(work, run)
@@ -243,6 +240,37 @@ async def _finish_later(work: Running, run: StepRun, awaitable: Awaitable[Any], 
     finally:
         _call.reset(token)
     return _finish(work, run, value)
+
+
+@contextmanager
+def _without_claim(work: Running | None, name: str, item: Item | None) -> Iterator[None]:
+    """Run the function of a step that no claim records. A transactional one leaves its commit to us all the same."""
+    transaction: Transaction | None = None
+    token = _call.set(_Call(name, item, None))
+    try:
+        if work is not None and work.transactions is not None and _is_transactional(work.policy, name):
+            transaction = work.transactions.join((), b"", operation=work.operation, on_early_commit=_ignore)
+        try:
+            yield
+            if transaction is not None:
+                transaction.commit()
+        except BaseException:
+            if transaction is not None:
+                transaction.roll_back()
+            raise
+        finally:
+            if transaction is not None:
+                transaction.leave()
+    finally:
+        _call.reset(token)
+
+
+def _is_transactional(policy: Policy, name: str) -> bool:
+    return any(step.name == name and step.effects == "transactional" for step in policy.steps)
+
+
+def _ignore() -> None:
+    """Work without a claim may commit by itself."""
 
 
 def _steps_of(work: Running | None, name: str) -> Steps | None:
@@ -293,11 +321,22 @@ def _in_line(work: Running) -> bool:
 
     Steps of other threads have no order, nor have those of a task beside others: `asyncio.gather` starts them in any order.
     """
+    loop = _loop_here()
+    return threading.get_ident() == work.thread if loop is None else len(asyncio.all_tasks(loop)) == 1
+
+
+def _loop_here() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop whose task runs here or waits for this function, as in `sync_to_async`. None: there is none."""
     try:
-        loop = asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return threading.get_ident() == work.thread
-    return len(asyncio.all_tasks(loop)) == 1
+        # Flask runs an async view with asgiref, in another thread. The view's own thread then runs its sync functions.
+        asgiref: Any = sys.modules.get("asgiref.sync")
+        waiting = None if asgiref is None else getattr(asgiref.AsyncToSync.executors, "current", None)
+        if waiting is None:
+            return None
+        loops = list(asgiref.AsyncToSync.loop_thread_executors.items())
+        return next((loop for loop, executor in loops if executor is waiting), None)
 
 
 def _recalled(work: Running, run: StepRun) -> Any:
@@ -343,6 +382,10 @@ def _finish(work: Running, run: StepRun, value: Any) -> Any:
     return value
 
 
+class _LeftUndone(Exception):
+    """The block of a manual step ended without `finish`, so its rows are not to be committed."""
+
+
 class ManualStep:
     """A step whose code is a block and no function. See `current_claim.manual_step`."""
 
@@ -355,6 +398,7 @@ class ManualStep:
         self._work: Running | None = None
         self._run: StepRun | None = None
         self._token: Any = None
+        self._unclaimed: AbstractContextManager[None] | None = None
         self._open = False
         """Whether this code is in the block, and has not said that nothing was done."""
 
@@ -367,7 +411,11 @@ class ManualStep:
                 self.result, self.done = _recalled(work, run), True
             else:
                 self._work, self._run = work, run
-        self._token = _call.set(_Call(self.name, self.item, work if steps is not None else None))
+        if steps is None:
+            self._unclaimed = _without_claim(work, self.name, self.item)
+            self._unclaimed.__enter__()
+        else:
+            self._token = _call.set(_Call(self.name, self.item, work))
         self._open = True
         return self
 
@@ -402,6 +450,11 @@ class ManualStep:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._open = False
+        if self._unclaimed is not None:
+            left = error if error is not None or self.done else _LeftUndone()
+            with suppress(_LeftUndone):
+                self._unclaimed.__exit__(None if left is None else type(left), left, traceback)
+            return
         _call.reset(self._token)
         run, self._run = self._run, None
         if run is not None and self._work is not None:

@@ -227,8 +227,8 @@ class Guard:
         return response
 
     def _run_without_key(self, state: RequestState, *, required: bool = False) -> Response | None:
-        """Let the view run without a claim, unless it needs a key. The rows of a transactional view are ours to commit."""
-        state.phase = Phase.UNKEYED
+        """Let the view run without a claim, unless it needs a key. Rows of transactional work are ours to commit."""
+        state.phase, state.transactions = Phase.UNKEYED, self.engine.transactions
         if required:
             return self._refuse(state, Problem("missing-key"))
         if state.policy.effects == "transactional":
@@ -401,7 +401,7 @@ class Guard:
         if not allowed:
             self._outages.refused(state.operation, error)
             return self._refuse(state, failure(error))
-        state.phase = Phase.UNPROTECTED
+        state.phase, state.transactions = Phase.UNPROTECTED, self.engine.transactions
         return None
 
     def _unknown_caller(self, state: RequestState, error: UnknownCaller) -> Problem:

@@ -149,8 +149,8 @@ class Hooks:
         if resolved.exempt:
             return None
         policy = resolved.policy
-        # Transactional views leave it to us to commit their rows, whether or not there is a key, and even if we are off.
-        joint = policy.effects == "transactional"
+        # Transactional views and steps leave it to us to commit their rows, with a key or without, and even if we are off.
+        joint = policy.effects == "transactional" or (policy.effects == "steps" and policy.commits_rows)
         keyed = self._enabled and (
             policy.required
             or not here.environ.keys().isdisjoint(resolved.headers)

@@ -14,6 +14,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from asgiref.sync import sync_to_async
 from flask import after_this_request
 
 from flask_idempotency import Step, current_claim
@@ -328,3 +329,38 @@ def test_a_generator_cannot_be_carried() -> None:
         shop.post()
 
     assert not shop.ran
+
+
+def taking(shop: Shop, order: list[list[str]], *, gathered: bool) -> Callable[[], Any]:
+    """An async view that takes its steps by sync functions: in each attempt these, and the first attempt fails."""
+
+    def run(name: str) -> None:
+        current_claim.step(name, shop.run, name)
+
+    async def checkout() -> Any:
+        names = order.pop(0)
+        if gathered:
+            await asyncio.gather(*(sync_to_async(run)(name) for name in names))
+        else:
+            for name in names:
+                await sync_to_async(run)(name)
+        return {}, 503 if order else 201
+
+    return checkout
+
+
+def test_sync_functions_that_are_gathered_have_no_order() -> None:
+    """They run in the view's own thread, one after the other; and which one is first, chance says."""
+    shop = Shop()
+    shop.view(taking(shop, [["a", "b"], ["c", "b", "a"]], gathered=True), steps=tuple("abc"))
+
+    assert [503, 201] == [shop.post().status_code, shop.post().status_code]
+    assert {"a": 1, "b": 1, "c": 1} == shop.ran
+
+
+def test_sync_functions_of_an_async_view_have_its_order() -> None:
+    shop = Shop()
+    shop.view(taking(shop, [["card"], ["balance", "card"]], gathered=False), steps=("card", "balance"))
+
+    assert [503, 409] == [shop.post().status_code, shop.post().status_code]
+    assert {"card": 1} == shop.ran

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Thread
 
@@ -10,6 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from flask_idempotency import Step, current_claim, idempotent
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.journal import Entry, Journal, JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey
@@ -19,7 +21,7 @@ from flask_idempotency.stores.sql.transactional.session import TransactionalSqlS
 from flask_idempotency.stores.sql.transactional.steps import SessionStep
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, found, granted
 from tests.stores.sql.conftest import on_postgresql, on_sqlite
-from tests.stores.sql.shops import Payment, Shop, broken_commit
+from tests.stores.sql.shops import OpenShop, Payment, Shop, broken_commit
 
 BEGUN, FINISHED = StepState.BEGUN, StepState.FINISHED
 RESULT = StoredPayload(b"7", 0, success=True, byte_size=1)
@@ -287,3 +289,74 @@ def test_on_sqlite_a_step_behind_an_open_write_is_refused(claimed: Claimed) -> N
         claimed.store.journals.write(
             key, grant.token, fence=grant.fence, writing=JournalWrite(1, [an_entry()], steps=1), lease=LEASE
         )
+
+
+def by_function(shop: Shop) -> None:
+    current_claim.step("save", shop.pay)
+
+
+def by_block(shop: Shop) -> None:
+    with current_claim.manual_step("save") as step:
+        if not step.done:
+            shop.pay()
+            step.finish()
+
+
+@pytest.mark.parametrize("take", (by_function, by_block))
+@pytest.mark.parametrize("key", ("k", None))
+@pytest.mark.parametrize("enabled", (True, False), ids=("on", "off"))
+def test_rows_of_a_transactional_step_are_committed_without_a_claim_too(
+    open_: OpenShop, take: Callable[[Shop], None], key: str | None, enabled: bool
+) -> None:
+    """Its function leaves the commit to us: without a key, the order would be lost behind a 201."""
+    shop = open_(IDEMPOTENCY_ENABLED=enabled)
+
+    @shop.view()
+    @idempotent(steps=(Step("save", effects="transactional"),))
+    def pay() -> tuple[str, int]:
+        take(shop)
+        return "paid", 201
+
+    assert 201 == shop.post(key=key).status_code
+    assert 1 == shop.payments()
+
+
+def left_undone(shop: Shop) -> None:
+    with current_claim.manual_step("save"):
+        shop.pay()
+
+
+def failing(shop: Shop) -> None:
+    def save() -> None:
+        shop.pay()
+        shop.db.session.flush()
+        raise LookupError
+
+    with suppress(LookupError):
+        current_claim.step("save", save)
+
+
+@pytest.mark.parametrize("take", (left_undone, failing))
+def test_rows_of_a_transactional_step_that_failed_are_not(open_: OpenShop, take: Callable[[Shop], None]) -> None:
+    shop = open_()
+
+    @shop.view()
+    @idempotent(steps=(Step("save", effects="transactional"), Step("log", effects="transactional")))
+    def pay() -> tuple[str, int]:
+        take(shop)
+        current_claim.step("log", lambda: None)
+        return "paid", 201
+
+    assert 201 == shop.post(key=None).status_code
+    assert 0 == shop.payments()
+
+
+def test_a_plain_step_without_a_claim_commits_nothing(shop: Shop) -> None:
+    @shop.view()
+    @idempotent(steps=("save",))
+    def pay() -> tuple[str, int]:
+        current_claim.step("save", shop.pay)
+        return "paid", 201
+
+    assert 201 == shop.post(key=None).status_code
+    assert 0 == shop.payments()
