@@ -6,6 +6,7 @@ See `journal.py` for what a store keeps. Writes of one claim follow each other u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Final
@@ -26,6 +27,7 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.events import (
     CommittedEarly,
     CompletionRetrying,
+    Event,
     Observers,
     StepDoubtful,
     StepFailed,
@@ -127,6 +129,10 @@ class Steps:
         self._refuse = refuse
         self._transactions = transactions
         self._lock = RLock()
+        self._depth = 0
+        """How often the thread that holds the lock has taken it."""
+        self._events: list[Event] = []
+        """What happened while the lock was held, and is published when it is free."""
         self._asked: set[tuple[str, bytes]] = set()
         self._asked_ids: set[bytes] = set()
         self._line: StepRun | None = None
@@ -143,21 +149,22 @@ class Steps:
 
         `poisoned` is set if the recorded steps do not fit the endpoint: then the view must not begin.
         """
-        for record in self._records:
-            if record.attempt == 1:
-                continue
-            context = record.context
-            journal = self._journals.recall(context.key, context.token, fence=context.fence)
-            record.entries = {entry.id: entry for entry in journal.entries}
-            record.earlier, record.erased = frozenset(record.entries), journal.erased
-            if not journal.complete:
-                self.poisoned = MEMORY_LOST
-            elif unknown := self._rules.undeclared(journal):
-                self._poison(unknown[0], "undeclared")
-        if len(self._records) > 1 and not self.poisoned:
-            self._reconcile()
-        for entry in self._records[-1].entries.values():
-            self._bytes += 0 if entry.payload is None else entry.payload.byte_size
+        with self._locked():
+            for record in self._records:
+                if record.attempt == 1:
+                    continue
+                context = record.context
+                journal = self._journals.recall(context.key, context.token, fence=context.fence)
+                record.entries = {entry.id: entry for entry in journal.entries}
+                record.earlier, record.erased = frozenset(record.entries), journal.erased
+                if not journal.complete:
+                    self.poisoned = MEMORY_LOST
+                elif unknown := self._rules.undeclared(journal):
+                    self._poison(unknown[0], "undeclared")
+            if len(self._records) > 1 and not self.poisoned:
+                self._reconcile()
+            for entry in self._records[-1].entries.values():
+                self._bytes += 0 if entry.payload is None else entry.payload.byte_size
 
     @property
     def recorded(self) -> bool:
@@ -192,9 +199,27 @@ class Steps:
 
     def hold(self) -> str:
         """Return why a response that is to be kept must be a quarantine instead. Empty: it may be kept."""
-        if not self.poisoned and (left := self.unasked):
-            self._poison(left[0], "not-reached")
-        return self.poisoned
+        with self._locked():
+            if not self.poisoned and (left := self.unasked):
+                self._poison(left[0], "not-reached")
+            return self.poisoned
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock, and publish afterwards what happened: an observer may be slow, or wait for another step."""
+        events: list[Event] = []
+        try:
+            with self._lock:
+                self._depth += 1
+                try:
+                    yield
+                finally:
+                    self._depth -= 1
+                    if not self._depth:
+                        events, self._events = self._events, []
+        finally:
+            for event in events:
+                self._observers(event)
 
     def enter(self, name: str, item: bytes = b"", *, digest: bytes = b"", in_line: bool = True) -> StepRun:
         """Begin this step, or return it as recalled. The store has recorded it when its function may run.
@@ -203,7 +228,7 @@ class Steps:
         `in_line`: the view's own thread asks for it. Raises `StepsChanged`, `StepInDoubt`, `LeaseLost`, `StoreUnavailable`
         and, for misuse, `RuntimeError`. In all these cases the function must not run.
         """
-        with self._lock:
+        with self._locked():
             self._may_go_on()
             step = self._rules.rule(name)
             asked = (step.recorded_as, item)
@@ -224,7 +249,9 @@ class Steps:
                 if entry is not None and entry.state is StepState.FINISHED:
                     self._ask(run)
                     run.recalled, run.result = True, self._open(record, entry, step)[1] if entry.kept else None
-                    self._observers(StepRecalled(self._label, self._operation, step.name, step.effects, run.item_label))
+                    self._events.append(
+                        StepRecalled(self._label, self._operation, step.name, step.effects, run.item_label)
+                    )
                     return run
             # A step that began as another kind is in doubt too: what its new kind promises does not hold for that run.
             if any(entry is not None and (entry.in_doubt or entry.effects != step.effects) for entry in found):
@@ -288,7 +315,7 @@ class Steps:
             return [self._writing(record) for record in self._records]
 
     def _finish(self, run: StepRun, result: bytes | None) -> bool:
-        with self._lock:
+        with self._locked():
             self._end(run)
             why = ""
             if result is not None:
@@ -309,9 +336,9 @@ class Steps:
                     self._send()
                 except StoreUnavailable as error:
                     # The next write carries it, and no effect begins before one arrives.
-                    self._observers(CompletionRetrying(self._label, self._operation, error=type(error).__name__))
+                    self._events.append(CompletionRetrying(self._label, self._operation, error=type(error).__name__))
                     return result is not None
-            self._observers(
+            self._events.append(
                 StepFinished(
                     self._label,
                     self._operation,
@@ -363,7 +390,7 @@ class Steps:
                 record.entries[id] = replace(record.entries[id], state=StepState.BEGUN, kept=True)
 
     def _fail(self, run: StepRun, error: BaseException | None) -> None:
-        with self._lock:
+        with self._locked():
             self._end(run)
             step, name = run.step, "" if error is None else type(error).__name__
             nothing = error is None or isinstance(error, step.harmless)
@@ -381,7 +408,7 @@ class Steps:
                 if nothing or step.effects == "transactional":
                     self._withdraw(run)
                 event = StepFailed(self._label, self._operation, step.name, step.effects, run.item_label, name)
-            self._observers(event)
+            self._events.append(event)
 
     def _end(self, run: StepRun) -> None:
         if run.ended:
@@ -538,16 +565,17 @@ class Steps:
     def _poison(self, step: str, why: str) -> None:
         if not self.poisoned:
             self.poisoned = STEPS_CHANGED
-            self._observers(StepsChangedHeld(self._label, self._operation, step, why))
+            self._events.append(StepsChangedHeld(self._label, self._operation, step, why))
 
     def _changed(self, step: str, why: str, text: str) -> StepsChanged:
         self._poison(step, why)
         return StepsChanged(f"the step {step!r} {text}")
 
     def _not_kept(self, run: StepRun, why: str) -> None:
-        self._observers(
-            StepResultNotKept(self._label, self._operation, run.step.name, run.step.effects, run.item_label, why)
-        )
+        with self._locked():
+            self._events.append(
+                StepResultNotKept(self._label, self._operation, run.step.name, run.step.effects, run.item_label, why)
+            )
 
 
 class StepRun:
@@ -600,4 +628,7 @@ class StepRun:
 
     def misfits(self) -> StepsChanged:
         """Hold the request, because the recalled result does not fit the code. Return the error to raise."""
-        return self._steps._changed(self.step.name, "result", "has a result that does not fit the code that runs now")
+        with self._steps._locked():
+            return self._steps._changed(
+                self.step.name, "result", "has a result that does not fit the code that runs now"
+            )

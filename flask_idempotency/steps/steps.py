@@ -139,7 +139,8 @@ def durable_step(
     `compare` names the arguments that a retry must repeat; default: all. `was` is the former name. Without `intent`, a step
     that is deduplicated is not recorded before it runs.
 
-    Without a claim, the function just runs; in a request or message, a transactional one is committed. Raises `TypeError` for a generator function and for parameters that do not exist.
+    Without a claim, the function just runs; in a request or message, a transactional one is committed. Raises `TypeError`
+    for a generator function and for parameters that do not exist.
     """
     step = Step(
         name,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from threading import Barrier
+from threading import Barrier, Thread
 from typing import Any, Literal
 
 import pytest
@@ -515,6 +515,50 @@ def test_one_step_runs_in_one_of_many_threads(shop: Shop) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert 1 == sum(pool.map(work, range(8)))
     assert 1 == shop.ran["charge"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    (
+        events.StepFinished,
+        events.StepRecalled,
+        events.StepFailed,
+        events.StepDoubtful,
+        events.StepsChangedHeld,
+        events.CompletionRetrying,
+    ),
+)
+def test_an_observer_holds_no_other_step_up(shop: Shop, told: type[events.Event]) -> None:
+    """It may be slow, or wait for what another thread does: no lock is held while it runs."""
+    claim = shop.won()
+    shop.take(claim, "ship")
+    shop.end(claim, Decision.RELEASE)
+    claim, free = shop.won(), list[bool]()
+    assert claim.steps is not None
+
+    def observe(event: events.Event) -> None:
+        if isinstance(event, told):
+            # Another step of this claim, which needs the lock.
+            asked = Thread(target=lambda: claim.steps.in_doubt)  # type: ignore[union-attr]
+            asked.start()
+            asked.join(5)
+            free.append(not asked.is_alive())
+
+    claim.steps._observers = events.Observers((observe,))
+    if told is events.StepsChangedHeld:
+        with pytest.raises(StepsChanged):
+            shop.take(claim, "charge")
+    elif told is events.CompletionRetrying:
+        run = claim.steps.enter("charge", in_line=False)
+        shop.journals.down.add("write")
+        run.finish(b"1")
+    else:
+        shop.take(claim, "ship")
+        shop.raises(claim, "charge", LookupError())
+        shop.raises(claim, "charge", OSError())
+        shop.take(claim, "charge", b"2")
+
+    assert [True] == free
 
 
 def test_gathered_tasks_share_the_steps_of_a_claim(shop: Shop) -> None:
