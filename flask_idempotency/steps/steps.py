@@ -49,15 +49,19 @@ _log = logging.getLogger("flask_idempotency")
 class _Call:
     """One run of a step's function, as `current_step` shows it. Without a claim it has no `work`."""
 
-    def __init__(self, name: str, item: Item | None, work: Running | None) -> None:
+    def __init__(self, name: str, item: Item | None, work: Running | None, *, inside: Running | None = None) -> None:
         self.name = name
         self.item = item
         self.work = work
+        self.inside = work or inside
+        """The work that this run is part of, with a claim or without."""
         self._random = ""
 
     @property
     def attempt(self) -> int:
-        return 1 if self.work is None or self.work.claim is None else self.work.claim.attempt
+        if self.work is None or self.work.claim is None or self.work.claim.steps is None:
+            return 1
+        return self.work.claim.steps.attempt
 
     @property
     def downstream_key(self) -> str:
@@ -179,6 +183,8 @@ def call_step(name: Name, function: Callable[..., Any], args: tuple[Any, ...], k
     """Run a step of the current claim, or return what it returned. A coroutine function gives an awaitable."""
     name, item = _split(name)
     _refuse_generator(name, function)
+    if isinstance(getattr(function, "step", None), Step):
+        raise TypeError(f"step {name!r}: this function is a step itself, and steps do not nest. Call it directly.")
     run = _run_async if inspect.iscoroutinefunction(function) else _run
     return run(name, item, function, args, kwargs)
 
@@ -247,7 +253,7 @@ async def _finish_later(work: Running, run: StepRun, awaitable: Awaitable[Any], 
 def _without_claim(work: Running | None, name: str, item: Item | None) -> Iterator[None]:
     """Run the function of a step that no claim records. A transactional one leaves its commit to us all the same."""
     transaction: Transaction | None = None
-    token = _call.set(_Call(name, item, None))
+    token = _call.set(_Call(name, item, None, inside=work))
     try:
         if work is not None and work.transactions is not None and _is_transactional(work.policy, name):
             transaction = work.transactions.join((), b"", operation=work.operation, on_early_commit=_ignore)
@@ -277,7 +283,8 @@ def _ignore() -> None:
 def _steps_of(work: Running | None, name: str) -> Steps | None:
     """Return the steps of this claim, or None without one. Raises `RuntimeError` where no step may begin."""
     outer = _call.get()
-    if outer is not None:
+    # The function of a step may send a request to its own application: that has other steps, under another claim.
+    if outer is not None and outer.inside is work:
         raise RuntimeError(
             f"step {name!r} begins inside step {outer.name!r}, and steps do not nest: finish one before the next."
         )

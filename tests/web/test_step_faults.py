@@ -17,7 +17,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from flask import after_this_request
 
-from flask_idempotency import Step, current_claim
+from flask_idempotency import Step, current_claim, current_step, durable_step, idempotent
 from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.errors import ConfigurationError, NotStorable, StoreUnavailable
 from tests.web.test_steps import Shop, release
@@ -364,3 +364,36 @@ def test_sync_functions_of_an_async_view_have_its_order() -> None:
 
     assert [503, 409] == [shop.post().status_code, shop.post().status_code]
     assert {"card": 1} == shop.ran
+
+
+def test_a_step_that_is_passed_to_step_is_refused_before_it_begins() -> None:
+    """It would nest, which shows in the function: a plain step would be in doubt."""
+    shop = Shop()
+    charge = durable_step("charge")(lambda: shop.run("charge"))
+    shop.view(lambda: (current_claim.step("charge", charge), 201), steps=(charge,))
+    with pytest.raises(TypeError, match="a step itself"):
+        shop.post()
+    release(shop, lambda: (charge() or {}, 201), steps=(charge,)).post()
+
+    assert {"charge": 1} == shop.ran
+
+
+@pytest.mark.parametrize("keyed", (True, False))
+def test_a_step_may_send_a_request_that_takes_steps(keyed: bool) -> None:
+    """It has another claim, or none: its steps are not inside of that one."""
+    shop = Shop()
+
+    @shop.app.post("/ship")
+    @idempotent(steps=("pack", "ship"))
+    def ship() -> Any:
+        current_claim.step("pack", shop.run, "pack")
+        return {"parcel": current_claim.step("ship", shop.run, "ship", 7)}, 201
+
+    def order() -> Any:
+        headers = {"Idempotency-Key": current_step.downstream_key} if keyed else {}
+        return shop.app.test_client().post("/ship", headers=headers).get_json()["parcel"]
+
+    shop.view(lambda: ({"parcel": current_claim.step("order", order)}, 201), steps=("order",))
+
+    assert {"parcel": 7} == shop.post().get_json() == shop.post().get_json()
+    assert {"pack": 1, "ship": 1} == shop.ran
