@@ -497,6 +497,13 @@ class Guard:
             tee = state.tee()
             if tee is not None and not transactional and not held:
                 state.phase = Phase.STREAMING
+                if (
+                    steps is not None
+                    and state.decision is Decision.RELEASE
+                    and steps.has_effects
+                    and not steps.in_doubt
+                ):
+                    response.headers[PAUSED[0]] = PAUSED[1]  # the claim ends behind the last byte
                 return
             if tee is not None:
                 # The rows are committed before the first byte leaves. The body is not known then, so it is not kept.

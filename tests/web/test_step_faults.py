@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from asgiref.sync import sync_to_async
-from flask import after_this_request
+from flask import Response, after_this_request
 
 from flask_idempotency import Step, current_claim, current_step, durable_step, idempotent
 from flask_idempotency.engine.ending import work_here
@@ -397,3 +397,25 @@ def test_a_step_may_send_a_request_that_takes_steps(keyed: bool) -> None:
 
     assert {"parcel": 7} == shop.post().get_json() == shop.post().get_json()
     assert {"pack": 1, "ship": 1} == shop.ran
+
+
+@pytest.mark.parametrize("doubtful", (True, False))
+def test_a_streamed_failure_says_that_it_is_paused(doubtful: bool) -> None:
+    shop = Shop()
+
+    def charge() -> None:
+        shop.run("charge")
+        if doubtful:
+            raise TimeoutError
+
+    def checkout() -> Any:
+        with suppress(TimeoutError):
+            current_claim.step("charge", charge)
+        return Response(iter(("l", "ater")), 503)
+
+    shop.view(checkout, steps=("charge",))
+    failed = shop.post()
+
+    assert (503, "later") == (failed.status_code, failed.text)
+    assert (None if doubtful else "paused") == failed.headers.get("Idempotency-Status")
+    assert (409 if doubtful else 503) == shop.post().status_code
