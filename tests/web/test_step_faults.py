@@ -419,3 +419,26 @@ def test_a_streamed_failure_says_that_it_is_paused(doubtful: bool) -> None:
     assert (503, "later") == (failed.status_code, failed.text)
     assert (None if doubtful else "paused") == failed.headers.get("Idempotency-Status")
     assert (409 if doubtful else 503) == shop.post().status_code
+
+
+@pytest.mark.parametrize(
+    "policy", ({"keep_statuses": [503]}, {"decide": lambda response, error: "keep"}), ids=("status", "decide")
+)
+def test_an_outage_pauses_whatever_the_policy_says_of_errors(
+    monkeypatch: pytest.MonkeyPatch, policy: dict[str, Any]
+) -> None:
+    """The response is ours and not the view's: kept, it would be the end of a request that stopped half-way."""
+    shop = Shop()
+
+    def checkout() -> Any:
+        current_claim.step("charge", shop.run, "charge")
+        with monkeypatch.context() as patched:
+            if current_claim.attempt == 1:
+                patched.setattr(shop.store.journals, "write", unavailable)
+            current_claim.step("save", shop.run, "save")
+        return {}, 201
+
+    shop.view(checkout, steps=("charge", "save"), **policy)
+
+    assert [503, 201] == [shop.post().status_code, shop.post().status_code]
+    assert {"charge": 1, "save": 1} == shop.ran
