@@ -367,6 +367,19 @@ def test_another_branch_stops_before_its_effect(shop: Shop, any_order: bool) -> 
     assert STEPS_CHANGED == shop.held()
 
 
+@pytest.mark.parametrize("decision", Decision)
+def test_a_request_that_went_another_way_is_held_however_its_view_ends(shop: Shop, decision: Decision) -> None:
+    """Paused, each retry would run into the same, and no operator would hear of it."""
+    shop.take(shop.won(), "charge")
+    shop.dies()
+    claim = shop.won()
+    with pytest.raises(StepsChanged):
+        shop.take(claim, "ship")
+
+    assert Decision.QUARANTINE is shop.end(claim, decision)
+    assert STEPS_CHANGED == shop.held()
+
+
 def test_an_answer_without_a_recorded_effect_is_not_kept(shop: Shop) -> None:
     shop.take(shop.won(), "charge")
     shop.dies()

@@ -20,7 +20,7 @@ from flask_idempotency.engine.store import StepContext
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.steps import values
 from flask_idempotency.web.janitor import janitor_of
-from flask_idempotency.web.recorded_steps import as_stored
+from flask_idempotency.web.recorded_steps import as_stored, result_of_step
 from tests.apps import LEASE, World, key_of, record, shop, vanished
 
 DRAIN = Batcher(sleep=lambda seconds: None, monotonic=lambda: 0.0)
@@ -90,6 +90,11 @@ def test_a_result_that_no_step_can_return_is_an_error_that_changes_nothing(resul
     found = record(world)
     assert found is not None
     assert State.QUARANTINED is found.state
+
+
+def test_a_result_above_the_limit_is_refused_before_the_store_is_asked() -> None:
+    with pytest.raises(ConfigurationError, match="65538 bytes; 65536 are allowed"):
+        result_of_step("charge", "x" * LARGEST_RESULT, None)
 
 
 def test_resume_takes_settled_steps_only() -> None:
