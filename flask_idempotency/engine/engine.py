@@ -105,9 +105,9 @@ class Engine:
         `former` is the same request under each older secret that is being rotated out, newest first. The engine claims all
         of them, oldest first, so that releases which know only one of the secrets still exclude each other.
 
-        Raises `StoreUnavailable` if the store does not answer, and `CorruptRecord` for a stored response that cannot be
-        read. In neither case may the work be done under this key. Raises `ConfigurationError` for a policy that cannot hold
-        here.
+        Raises `StoreUnavailable` if the store does not answer, or `ResponseUnavailable` if it knows the request. Raises
+        `CorruptRecord` for a stored response that cannot be read. In no case may the work be done under this key. Raises
+        `ConfigurationError` for a policy that cannot hold here.
         """
         if policy.effects == "steps":
             policy.check(joint=self.transactions is not None, journals=self._deps.journals is not None)
@@ -273,6 +273,9 @@ class Engine:
             deps.observers(RecordCorrupt(claim.label, claim.operation))
             claim.quarantine(CORRUPT)
             raise
+        except StoreUnavailable as error:
+            # The store is up: it has just granted the claim, to a request that may have recorded effects.
+            raise ResponseUnavailable(str(error)) from error
         if held:
             with suppress(LeaseLost):  # another attempt has taken over since, and finds the same
                 claim.quarantine(held)

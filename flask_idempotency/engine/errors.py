@@ -78,7 +78,10 @@ class StoreDataLoss(StoreUnavailable):
 
 
 class ResponseUnavailable(StoreUnavailable):
-    """The request has completed, and the store cannot return its response now. The view does not run again."""
+    """The store cannot return the response of a completed request now, or the recorded steps of one that is resumed.
+
+    Even under `on_store_down="allow"` the view does not run again.
+    """
 
 
 class InheritedConnection(StoreUnavailable):

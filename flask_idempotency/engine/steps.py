@@ -61,7 +61,7 @@ TRIES: Final = 3
 _ERASED: Final = StoredPayload(b"", 0, True, 0, ERASED)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Unsent:
     """An entry that the store has not confirmed yet, with what its payload is sealed from."""
 
@@ -71,7 +71,7 @@ class _Unsent:
     payload: StoredPayload | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Record:
     """The journal of one record of the claim, as it is when the unsent entries have arrived."""
 

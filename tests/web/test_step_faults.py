@@ -442,3 +442,48 @@ def test_an_outage_pauses_whatever_the_policy_says_of_errors(
 
     assert [503, 201] == [shop.post().status_code, shop.post().status_code]
     assert {"charge": 1, "save": 1} == shop.ran
+
+
+def test_a_journal_that_cannot_be_read_lets_no_request_run_unprotected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim was granted: past it, the charge would be made again."""
+    shop = Shop()
+    shop.view(checkout_of(shop, iter((503, 201))), steps=("charge",), on_store_down="allow")
+    paused = shop.post()
+    with monkeypatch.context() as patched:
+        patched.setattr(shop.store.journals, "recall", unavailable)
+        away = shop.post()
+
+    assert (503, "paused") == (paused.status_code, paused.headers["Idempotency-Status"])
+    assert (503, "store-unavailable") == (away.status_code, away.get_json()["code"])
+    assert {"charge": 1} == shop.ran
+
+
+def checkout_of(shop: Shop, statuses: Iterator[int]) -> Callable[[], Any]:
+    def checkout() -> Any:
+        current_claim.step("charge", shop.run, "charge")
+        return {}, next(statuses)
+
+    return checkout
+
+
+def test_nothing_that_error_trackers_see_of_a_claim_names_an_item_or_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They send the values of local variables to other services."""
+    shop = Shop()
+    seen: list[str] = []
+
+    def look(*args: Any, **kwargs: Any) -> None:
+        claim = work_here().claim  # type: ignore[union-attr]
+        records = claim.steps._records  # type: ignore[union-attr]
+        seen.append(repr([claim, claim.steps, records, [list(each.unsent.values()) for each in records], kwargs]))  # type: ignore[union-attr]
+        raise StoreUnavailable("the test cut it off")
+
+    def checkout() -> Any:
+        current_claim.step(("quote", "line-77"), lambda: "secret-result")
+        monkeypatch.setattr(shop.store.journals, "write", look)
+        return current_claim.step(("charge", "line-78"), shop.run, "charge"), 201
+
+    shop.view(checkout, steps=(Step("quote", effects="pure"), "charge"))
+
+    assert 503 == shop.post().status_code
+    assert seen
+    assert not any(name in seen[0] for name in ("line-7", "secret-result"))
