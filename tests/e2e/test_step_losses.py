@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
+from flask import Flask
 from sqlalchemy import create_engine, make_url, text
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.testing import TcpProxy
 from tests.e2e.books import Books
+from tests.e2e.conftest import Serve
 from tests.e2e.ledger import Ledger
+from tests.e2e.losses import LEASE as RULED_LEASE
+from tests.e2e.losses import RULES, Scene, ask_until, decided, emptied, failed_over, set_back
 from tests.e2e.processes import Plan, Server
 from tests.e2e.purchases import Purchase
-from tests.e2e.step_shop import APPLICATION
+from tests.e2e.step_shop import APPLICATION, create_app
 from tests.e2e.wire import Answer, Order, Wire, ask, ask_until_settled
 from tests.forgiving import make_ready
 from tests.lab.postgres import PostgresServer
 from tests.lab.programs import REDIS_KINDS
-from tests.lab.redis import RedisServers, connect
+from tests.lab.redis import RedisServers, StartRedis, connect
+from tests.lab.sentinel import SentinelRigs
 from tests.tooling.processes import eventually
 
 LEASE: Final = 60.0
@@ -213,3 +219,78 @@ def test_31_a_redis_that_freezes_at_a_begin_leaves_nothing_in_doubt(shop: Shop) 
     assert (503, "request-paused") == first.told
     assert (201, 2) == (answer.status, answer.json["attempt"])
     assert [1, 1, 1] == shop.did(purchase)
+
+
+def forgetful(request: pytest.FixtureRequest, loss: str) -> Scene:
+    if loss == "lagging replica":
+        rigs: SentinelRigs = request.getfixturevalue("sentinel_rigs")
+        return failed_over(rigs.get(REDIS_KINDS[0]))
+    start: StartRedis = request.getfixturevalue("start_redis")
+    return emptied(start()) if loss == "emptied" else set_back(start())
+
+
+def acknowledge(app: Flask) -> None:
+    """Do as an operator who tries until the grace period is over."""
+    told = ["--yes", "--actor", "e2e", "--reason", "it was us"]
+    assert eventually(lambda: app.test_cli_runner().invoke(args=["idempotency", "redis", "ack", *told]).exit_code == 0)
+
+
+def test_57_a_worker_whose_redis_was_emptied_begins_no_step(
+    request: pytest.FixtureRequest, serve_once: Serve, ledger: Ledger, ledger_server: RedisServer
+) -> None:
+    """No key runs until an operator has looked."""
+    scene = forgetful(request, "emptied")
+    server = serve_once(scene.url, lease=RULED_LEASE, config=RULES, app=APPLICATION)
+    purchase, other = Purchase(Order("/wait")), Purchase(Order("/wait"))
+    with Wire(server.port) as wire:
+        wire.send(purchase.order.attempt("pause:after-reserve"))
+        ledger.paused(purchase.order.case)
+        scene.lose()
+        ledger.let_go(purchase.order.case)
+        answer = wire.answer()
+    refused = [ask(server.port, each.order.attempt()) for each in (purchase, other, purchase)]
+
+    assert answer.status in (409, 503)
+    assert [(503, "memory-lost")] * 3 == [each.told for each in refused]
+    assert [(1, 0), (0, 0)] == [
+        (len(ledger.noted("reserve", case)), len(ledger.noted("charge", case)))
+        for case in (purchase.order.case, other.order.case)
+    ]
+    acknowledge(create_app(scene.url, ledger=ledger_server.url, config={**RULES, "IDEMPOTENCY_LEASE": RULED_LEASE}))
+    answers = [ask_until_settled(server.port, each.order.attempt()) for each in (purchase, other)]
+
+    assert [201, 201] == [each.status for each in answers]
+    assert [1, 1] == [len(ledger.noted("charge", each.order.case)) for each in (purchase, other)]
+    assert 1 == len(set(ledger.noted("reserve", purchase.order.case)))
+
+
+@pytest.mark.parametrize("loss", ("older snapshot", pytest.param("lagging replica", marks=pytest.mark.matrix)))
+def test_57_a_step_that_redis_has_forgotten_is_never_run_again(
+    request: pytest.FixtureRequest, serve_once: Serve, ledger: Ledger, ledger_server: RedisServer, loss: str
+) -> None:
+    """The charge was recorded in what was lost. Its worker is dead, and only the request as a whole can be settled."""
+    scene = forgetful(request, loss)
+    server = serve_once(scene.url, lease=RULED_LEASE, config=RULES, app=APPLICATION)
+    purchase = Purchase(Order("/wait"))
+    with Wire(server.port) as wire:
+        wire.send(purchase.order.attempt("pause:after-reserve", "die:keeping"))
+        ledger.paused(purchase.order.case)
+        scene.secure()
+        ledger.let_go(purchase.order.case)
+        assert wire.ended()
+    scene.lose()
+    told = [ask_until(server.port, purchase.order.attempt(), decided) for _ in range(2)]
+
+    assert [(409, "outcome-unknown")] * 2 == [answer.told for answer in told]
+    assert [1, 1, 1] == [len(ledger.noted(name, purchase.order.case)) for name in ("reserve", "charge", "mail")]
+    cli = create_app(scene.url, ledger=ledger_server.url, config={**RULES, "IDEMPOTENCY_LEASE": RULED_LEASE})
+    shown = cli.test_cli_runner().invoke(args=["idempotency", "show", "--key", purchase.order.key, "--json"])
+    assert ("memory-lost", ["reserve"]) == (
+        json.loads(shown.stdout)["reason"],
+        [step["name"] for step in json.loads(shown.stdout)["steps"]],
+    )
+    options = ("--key", purchase.order.key, "--reason", "seen", "--actor", "e2e", "--yes")
+    for settled in (("--step", "reserve", "--never-happened", "--force"), ("--resume",)):
+        refused = cli.test_cli_runner().invoke(args=["idempotency", "resolve", *options, *settled])
+        assert 1 == refused.exit_code, refused.output
+    assert (409, "outcome-unknown") == ask(server.port, purchase.order.attempt()).told

@@ -255,3 +255,46 @@ def test_7_five_hundred_random_kills_cost_no_row(shop: Shop, figures: Figures) -
         assert 1 == len({each.json["save"] for each in purchase.paid})
         assert 1 == len(shop.keys(purchase, "mail"))
     assert doom.kills >= ROUNDS // 4
+
+
+KILLS: Final = 200
+CHECKOUT: Final = ("claimed", "entered-reserve", "in-reserve", "entered-charge", "in-charge", "after-charge", "in-save")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_two_hundred_random_kills_charge_at_most_once(shop: Shop, figures: Figures) -> None:
+    """Each checkout ends with its response, or with one charge in doubt that keeps all others out."""
+
+    def buy(purchase: Purchase) -> None:
+        step = doom.step()
+        while not purchase.answers or purchase.answers[-1].told not in ((201, None), (409, "outcome-unknown")):
+            purchase.attempt(shop.port, step)
+            step = ""
+
+    purchases = [shop.order() for _ in range(KILLS)]
+    with closing(Doom(shop.ledger, CHECKOUT, longest=LONGEST_SECONDS)) as doom, ThreadPoolExecutor(8) as clients:
+        list(clients.map(buy, purchases))
+    again = [ask(shop.port, purchase.order.attempt()) for purchase in purchases]
+    unknown = [purchase for purchase in purchases if purchase.answers[-1].status == 409]
+    figures(
+        checkouts=KILLS,
+        charges=sum(shop.did(purchase)["charge"] for purchase in purchases),
+        workers_killed=doom.kills,
+        attempts_without_a_response=sum(purchase.lost for purchase in purchases),
+        views_entered=sum(shop.ledger.runs(purchase.order.case) for purchase in purchases),
+        in_doubt=len(unknown),
+        in_doubt_and_charged=sum(shop.did(purchase)["charge"] for purchase in unknown),
+    )
+    for purchase, answer in zip(purchases, again, strict=True):
+        last = purchase.answers[-1]
+        assert (last.told, last.body if last.status == 201 else b"") == (
+            answer.told,
+            answer.body if answer.status == 201 else b"",
+        )
+        did = shop.did(purchase)
+        assert did["charge"] == 1 or (last.status == 409 and did["charge"] == 0), did
+        assert (did["save"], did["mail"]) == (0, 0) or last.status == 201
+        assert shop.payments(purchase) in (None, [last.json["save"]] if last.status == 201 else [])
+        assert all(len(shop.keys(purchase, name)) <= 1 for name in ("reserve", "mail"))
+    assert doom.kills >= KILLS // 4
