@@ -268,29 +268,43 @@ def test_57_a_worker_whose_redis_was_emptied_begins_no_step(
 def test_57_a_step_that_redis_has_forgotten_is_never_run_again(
     request: pytest.FixtureRequest, serve_once: Serve, ledger: Ledger, ledger_server: RedisServer, loss: str
 ) -> None:
-    """The charge was recorded in what was lost. Its worker is dead, and only the request as a whole can be settled."""
+    """Of one request the charge was recorded in what was lost, of the other it had begun before. Their worker is dead.
+
+    Only each request as a whole can be settled.
+    """
     scene = forgetful(request, loss)
     server = serve_once(scene.url, lease=RULED_LEASE, config=RULES, app=APPLICATION)
-    purchase = Purchase(Order("/wait"))
-    with Wire(server.port) as wire:
-        wire.send(purchase.order.attempt("pause:after-reserve", "die:keeping"))
-        ledger.paused(purchase.order.case)
+    lost, in_doubt = Purchase(Order("/wait")), Purchase(Order("/wait"))
+    with Wire(server.port) as first, Wire(server.port) as second:
+        first.send(lost.order.attempt("pause:after-reserve", "die:keeping"))
+        second.send(in_doubt.order.attempt("pause:in-charge"))
+        for purchase in (lost, in_doubt):
+            ledger.paused(purchase.order.case)
         scene.secure()
-        ledger.let_go(purchase.order.case)
-        assert wire.ended()
+        ledger.let_go(lost.order.case)
+        assert first.ended()
+        assert second.ended()
     scene.lose()
-    told = [ask_until(server.port, purchase.order.attempt(), decided) for _ in range(2)]
+    told = [ask_until(server.port, each.order.attempt(), decided).told for each in (lost, in_doubt, lost, in_doubt)]
 
-    assert [(409, "outcome-unknown")] * 2 == [answer.told for answer in told]
-    assert [1, 1, 1] == [len(ledger.noted(name, purchase.order.case)) for name in ("reserve", "charge", "mail")]
-    cli = create_app(scene.url, ledger=ledger_server.url, config={**RULES, "IDEMPOTENCY_LEASE": RULED_LEASE})
-    shown = cli.test_cli_runner().invoke(args=["idempotency", "show", "--key", purchase.order.key, "--json"])
-    assert ("memory-lost", ["reserve"]) == (
-        json.loads(shown.stdout)["reason"],
-        [step["name"] for step in json.loads(shown.stdout)["steps"]],
-    )
-    options = ("--key", purchase.order.key, "--reason", "seen", "--actor", "e2e", "--yes")
-    for settled in (("--step", "reserve", "--never-happened", "--force"), ("--resume",)):
-        refused = cli.test_cli_runner().invoke(args=["idempotency", "resolve", *options, *settled])
-        assert 1 == refused.exit_code, refused.output
-    assert (409, "outcome-unknown") == ask(server.port, purchase.order.attempt()).told
+    assert [(409, "outcome-unknown")] * 4 == told
+    assert [(1, 1, 1), (1, 1, 0)] == [
+        tuple(len(ledger.noted(name, each.order.case)) for name in ("reserve", "charge", "mail"))
+        for each in (lost, in_doubt)
+    ]
+    app = create_app(scene.url, ledger=ledger_server.url, config={**RULES, "IDEMPOTENCY_LEASE": RULED_LEASE})
+    cli = app.test_cli_runner()
+    reserved = ("reserve", "finished")
+    for purchase, reason, steps in (
+        (lost, "memory-lost", [reserved]),
+        (in_doubt, "lease-expired", [reserved, ("charge", "in doubt")]),
+    ):
+        named = ("--key", purchase.order.key)
+        shown = json.loads(cli.invoke(args=["idempotency", "show", *named, "--json"]).stdout)
+        assert (reason, steps) == (shown["reason"], [(step["name"], step["state"]) for step in shown["steps"]])
+        because = ("--reason", "seen", "--actor", "e2e", "--yes")
+        happened = ("--step", "charge", "--happened", "--result", '"ch_1"')
+        for settled in (happened, ("--step", "charge", "--never-happened", "--force"), ("--resume",)):
+            refused = cli.invoke(args=["idempotency", "resolve", *named, *because, *settled])
+            assert 1 == refused.exit_code, refused.output
+        assert (409, "outcome-unknown") == ask(server.port, purchase.order.attempt()).told
