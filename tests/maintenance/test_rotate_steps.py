@@ -5,8 +5,10 @@ from __future__ import annotations
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from threading import Event, Semaphore
 from typing import Any
 
 import pytest
@@ -22,7 +24,8 @@ from flask_idempotency.testing import FrozenClock
 from tests.backends import BACKENDS
 from tests.maintenance.conftest import KEYS
 from tests.maintenance.neglected import store_at
-from tests.maintenance.stores import empty
+from tests.maintenance.stores import SHARED, empty
+from tests.stages import CORE
 
 SECRET = "only-tests-9f2c47d1e8b35a60c1d47be2"
 STEPS = (Step("reserve", effects="deduplicated"), Step("charge"), Step("ship", effects="deduplicated"))
@@ -109,11 +112,11 @@ class Shop:
         return list(self.store.journals.walk(limit=100).answers)
 
 
-@pytest.fixture(params=("memory", "fakeredis", "sqlite"))
+@pytest.fixture(params=("memory", "fakeredis", CORE[-1], *SHARED))
 def shop(request: pytest.FixtureRequest, clock: FrozenClock) -> Iterator[Shop]:
     with ExitStack() as ends:
-        if request.param == "sqlite":
-            store: Any = store_at(empty("sqlite", request), clock)
+        if request.param in SHARED:
+            store: Any = store_at(empty(request.param, request), clock)
             ends.callback(store.close)
         else:
             store = BACKENDS[request.param](request, ends)(clock)
@@ -156,6 +159,37 @@ def test_a_request_that_runs_during_a_rotation_ends(shop: Shop) -> None:
     janitor.rotate()
     janitor.rotate()
     assert (0, 0) == janitor.uses()["2025"]
+
+
+@pytest.mark.parametrize("count", (8, pytest.param(100, marks=pytest.mark.soak)))
+def test_requests_that_run_beside_a_rotation_end(shop: Shop, count: int) -> None:
+    """All of them stand between two steps while it runs, and a quarantined one is there too."""
+    assert 503 == shop.post("doubtful")[0]
+    janitor, between, go = Shop(shop.store), Semaphore(0), Event()
+    janitor.release("2026", "2025")
+
+    def stands() -> None:
+        between.release()
+        assert go.wait(60)
+
+    shop.between, shop.away = stands, False
+    keys = [f"running-{number}" for number in range(count)]
+    with ThreadPoolExecutor(count) as clients:
+        answers = clients.map(shop.post, keys)
+        for _ in keys:
+            assert between.acquire(timeout=60)
+        resealed = janitor.rotate().resealed
+        go.set()
+        ended = list(answers)
+
+    # One result of each running request, and one of the quarantined one with the item of its charge.
+    assert count + 2 == resealed
+    assert [(201, {"reserved": f"reserve of {key}"}) for key in keys] == ended
+    assert {1} == set(shop.ran.values())
+    janitor.rotate()
+    janitor.rotate()
+    assert (0, 0) == janitor.uses()["2025"]
+    assert 409 == janitor.post("doubtful")[0]
 
 
 def test_a_result_that_cannot_be_opened_keeps_its_data_key(shop: Shop) -> None:
