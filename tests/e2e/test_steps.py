@@ -66,7 +66,14 @@ class Shop:
         return None if self.books is None else self.books.payments().get(purchase.order.case, [])
 
 
-@pytest.fixture(scope="module", params=(*REDIS_KINDS, "postgresql", "sqlite", "tiered"))
+KINDS: Final = {
+    kind: pytest.param(kind, marks=pytest.mark.xdist_group(f"steps-{kind}"))
+    for kind in (*REDIS_KINDS, "postgresql", "sqlite", "tiered")
+}
+"""Each in one process of a run, so that its servers start once."""
+
+
+@pytest.fixture(scope="module", params=KINDS.values())
 def shop(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ledger_server: RedisServer
 ) -> Iterator[Shop]:
@@ -112,7 +119,7 @@ def test_3_a_worker_that_dies_in_its_charge_keeps_all_others_out(shop: Shop) -> 
     ]
 
 
-@pytest.mark.parametrize("point", ("written-4", "after-charge", "keeping"))
+@pytest.mark.parametrize("point", ("written-4", "keeping"))
 def test_5_a_retry_passes_the_steps_that_are_recorded(shop: Shop, point: str) -> None:
     purchase = shop.order()
     shop.dies(purchase, point)
@@ -210,30 +217,28 @@ POINTS: Final = (
 )
 
 
-SQL: Final = pytest.mark.parametrize("shop", ("postgresql", "sqlite", "tiered"), indirect=True)
-
-
-@SQL
-def test_7_a_transactional_step_is_committed_once(shop: Shop) -> None:
-    """Its worker dies at each point of it."""
+def test_7_a_step_happens_once_whenever_its_worker_dies(shop: Shop) -> None:
+    """In a SQL database it is transactional: there is one row. Redis has a deduplicated one, under the same key again."""
     for point in POINTS:
+        if point.startswith("commit") and shop.books is None:
+            continue
         purchase = shop.order("/order")
         shop.dies(purchase, point)
 
         answer = ask_until_settled(shop.port, purchase.order.attempt())
 
         assert (201, point == "kept") == (answer.status, answer.replayed), point
-        assert [answer.json["save"]] == shop.payments(purchase), point
-        assert 1 == len(shop.keys(purchase, "mail")), point
+        assert shop.payments(purchase) in (None, [answer.json["save"]]), point
+        assert [1, 1] == [len(shop.keys(purchase, name)) for name in ("save", "mail")], point
 
 
 ROUNDS: Final = 500
 LONGEST_SECONDS: Final = 0.05
 
 
-@SQL
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("shop", [KINDS[kind] for kind in ("postgresql", "sqlite", "tiered")], indirect=True)
 def test_7_five_hundred_random_kills_cost_no_row(shop: Shop, figures: Figures) -> None:
     """A worker is killed up to 50 ms after it has reached some point, whatever it does then."""
     purchases = [shop.order("/order") for _ in range(ROUNDS)]
