@@ -1,0 +1,126 @@
+"""The checkout of the guide to durable steps: at whatever point its worker dies, each effect happens once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import func, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from docs.generate import HERE
+from flask_idempotency import Idempotency
+from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.testing import every_crash
+from flask_idempotency.web.janitor import janitor_of
+from tests.docs.test_pages import BLOCK, surroundings
+
+PAGE = (HERE / "guides" / "steps.md").read_text(encoding="utf-8")
+CART = SimpleNamespace(id="cart-1", card="tok_visa", total=1050, email="alice@shop.example")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    cart_id: Mapped[str]
+    charge_id: Mapped[str]
+    total: Mapped[int]
+
+
+class World:
+    """The other sides: stock and mailer know a key that comes twice, and the provider does not."""
+
+    def __init__(self) -> None:
+        self.did: Counter[str] = Counter()
+        self.charges: dict[str, dict[str, str]] = {}
+        self._keys: set[tuple[str, str]] = set()
+
+    def once(self, what: str, key: str) -> None:
+        if (what, key) not in self._keys:
+            self._keys.add((what, key))
+            self.did[what] += 1
+
+    def charge(self, card: str, total: int, *, key: str) -> dict[str, str]:
+        assert (CART.card, CART.total) == (card, total)
+        self.did["charge"] += 1
+        self.charges[key] = {"id": f"ch_{self.did['charge']}"}
+        return self.charges[key]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def app(tmp_path: Path, world: World) -> Flask:
+    names, db = surroundings(), SQLAlchemy(model_class=Base)
+    app: Flask = names["app"]
+    app.testing = True
+    app.config |= {
+        "SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path / 'shop.sqlite3'}",
+        "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
+    }
+    names |= {
+        "db": db,
+        "Order": Order,
+        "load_cart": {CART.id: CART}.__getitem__,
+        "stock": SimpleNamespace(reserve=lambda cart, *, key: world.once("reserve", key)),
+        "provider": SimpleNamespace(charge=world.charge, find=lambda *, key: world.charges.get(key)),
+        "mailer": SimpleNamespace(send=lambda to, text, order, *, key: world.once("mail", key)),
+    }
+    (block,) = (block for block in BLOCK.findall(PAGE) if "def what_became_of_it" in block)
+    exec(compile(block, "documentation", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+    db.init_app(app)
+    idempotency: Idempotency = names["idempotency"]
+    idempotency.init_app(app)
+    with app.app_context():
+        db.create_all()
+    return app
+
+
+def check_out(client: FlaskClient, key: str) -> Any:
+    return client.post("/checkout", json={"cart": CART.id}, headers={"Idempotency-Key": key})
+
+
+def effects_of(app: Flask, world: World) -> Callable[[], Mapping[str, int]]:
+    def effects() -> Mapping[str, int]:
+        with app.app_context(), app.extensions["sqlalchemy"].engine.connect() as connection:
+            orders = connection.execute(select(func.count()).select_from(Order)).scalar_one()
+        return {**world.did, "orders": orders}
+
+    return effects
+
+
+def test_the_checkout_survives_a_crash_at_each_point(app: Flask, world: World) -> None:
+    """As the table "What is left of each crash" has it."""
+    report = every_crash(app, check_out, effects=effects_of(app, world))
+
+    doubtful = {point for point, end in report.ends.items() if end == "in doubt (charge)"}
+    assert {"charge: in its function", "charge: after its function"} == doubtful
+    assert {"201"} == {end for point, end in report.ends.items() if point not in doubtful}
+    assert {"reserve", "charge", "save", "mail"} <= {point.partition(":")[0] for point in report.ends}
+
+
+def test_the_resolver_settles_only_what_the_provider_knows(app: Flask, world: World) -> None:
+    """Before the provider has the charge, its silence is no proof, and the step stays in doubt."""
+
+    def settle() -> None:
+        janitor_of(app).run("reap", Batcher())
+
+    with pytest.raises(AssertionError) as caught:
+        every_crash(app, check_out, effects=effects_of(app, world), settle=settle)
+
+    assert "charge: in its function -> in doubt (charge)" in str(caught.value)
+    assert "charge: after its function -> 201" in str(caught.value)
