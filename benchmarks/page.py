@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 import redis
 
-from benchmarks import charts, comparison, features, gate, imports, profiling, report, sql, storage
+from benchmarks import charts, comparison, features, gate, imports, profiling, report, sql, steps, storage
 from benchmarks.comparison import Measured
 from benchmarks.harness import BY_HAND, FIRST, IDLE_LOAD, OURS, OUTCOMES, PEER, REPLAY, Cores, describe
 from benchmarks.paths import redis_cases
@@ -58,6 +58,8 @@ def write(
     databases = sql.sections(database_url, url, cores, rounds=rounds, requests=requests)
     _say("encryption and quotas")
     options = features.compliance_sections(client, url, rounds=rounds, requests=requests)
+    _say("durable steps")
+    stepped = steps.sections(client, url, database_url, cores, rounds=rounds, requests=requests)
     imported = imports.import_section(url, rounds=max(3, rounds // 2))
     _say("live keys")
     levels, grown = storage.growth(cores, levels=[each for each in storage.LEVELS if each <= most_keys])
@@ -70,13 +72,18 @@ def write(
         "ratios": markdown(ratios, ("committed",)),
         "sql": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in databases),
         "options": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in options),
+        "steps": steps_block(stepped),
         "imports": markdown(imported),
         "growth": markdown(grown),
     }
     PAGE.write_text(with_blocks(PAGE.read_text(encoding="utf-8"), blocks), encoding="utf-8")
     charts.write("ratios", charts.ratios(bars(measured), report.CPU_TO_BY_HAND))
     charts.write("growth", charts.growth([(level.keys, level.p50, level.p99) for level in levels]))
-    return [table, commands, parts, ratios, *databases, *options, imported, grown]
+    return [table, commands, parts, ratios, *databases, *options, *stepped, imported, grown]
+
+
+def steps_block(sections: Sequence[Section]) -> str:
+    return "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in sections)
 
 
 def with_goals(table: Section, *, gunicorn: bool) -> Section:

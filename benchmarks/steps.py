@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import redis
 from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import create_engine, text
 
 from benchmarks import apps, report, sql_apps
@@ -34,6 +35,7 @@ STEP: Final = "step"
 PASSED: Final = "finished step"
 WITHOUT: Final = "no steps"
 BESIDE: Final = "no steps, beside an endpoint that has steps"
+SESSION_STORE: Final = "flask-sqlalchemy://"
 STEPS: Final = 50
 """Steps of one request: its journal is as long as that."""
 RESULT: Final = {"id": "ch_1a2b3c4d5e6f", "amount": 4200, "currency": "EUR"}
@@ -85,6 +87,7 @@ def sections(
             print(MISSING, file=sys.stderr)
         else:
             rows += _on_database(database, rounds=rounds)
+            rows += _on_database(database, rounds=rounds, session=True)
     with sql_apps.sqlite() as file:
         rows += _on_database(file, rounds=rounds)
     without = _without_steps(url, rounds=rounds, requests=requests)
@@ -124,14 +127,16 @@ def _payment(key: str | None) -> Environ:
     return environ("POST", "/payments", body=apps.PAYMENT, key=key or str(uuid4()))
 
 
-def _on_database(database: Database, *, rounds: int) -> list[Row]:
+def _on_database(database: Database, *, rounds: int, session: bool = False) -> list[Row]:
+    """`session`: with the application's own engine. By hand always prepares its statements, and a store by URL never does."""
+    name = f"{database.kind}, {SESSION_STORE}" if session else database.kind
     with _on_sql(database.url) as starting:
-        return _rows(database.kind, database.url, starting, rounds=rounds)
+        return _rows(name, database.url, starting, rounds=rounds, session=session)
 
 
-def _rows(store: str, url: str, starting: Callable[[str], Note], *, rounds: int) -> list[Row]:
+def _rows(store: str, url: str, starting: Callable[[str], Note], *, rounds: int, session: bool = False) -> list[Row]:
     taken: Times = {HAND: [], STEP: [], PASSED: []}
-    app = _application(url, starting, taken)
+    app = _application(url, starting, taken, session=session)
     body = json.dumps({"amount": 4200}).encode()
     for _ in range(rounds + 1):
         key = str(uuid4())
@@ -158,7 +163,7 @@ def _row(store: str, case: str, taken: Times) -> Row:
     return Row(f"{store}: {case}", cells, verdicts)
 
 
-def _application(url: str, starting: Callable[[str], Note], taken: Times) -> Flask:
+def _application(url: str, starting: Callable[[str], Note], taken: Times, *, session: bool) -> Flask:
     """Return an application whose first attempt takes every step and pauses, and whose second one passes them."""
     app = Flask("benchmark")
 
@@ -185,8 +190,11 @@ def _application(url: str, starting: Callable[[str], Note], taken: Times) -> Fla
             taken[case].append(timed(run, STEPS))
         return {"done": False}, 503
 
-    options: dict[str, Any] = {"secret": SECRET, "lease": LEASE_SECONDS, "store": url}
+    options: dict[str, Any] = {"secret": SECRET, "lease": LEASE_SECONDS, "store": SESSION_STORE if session else url}
     app.config["IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT"] = True
+    if session:
+        app.config["SQLALCHEMY_DATABASE_URI"] = url
+        SQLAlchemy(app)
     Idempotency(app, principal=lambda: PRINCIPAL, **options)
     return app
 
