@@ -183,8 +183,8 @@ class Journals(Protocol):
 
         The record gets the fresh `token`. Unless `writing.in_doubt`, it is paused: PROCESSING, its rule is take-over, and
         its lease ends now. `writing.number` is ignored: the journal's number rises by one. A repeat with the same token is
-        True and changes nothing. False: the record or the journal has changed, is not quarantined, or is incomplete after a
-        data loss. A quarantine as `corrupt` cannot be resumed either.
+        True and changes nothing. False: the record or the journal has changed, is not quarantined, has no entry, or is
+        incomplete after a data loss. A quarantine as `corrupt` cannot be resumed either.
 
         Raises `DataKeyMissing` as `write` does.
         """

@@ -123,7 +123,7 @@ class MemoryJournals:
                 return False
             if record.state is not State.QUARANTINED or record.reason == CORRUPT or record.payload is not None:
                 return False
-            if (kept.fence, kept.write) != (journal.fence, journal.write) or not journal.complete:
+            if (kept.fence, kept.write) != (journal.fence, journal.write) or not journal.complete or not kept.entries:
                 return False
             entries = dict(kept.entries)
             for step in writing.withdraw:
@@ -140,7 +140,8 @@ class MemoryJournals:
             if writing.in_doubt:
                 self._put(key, replace(record, token=token))
             else:
-                self._put(key, paused(record, token, now))
+                # Not when its lease ended, which may be long ago: the client has all of `resume_within` from here on.
+                self._put(key, paused(replace(record, deadline=now), token, now))
             return True
 
     def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:

@@ -80,7 +80,7 @@ class RedisJournals:
         return _journal(result)
 
     def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
-        if seen.record.state is not State.QUARANTINED or not journal.complete:
+        if seen.record.state is not State.QUARANTINED or not journal.complete or not journal.entries:
             return False
         as_seen = seen.record.token, _ms(seen.record.deadline), fence_bytes(journal.fence), journal.write
         result = self._run(scripts.RESUME_STEPS, seen.key, token, *as_seen, *_changes(writing))
@@ -89,6 +89,8 @@ class RedisJournals:
         raise refusal(result)
 
     def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:
+        if seen.record.state is not State.PROCESSING:
+            return False
         as_seen = seen.record.token, _ms(seen.record.deadline), round(horizon * 1_000_000)
         result = self._run(scripts.GIVE_UP_STEPS, seen.key, *as_seen, reason_bytes(NEVER_RESUMED))
         return bool(result == b"DONE")

@@ -258,7 +258,8 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
         state=case((is_free, word(RELEASED)), (resumes, word(PROCESSING)), else_=word(QUARANTINED)),
         reason=case((or_(is_free, resumes), null()), else_=func.coalesce(_r.reason, word(IN_DOUBT))),
         token=case((and_(~is_free, resumes), _bytes("my_paused_token")), else_=_r.token),
-        lease_expires_at=case((is_free, null()), else_=ended),
+        # In doubt, the lease stays: a call that timed out may still arrive, and a resolver waits for that.
+        lease_expires_at=case((is_free, null()), (resumes, ended), else_=_r.lease_expires_at),
         expires_at=case((is_free, now + literal_column(str(RELEASED_KEEP), BigInteger))),
         succeeded=ended_wait(dialect),
         resolver_due_at=case((or_(is_free, resumes), ZERO), else_=_r.resolver_due_at),

@@ -28,7 +28,7 @@ from flask_idempotency.engine.journal import (
     SweptJournals,
 )
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import SealedBy, StoredPayload
+from flask_idempotency.engine.model import SealedBy, State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import journal_statements as statements
 from flask_idempotency.stores.sql.completion import CompletionWriter
@@ -263,7 +263,7 @@ class SqlJournals:
         return _journal(rows) if rows else EMPTY
 
     def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
-        if not journal.complete:
+        if seen.record.state is not State.QUARANTINED or not journal.complete or not journal.entries:
             return False
         dialect = self._database.dialect
         parameters = {
@@ -300,6 +300,8 @@ class SqlJournals:
         return self._database.run(resume)
 
     def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:
+        if seen.record.state is not State.PROCESSING:
+            return False
         statement = statements.give_up(self._database.dialect)
         parameters = {
             **_as_seen(seen, PROCESSING),

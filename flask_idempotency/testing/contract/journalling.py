@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.capabilities import DataKey, DataKeys, Recovery
+from flask_idempotency.engine.capabilities import DataKey, DataKeys, Recovery, SeenRecord
 from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.journal import (
     EMPTY,
@@ -279,6 +279,8 @@ class JournalsContract:
 
         record = found(store, key)
         assert (record.state, record.reason) == (State.QUARANTINED, IN_DOUBT)
+        # A call that timed out may still arrive: until the lease is over, no resolver says that it never happened.
+        assert near(LEASE) == record.remaining
         assert states(store.journals.read(key)) == {"charge": BEGUN}
 
     def test_a_journal_without_effects_is_freed(self, store: JournallingStore) -> None:
@@ -340,6 +342,22 @@ class JournalsContract:
         assert not store.journals.resume(held, journal, token=a_token(), writing=settled)
         assert claimed(store, key).attempt == 2
 
+    def test_a_resumed_request_waits_for_its_retry_from_now_on(
+        self, store: JournallingStore, clock: FrozenClock
+    ) -> None:
+        """Else the janitor gives it up before the client hears of it: its lease ended long ago."""
+        key = a_key()
+        grant = claimed(store, key)
+        wrote(store, key, grant, 1, a_step(), in_doubt=True)
+        store.release(key, grant.token)
+        clock.advance(10 * LEASE)
+        settled = JournalWrite(0, [a_step(state=FINISHED)], steps=1)
+
+        assert store.journals.resume(seen(store, key), store.journals.read(key), token=a_token(), writing=settled)
+
+        assert near(0) == found(store, key).remaining
+        assert not store.journals.give_up(seen(store, key), horizon=clock() - 1)
+
     def test_one_of_two_settled_steps_leaves_the_quarantine(self, store: JournallingStore) -> None:
         key = a_key()
         grant = claimed(store, key)
@@ -378,6 +396,43 @@ class JournalsContract:
         writing = JournalWrite(0, withdraw=[a_step().id])
         for other in (journal, replace(store.journals.read(key), complete=False)):
             assert not store.journals.resume(seen(store, key), other, token=a_token(), writing=writing)
+
+    @pytest.mark.parametrize("withdrawn", (True, False))
+    def test_a_record_without_a_step_is_not_resumed(self, store: JournallingStore, withdrawn: bool) -> None:
+        """No retry may go on with it: nothing says what it has done."""
+        key = a_key()
+        grant = claimed(store, key)
+        if withdrawn:
+            wrote(store, key, grant, 1, a_step(), in_doubt=True)
+            wrote(store, key, grant, 2, withdraw=[a_step().id], steps=0)
+        store.quarantine(key, grant.token, "view-crashed")
+        before = found(store, key)
+
+        journal = store.journals.read(key)
+        assert not store.journals.resume(seen(store, key), journal, token=a_token(), writing=JournalWrite(0))
+
+        assert before == found(store, key)
+
+    def test_what_was_seen_in_another_state_is_neither_resumed_nor_given_up(
+        self, store: JournallingStore, clock: FrozenClock
+    ) -> None:
+        """The worker has ended the request since: token, deadline and journal alone do not show it."""
+        key = a_key()
+        grant = claimed(store, key)
+        wrote(store, key, grant, 1, a_step(), in_doubt=True)
+        running, journal = seen(store, key), store.journals.read(key)
+        store.quarantine(key, grant.token, "steps-changed")
+        before = found(store, key), store.journals.read(key)
+        writing = JournalWrite(0, withdraw=[a_step().id])
+
+        assert not store.journals.resume(running, journal, token=a_token(), writing=writing)
+        assert before == (found(store, key), store.journals.read(key))
+        settled = JournalWrite(0, [a_step(state=FINISHED)], steps=1)
+        assert store.journals.resume(seen(store, key), journal, token=a_token(), writing=settled)
+        paused = found(store, key)
+        held = SeenRecord(key, replace(paused, state=State.QUARANTINED))
+        assert not store.journals.give_up(held, horizon=clock() + 1)
+        assert paused == found(store, key)
 
     @pytest.mark.parametrize("state", ("running", "in doubt", "no journal", "paused"))
     def test_only_what_is_paused_with_effects_is_given_up(
