@@ -387,6 +387,7 @@ def test_a_sweep_removes_what_another_completion_has_left(store: RedisStore, red
     for each in (left, kept):
         write(store, each, BEGIN, FINISH)
     store.complete(left[0], left[1].token, PAYLOAD, keep=KEEP)
+    assert store.journals.read(left[0]) == EMPTY
 
     assert store.journals.sweep(limit=500).removed == 1
 

@@ -25,6 +25,10 @@ end
 if token ~= '' and (record.state == COMPLETED or record.token ~= token or string.sub(bytes, 18, 24) ~= fence) then
   return 'LOST'
 end
+if record.state == COMPLETED then
+  -- An earlier release may have left a journal behind its response.
+  return 'ABSENT'
+end
 local journal, word = journal_of(KEYS[8], record)
 if word == 'CORRUPT' then
   return word
