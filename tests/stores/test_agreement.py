@@ -30,9 +30,9 @@ KINDS: Final = (
     *(f"{kind}-url" for kind in REDIS_KINDS),
     "sqlite",
     "postgres-insert",
-    "tiered-fakeredis",
+    f"tiered-{REDIS_KINDS[0]}-telling",
 )
-LIVES: Final = int(os.environ.get("AGREEMENT_LIVES", "10"))
+LIVES: Final = int(os.environ.get("AGREEMENT_LIVES", "6"))
 CALLS: Final = 60
 
 EFFECTS: Final[tuple[Effects, ...]] = ("plain", "plain", "deduplicated", "transactional", "pure")

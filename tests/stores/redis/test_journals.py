@@ -329,6 +329,85 @@ def test_a_damaged_journal_is_corrupt_and_never_absent(
     assert not redis_client.exists(layout.journal(key))
 
 
+def nothing(store: RedisStore, claimed: tuple[StorageKey, Grant]) -> None:
+    """Leave it in flight, with a step that has finished."""
+
+
+def held(store: RedisStore, claimed: tuple[StorageKey, Grant]) -> None:
+    store.quarantine(claimed[0], claimed[1].token, "steps-changed")
+
+
+def lapsed(store: RedisStore, claimed: tuple[StorageKey, Grant]) -> None:
+    begin(store, claimed)
+    key, _ = claimed
+    assert isinstance(store._server._clock, FrozenClock)
+    store._server._clock.advance(LEASE)
+    record = seen(store, key)
+    assert store.recovery.quarantine_expired(record, horizon=record.record.deadline)
+
+
+def late_finish(store: RedisStore, claimed: tuple[StorageKey, Grant]) -> None:
+    write(store, claimed, JournalWrite(4, (replace(FINISHED, id=b"2" * 12),), (), 2))
+
+
+def resume(store: RedisStore, claimed: tuple[StorageKey, Grant]) -> None:
+    record, journal = seen(store, claimed[0]), store.journals.read(claimed[0])
+    assert store.journals.resume(record, journal, token=a_token(), writing=JournalWrite(0, steps=1))
+
+
+def give_up(store: RedisStore, claimed: tuple[StorageKey, Grant]) -> None:
+    record = seen(store, claimed[0])
+    assert store.journals.give_up(record, horizon=record.record.deadline)
+
+
+def everything(client: redis.Redis) -> dict[bytes, bytes | None]:
+    return {name: client.dump(name) for name in client.scan_iter()}
+
+
+@pytest.mark.parametrize("which", (1, 2, 4), ids=("in flight", "quarantined", "unfinished"))
+@pytest.mark.parametrize(
+    ("before", "call"),
+    (
+        (nothing, begin),
+        (nothing, finish),
+        (nothing, pause),
+        (nothing, complete),
+        (held, pause),
+        (held, resume),
+        (held, complete),
+        (begin, pause),
+        (lapsed, late_finish),
+        (pause, give_up),
+    ),
+)
+def test_an_index_of_another_type_stops_before_the_first_write(
+    store: RedisStore,
+    redis_client: redis.Redis,
+    clock: FrozenClock,
+    before: Callable[[RedisStore, tuple[StorageKey, Grant]], object],
+    call: Callable[[RedisStore, tuple[StorageKey, Grant]], object],
+    which: int,
+) -> None:
+    """A script that stopped half-way would leave a record in no index, and no janitor would find it."""
+    claimed = key, _ = claim(store, quota=Quota(records=5))
+    write(store, claimed, BEGIN, FINISH)
+    clock.advance(LEASE)
+    before(store, claimed)
+    clock.advance(1)
+    index = layout.keys(key)[which]
+    redis_client.delete(index)
+    redis_client.lpush(index, "not ours")
+    stored = everything(redis_client)
+
+    try:
+        call(store, claimed)
+    except CorruptRecord:
+        assert everything(redis_client) == stored
+    else:
+        # The call has no use for this index.
+        assert redis_client.type(index) == b"list"
+
+
 def test_a_result_needs_its_data_key(store: RedisStore, claimed: tuple[StorageKey, Grant], clock: FrozenClock) -> None:
     key, _grant = claimed
     kept = store.data_keys.read_keys(key.tid)

@@ -44,6 +44,7 @@ if record then
   end
 end
 if journal and record.takeover then
+  redis.call('ZCARD', KEYS[2]) -- A wrong type must fail before the first write.
   leave_indexes(KEYS, record, name)
   local deadline = math.min(record.deadline, math.floor(now / 1000))
   redis.call('ZADD', KEYS[2], decimal(deadline), name)
