@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -26,6 +27,8 @@ from flask_idempotency.stores.sql.transactional.transaction import (
     refuse_autocommit,
     undo,
 )
+
+_log = logging.getLogger("flask_idempotency")
 
 
 class SessionJournals(SessionRecords, Protocol):
@@ -90,9 +93,14 @@ class SessionStep(SessionTransaction):
             if isinstance(error, StoreUnavailable) and not isinstance(error, InheritedConnection):
                 # The codec could not seal the result again.
                 raise
-            # Before the COMMIT was sent, nothing can be committed. A refused COMMIT is rolled back.
-            if self._going_out and not is_refusal(error) and self._is_done(error):
-                return
+            # Before the COMMIT was sent, nothing can be committed. A refused COMMIT is rolled back, if there is no other:
+            # SQLAlchemy commits databases one after the other, and that of the records may have been an earlier one.
+            several = len(self._pools) > 1
+            if self._going_out and (several or not is_refusal(error)) and self._is_done(error):
+                if not several:
+                    return
+                _log.error("a step has committed to one database, and may have failed to commit to another")
+                raise StoreUnavailable("a commit failed on one of the session's databases") from error
             raise NotCommitted(
                 f"the commit of a step failed ({type(error.__cause__ or error).__name__})",
                 retryable=is_retryable(error),

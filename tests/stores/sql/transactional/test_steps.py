@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -167,6 +170,37 @@ def test_the_journal_decides_a_commit_without_a_reply(
         with pytest.raises(NotCommitted):
             claimed.take(claimed.pay)
         assert (0, []) == claimed.outcome()
+
+
+@pytest.mark.parametrize("applied", (True, False))
+def test_the_journal_decides_if_another_bind_refuses_its_commit(
+    open_: OpenShop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: bool
+) -> None:
+    """SQLAlchemy commits the session's databases one after the other: that of the records may have committed before."""
+    shop = open_(SQLALCHEMY_BINDS={"other": f"sqlite:///{tmp_path / 'other.sqlite'}"})
+    with shop.app.app_context():
+        store = TransactionalSqlStore(Database(shop.db.engine), sessions=lambda: shop.db.session)
+        claimed, other, session = claim(shop, store), shop.db.engines["other"], shop.db.session
+
+        held: list[Any] = []
+
+        def refuses(connection: object) -> None:
+            held[0].commit() if applied else held[0].rollback()
+            raise IntegrityError("COMMIT", {}, sqlite3.IntegrityError("refused"))
+
+        def pays_and_counts() -> None:
+            session.execute(text("SELECT 1"), bind_arguments={"bind": other})
+            held.append(session.connection(bind_arguments={"bind": shop.db.engine}).connection.dbapi_connection)
+            claimed.pay()
+
+        for engine in (other,) if applied else (other, shop.db.engine):
+            monkeypatch.setattr(engine.dialect, "do_commit", refuses)
+        with pytest.raises(StoreUnavailable if applied else NotCommitted):
+            claimed.take(pays_and_counts)
+
+        assert ((1, [("save", FINISHED)]) if applied else (0, [])) == claimed.outcome()
+        other.dispose()
+        store.close()
 
 
 def test_a_commit_that_nobody_can_ask_for_stays_unknown(claimed: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
