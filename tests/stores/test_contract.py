@@ -84,7 +84,14 @@ class TestTaskLogs(TaskLogContract):
 class TestJournals(JournalsContract):
     """Each store with `journals` is named here: one that loses them must fail, and not be skipped."""
 
-    @pytest.fixture(params=["memory", "fakeredis", *(f"{kind}-url" for kind in REDIS_KINDS)])
+    @pytest.fixture(
+        params=[
+            "memory",
+            "fakeredis",
+            *(f"{kind}-{way}" for kind in REDIS_KINDS for way in ("url", "cluster")),
+            f"tiered-{REDIS_KINDS[0]}-telling",
+        ]
+    )
     def store(self, request: pytest.FixtureRequest, clock: FrozenClock) -> Iterator[Store]:
         with ExitStack() as ends:
             yield BACKENDS[request.param](request, ends)(clock)

@@ -95,6 +95,17 @@ def states(journal: Journal) -> dict[str, StepState]:
     return {entry.name: entry.state for entry in journal.entries}
 
 
+def walked(store: JournallingStore, tid: bytes, *, limit: int = 100) -> list[StepAnswer]:
+    """Return each stored result of this tenant. A page may be empty and not the last."""
+    after: bytes | None = b""
+    answers: list[StepAnswer] = []
+    while after is not None:
+        page = store.journals.walk(after=after, limit=limit, tid=tid)
+        answers += page.answers
+        after = page.after
+    return answers
+
+
 class JournalsContract:
     """The contract of `flask_idempotency.engine.journal.Journals`, and of releases that pause. Override `store`."""
 
@@ -474,14 +485,7 @@ class JournalsContract:
             keys.append(key)
             wrote(store, key, claimed(store, key), 1, a_step(state=FINISHED))
 
-        after: bytes | None = b""
-        answers: list[StepAnswer] = []
-        while after is not None:
-            page = store.journals.walk(after=after, limit=2, tid=tid)
-            answers += page.answers
-            after = page.after
-
-        assert {key.rid for key in keys} == {answer.key.rid for answer in answers}
+        assert {key.rid for key in keys} == {answer.key.rid for answer in walked(store, tid, limit=2)}
         assert store.journals.replace(keys[0], a_step().id, RESULT, sealed)
         assert not store.journals.replace(keys[0], a_step().id, RESULT, sealed)
         (entry,) = store.journals.read(keys[0]).entries
@@ -542,7 +546,7 @@ class JournalsContract:
 
         assert (store.journals.read(key).erased, store.journals.read(other).erased) == (True, False)
         assert store.journals.recall(key, grants[0].token, fence=grants[0].fence).erased
-        assert [answer.erased for answer in store.journals.walk(limit=100, tid=key.tid).answers] == [True]
+        assert [answer.erased for answer in walked(store, key.tid)] == [True]
         # That the step has finished is no personal data: it never runs again.
         assert states(store.journals.read(key)) == {"charge": FINISHED}
 
