@@ -7,18 +7,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pytest
 
-from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.capabilities import Ledger, SeenRecord
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.journal import Effects, Entry, Journal, JournalWrite, StepState
-from flask_idempotency.engine.model import ERASED, Grant, OnExpiry, Record, StoredPayload
+from flask_idempotency.engine.model import ERASED, Grant, OnExpiry, Record, State, StoredPayload
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.journalling import JournallingStore
-from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, walked
 from tests.backends import BACKENDS
 from tests.lab.programs import REDIS_KINDS
 from tests.sql_backends import sql_databases, sql_stores
@@ -38,11 +39,18 @@ CALLS: Final = 60
 EFFECTS: Final[tuple[Effects, ...]] = ("plain", "plain", "deduplicated", "transactional", "pure")
 
 
+class Counting(JournallingStore, Protocol):
+    """A store that counts what its tenants use."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+
 @dataclass
 class Side:
     """One store, and what it has shown to those who call it."""
 
-    store: JournallingStore
+    store: Counting
     grants: list[Grant] = field(default_factory=list)
     """As often as a claim was granted, and granted again."""
     seen: list[tuple[SeenRecord, Journal]] = field(default_factory=list)
@@ -57,6 +65,7 @@ class Life:
         self.key = a_key()
         self.tokens = [random.randbytes(16) for _ in range(4)]
         self.sides = [Side(store) for store in stores]
+        self.quota = random.choice((None, Quota(records=1000)))
         self.fresh = 0
         """How many tokens resolvers have made."""
         self.told: list[str] = []
@@ -82,7 +91,11 @@ class Life:
         )
         if record is not None:
             record = replace(record, fence=fences.get(record.fence, -1), remaining=0.0)
-        return record, entries, journal.erased, journal.complete
+        usage = side.store.ledger.usage(self.key.tid)
+        # A record that is in no index is met by no janitor, resolver or operator.
+        met = [self.key in walked(side.store, state, tid=self.key.tid) for state in State]
+        counted = usage.records, usage.bytes, usage.in_flight
+        return record, entries, journal.erased, journal.complete, counted, met
 
     def step(self) -> None:
         verbs = (
@@ -103,7 +116,7 @@ class Life:
         request = a_request(self.key, on_expiry=OnExpiry.TAKEOVER)
 
         def call(side: Side) -> Any:
-            outcome = side.store.claim(request, token=token, lease=LEASE)
+            outcome = side.store.claim(request, token=token, lease=LEASE, quota=self.quota)
             if isinstance(outcome, Grant):
                 if all(outcome.fence != grant.fence for grant in side.grants):
                     side.grants.append(outcome)
@@ -191,6 +204,9 @@ class Life:
         )
 
     def complete_only(self) -> None:
+        """As an earlier release, which leaves the journal to a sweep, and its bytes to the recount of a quota."""
+        if self.quota is not None:
+            return
         self.owner("complete-only", lambda side, grant: side.store.complete(self.key, grant.token, PAYLOAD, keep=60))
 
     def recall(self) -> None:
