@@ -218,9 +218,13 @@ def _run(name: str, item: Item | None, function: Callable[..., Any], args: Any, 
     if inspect.isawaitable(value):
         return _finish_later(work, run, value, _Call(name, item, work))
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        # The function ran, and may have had an effect before it returned.
+        refused = TypeError(
+            f"step {name!r} returned a generator, which does nothing until it is read. Return what it yields, as a list."
+        )
         with work.shield():
-            run.withdraw()
-        raise TypeError(_GENERATOR.format(name=name))
+            run.fail(refused)
+        raise refused
     return _finish(work, run, value)
 
 

@@ -415,6 +415,22 @@ def test_generators_and_nested_steps_are_refused() -> None:
     assert not shop.ran
 
 
+def test_a_plain_step_that_returns_a_generator_has_run_and_is_in_doubt() -> None:
+    """What the function did before it returned cannot be known."""
+    shop = Shop()
+
+    def charge() -> Any:
+        shop.run("charge")
+        return (each for each in "ab")
+
+    shop.view(lambda: (list(current_claim.step("charge", charge)), 201), steps=("charge",))
+    with pytest.raises(TypeError, match="returned a generator"):
+        shop.post()
+
+    assert 409 == shop.post().status_code
+    assert {"charge": 1} == shop.ran
+
+
 def test_threads_take_steps_under_the_claim() -> None:
     shop = Shop()
 
