@@ -317,11 +317,14 @@ def _enter(work: Running, steps: Steps, name: str, item: Item | None, given: Map
 
 @contextmanager
 def _noted(work: Running) -> Iterator[None]:
-    """Remember an error of ours that leaves a step, so that its request gets the right response."""
+    """Remember an error of ours that leaves a step, so that its request gets the right response.
+
+    A `ConfigurationError` is a mistake of the view, such as an open transaction. It is the view's own error, so it is logged.
+    """
     try:
         yield
     except ConfigurationError:
-        raise  # a mistake in the application, which its developer must see
+        raise
     except IdempotencyError as error:
         if work.claim is not None and work.claim.steps is not None:
             work.claim.steps.refusals.append(error)

@@ -222,7 +222,11 @@ class SessionTransactions:
         if self._store.database.dialect.name != SQLITE:
             return
         sessions = self._sessions()
-        if not sessions.registry.has():
+        try:
+            if not sessions.registry.has():
+                return
+        except RuntimeError:
+            # A thread without an application context has no session of Flask-SQLAlchemy.
             return
         session: Session = sessions()
         if session.in_transaction() and is_writing(self.connection(session)):

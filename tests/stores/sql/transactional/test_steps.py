@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,6 +283,35 @@ def test_a_session_with_other_writes_is_refused(claimed: Claimed, flushed: bool)
 
     with pytest.raises(ConfigurationError, match="do not belong to this transactional step"):
         claimed.join()
+
+
+def test_a_view_that_enters_a_step_with_open_writes_gets_its_own_error(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is a mistake of the view: the log names it, and the key is free."""
+
+    @shop.view()
+    @idempotent(required=True, steps=(Step("save", effects="transactional"),))
+    def pay() -> Any:
+        if not shop.runs:
+            shop.pay()
+        return {"saved": current_claim.step("save", lambda: 7)}, 201
+
+    assert 500 == shop.post().status_code
+    assert "do not belong to this transactional step" in caplog.text
+    assert (201, 0) == (shop.post().status_code, shop.payments())
+
+
+def test_a_thread_without_an_application_context_takes_steps(shop: Shop) -> None:
+    @shop.view()
+    @idempotent(required=True, steps=(Step("ship", effects="deduplicated"),))
+    def pay() -> Any:
+        ship = current_claim.carry(lambda line: current_claim.step(("ship", line), shop.runs.append, line))
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(ship, (1, 2)))
+        return {}, 201
+
+    assert (201, [1, 2]) == (shop.post().status_code, sorted(shop.runs))
 
 
 @on_sqlite
