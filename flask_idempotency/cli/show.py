@@ -21,6 +21,8 @@ from flask_idempotency.cli.context import (
     chosen,
     exit_on_error,
     policies,
+    policy_for,
+    recorded_of,
     recovery,
     settings,
     show_of,
@@ -422,8 +424,9 @@ def list_command(
 @click.option(
     "--downstream", metavar="NAME", help="Show the key that `current_claim.downstream_key(NAME)` gave the view too."
 )
+@click.option("--item", metavar="ITEM", help="With --downstream: the item of the step, as this command prints it.")
 @as_json_option
-def show_command(named: RecordOptions, downstream: str | None, as_json: bool) -> None:
+def show_command(named: RecordOptions, downstream: str | None, item: str | None, as_json: bool) -> None:
     """Show one record, without the body of its response.
 
     Changes nothing. It lists the recorded steps of the request too, without their results. Name the record by the start of
@@ -435,10 +438,12 @@ def show_command(named: RecordOptions, downstream: str | None, as_json: bool) ->
     Example:
       $ flask idempotency show --key order-17 --tenant acme --principal alice
     """
+    if item is not None and downstream is None:
+        raise click.UsageError("--item goes with --downstream.")
     with exit_on_error(as_json=as_json):
         case = find_record(named, whole=False)
         shown = show_of(case.first, steps=True)
-        sent = None if downstream is None else _downstream_key(case.first, downstream)
+        sent = None if downstream is None else _downstream_key(case.first, downstream, item)
     if as_json:
         key = {} if sent is None else {"downstream_key": sent}
         say(json.dumps({**asdict(shown), "also": list(case.also), **key}))
@@ -447,8 +452,18 @@ def show_command(named: RecordOptions, downstream: str | None, as_json: bool) ->
         say(facts_of(shown), *also, *([] if sent is None else [f"downstream:   {sent}"]))
 
 
-def _downstream_key(found: SeenRecord, name: str) -> str:
+def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:
+    """Return the key of this step, or of any name. Raises `Refused` rather than show a key that no call has sent."""
+    rules = policy_for(found.record.info).step_rules
+    name = name if rules is None else rules.recorded_as(name)
+    named = [step for step in recorded_of(found)[1] if step.name == name]
+    met = [step for step in named if item == (None if step.item is None else str(step.item))]
+    if (named or item is not None) and len(met) != 1:
+        what = "is recorded for items" if named and item is None else "is not recorded with this item"
+        raise Refused(f"The step {printable(name)} {what}. Give --item as `show` prints it.")
     try:
+        if met:
+            return met[0].downstream_key
         return downstream_key(identities(settings()), settings().namespace, found, name)
     except ConfigurationError:
         raise Refused(

@@ -158,6 +158,11 @@ class StepRules:
                 "the function outside of a step."
             ) from None
 
+    def recorded_as(self, name: str) -> str:
+        """Return the name in downstream keys: the original one of a renamed step. A name of no step is its own."""
+        step = self.steps.get(name)
+        return name if step is None else step.recorded_as
+
     def of_recorded(self, name: str) -> Step | None:
         """Return the step that is recorded under this name, through `was` too. None: no step is any more.
 

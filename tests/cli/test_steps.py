@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from flask_idempotency import Step, StillUnknown, UnknownOutcome, current_claim, current_step, idempotent
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.events import Resolved, StepSettled
 from flask_idempotency.engine.journal import STEPS_CHANGED, Entry, JournalWrite, StepState
 from flask_idempotency.engine.model import OnExpiry, State
 from flask_idempotency.engine.store import StepContext
-from tests.apps import ALICES, ANSWER, LEASE, WHY, World, key_of, record, refusal, run, said, shop, vanished
+from tests.apps import ALICES, ANSWER, KEY, LEASE, WHY, World, key_of, record, refusal, run, said, shop, vanished
 
 RESOLVE = ("resolve", *ALICES, *WHY, "--yes")
 BEGUN, FINISHED = StepState.BEGUN, StepState.FINISHED
@@ -166,3 +167,55 @@ def test_an_unknown_step_is_refused() -> None:
     for options in (("--step", "refund"), ("--step", "charge", "--item", "line-2")):
         assert "Nothing was changed" in refusal(run(world, *RESOLVE, *options, "--never-happened"))
     assert State.QUARANTINED is state(world)
+
+
+def shipping(step: Step) -> tuple[World, list[str]]:
+    """A shop in which a worker has sent `line-1` to the carrier, and does not know whether it arrived."""
+    world, sent = shop(), list[str]()
+
+    def ship(line: str) -> None:
+        sent.append(current_step.downstream_key)
+        raise TimeoutError
+
+    @world.app.post("/ship")
+    @idempotent(required=True, steps=(step,))
+    def ship_all() -> Any:
+        current_claim.step((step.name, "line-1") if step.item else step.name, ship, "line-1")
+        return {}, 201
+
+    headers = {KEY: "k", "X-Tenant": "acme", "X-User": "alice"}
+    assert 500 == world.app.test_client().post("/ship", headers=headers).status_code
+    return world, sent
+
+
+def test_show_gives_the_downstream_key_that_a_step_of_an_item_sent() -> None:
+    """The key of the bare name is one that no call has carried: it would look as if nothing had arrived."""
+    world, sent = shipping(Step("ship", item="line"))
+
+    assert "Give --item" in refusal(run(world, "show", *ALICES, "--downstream", "ship"))
+    assert "Give --item" in refusal(run(world, "show", *ALICES, "--downstream", "ship", "--item", "line-2"))
+    assert "Give --item" in refusal(run(world, "show", *ALICES, "--downstream", "other", "--item", "line-1"))
+    shown = said(run(world, "show", *ALICES, "--downstream", "ship", "--item", "line-1", "--json"))
+    assert sent == [shown["downstream_key"]]
+    assert 2 == run(world, "show", *ALICES, "--item", "line-1").exit_code
+
+
+def test_show_gives_the_downstream_key_of_a_renamed_step_under_both_names() -> None:
+    world, sent = shipping(Step("post", was="ship"))
+
+    for name in ("post", "ship"):
+        assert sent == [said(run(world, "show", *ALICES, "--downstream", name, "--json"))["downstream_key"]]
+
+
+def test_a_resolver_gets_the_downstream_key_of_a_renamed_step_under_both_names() -> None:
+    world, sent = shipping(Step("post", was="ship"))
+    keys: list[str] = []
+
+    @world.idempotency.resolver("ship_all")
+    def look(unknown: UnknownOutcome) -> StillUnknown:
+        keys.extend(unknown.downstream_key(name) for name in ("post", "ship"))
+        return StillUnknown()
+
+    run(world, "reap")
+
+    assert sent * 2 == keys
