@@ -33,6 +33,7 @@ from flask_idempotency.engine.model import ERASED, RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, SettledStep
+from flask_idempotency.engine.step_rules import StepRules
 from flask_idempotency.operations.records import (
     AuditNote,
     Case,
@@ -132,14 +133,30 @@ class GivenStep:
         try:
             return result_of_step(self.name or "", values.decode(self.result.encode()), None)
         except IdempotencyError:
-            raise click.UsageError("--result holds no JSON that a step can keep.") from None
+            raise click.UsageError(
+                "--result holds no JSON that a step can keep. Quote a text twice: --result '\"ch_1\"'."
+            ) from None
 
-    def settled(self, steps: Sequence[SeenStep]) -> SettledStep:
-        """Return what became of this step among those of a record. Raises `Refused` if it is not recorded."""
-        named = [step for step in steps if step.name == self.name]
+    def settled(self, steps: Sequence[SeenStep], rules: StepRules | None) -> SettledStep:
+        """Return what became of this step among those of a record.
+
+        Raises `Refused` if it is not recorded, or if the code that runs now cannot return the result.
+        """
+        name = self.name if rules is None or self.name is None else rules.recorded_as(self.name)
+        named = [step for step in steps if step.name == name]
         met = [step for step in named if self.item == (None if step.item is None else str(step.item))]
         if len(met) == 1:
-            return SettledStep(met[0], happened=self.result is not None, result=self.value())
+            result, rule = self.value(), None if rules is None else rules.of_recorded(met[0].name)
+            if result is not None and rule is not None:
+                try:
+                    values.from_plain(values.decode(result), rule.returns)
+                except IdempotencyError:
+                    raise Refused(
+                        "--result does not fit `returns=` of the step, so no retry could go on. Give a dataclass or NamedTuple "
+                        "as an object with its fields, and other types as their first function returns them. Nothing was "
+                        "changed."
+                    ) from None
+            return SettledStep(met[0], happened=self.result is not None, result=result)
         if named and self.item is None:
             raise Refused(
                 "This step is recorded for several items. Add --item, as `show` prints it. Nothing was changed."
@@ -314,7 +331,7 @@ def _resumed(
     about = case.first.record.info
     policy, against = policy_for(about), list[str]()
     recorded = [recorded_of(found) for found in case.found]
-    settled = [() if of_step.name is None else (of_step.settled(steps),) for _, steps in recorded]
+    settled = [() if of_step.name is None else (of_step.settled(steps, policy.step_rules),) for _, steps in recorded]
     journals = [journal for journal, _ in recorded]
     if verdict == "never":
         known = is_known(current_app, state().loaders.operations, about)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -219,3 +219,31 @@ def test_a_resolver_gets_the_downstream_key_of_a_renamed_step_under_both_names()
     run(world, "reap")
 
     assert sent * 2 == keys
+
+
+class Parcel(NamedTuple):
+    number: str
+
+
+def test_a_result_that_the_step_cannot_return_is_refused() -> None:
+    """Recorded, it would quarantine the next retry, and no command could change it."""
+    world, _ = shipping(Step("ship", returns=Parcel))
+    happened = (*RESOLVE, "--step", "ship", "--happened", "--result")
+    world.clock.advance(LATER)
+
+    assert "does not fit `returns=`" in refusal(run(world, *happened, '"p_1"'))
+    assert "does not fit `returns=`" in refusal(run(world, *happened, '{"id": "p_1"}'))
+    assert State.QUARANTINED is state(world)
+    assert "Resumed" in run(world, *happened, '{"number": "p_1"}').output
+
+
+def test_a_step_is_settled_under_its_new_name_too() -> None:
+    world, _ = shipping(Step("post", was="ship"))
+
+    assert "Resumed" in run(world, *RESOLVE, "--step", "post", "--happened", "--result", "null").output
+
+
+def test_a_result_without_quotes_is_refused_with_an_example() -> None:
+    world, _ = in_doubt(charge=BEGUN)
+
+    assert "--result '\"ch_1\"'" in run(world, *RESOLVE, "--step", "charge", "--happened", "--result", "ch_1").output
