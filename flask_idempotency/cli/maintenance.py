@@ -93,13 +93,15 @@ def _task_text(command: _TaskCommand, report: Report | None) -> str:
 
 def _reaped(report: ReapReport) -> list[str]:
     said = [f"Quarantined, because their leases expired: {report.quarantined}."]
+    if report.never_resumed:
+        said.append(f"Quarantined, because no retry resumed them: {report.never_resumed}.")
     if report.waiting:
         said.append(f"Their next retries take over: {report.waiting}.")
     if report.asked:
         said.append(
             f"Resolvers were called for {report.asked} key{'' if report.asked == 1 else 's'}: "
             f"{report.completed} completed, {report.released} released, "
-            f"{report.unknown} still unknown, {report.failed} failed."
+            f"{report.resumed} resumed, {report.unknown} still unknown, {report.failed} failed."
         )
     if report.failed:
         said.append("The log says which resolver failed, and how.")

@@ -371,7 +371,9 @@ def facts_of(view: RecordView) -> Facts:
     ]
     if view.owner is not None:
         lease = "not expired" if view.lease_ended_ago is None else f"expired {ago(view.lease_ended_ago)}"
-        if view.condition is not Condition.QUARANTINED:
+        if view.paused:
+            lease += "; the next retry goes on behind the finished steps"
+        elif view.condition is not Condition.QUARANTINED:
             lease += "; then a retry takes over" if view.on_expiry == "takeover" else "; then quarantined"
         living = view.owner.may_live_for
         runs = f"may run for another {format_duration(living)}" if living else "not running"

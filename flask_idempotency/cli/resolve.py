@@ -73,6 +73,10 @@ _NOBODY: Final = (
 _STATUS: Final = "--happened needs --status, and only --happened takes a response."
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
 
+_PAUSED: Final = (
+    "There is nothing to resolve: the request is paused, and the next retry goes on behind its finished steps. Ask the client "
+    "to send it again with the same key. Nothing was changed."
+)
 _STEP: Final = "--step goes with --happened --result JSON, or with --never-happened."
 
 _force = click.option("--force", is_flag=True, help="Even if its worker may still run, or its request completed.")
@@ -229,6 +233,8 @@ def resolve_command(
     dropped: list[str] = []
     with exit_on_error(as_json=as_json):
         case = find_record(named, whole=True)
+        if show_of(case.first).paused:
+            raise Refused(_PAUSED)
         check_quarantined(case)
         _check_cache(case)
         about = case.first.record.info

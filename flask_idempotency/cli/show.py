@@ -204,6 +204,8 @@ def abandoned(policy: Policy) -> str:
     """Return what happens to a key whose worker vanished."""
     if policy.on_expiry is OnExpiry.QUARANTINE:
         return "quarantined"
+    if policy.step_rules is not None:
+        return "taken over, or quarantined in a plain step"
     return "taken over, or quarantined past its point" if policy.effects in _HAS_POINT else "taken over"
 
 
@@ -211,15 +213,19 @@ def failed(policy: Policy) -> str:
     """Return what happens to a key whose view failed, by the default rules."""
     match policy.on_error:
         case "release":
-            return "released"
+            return _released(policy)
         case "keep":
             return "kept with its response"
         case "quarantine":
             return "quarantined"
         case None:
             decision = policy.settled_as(None, past_point=False)
-            by_default = "released" if decision is Decision.RELEASE else "quarantined"
+            by_default = _released(policy) if decision is Decision.RELEASE else "quarantined"
             return f"{by_default}, or quarantined past its point" if policy.effects in _HAS_POINT else by_default
+
+
+def _released(policy: Policy) -> str:
+    return "released" if policy.step_rules is None else "paused behind its steps, or quarantined with one in doubt"
 
 
 def _scope(row: PolicyRow) -> str:

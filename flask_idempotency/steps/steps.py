@@ -28,7 +28,7 @@ from flask_idempotency.engine.errors import (
     NotStorable,
     StepsChanged,
 )
-from flask_idempotency.engine.journal import Effects
+from flask_idempotency.engine.journal import LARGEST_JOURNAL, LARGEST_RESULT, Effects
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.step_rules import Returns, Step, UndeclaredStep
 from flask_idempotency.engine.steps import StepRun, Steps
@@ -389,7 +389,10 @@ def _finish(work: Running, run: StepRun, value: Any) -> Any:
         elif run.finish(data):
             return back
         else:
-            why = f"it takes {len(data)} bytes, which is too much for one result or for those of the whole request"
+            why = (
+                f"it takes {len(data)} bytes. One result has at most {LARGEST_RESULT}, and all of a request {LARGEST_JOURNAL}: "
+                "return an id"
+            )
     text = f"the result of step {run.step.name!r} cannot be kept: {why}"
     if work.strict:
         raise NotStorable(f"{text}. The step counts as done.") from cause

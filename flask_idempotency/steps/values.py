@@ -145,15 +145,17 @@ def tagged(value: Any, depth: int = 0) -> Any:
         return {"$tuple": [tagged(each, depth + 1) for each in value]}
     tag = _TAGS.get(kind)
     if tag is None:
-        raise NotStorable(_refusal(value, kind))
+        raise NotStorable(_refusal(value, kind, whole=depth == 0))
     name, write = tag
     return {name: write(value)}
 
 
-def _refusal(value: Any, kind: type) -> str:
+def _refusal(value: Any, kind: type, *, whole: bool) -> str:
     remedy = "Return an id or plain values, or set `returns=` of the step"
     if is_dataclass(value) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         remedy = f"Set returns={kind.__name__} of the step"
+        if not whole:
+            remedy = "It is inside another value, so set `returns=` of the step to a pair of functions"
     return f"it contains a value of the type {kind.__module__}.{kind.__qualname__}. {remedy}"
 
 

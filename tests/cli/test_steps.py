@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from flask_idempotency import Step, StillUnknown, UnknownOutcome, current_claim, current_step, idempotent
+from flask_idempotency import Resume, Step, StillUnknown, UnknownOutcome, current_claim, current_step, idempotent
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.events import Resolved, StepSettled
 from flask_idempotency.engine.journal import STEPS_CHANGED, Entry, JournalWrite, StepState
@@ -247,3 +247,32 @@ def test_a_result_without_quotes_is_refused_with_an_example() -> None:
     world, _ = in_doubt(charge=BEGUN)
 
     assert "--result '\"ch_1\"'" in run(world, *RESOLVE, "--step", "charge", "--happened", "--result", "ch_1").output
+
+
+def test_a_paused_request_needs_no_resolution() -> None:
+    """`release`, which would run its effects again, is no advice."""
+    world, _ = doing(reserve=FINISHED)
+    world.clock.advance(LEASE + 1)
+
+    assert "There is nothing to resolve: the request is paused" in refusal(run(world, *RESOLVE, "--resume"))
+    assert "the next retry goes on behind the finished steps" in run(world, "show", *ALICES).output
+
+
+def test_the_policy_says_what_steps_leave_of_a_failure() -> None:
+    world, _ = shipping(Step("ship"))
+
+    told = run(world, "policy", "ship_all").output
+
+    assert "is taken over, or quarantined in a plain step" in told
+    assert "is paused behind its steps, or quarantined with one in doubt" in told
+
+
+def test_reap_reports_requests_that_were_never_resumed_and_those_that_go_on() -> None:
+    world, _ = doing(reserve=FINISHED)
+    world.idempotency.resolver("pay")(lambda unknown: Resume())
+    world.clock.advance(LATER)
+
+    told = run(world, "reap").output
+
+    assert "because no retry resumed them: 1." in told
+    assert "for 1 key: 0 completed, 0 released, 1 resumed, 0 still unknown, 0 failed." in told

@@ -174,6 +174,8 @@ def test_other_types_are_refused(value: Any) -> None:
 def test_a_refused_dataclass_names_its_remedy() -> None:
     with pytest.raises(NotStorable, match="Set returns=Charge of the step"):
         encode(Charge("ch_1"))
+    with pytest.raises(NotStorable, match="inside another value, so set `returns=` of the step to a pair of functions"):
+        encode({"paid": Charge("ch_1")})
 
 
 def test_a_value_within_itself_is_refused() -> None:
