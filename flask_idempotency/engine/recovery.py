@@ -158,15 +158,17 @@ class UnknownOutcome:
     _downstream: Callable[[str], str] = field(repr=False)
     steps: tuple[SeenStep, ...] = ()
     """The recorded steps, in the order in which they began. Empty for an endpoint without steps."""
+    _recorded_as: Callable[[str], str] = field(default=str, repr=False)
+    """Return the original name of a renamed step."""
 
     def downstream_key(self, name: str) -> str:
         """Return what `current_claim.downstream_key(name)` was in the view. Look the call up by it."""
-        return self._downstream(name)
+        return self._downstream(self._recorded_as(name))
 
     def step(self, name: str, item: Any = None) -> SeenStep:
-        """Return this recorded step. Raises `LookupError` if the request has not begun it."""
+        """Return this recorded step, by its name or its former one. Raises `LookupError` if the request has not begun it."""
         for step in self.steps:
-            if step.name == name and step.item == item and type(step.item) is type(item):
+            if step.name == self._recorded_as(name) and step.item == item and type(step.item) is type(item):
                 return step
         recorded = ", ".join(dict.fromkeys(step.name for step in self.steps)) or "none"
         raise LookupError(

@@ -181,13 +181,14 @@ def _call(
         observers(ResolverAsked(label(found.key), endpoint, answer=type(error).__name__))
         return "failed"
 
-    def downstream(name: str) -> str:
+    def recorded_as(name: str) -> str:
         rules = context.policy_of(found.record.info).step_rules
-        return context.downstream(found, name if rules is None else rules.recorded_as(name))
+        return name if rules is None else rules.recorded_as(name)
 
     journal, steps = context.steps(found)
+    unknown = UnknownOutcome(found.record, lambda name: context.downstream(found, name), steps, recorded_as)
     try:
-        resolution = resolver(UnknownOutcome(found.record, downstream, steps))
+        resolution = resolver(unknown)
     except Exception as error:  # noqa: BLE001 - an application's function may raise anything; the key's next turn comes
         # Log only the class of a foreign exception: clients of other services may quote a body or a person in its text.
         return failed(error, str(error) if isinstance(error, ConfigurationError) else type(error).__name__)

@@ -207,18 +207,19 @@ def test_show_gives_the_downstream_key_of_a_renamed_step_under_both_names() -> N
         assert sent == [said(run(world, "show", *ALICES, "--downstream", name, "--json"))["downstream_key"]]
 
 
-def test_a_resolver_gets_the_downstream_key_of_a_renamed_step_under_both_names() -> None:
+def test_a_resolver_finds_a_renamed_step_and_its_downstream_key_under_both_names() -> None:
     world, sent = shipping(Step("post", was="ship"))
     keys: list[str] = []
 
     @world.idempotency.resolver("ship_all")
     def look(unknown: UnknownOutcome) -> StillUnknown:
-        keys.extend(unknown.downstream_key(name) for name in ("post", "ship"))
+        for name in ("post", "ship"):
+            keys.extend([unknown.downstream_key(name), unknown.step(name).downstream_key])
         return StillUnknown()
 
     run(world, "reap")
 
-    assert sent * 2 == keys
+    assert sent * 4 == keys
 
 
 class Parcel(NamedTuple):
