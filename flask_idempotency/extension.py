@@ -367,9 +367,10 @@ class Idempotency:
         """Register the function that finds out whether this endpoint's quarantined requests happened, such as at the bank.
 
         For messages, name the operation instead of an endpoint, such as `inbox:billing`. It takes an `UnknownOutcome` and
-        returns `Happened(response)`, `NeverHappened()` or `StillUnknown()`; of a message, `Happened(value)`. The janitor
-        calls it in an application context, for one key at a time: soon after the quarantine, then less and less often. If
-        it raises, the janitor calls it again later. Raises `ConfigurationError` if the endpoint has a resolver already.
+        returns `Happened(response)`, `NeverHappened()` or `StillUnknown()`; of a message, `Happened(value)`. For durable
+        steps it returns `unknown.step(name).completed(result)` or `.never_happened()`, and `Resume()`. The janitor calls it
+        in an application context, for one key at a time: soon after the quarantine, then less and less often. If it
+        raises, the janitor calls it again later. Raises `ConfigurationError` if the endpoint has a resolver already.
         """
 
         def register(resolver: ResolverT) -> ResolverT:

@@ -91,12 +91,15 @@ class SeenStep:
     item: Any = field(repr=False)
     """What tells it from other steps of this name. None: it has none, or it is unreadable."""
     effects: Effects
+    """Its kind, as it is recorded."""
     state: StepState
+    """Begun or finished."""
     attempt: int | None
     """Which attempt took it. None: one before the last."""
     began_at: float
     """Seconds since the epoch by the store's clock."""
     finished_at: float | None
+    """The same clock. None: it has not finished."""
     entry: Entry = field(repr=False)
     """What the journal holds."""
     stored_item: bytes | None = field(repr=False)

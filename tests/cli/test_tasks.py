@@ -157,7 +157,10 @@ def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
     told = run(world, "reap")
 
     assert 1 == told.exit_code
-    assert "Resolvers were called for 2 keys: 1 completed, 0 released, 0 resumed, 0 still unknown, 1 failed." in told.output
+    assert (
+        "Resolvers were called for 2 keys: 1 completed, 0 released, 0 resumed, 0 still unknown, 1 failed."
+        in told.output
+    )
     assert "The log says which resolver failed" in told.output
 
 
