@@ -300,7 +300,7 @@ def test_in_tests_a_large_result_raises() -> None:
     shop = Shop()
     shop.view(lambda: (current_claim.step("charge", lambda: "x" * 65 * 1024), 201), steps=("charge",))
 
-    with pytest.raises(NotStorable, match="cannot be kept: it takes 66562 bytes. One result has at most 65536"):
+    with pytest.raises(NotStorable, match=r"cannot be kept: it takes 66562 bytes\. One result has at most 65536"):
         shop.post()
 
 
