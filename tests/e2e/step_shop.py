@@ -67,7 +67,9 @@ def create_app(url: str, *, ledger: str, config: Mapping[str, Any]) -> Flask:
     steps = (Step("reserve", effects="deduplicated"), Step("charge"), save, mail)
     _serve(app, "checkout", ("reserve", "charge", "save", "mail"), steps=steps)
     _serve(app, "order", ("save", "mail"), steps=steps)
-    _serve(app, "wait", ("reserve", "charge", "mail"), steps=steps, in_flight="wait", wait=60)
+    _serve(app, "mail", ("reserve", "charge", "mail"), steps=steps)
+    # Of many duplicates one would take over from a worker that is only late.
+    _serve(app, "wait", ("reserve", "charge", "mail"), steps=steps, in_flight="wait", wait=60, lease=60)
     app.add_url_rule("/free", "free", lambda: {"pid": os.getpid()})
     _watch(app, joint=joint)
     return app

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pytest
@@ -110,6 +110,7 @@ def test_3_a_worker_that_dies_in_its_charge_keeps_all_others_out(shop: Shop) -> 
     told = [ask_until_settled(shop.port, purchase.order.attempt()).told for _ in range(2)]
 
     assert [(409, "outcome-unknown")] * 2 == told
+    assert 1 == shop.ledger.runs(purchase.order.case), "no retry enters the view"
     assert {"reserve": 1, "charge": 1, "save": 0, "mail": 0} == shop.did(purchase)
     app = create_app(shop.url, ledger=shop.ledger_url, config={})
     shown = app.test_cli_runner().invoke(args=["idempotency", "show", "--key", purchase.order.key, "--json"])
@@ -167,6 +168,52 @@ def test_11_a_worker_that_was_overtaken_between_two_steps_begins_none(shop: Shop
     assert shop.payments(purchase) in (None, [answer.json["save"]])
 
 
+def test_a_worker_that_was_stopped_in_its_charge_ends_the_quarantine(shop: Shop) -> None:
+    """No retry goes on beside it. Its finish is accepted, however late, and the request ends as if it had not slept."""
+    purchase = shop.order()
+    with Wire(shop.port) as wire:
+        wire.send(purchase.order.attempt("pause:in-charge"))
+        pid = shop.ledger.paused(purchase.order.case)
+        pause(pid)
+        try:
+            refused = ask_until_settled(shop.port, purchase.order.attempt())
+            shop.ledger.let_go(purchase.order.case)
+        finally:
+            resume(pid)
+        late = wire.answer()
+    again = ask(shop.port, purchase.order.attempt())
+
+    assert (409, "outcome-unknown") == refused.told
+    assert (201, 1) == (late.status, late.json["attempt"])
+    assert (True, late.body) == (again.replayed, again.body)
+    assert 1 == shop.ledger.runs(purchase.order.case)
+    assert {"reserve": 1, "charge": 1, "save": 1, "mail": 1} == shop.did(purchase)
+
+
+def test_a_deduplicated_step_whose_worker_dies_in_it_runs_again_under_the_same_key(shop: Shop) -> None:
+    purchase = shop.order()
+    shop.dies(purchase, "in-reserve")
+
+    answer = ask_until_settled(shop.port, purchase.order.attempt())
+
+    assert (201, 2) == (answer.status, answer.json["attempt"])
+    assert {"reserve": 2, "charge": 1, "save": 1, "mail": 1} == shop.did(purchase)
+    assert 1 == len(shop.keys(purchase, "reserve"))
+
+
+def test_a_paused_key_is_not_another_requests(shop: Shop) -> None:
+    purchase = shop.order("/mail")
+    paused = ask(shop.port, purchase.order.attempt("status:503"))
+    other = replace(purchase.order, body=b'{"amount": 200}')
+    refused = ask(shop.port, other.attempt())
+    answer = ask(shop.port, purchase.order.attempt())
+
+    assert (503, "paused") == (paused.status, paused.header("Idempotency-Status"))
+    assert (422, 201) == (refused.status, answer.status)
+    assert 2 == shop.ledger.runs(purchase.order.case)
+    assert {"reserve": 1, "charge": 1, "save": 0, "mail": 1} == shop.did(purchase)
+
+
 def test_19_one_of_sixteen_duplicates_resumes_a_pause(shop: Shop) -> None:
     """Two of a process wait. The others ask again, as clients do."""
     purchase = shop.order("/wait")
@@ -193,12 +240,13 @@ def test_25_a_finish_that_was_lost_goes_with_the_next_write(
     shop: Shop, point: str, told: tuple[int, str | None]
 ) -> None:
     """A worker that dies before that write leaves its charge in doubt."""
-    purchase = shop.order("/wait")
+    purchase = shop.order("/mail")
     shop.dies(purchase, point, "lose:4")
 
     answer = ask_until_settled(shop.port, purchase.order.attempt())
 
     assert told == answer.told
+    assert 1 + (answer.status == 201) == shop.ledger.runs(purchase.order.case)
     assert {"reserve": 1, "charge": 1, "save": 0, "mail": int(answer.status == 201)} == shop.did(purchase)
 
 
