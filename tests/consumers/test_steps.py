@@ -142,7 +142,7 @@ def test_a_contradiction_is_refused_when_the_inbox_is_made() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", (*REDIS_KINDS, "sqlite", "postgres", "tiered"))
+@pytest.mark.parametrize("kind", (*REDIS_KINDS, "sqlite", "postgres", pytest.param("tiered", marks=pytest.mark.matrix)))
 def test_a_message_goes_on_behind_the_finished_steps_of_a_killed_worker(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
