@@ -101,7 +101,7 @@ def test_a_killed_worker_costs_what_the_effects_say(
 def test_a_message_goes_on_behind_the_finished_steps_of_a_killed_worker(
     shop: Shop, killed: dict[tuple[str, str], tuple[str, Any]]
 ) -> None:
-    """In doubt about the charge, nobody goes on."""
+    """In doubt about the charge, no worker goes on."""
     doubtful, in_doubt = killed["stepped", "die:charging"]
     finished, goes_on = killed["stepped", "die:charged"]
 

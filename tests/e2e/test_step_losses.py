@@ -121,12 +121,12 @@ def shop(request: pytest.FixtureRequest, ledger_server: RedisServer) -> Iterator
         yield shop
 
 
-def bought(shop: Shop, purchase: Purchase, *steps: str, at: str, meanwhile: Callable[[], Any]) -> list[Answer]:
-    """Return what its client is told until it is bought. `meanwhile` is while the first attempt pauses at this point."""
+def bought(shop: Shop, purchase: Purchase, *steps: str, at: str, during: Callable[[], Any]) -> list[Answer]:
+    """Return what its client is told until it is bought. `during` is while the first attempt pauses at this point."""
     with Wire(shop.server.port) as wire:
         wire.send(purchase.order.attempt(f"pause:{at}", *steps))
         shop.ledger.paused(purchase.order.case)
-        meanwhile()
+        during()
         shop.ledger.let_go(purchase.order.case)
         answers = [wire.answer()]
     while answers[-1].status != 201:
@@ -153,7 +153,7 @@ def test_23_a_call_that_is_lost_once_runs_nothing_twice(shop: Shop, lose: Lose, 
         before.append(shop.line.requests)
         lose(shop.line)
 
-    bought(shop, purchase, *steps, at=at, meanwhile=loses)
+    bought(shop, purchase, *steps, at=at, during=loses)
 
     assert shop.line.requests > before[0] + 1
     assert [1, 1, 1] == shop.did(purchase)
@@ -198,7 +198,7 @@ def test_29_the_journal_decides_a_commit_that_was_cut(shop: Shop, lose: Lose, to
     if shop.books is None:
         pytest.skip("Redis has no COMMIT")
     purchase = Purchase(Order("/order"))
-    answers = bought(shop, purchase, at="committing", meanwhile=lambda: lose(shop.line))
+    answers = bought(shop, purchase, at="committing", during=lambda: lose(shop.line))
 
     assert told == [answer.status for answer in answers]
     assert {None, "request-paused"} >= {answer.code for answer in answers}
