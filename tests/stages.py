@@ -5,11 +5,13 @@ A test is of the matrix if a store, server, or strategy that it uses differs fro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from xdist.scheduler import LoadGroupScheduling
 
 from tests.lab.programs import REDIS_KINDS
 
@@ -26,6 +28,13 @@ POOLERS: Final = frozenset({"pgbouncer", "pgbouncer_url", "start_pgbouncer"})
 
 SLOW_FOLDERS: Final = ("e2e", "lab", "benchmarks")
 """Their tests start servers and applications in processes, or measure."""
+
+TOGETHER: Final = re.compile(
+    r"(tests/consumers/test_celery)(?:_workers)?\.py::"
+    r"|(tests/e2e/test_bad_input)\.py::.*?\[(gevent|gthread|sync|waitress)\b"
+    r"|(tests/e2e/test_steps?(?:_losses)?)\.py::.*?\[(sqlite|postgresql|tiered|valkey|redis)"
+)
+"""Tests that start a server once for all of them. Those with equal groups run in one process of a run."""
 
 
 def is_further(value: object) -> bool:
@@ -55,3 +64,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(stage)
         if not any(item.get_closest_marker(stage) for stage in ("slow", "matrix", "soak")):
             item.add_marker("core")
+
+
+class Grouped(LoadGroupScheduling):  # type: ignore[misc] # pytest-xdist has no types
+    """Runs tests that share a server in one process.
+
+    The mark `xdist_group` would do that, but pytest 9.2 keeps the id of a test where pytest-xdist 3.8 does not look for it, and
+    the mark has no effect.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        found = TOGETHER.match(nodeid)
+        return nodeid if found is None else " ".join(filter(None, found.groups()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
+    return Grouped(config, log) if config.getvalue("dist") == "loadgroup" else None

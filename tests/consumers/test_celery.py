@@ -17,7 +17,7 @@ from tests.consumers.celery_shop import add_tasks, make_celery
 from tests.consumers.celery_worker import Shop, ShopLedger, Worker, at, freeze, setup_of
 from tests.tooling.processes import DEADLINE_SECONDS, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("celery")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 BLOWS = ("die:before", "die:after")
 

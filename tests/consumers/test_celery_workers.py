@@ -19,7 +19,7 @@ from tests.consumers.celery_worker import STOP_SECONDS, Shop, ShopLedger, Worker
 from tests.lab.rabbitmq import RabbitServer
 from tests.tooling.processes import DEADLINE_SECONDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("celery")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ORDERS = 8
 

@@ -85,14 +85,11 @@ def _scripts(server: RedisServer | None) -> int:
         return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
-KINDS: Final = {
-    kind: pytest.param(kind, marks=pytest.mark.xdist_group(f"step-losses-{kind}"))
-    for kind in (REDIS_KINDS[0], "postgresql")
-}
-"""Each in one process of a run, so that its servers start once."""
+KINDS: Final = (REDIS_KINDS[0], "postgresql")
+"""Each in one process of a run, so that its servers start once: see `tests/stages.py`."""
 
 
-@pytest.fixture(scope="module", params=KINDS.values())
+@pytest.fixture(scope="module", params=KINDS)
 def shop(request: pytest.FixtureRequest, ledger_server: RedisServer) -> Iterator[Shop]:
     redis, books, servers = None, None, request.getfixturevalue("redis_servers")
     assert isinstance(servers, RedisServers)

@@ -66,14 +66,11 @@ class Shop:
         return None if self.books is None else self.books.payments().get(purchase.order.case, [])
 
 
-KINDS: Final = {
-    kind: pytest.param(kind, marks=pytest.mark.xdist_group(f"steps-{kind}"))
-    for kind in (*REDIS_KINDS, "postgresql", "sqlite", "tiered")
-}
-"""Each in one process of a run, so that its servers start once."""
+KINDS: Final = (*REDIS_KINDS, "postgresql", "sqlite", "tiered")
+"""Each in one process of a run, so that its servers start once: see `tests/stages.py`."""
 
 
-@pytest.fixture(scope="module", params=KINDS.values())
+@pytest.fixture(scope="module", params=KINDS)
 def shop(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ledger_server: RedisServer
 ) -> Iterator[Shop]:
@@ -286,7 +283,7 @@ LONGEST_SECONDS: Final = 0.05
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("shop", [KINDS[kind] for kind in ("postgresql", "sqlite", "tiered")], indirect=True)
+@pytest.mark.parametrize("shop", ["postgresql", "sqlite", "tiered"], indirect=True)
 def test_7_five_hundred_random_kills_cost_no_row(shop: Shop, figures: Figures) -> None:
     """A worker is killed up to 50 ms after it has reached some point, whatever it does then."""
     purchases = [shop.order("/order") for _ in range(ROUNDS)]

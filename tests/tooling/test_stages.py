@@ -6,7 +6,7 @@ import pytest
 
 from tests.backends import BACKENDS, REACHED, STORES
 from tests.lab.programs import REDIS_KINDS
-from tests.stages import CORE, is_further
+from tests.stages import CORE, Grouped, is_further
 
 
 def test_the_core_stores_exist() -> None:
@@ -32,3 +32,34 @@ def test_a_test_is_of_the_core_only_if_it_is_of_no_other_stage(request: pytest.F
     for item in request.session.items:
         further = {"slow", "matrix", "soak"} & {mark.name for mark in item.iter_markers()}
         assert bool(further) != (item.get_closest_marker("core") is not None)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        ("consumers/test_celery.py::test_a[x]", "consumers/test_celery_workers.py::test_b", True),
+        ("e2e/test_bad_input.py::test_a[gthread-x]", "e2e/test_bad_input.py::TestB::test_b[gthread-y]", True),
+        ("e2e/test_bad_input.py::test_a[gthread-x]", "e2e/test_bad_input.py::test_a[gevent-x]", False),
+        ("e2e/test_bad_input.py::test_a[x]", "e2e/test_bad_input.py::test_a[y]", False),
+        ("e2e/test_steps.py::test_a[valkey-9.1]", "e2e/test_steps.py::test_b[valkey-9.1-x]", True),
+        ("e2e/test_steps.py::test_a[valkey-9.1]", "e2e/test_steps.py::test_a[sqlite]", False),
+        ("e2e/test_steps.py::test_a[sqlite]", "e2e/test_step_losses.py::test_a[sqlite]", False),
+        ("e2e/test_race.py::test_a[sqlite]", "e2e/test_race.py::test_b[sqlite]", False),
+    ],
+)
+def test_tests_that_share_a_server_run_in_one_process(first: str, second: str, together: bool) -> None:
+    group = Grouped._split_scope
+    scheduler = Grouped.__new__(Grouped)
+    assert (group(scheduler, f"tests/{first}") == group(scheduler, f"tests/{second}")) == together
+
+
+@pytest.mark.parametrize(("dist", "used"), [("load", False), ("loadgroup", True)])
+def test_a_run_by_groups_uses_them(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, dist: str, used: bool
+) -> None:
+    monkeypatch.setattr(pytestconfig.option, "dist", dist)
+    monkeypatch.setattr(pytestconfig.option, "tx", ["popen"])
+
+    made = pytestconfig.hook.pytest_xdist_make_scheduler(config=pytestconfig, log=None)
+
+    assert isinstance(made, Grouped) == used
