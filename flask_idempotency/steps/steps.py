@@ -165,13 +165,13 @@ def durable_step(
 
             @wraps(function)
             async def made(*args: P.args, **kwargs: P.kwargs) -> Any:
-                return await _run_async(step.name, _item_of(step, function, args, kwargs), function, args, kwargs)
+                return await _run_async(step.name, _item_of(step, function, args, kwargs), function, args, kwargs, step)
 
         else:
 
             @wraps(function)
             def made(*args: P.args, **kwargs: P.kwargs) -> Any:
-                return _run(step.name, _item_of(step, function, args, kwargs), function, args, kwargs)
+                return _run(step.name, _item_of(step, function, args, kwargs), function, args, kwargs, step)
 
         made.step = step
         return cast("Callable[P, R]", made)
@@ -197,13 +197,15 @@ def _split(name: Name) -> tuple[str, Item | None]:
     return name, None
 
 
-def _run(name: str, item: Item | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _run(
+    name: str, item: Item | None, function: Callable[..., Any], args: Any, kwargs: Any, own: Step | None = None
+) -> Any:
     work = work_here()
     steps = _steps_of(work, name)
     if work is None or steps is None:
         with _without_claim(work, name, item):
             return function(*args, **kwargs)
-    run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs))
+    run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs), own)
     if run.recalled:
         return _recalled(work, run)
     token = _call.set(_Call(name, item, work))
@@ -228,13 +230,15 @@ def _run(name: str, item: Item | None, function: Callable[..., Any], args: Any, 
     return _finish(work, run, value)
 
 
-async def _run_async(name: str, item: Item | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+async def _run_async(
+    name: str, item: Item | None, function: Callable[..., Any], args: Any, kwargs: Any, own: Step | None = None
+) -> Any:
     work = work_here()
     steps = _steps_of(work, name)
     if work is None or steps is None:
         with _without_claim(work, name, item):
             return await function(*args, **kwargs)
-    run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs))
+    run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs), own)
     if run.recalled:
         return _recalled(work, run)
     return await _finish_later(work, run, function(*args, **kwargs), _Call(name, item, work))
@@ -305,9 +309,21 @@ def _steps_of(work: Running | None, name: str) -> Steps | None:
     return work.claim.steps
 
 
-def _enter(work: Running, steps: Steps, name: str, item: Item | None, given: Mapping[str, Any] | None) -> StepRun:
-    """Begin this step. `given` is the arguments of its function; None: it has no function."""
+def _enter(
+    work: Running,
+    steps: Steps,
+    name: str,
+    item: Item | None,
+    given: Mapping[str, Any] | None,
+    own: Step | None = None,
+) -> StepRun:
+    """Begin this step. `given` is the arguments of its function, None without one; `own` what its decorator declares."""
     rule = steps.rule(name)
+    if own is not None and own.effects != rule.effects:
+        raise RuntimeError(
+            f"step {name!r}: its decorator says effects={own.effects!r}, and {work.operation} lists it as {rule.effects!r}. "
+            "List the decorated function itself in steps=."
+        )
     compared = b""
     if given is not None and rule.effects != "pure":
         compared = arguments.comparable(name, given, compare=rule.compare)
@@ -473,11 +489,13 @@ class ManualStep:
             with suppress(_LeftUndone):
                 self._unclaimed.__exit__(None if left is None else type(left), left, traceback)
             return
-        _call.reset(self._token)
         run, self._run = self._run, None
-        if run is not None and self._work is not None:
-            with self._work.shield():
-                run.fail(error or RuntimeError(f"step {self.name!r} was left without finish() or nothing_done()"))
+        try:
+            if run is not None and self._work is not None:
+                with self._work.shield():
+                    run.fail(error or RuntimeError(f"step {self.name!r} was left without finish() or nothing_done()"))
+        finally:
+            _call.reset(self._token)
 
 
 def carry(function: Callable[P, R]) -> Callable[P, R]:

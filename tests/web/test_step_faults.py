@@ -487,3 +487,15 @@ def test_nothing_that_error_trackers_see_of_a_claim_names_an_item_or_a_result(mo
     assert 503 == shop.post().status_code
     assert seen
     assert not any(name in seen[0] for name in ("line-7", "secret-result"))
+
+
+@pytest.mark.parametrize("effects", ("transactional", "deduplicated", "pure"))
+def test_a_step_that_is_listed_as_another_kind_is_refused(effects: Any) -> None:
+    """Its name alone lists a plain step: the rows of a transactional one would not be committed."""
+    shop = Shop()
+    save = durable_step("save", effects=effects)(lambda: shop.run("save"))
+    shop.view(lambda: (save() or {}, 201), steps=("save",))
+    with pytest.raises(RuntimeError, match="List the decorated function itself"):
+        shop.post()
+
+    assert not shop.ran
