@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
+import inspect as python
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event, inspect, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.journal import Entry, JournalWrite, StepState
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import OnExpiry, Record, State
 from flask_idempotency.stores.sql import database as silence
 from flask_idempotency.stores.sql import migrations, schema
 from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
@@ -26,6 +29,17 @@ from flask_idempotency.stores.sql.identity import identity
 from flask_idempotency.stores.sql.migrations import LATEST, runner, upgrade
 from flask_idempotency.stores.sql.migrations.runner import STEPS
 from flask_idempotency.stores.sql.schema import FENCES, lacks, metadata
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.testing.contract.support import (
+    FINGERPRINT,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    granted,
+)
 from tests.stores.sql.catalogue import found, reached
 from tests.stores.sql.conftest import MakeEngine, on_postgresql, on_sqlite
 from tests.tooling.processes import eventually
@@ -86,7 +100,7 @@ def test_the_declaration_names_the_migration_that_makes_it() -> None:
 
 def test_migrations_do_not_follow_the_declaration() -> None:
     """A frozen step that read schema.py would make other tables tomorrow."""
-    sources = [inspect.getsource(module) for name, module in vars(migrations).items() if name.startswith("m0")]
+    sources = [python.getsource(module) for name, module in vars(migrations).items() if name.startswith("m0")]
 
     assert [False] * len(STEPS) == [".schema" in source or "import schema" in source for source in sources]
 
@@ -120,6 +134,62 @@ def test_dropped_objects_are_created_again(engine: Engine, loss: str) -> None:
     upgrade(engine)
 
     assert migrated == found(engine)
+
+
+def test_records_of_a_schema_without_steps_go_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And processes of the release before insert and release records as they did, beside the upgrade."""
+    monkeypatch.setattr(runner, "STEPS", STEPS[:2])
+    monkeypatch.setattr(runner, "LATEST", STEPS[1].number)
+    upgrade(engine)
+    with engine.connect() as connection:
+        columns = ", ".join(column["name"] for column in inspect(connection).get_columns("idempotency_records"))
+    assert "step" not in columns
+    monkeypatch.undo()
+    clock, keys = FrozenClock(), [a_key() for _ in range(3)]
+    lapsed, completed, older = keys
+
+    def insert_as_before(key: StorageKey, state: str) -> None:
+        """Write the columns that were there."""
+        ends, answered = int(clock() * 1_000_000), state == "completed"
+        values = {
+            "record_id": key.rid,
+            "tenant_id": key.tid,
+            "token": a_token(),
+            "fingerprint": FINGERPRINT,
+            "state": state,
+            "on_expiry": "takeover",
+            **dict.fromkeys(("tenant", "principal", "method", "endpoint"), ""),
+            "fence": 7,
+            "attempt": 1,
+            "in_quota": 0,
+            "requested_at": ends - 9,
+            "resolver_due_at": 0,
+            "lease_expires_at": None if answered else ends,
+            **({"completed_at": ends, "expires_at": ends + 10**9, "status": 201} if answered else {}),
+            **({"response": PAYLOAD.data, "response_size": PAYLOAD.byte_size} if answered else {}),
+        }
+        names, given = ", ".join(values), ", ".join(f":{name}" for name in values)
+        with engine.begin() as connection:
+            connection.execute(text(f"INSERT INTO idempotency_records ({names}) VALUES ({given})"), values)  # noqa: S608
+
+    insert_as_before(lapsed, "processing")
+    insert_as_before(completed, "completed")
+
+    assert upgrade(engine)[-1].startswith("0003")
+
+    insert_as_before(older, "processing")
+    with closing(SqlStore(Database(engine), clock=clock)) as store:
+        record = store.claim(a_request(completed), token=a_token(), lease=LEASE)
+        assert isinstance(record, Record)
+        assert record.payload == PAYLOAD
+        for key in (lapsed, older):
+            grant = granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
+            assert (2, ()) == (grant.attempt, store.journals.recall(key, grant.token, fence=grant.fence).entries)
+            step = Entry(b"s" * 12, "charge", "plain", StepState.FINISHED, in_line=True)
+            store.journals.write(
+                key, grant.token, fence=grant.fence, writing=JournalWrite(1, [step], steps=1), lease=LEASE
+            )
+            assert store.release(key, grant.token) is State.PROCESSING
 
 
 def test_fences_rise_over_tables_that_were_dropped(engine: Engine) -> None:
