@@ -408,6 +408,38 @@ def test_an_index_of_another_type_stops_before_the_first_write(
         assert redis_client.type(index) == b"list"
 
 
+@pytest.mark.parametrize(
+    ("before", "call"),
+    (
+        (begin, late_finish),
+        (nothing, pause),
+        (nothing, complete),
+        (held, pause),
+        (held, resume),
+        (begin, pause),
+        (lapsed, late_finish),
+        (pause, give_up),
+    ),
+)
+def test_a_full_redis_takes_every_other_end(
+    store: RedisStore,
+    redis_client: redis.Redis,
+    clock: FrozenClock,
+    before: Callable[[RedisStore, tuple[StorageKey, Grant]], object],
+    call: Callable[[RedisStore, tuple[StorageKey, Grant]], object],
+) -> None:
+    claimed = claim(store, quota=Quota(records=5))
+    write(store, claimed, BEGIN, FINISH)
+    before(store, claimed)
+    clock.advance(1)
+    redis_client.config_set("maxmemory", 1)
+    try:
+        call(store, claimed)
+    finally:
+        redis_client.config_set("maxmemory", 0)
+    assert store.ledger.reconcile(claimed[0].tid) == Drift()
+
+
 def test_a_result_needs_its_data_key(store: RedisStore, claimed: tuple[StorageKey, Grant], clock: FrozenClock) -> None:
     key, _grant = claimed
     kept = store.data_keys.read_keys(key.tid)
