@@ -477,7 +477,7 @@ def checked_out(shop: Shop, key: str, *, step: str | None = None, lost: bool = T
     made = tuple(now - then for now, then in zip(shop.providers.counts(), before, strict=True))
     return seen(
         [*responses, again],
-        words=("dropped, " if lost else "") + counted([*responses, again]),
+        words=("dropped, " if lost else "") + f"{counted([*responses, again])}; charged {made[1]} ×",
         status_is_201=responses[-1].status_code == 201,
         then_replayed=replayed(again) and again.content == responses[-1].content,
         each_was_done_once=made == (1, 1, 1),
