@@ -205,7 +205,7 @@ def show_of(found: SeenRecord, *, steps: bool = False) -> RecordView:
     may_be_paused = record.state is State.PROCESSING and record.remaining <= 0
     if steps or may_be_paused:
         journal, seen = recorded_of(found)
-    views = tuple(map(view_of, seen)) if steps else ()
+    views = tuple(map(view_of, seen)) if steps else None
     return shown(found, policy_for(record.info), identity().label(found.key), journal=journal, steps=views)
 
 

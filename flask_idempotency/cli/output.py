@@ -386,7 +386,7 @@ def facts_of(view: RecordView) -> Facts:
         sealed = f"encrypted under {clean(answer.sealed_under)}" if answer.sealed_under else "not encrypted"
         how = "erased" if answer.erased else sealed
         rows.append(("response", f"status {answer.status}, {answer.byte_size} bytes, {how}"))
-    rows += [("step", _step(step)) for step in view.steps]
+    rows += [("step", _step(step)) for step in view.steps or ()]
     return Facts(tuple(rows))
 
 

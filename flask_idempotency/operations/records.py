@@ -136,7 +136,8 @@ class RecordView:
     answer: ResponseView | None
     paused: bool = False
     """Whether steps with effects are recorded and the next retry goes on behind them."""
-    steps: tuple[StepView, ...] = ()
+    steps: tuple[StepView, ...] | None = None
+    """None: they were not read. A list reads no steps."""
 
     @property
     def condition(self) -> Condition:
@@ -172,7 +173,7 @@ def is_paused(record: Record, journal: Journal) -> bool:
 
 
 def shown(
-    found: SeenRecord, policy: Policy, label: str, *, journal: Journal = EMPTY, steps: Sequence[StepView] = ()
+    found: SeenRecord, policy: Policy, label: str, *, journal: Journal = EMPTY, steps: Sequence[StepView] | None = None
 ) -> RecordView:
     """Return what an operator may know of this record, whose endpoint has this policy."""
     record = found.record
@@ -200,7 +201,7 @@ def shown(
         expires_at=None if unfinished else moment(now + record.remaining),
         answer=_answer(record),
         paused=is_paused(record, journal),
-        steps=tuple(steps),
+        steps=None if steps is None else tuple(steps),
     )
 
 

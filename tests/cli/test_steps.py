@@ -75,7 +75,7 @@ def test_list_finds_paused_requests_alone() -> None:
     world.clock.advance(LEASE + 1)
 
     (paused,) = said(run(world, "list", "--state", "paused", "--json"))["records"]
-    assert (True, "processing") == (paused["paused"], paused["state"])
+    assert (True, "processing", None) == (paused["paused"], paused["state"], paused["steps"])
     assert 1 == run(world, "list").output.count("paused")
 
 
