@@ -11,6 +11,7 @@ from flask import Flask
 from flask_idempotency import signals
 from flask_idempotency.engine import events
 from flask_idempotency.engine.events import Event, Released, kinds, name_of
+from flask_idempotency.engine.journal import IN_DOUBT, STEPS_CHANGED
 
 
 def test_every_event_has_a_documented_signal_of_its_name() -> None:
@@ -20,6 +21,13 @@ def test_every_event_has_a_documented_signal_of_its_name() -> None:
         assert signals.SIGNALS[kind] is signal
         assert signal.__doc__ == kind.__doc__
         assert name_of(kind).replace("-", "_") in dir(signals)
+
+
+def test_an_event_of_steps_is_named_as_the_reason_of_its_quarantine() -> None:
+    """The log line of a doubt and its record then say the same words."""
+    assert ("step-in-doubt", "steps-changed") == (name_of(events.StepDoubtful), name_of(events.StepsChangedHeld))
+    assert {IN_DOUBT, STEPS_CHANGED} <= {name_of(kind) for kind in kinds()}
+    assert signals.step_in_doubt is signals.SIGNALS[events.StepDoubtful]
 
 
 def test_an_unknown_signal_is_an_error_that_names_the_signals() -> None:

@@ -73,6 +73,9 @@ class Event:
     SENTENCE: ClassVar[str]
     """The first words of its log line. They never vary, so that you can count lines by them."""
 
+    NAME: ClassVar[str] = ""
+    """Its name in signals and logs, if the class cannot have it: an exception has that name already."""
+
     record: str
     operation: str
 
@@ -265,6 +268,7 @@ class StepDoubtful(Event):
 
     LEVELS = (logging.WARNING,)
     SENTENCE = "A step is in doubt: it is unknown whether it happened."
+    NAME = "step-in-doubt"
 
     step: str
     effects: str
@@ -295,6 +299,7 @@ class StepsChangedHeld(Event):
 
     LEVELS = (logging.ERROR,)
     SENTENCE = "A request is quarantined: its recorded steps do not fit the code."
+    NAME = "steps-changed"
 
     step: str
     why: str
@@ -616,7 +621,7 @@ def kinds() -> tuple[type[Event], ...]:
 
 def name_of(kind: type[Event]) -> str:
     """Return the name of an event in signals and logs: `claim-granted`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
+    return kind.NAME or re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
 
 
 def facts_of(kind: type[Event]) -> tuple[str, ...]:
