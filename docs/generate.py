@@ -392,7 +392,12 @@ def _kind(family: Family) -> str:
 
 
 def _labels(labels: Mapping[str, tuple[str, ...]]) -> str:
-    return "; ".join(f"`{label}`: {', '.join(values)}" for label, values in labels.items()) or "–"
+    return (
+        "; ".join(
+            f"`{label}`: {', '.join(values) or 'the name that your code lists'}" for label, values in labels.items()
+        )
+        or "–"
+    )
 
 
 def states() -> str:

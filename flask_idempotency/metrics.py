@@ -1,8 +1,8 @@
 """Count events and store calls for Prometheus, and read gauges from the stores when a scrape comes.
 
 Needs `prometheus_client`: pip install 'flask-idempotency[metrics]'. This module serves no `/metrics`. No label takes a
-value that a client sends: each label has a fixed set of values, and any other value becomes `other`. Scrapes ask a store at
-most once in ten seconds.
+value that a client sends: each label has a fixed set of values, and any other value becomes `other`. Only `step` is the name
+of a step, which your code lists. Scrapes ask a store at most once in ten seconds.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ __all__ = ["gauges_of"]
 # The metrics, their labels, and every value of a label.
 
 APP: Final = "app"
-"""The label with the application's namespace, by default its name. Its values are the only ones not fixed here."""
+"""The label with the application's namespace, by default its name. Its values are not fixed here."""
 
 OTHER: Final = "other"
+
+ANY: Final[tuple[str, ...]] = ()
+"""The values of a label that your code bounds, and that are not fixed here."""
 
 _ANSWERS = ("kept", "tombstone")
 _CLASSES = ("2xx", "3xx", "4xx", "5xx", OTHER)
@@ -90,12 +93,13 @@ class Family:
     def folded(self, values: tuple[str, ...]) -> tuple[str, ...]:
         """Return these label values, each unknown one as `other`."""
         return tuple(
-            value if value in known else OTHER for value, known in zip(values, self.labels.values(), strict=True)
+            value if known is ANY or value in known else OTHER
+            for value, known in zip(values, self.labels.values(), strict=True)
         )
 
     def every(self) -> list[tuple[str, ...]]:
-        """Return every combination of label values."""
-        return list(product(*self.labels.values()))
+        """Return every combination of label values. A label that takes any counts once, as `other`."""
+        return list(product(*(known or (OTHER,) for known in self.labels.values())))
 
 
 # Milliseconds for a near store; a second or two before a request gives up.
@@ -153,8 +157,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             Family(
                 "idempotency_steps",
-                "Steps of requests, by kind and by what happened.",
+                "Steps of requests, by name, by kind and by what happened.",
                 {
+                    "step": ANY,
                     "effects": (*get_args(Effects), OTHER),
                     "outcome": ("finished", "recalled", "failed", "in-doubt", "not-kept"),
                 },
@@ -449,7 +454,7 @@ def _cause(event: events.Released | events.Quarantined | events.Paused) -> str:
 
 
 def _step(outcome: str) -> Counts:
-    return Counts("steps", lambda event: (((event.effects, outcome), 1.0),))
+    return Counts("steps", lambda event: (((event.step, event.effects, outcome), 1.0),))
 
 
 def _refused(code: str) -> Counts:

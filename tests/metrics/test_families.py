@@ -44,6 +44,16 @@ def test_an_unknown_label_value_becomes_other() -> None:
     assert [("error",), (OTHER,)] == [family.folded((said,)) for said in ("error", "k-1234")]
 
 
+def test_only_the_name_of_a_step_may_be_any() -> None:
+    """An endpoint lists its steps by name, so the code bounds them. A client sends none of them."""
+    open_labels = {
+        (name, label) for name, family in FAMILIES.items() for label, known in family.labels.items() if not known
+    }
+
+    assert {("steps", "step")} == open_labels
+    assert ("charge", OTHER, OTHER) == FAMILIES["steps"].folded(("charge", "k-1234", OTHER))
+
+
 def test_two_applications_share_the_metrics_of_a_registry() -> None:
     """Made twice, they would be refused by name."""
     registry = CollectorRegistry()
