@@ -91,6 +91,13 @@ running: ContextVar[tuple[Running, object] | None] = ContextVar("flask_idempoten
 """The message that this code works on, and the request context that was current when its work began."""
 
 
+IN_STREAM: Final = "in the generator of a stream. Finish every step before the view returns its response."
+"""A `step_hindrance`."""
+
+in_stream: Final[ContextVar[bool]] = ContextVar("flask_idempotency_in_stream", default=False)
+"""Whether this code makes the body of a response whose request had a claim. It may run without that request's context."""
+
+
 def running_here() -> Running | None:
     """Return the message that this code works on. None: there is none, or this code serves a request that the work sent."""
     found = running.get()

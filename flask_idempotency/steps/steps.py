@@ -20,7 +20,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
-from flask_idempotency.engine.ending import Running, running, work_here
+from flask_idempotency.engine.ending import IN_STREAM, Running, in_stream, running, work_here
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -297,6 +297,8 @@ def _steps_of(work: Running | None, name: str) -> Steps | None:
             f"step {name!r} begins inside step {outer.name!r}, and steps do not nest: finish one before the next."
         )
     if work is None:
+        if in_stream.get():
+            raise RuntimeError(f"step {name!r} begins {IN_STREAM}")
         return None
     if hindrance := work.step_hindrance:
         raise RuntimeError(f"step {name!r} begins {hindrance}")

@@ -21,7 +21,7 @@ from flask import has_request_context
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine import ending
-from flask_idempotency.engine.ending import Running
+from flask_idempotency.engine.ending import IN_STREAM, Running
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Decision, Policy
@@ -144,7 +144,7 @@ class RequestState(Running):
         if self.phase is Phase.NEW and self.policy.effects == "steps":
             return "before the key of its request is claimed. Take it in the view, below @claim_here if there is one."
         if self.claim is not None and self.phase in (Phase.STREAMING, Phase.DONE):
-            return "in the generator of a stream. Finish every step before the view returns its response."
+            return IN_STREAM
         if self.reply is not None or (self.claim is not None and self.captured):
             return "in a hook after the view, which runs on replays too. Take it in the view, or in after_this_request."
         return ""

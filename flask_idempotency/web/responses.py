@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import field
 from enum import Enum
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from werkzeug.datastructures import Headers
 from werkzeug.http import HTTP_STATUS_CODES
@@ -17,6 +17,7 @@ from werkzeug.urls import iri_to_uri
 from werkzeug.wrappers import Response
 from werkzeug.wsgi import ClosingIterator
 
+from flask_idempotency.engine.ending import in_stream
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
@@ -38,6 +39,8 @@ OnEnd: TypeAlias = Callable[[StreamEnd], None]
 
 AbandonedStreams: TypeAlias = "deque[Callable[[], None]]"
 """Callbacks for streams that ended in a destructor. A later request, which may do I/O, takes them off the left."""
+
+T = TypeVar("T")
 
 
 class Tee(Iterator[bytes]):
@@ -101,7 +104,7 @@ class Tee(Iterator[bytes]):
         try:
             close = getattr(self._source, "close", None)
             if close is not None:
-                close()
+                _within(close)
         finally:
             self._ended(StreamEnd.CLOSED)
 
@@ -114,7 +117,7 @@ class Tee(Iterator[bytes]):
         if self._lost:
             raise LeaseLost("the claim was lost while its response was being sent")
         try:
-            chunk = next(self._chunks)
+            chunk = _within(partial(next, self._chunks))
         except StopIteration:
             self._ended(StreamEnd.EXHAUSTED)
             raise
@@ -147,6 +150,15 @@ class Tee(Iterator[bytes]):
             except LeaseLost:
                 self._lost = True
                 raise
+
+
+def _within(call: Callable[[], T]) -> T:
+    """Call this code of a stream, which no longer has its request's context, unless it took it along."""
+    token = in_stream.set(True)
+    try:
+        return call()
+    finally:
+        in_stream.reset(token)
 
 
 Pairs = tuple[tuple[str, str], ...]
