@@ -14,6 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload
+from flask_idempotency.engine.store import StepContext
 from flask_idempotency.engine.values import valueclass
 
 Effects: TypeAlias = Literal["plain", "deduplicated", "transactional", "pure"]
@@ -67,7 +68,7 @@ class Entry:
     took: float = 0.0
     """Seconds that the function ran, by its worker's monotonic clock."""
     fence: int = 0
-    """Of the claim that entered it. The store sets this and the times; what a caller passes is ignored."""
+    """Of the claim that entered it: its payload is sealed for that. The store sets it and the times itself."""
     began_at: float = 0.0
     """Seconds since the epoch by the store's clock."""
     finished_at: float | None = None
@@ -81,6 +82,10 @@ class Entry:
     def in_doubt(self) -> bool:
         """Whether its effect may have happened, and nothing but a person or a resolver can tell."""
         return self.effects == "plain" and self.state is StepState.BEGUN
+
+    def context(self, key: StorageKey, fingerprint: bytes) -> StepContext:
+        """Return what its payload is sealed for, and opened with. `key` and `fingerprint` are those of its record."""
+        return StepContext(key, self.id, self.fence, fingerprint, self.effects, self.digest, self.state.value)
 
 
 @valueclass(frozen=True, slots=True)

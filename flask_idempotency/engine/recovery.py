@@ -26,7 +26,7 @@ from flask_idempotency.engine.journal import Effects, Entry, Journal, Journals, 
 from flask_idempotency.engine.keys import StorageKey, successor
 from flask_idempotency.engine.model import CORRUPT, ERASED, Record, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.store import Codec, SealContext, StepContext
+from flask_idempotency.engine.store import Codec, SealContext
 from flask_idempotency.engine.values import valueclass
 
 SILENT_LEASES: Final = 3
@@ -304,21 +304,13 @@ class Settler:
         raise StoreUnavailable(KEYS_FORGOTTEN)
 
     def _finished(self, seen: SeenRecord, settled: SettledStep, *, erased: bool) -> Entry:
-        entry, item = settled.step.entry, settled.step.stored_item or b""
-        context = StepContext(
-            seen.key,
-            entry.id,
-            entry.fence,
-            seen.record.fingerprint,
-            entry.effects,
-            entry.digest,
-            StepState.FINISHED.value,
-        )
+        entry = replace(settled.step.entry, state=StepState.FINISHED, kept=True, took=0.0)
         if erased:
             payload = StoredPayload(b"", 0, True, 0, ERASED)
         else:
-            payload = self._codec.steps.seal(item, settled.result, context)
-        return replace(entry, state=StepState.FINISHED, payload=payload, kept=True, took=0.0)
+            context = entry.context(seen.key, seen.record.fingerprint)
+            payload = self._codec.steps.seal(settled.step.stored_item or b"", settled.result, context)
+        return replace(entry, payload=payload)
 
     def _complete(
         self, seen: SeenRecord, result: StoredResponse, keep: float, *, verb: str, actor: str, reason: str

@@ -53,7 +53,7 @@ from flask_idempotency.engine.journal import (
 from flask_idempotency.engine.keys import step_digest, step_id
 from flask_idempotency.engine.model import ERASED, StoredPayload
 from flask_idempotency.engine.step_rules import Step, StepRules
-from flask_idempotency.engine.store import Codec, SealContext, StepCodec, StepContext
+from flask_idempotency.engine.store import Codec, SealContext, StepCodec
 
 TRIES: Final = 3
 """How often a journal entry is sealed for one write, as for a response."""
@@ -457,6 +457,7 @@ class Steps:
                 digest=digest,
                 kept=state is StepState.BEGUN or result is not None,
                 took=took,
+                fence=record.context.fence,
             )
             record.entries[id] = entry
             record.unsent[id] = _Unsent(entry, run.item, result)
@@ -505,7 +506,7 @@ class Steps:
 
     def _sealed(self, record: _Record, unsent: _Unsent) -> StoredPayload:
         if unsent.payload is None:
-            context = self._context(record, unsent.entry, record.context.fence)
+            context = unsent.entry.context(record.context.key, record.context.fingerprint)
             try:
                 unsent.payload = self._sealer.seal(unsent.item, unsent.result, context)
             except NotStorable:
@@ -522,12 +523,6 @@ class Steps:
         record.unsent.clear()
         record.withdrawn.clear()
 
-    def _context(self, record: _Record, entry: Entry, fence: int) -> StepContext:
-        context = record.context
-        return StepContext(
-            context.key, entry.id, fence, context.fingerprint, entry.effects, entry.digest, entry.state.value
-        )
-
     def _open(self, record: _Record, entry: Entry, step: Step | None) -> tuple[bytes, bytes | None]:
         """Return item and result of a recorded entry. What cannot be opened holds the request: it never runs again."""
         if entry.id in record.unsent:
@@ -537,7 +532,7 @@ class Steps:
         if entry.payload is None or entry.payload.sealed_by == ERASED or record.erased:
             raise self._changed(name, "result", "has finished, and its result was erased")
         try:
-            return self._sealer.open(entry.payload, self._context(record, entry, entry.fence))
+            return self._sealer.open(entry.payload, entry.context(record.context.key, record.context.fingerprint))
         except (CorruptRecord, ResponseUnavailable) as error:
             raise self._changed(name, "result", "has finished, and its result cannot be opened") from error
 
@@ -557,7 +552,8 @@ class Steps:
                     if known is not None and known.state is StepState.FINISHED:
                         continue
                     # Arguments are not compared there: their digest is keyed for one record.
-                    copy = replace(entry, id=id, digest=b"" if known is None else known.digest, payload=None)
+                    digest = b"" if known is None else known.digest
+                    copy = replace(entry, id=id, digest=digest, payload=None, fence=other.context.fence)
                     other.entries[id] = copy
                     other.unsent[id] = _Unsent(copy, item, result)
                     other.earlier |= {id}

@@ -26,7 +26,7 @@ from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, D
 from flask_idempotency.engine.journal import Journals, StepAnswer
 from flask_idempotency.engine.keys import successor
 from flask_idempotency.engine.model import ERASED, Record, RequestInfo, State, StoredPayload
-from flask_idempotency.engine.store import Codec, SealContext, StepContext
+from flask_idempotency.engine.store import Codec, SealContext
 from flask_idempotency.maintenance.janitor import Batcher, BatchResult
 
 # Wipe: leave no readable response of an erased tenant.
@@ -435,9 +435,7 @@ def _reseal_step(answer: StepAnswer, journals: Journals, codec: Codec) -> _Outco
     if answer.erased:
         replaced = journals.replace(answer.key, entry.id, payload, wiped(payload))
         return _Outcome.WIPED if replaced else _Outcome.PASSED_OVER
-    context = StepContext(
-        answer.key, entry.id, entry.fence, answer.fingerprint, entry.effects, entry.digest, entry.state.value
-    )
+    context = entry.context(answer.key, answer.fingerprint)
     try:
         item, result = codec.steps.open(payload, context)
     except CorruptRecord:

@@ -12,7 +12,7 @@ from flask_idempotency.engine.journal import EMPTY, LARGEST_RESULT, Entry, Journ
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Resolution, Resume, SeenStep, SettledStep
 from flask_idempotency.engine.step_rules import Step
-from flask_idempotency.engine.store import Codec, StepContext
+from flask_idempotency.engine.store import Codec
 from flask_idempotency.operations.records import StepView
 from flask_idempotency.operations.times import moment
 from flask_idempotency.steps import values
@@ -69,11 +69,8 @@ def _stored_item(found: SeenRecord, entry: Entry, journal: Journal, codec: Codec
         return b""
     if journal.erased:
         return None
-    context = StepContext(
-        found.key, entry.id, entry.fence, found.record.fingerprint, entry.effects, entry.digest, entry.state.value
-    )
     try:
-        item, _ = codec.steps.open(entry.payload, context)
+        item, _ = codec.steps.open(entry.payload, entry.context(found.key, found.record.fingerprint))
         values.decode_item(item)
     except (CorruptRecord, ResponseUnavailable):
         return None
