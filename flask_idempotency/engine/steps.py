@@ -311,7 +311,7 @@ class Steps:
         """Return the writes that a commit of the function itself must contain: from there on it is at most once."""
         with self._lock:
             run.early = True
-            self._note(run, StepState.BEGUN, None, effects="plain")
+            self._note(run, StepState.BEGUN, None)
             return [self._writing(record) for record in self._records]
 
     def _finish(self, run: StepRun, result: bytes | None) -> bool:
@@ -326,7 +326,7 @@ class Steps:
                 else:
                     self._bytes += len(result)
             took = self._monotonic() - run.began
-            self._note(run, StepState.FINISHED, result, took=took, effects="plain" if run.early else None)
+            self._note(run, StepState.FINISHED, result, took=took)
             if why:
                 self._not_kept(run, why)
             if run.transaction is not None:
@@ -437,21 +437,13 @@ class Steps:
                 if entry.name not in self._rules.dropped:
                     yield entry
 
-    def _note(
-        self,
-        run: StepRun,
-        state: StepState,
-        result: bytes | None,
-        *,
-        took: float = 0.0,
-        effects: str | None = None,
-    ) -> None:
+    def _note(self, run: StepRun, state: StepState, result: bytes | None, *, took: float = 0.0) -> None:
         """Enter this step in each journal here. The next write tells the stores."""
         for record, id, digest in zip(self._records, run.ids, run.digests, strict=True):
             entry = Entry(
                 id=id,
                 name=run.step.recorded_as,
-                effects="plain" if effects == "plain" else run.step.effects,
+                effects="plain" if run.early else run.step.effects,
                 state=state,
                 in_line=run.in_line,
                 digest=digest,
@@ -584,6 +576,7 @@ class StepRun:
     transaction: StepTransaction | None = None
     began = 0.0
     early = False
+    """Whether its function has committed by itself. Then it is recorded as plain: it must not run again."""
     ended = False
 
     def __init__(
@@ -595,7 +588,6 @@ class StepRun:
         self.ids = ids
         self.digests = digests
         self.in_line = in_line
-        self.attempt = steps.attempt
 
     @property
     def item_label(self) -> str:
