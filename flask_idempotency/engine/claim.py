@@ -32,15 +32,19 @@ from flask_idempotency.engine.model import ERASED, ClaimRequest, Grant, OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.step_rules import StepRules
 from flask_idempotency.engine.steps import Steps
-from flask_idempotency.engine.store import Codec, SealContext, Store, Transaction, Transactions
+from flask_idempotency.engine.store import (
+    KEYS_FORGOTTEN,
+    TRIES,
+    Codec,
+    SealContext,
+    Store,
+    Transaction,
+    Transactions,
+)
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Waiters
 
-TRIES: Final = 3
-"""How often a response is sealed for one write. A store that loses its data key three times will lose the next too."""
-
 NOT_COMMITTED: Final = "not-committed"
-KEYS_FORGOTTEN: Final = "the store lost the new data key of this tenant three times in a row"
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
-from flask_idempotency.engine.claim import KEYS_FORGOTTEN, TRIES, SealedResponse
+from flask_idempotency.engine.claim import SealedResponse
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -26,7 +26,7 @@ from flask_idempotency.engine.journal import Effects, Entry, Journal, Journals, 
 from flask_idempotency.engine.keys import StorageKey, successor
 from flask_idempotency.engine.model import CORRUPT, ERASED, Record, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.store import Codec, SealContext
+from flask_idempotency.engine.store import KEYS_FORGOTTEN, TRIES, Codec, SealContext
 from flask_idempotency.engine.values import valueclass
 
 SILENT_LEASES: Final = 3

@@ -53,10 +53,7 @@ from flask_idempotency.engine.journal import (
 from flask_idempotency.engine.keys import step_digest, step_id
 from flask_idempotency.engine.model import ERASED, StoredPayload
 from flask_idempotency.engine.step_rules import Step, StepRules
-from flask_idempotency.engine.store import Codec, SealContext, StepCodec
-
-TRIES: Final = 3
-"""How often a journal entry is sealed for one write, as for a response."""
+from flask_idempotency.engine.store import KEYS_FORGOTTEN, TRIES, Codec, SealContext, StepCodec
 
 _ERASED: Final = StoredPayload(b"", 0, True, 0, ERASED)
 
@@ -359,7 +356,7 @@ class Steps:
                 except DataKeyMissing as missing:
                     for record in self._records:
                         self._seal_again(record, missing)
-            raise StoreUnavailable("the store lost the new data key of this tenant three times in a row")
+            raise StoreUnavailable(KEYS_FORGOTTEN)
 
         try:
             transaction.commit_step(writing)
@@ -484,7 +481,7 @@ class Steps:
                     self._lost = error
                     raise
             else:
-                raise StoreUnavailable("the store lost the new data key of this tenant three times in a row")
+                raise StoreUnavailable(KEYS_FORGOTTEN)
             self._sent(record)
 
     def _writing(self, record: _Record) -> JournalWrite:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
@@ -248,6 +248,11 @@ class SealContext:
     token: bytes = field(repr=False)
     fence: int
     fingerprint: bytes = field(repr=False)
+
+
+TRIES: Final = 3
+"""How often a payload is sealed for one write. A store that loses its data key three times will lose the next too."""
+KEYS_FORGOTTEN: Final = "the store lost the new data key of this tenant three times in a row"
 
 
 class Codec(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
-from flask_idempotency.engine.claim import TRIES, Claim, SealedResponse
+from flask_idempotency.engine.claim import Claim, SealedResponse
 from flask_idempotency.engine.engine import Engine, Replay
 from flask_idempotency.engine.errors import DataKeyMissing, KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import Completed
@@ -24,7 +24,7 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import NewKeys, Quota, Usage
-from flask_idempotency.engine.store import SealContext
+from flask_idempotency.engine.store import TRIES, SealContext
 from flask_idempotency.testing.contract.support import found
 from tests.engine.conftest import House
 from tests.engine.test_transactions import Book
