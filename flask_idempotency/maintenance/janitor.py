@@ -177,6 +177,14 @@ class Batcher:
             if self.monotonic() - began >= self.budget:
                 return BatchReport(touched, batches, shrunk, finished=False)
 
+    def rest(self, first: BatchReport, *, began: float) -> Batcher:
+        """Return the pace of the next pass of a run that began then: with what is left of the budget, and the same count."""
+        return replace(
+            self,
+            budget=self.budget - (self.monotonic() - began),
+            on_progress=lambda touched: self.on_progress(first.touched + touched),
+        )
+
 
 Work: TypeAlias = Callable[[float, Batcher], Report]
 """Run a task, up to this horizon (seconds since the epoch, store's clock) and at this pace."""
@@ -226,12 +234,7 @@ def expire(expiry: Expiry, *, horizon: float, drain: Batcher, journals: Journals
     report = drain.run(step)
     if journals is None or not report.finished:
         return ExpireReport(report.touched, shrunk=report.shrunk, finished=report.finished)
-    rest = replace(
-        drain,
-        budget=drain.budget - (drain.monotonic() - began),
-        on_progress=lambda touched: drain.on_progress(report.touched + touched),
-    )
-    swept = sweep_journals(journals, drain=rest)
+    swept = sweep_journals(journals, drain=drain.rest(report, began=began))
     return ExpireReport(report.touched, swept.touched, report.shrunk + swept.shrunk, swept.finished)
 
 

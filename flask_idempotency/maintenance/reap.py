@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -155,11 +155,7 @@ def reap(
                     counts[_call(found, resolver, context, observers, label, horizon=horizon)] += 1
             return BatchResult(len(due), more=bool(due))
 
-        second = replace(
-            drain,
-            budget=drain.budget - (drain.monotonic() - began),
-            on_progress=lambda touched: drain.on_progress(first.touched + touched),
-        ).run(resolve)
+        second = drain.rest(first, began=began).run(resolve)
         shrunk, finished = shrunk + second.shrunk, finished and second.finished
     return ReapReport(**counts, shrunk=shrunk, finished=finished)
 

@@ -300,11 +300,7 @@ def rotate(
     drained = drain.run(step)
     if drained.finished and journals is not None:
         cursor, first = b"", drained
-        drained = replace(
-            drain,
-            budget=drain.budget - (drain.monotonic() - began),
-            on_progress=lambda touched: drain.on_progress(first.touched + touched),
-        ).run(partial(step_results, journals))
+        drained = drain.rest(first, began=began).run(partial(step_results, journals))
         drained = replace(drained, shrunk=drained.shrunk + first.shrunk)
     if drained.finished:
         if recovery is not None:
