@@ -26,7 +26,7 @@ from flask_idempotency.engine.capabilities import (
     TaskLog,
     capabilities_of,
 )
-from flask_idempotency.engine.claim import Claim, Dependencies
+from flask_idempotency.engine.claim import Dependencies
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.escape import without_password
@@ -83,11 +83,6 @@ class Services:
     data_loss: DataLossDetector | None = None
     cache_marker: KnowsCache | None = None
     """The store, if a cache may stand in front of it. These settings need not name that cache."""
-
-    @property
-    def runs_steps(self) -> bool:
-        """Whether endpoints may list steps: the store remembers them, and the claims of this release take them."""
-        return self.journals is not None and hasattr(Claim, "steps")
 
 
 def build(

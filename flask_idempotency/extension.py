@@ -242,7 +242,7 @@ class Idempotency:
         timing = None if meter is None else meter.call
         built = build(settings, observers=observers, database=ApplicationDatabase(app), timing=timing)
         joint = built.engine.transactions is not None
-        journals = built.runs_steps
+        journals = built.journals is not None
         self._check_policies(settings, joint=joint, journals=journals)
         check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
         policies = Policies(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import fakeredis
@@ -13,11 +12,8 @@ from flask import Flask
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency import ConfigurationError, Idempotency
-from flask_idempotency.assembly import build, build_store
-from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.events import Observers
+from flask_idempotency.assembly import build_store
 from flask_idempotency.extension import EXTENSION
-from flask_idempotency.settings import load_settings
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.store import RedisStore
 from tests.lab.redis import StartRedis
@@ -158,16 +154,3 @@ def test_warnings_are_logged_where_somebody_starts_the_application(caplog: pytes
     Idempotency(Flask("shop"))
 
     assert "forgotten at every restart" in caplog.text
-
-
-def test_steps_are_refused_until_store_and_claims_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An endpoint that listed steps and ran all of them again would promise what it does not keep."""
-    settings = load_settings({}, {"secret": "s-9f2c47d1e8b35a60"}, app_name="shop", lenient=True)
-    services = build(settings, observers=Observers([]))
-    journals: Any = object()
-
-    monkeypatch.setattr(Claim, "steps", None, raising=False)
-    assert (services.journals is not None) == services.runs_steps
-    assert replace(services, journals=journals).runs_steps
-    monkeypatch.delattr(Claim, "steps")
-    assert not replace(services, journals=journals).runs_steps

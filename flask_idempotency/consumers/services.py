@@ -106,7 +106,7 @@ def standalone_services(config: Mapping[str, Any], session: Any) -> ConsumerServ
         observers,
         settings.enabled,
         None if settings.former_identity is None else settings.former_identity.namespace,
-        journals=built.runs_steps,
+        journals=built.journals is not None,
     )
 
 
