@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.codec.compression import COMPRESSIONS
@@ -99,6 +99,7 @@ def test_golden_sealed_steps_open_and_are_sealed_as_ever() -> None:
     assert sealed == sealing.steps.seal(*EXAMPLES["v3-plain"], CONTEXT)
 
 
+@settings(deadline=None)
 @given(
     st.binary(max_size=60),
     st.none() | st.binary(max_size=200) | st.binary(min_size=1, max_size=3).map(lambda p: p * 900),
@@ -110,6 +111,7 @@ def test_opening_gives_what_was_sealed(item: bytes, result: bytes | None) -> Non
         assert (item, result) == steps.open(steps.seal(item, result, CONTEXT), CONTEXT)
 
 
+@settings(deadline=None)
 @given(st.binary())
 @example(b"")
 @example(envelope(b"", 0x30))
@@ -121,6 +123,7 @@ def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
         STEPS.unwrap(data)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(EXAMPLES)), st.data())
 def test_flipped_bits_are_found(name: str, data: st.DataObject) -> None:
     """In a plain entry by the checksum, in a sealed one by the tag."""

@@ -14,7 +14,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StepsChanged
@@ -66,6 +66,7 @@ def shown(value: Any) -> Any:
             return type(value), repr(value)
 
 
+@settings(deadline=None)
 @given(VALUES)
 @example({1: "a", "1": "b"})
 @example({"$int": "ff"})
@@ -82,6 +83,7 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
     assert shown(value) == shown(decode(encode(value)))
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_what_is_kept_is_json_without_the_name_of_a_class(value: Any) -> None:
     json.loads(encode(value), parse_constant=pytest.fail)
@@ -186,6 +188,7 @@ def test_a_value_within_itself_is_refused() -> None:
         encode(endless)
 
 
+@settings(deadline=None)
 @given(st.binary())
 @example(b"")
 @example(b"NaN")
