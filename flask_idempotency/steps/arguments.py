@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from flask_idempotency.engine.errors import NotStorable
 from flask_idempotency.engine.keys import encode
-from flask_idempotency.steps.values import tagged
+from flask_idempotency.steps.values import DEEPEST, tagged
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -36,7 +36,7 @@ def signature_of(function: Any) -> inspect.Signature | None:
     """Return the signature of this function, or None for one without."""
     if type(function) is FunctionType and "<" not in function.__qualname__:
         return _remembered(function)
-    # Each request makes closures and methods anew, and what is remembered lives as long as the process.
+    # Each request makes new closures and methods, and the cache would keep them as long as the process runs.
     return _read(function)
 
 
@@ -79,7 +79,7 @@ def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, .
 
 
 def _normal(value: Any, depth: int = 0) -> Any:
-    """Return an equal value of which there is only one form. Leave what is no value to `tagged`."""
+    """Return the one form that all equal values have. A value of another type stays as it is: `tagged` refuses it."""
     kind = type(value)
     if kind is float and value.is_integer():
         return int(value)
@@ -90,7 +90,7 @@ def _normal(value: Any, depth: int = 0) -> Any:
         while len(digits) > 1 and digits[-1] == 0 and isinstance(exponent, int):
             digits, exponent = digits[:-1], exponent + 1
         return Decimal((sign, digits, exponent))
-    if depth < 100:
+    if depth < DEEPEST:
         if kind in (list, tuple):
             return [_normal(each, depth + 1) for each in value]
         if kind is dict:

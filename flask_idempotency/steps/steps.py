@@ -539,7 +539,8 @@ def downstream_key(work: Running, name: str, item: Item | None = None) -> str:
     if claim is None or work.oldest is None:
         raise RuntimeError("a downstream key belongs to a claim, and this code runs without one.")
     if claim.steps is not None:
-        with suppress(UndeclaredStep):  # any name will do: this one is no step's
+        # A call outside of steps has a key too, under any name.
+        with suppress(UndeclaredStep):
             name = claim.steps.rule(name).recorded_as
     return work.oldest.downstream_key(claim.oldest_key, name, values.encode_item(item))
 
@@ -548,14 +549,13 @@ def _item_of(step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -
     return None if step.item is None else cast("Item", arguments.bind(function, args, kwargs)[step.item])
 
 
-_GENERATOR: Final = "step {name!r}: a generator does nothing until it is read. Pass a function that returns its result."
-
-
 def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
     if not callable(function):
         raise TypeError(f"step {name!r}: pass a function and its arguments, and not what the function returned.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(_GENERATOR.format(name=name))
+        raise TypeError(
+            f"step {name!r}: a generator does nothing until it is read. Pass a function that returns its result."
+        )
 
 
 def _check_parameters(step: Step, function: Callable[..., Any]) -> None:

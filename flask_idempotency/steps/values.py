@@ -19,14 +19,13 @@ from zoneinfo import ZoneInfo
 
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StepsChanged
 from flask_idempotency.engine.journal import LARGEST_ITEM
+from flask_idempotency.engine.step_rules import Returns
 
 DEEPEST: Final = 100
 """Levels of nested lists, tuples and dicts. Python's own JSON stops at about a thousand, with a `RecursionError`."""
 _DECIMAL_BITS: Final = 2048
 """A longer int is written in hexadecimal. `sys.set_int_max_str_digits` may forbid decimal ones above 640 digits."""
 
-Returns: TypeAlias = type | tuple[Callable[[Any], Any], Callable[[Any], Any]]
-"""A dataclass or NamedTuple, or a pair of functions: to a plain value, and back."""
 Item: TypeAlias = str | int | UUID
 """What tells several steps of one name apart."""
 
@@ -36,7 +35,7 @@ def encode(value: Any) -> bytes:
 
     Subclasses are refused too: they would come back as something else.
     """
-    return _text(tagged(value, 0)).encode()
+    return _ENCODER.encode(tagged(value)).encode()
 
 
 def decode(data: bytes) -> Any:
@@ -118,10 +117,6 @@ def _members(cls: Any) -> Mapping[str, bool]:
             each.name: each.default is MISSING and each.default_factory is MISSING for each in fields(cls) if each.init
         }
     return {name: name not in cls._field_defaults for name in cls._fields}
-
-
-def _text(tagged: Any) -> str:
-    return _ENCODER.encode(tagged)
 
 
 def tagged(value: Any, depth: int = 0) -> Any:

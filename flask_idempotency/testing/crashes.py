@@ -1,7 +1,7 @@
 """Run a request with durable steps once for each point where its worker may die, and then its retry.
 
-Nothing is killed. At the chosen point an exception leaves the view which no `except Exception` catches, and from there on the
-store takes nothing more from that attempt. That is what other workers see of one that died.
+No process is killed. At the chosen point an exception leaves the view, which no `except Exception` catches. From then on the
+store refuses each call of that attempt. Other workers see the same of a worker that died.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.journal import IN_DOUBT
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import State
+from flask_idempotency.engine.recovery import LAPSED
 from flask_idempotency.engine.steps import StepRun, Steps
 from flask_idempotency.testing.doubles import FrozenClock
 
@@ -33,7 +34,6 @@ SHORTEST_LEASE: Final = 0.001
 """Seconds. The attempt that dies asks for no longer one, so its retry need not wait."""
 PATIENCE: Final = 5.0
 """Seconds to wait for the end of that lease, by the clock of this machine."""
-LEASE_EXPIRED: Final = "lease-expired"
 
 BEGINS: Final = "before it begins"
 ENTERED: Final = "in its function"
@@ -372,7 +372,7 @@ class _Runner:
             if deps.journals is not None:
                 entries = [entry for key in keys for entry in deps.journals.read(key).entries if entry.in_doubt]
                 doubtful = list(dict.fromkeys(entry.name for entry in entries))
-            doubt = bool(doubtful) and reason in (IN_DOUBT, LEASE_EXPIRED)
+            doubt = bool(doubtful) and reason in (IN_DOUBT, LAPSED)
             crash.kind = "doubt" if doubt else "other"
             crash.end = f"in doubt ({', '.join(doubtful)})" if doubt else f"quarantined ({reason})"
             return True
