@@ -74,7 +74,7 @@ NOTED_SQLITE: Final = text(
 )
 
 Note: TypeAlias = Callable[[int, str, str | None], None]
-"""Note this step by hand, with the number of this write. One journal belongs to one request, and so does one of these."""
+"""Note this step by hand, with the number of this write, in the journal of one request."""
 Times: TypeAlias = dict[str, list[tuple[float, float]]]
 
 

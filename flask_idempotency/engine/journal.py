@@ -1,7 +1,7 @@
 """What a store remembers of the steps of a request: the entries of a journal, and the protocol that keeps them.
 
-A journal belongs to one record and one life of it: a key that runs anew has another `requested_at` and an empty journal.
-Contract: `spec/steps.md`, parts A and B.
+A journal belongs to one record and one life of it: a key that is released and runs again has another `requested_at` and an
+empty journal. `docs/how-it-works/promises.md` says what each state means to a retry.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Entry:
     payload: StoredPayload | None = field(default=None, repr=False)
     """The sealed item and, if the step has finished, its result. `byte_size` is the plain size that quotas count.
 
-    None only if there is neither. `sealed_by == ERASED`: its tenant was erased meanwhile.
+    None only if there is neither. `sealed_by == ERASED`: its tenant was erased since.
     """
     kept: bool = True
     """False: the step finished and its result could not be kept."""
@@ -108,7 +108,7 @@ EMPTY: Final = Journal()
 
 @valueclass(frozen=True, slots=True)
 class JournalWrite:
-    """What one write changes in a journal, and how it stands afterwards. See `Journals.write`."""
+    """What one write changes in a journal, and what the journal holds afterwards. See `Journals.write`."""
 
     number: int
     """1 for the first write of a claim, and one more for each. A write that was given up keeps its number."""
@@ -151,11 +151,11 @@ class SweptJournals:
 
 
 class Journals(Protocol):
-    """Keeps what the steps of a request have come to. Found as `journals`.
+    """Keeps the steps of a request and their results. Found as `journals`.
 
-    The owner's own writes are compared with token *and* fence: a claim that was sent twice may be granted once more, later,
-    under its old token. Every method raises `StoreUnavailable` if the store does not answer; it may have acted or not, and
-    you may repeat it. Times are the store's own.
+    The worker's own writes are compared with token *and* fence: a claim that was sent twice may be granted a second time,
+    later, under its old token. Every method raises `StoreUnavailable` if the store does not answer. It may have acted or
+    not, and you may repeat the call. Times are the store's own.
     """
 
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
@@ -207,8 +207,8 @@ class Journals(Protocol):
     ) -> StepPage:
         """Return stored results, of this tenant if you name one; without those sealed under the key `other_than`.
 
-        A page covers about `limit` records, so it may be empty and not the last. What exists throughout is found once at
-        least.
+        A page covers about `limit` records, so it may be empty and not the last. A result that exists during the whole walk
+        is found at least once.
         """
         ...
 
@@ -227,7 +227,7 @@ class Journals(Protocol):
         ...
 
     def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
-        """Remove journals whose record does not exist, is completed, or lives anew. Look at about `limit` of them."""
+        """Remove journals whose record does not exist, is completed, or is in another life. Look at about `limit` of them."""
         ...
 
 

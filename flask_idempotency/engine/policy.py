@@ -93,7 +93,7 @@ class Policy:
 
     @property
     def commits_rows(self) -> bool:
-        """Whether this package commits rows of the view, with a claim or without: it must not run past us."""
+        """Whether this package commits rows of the view, with a claim and without one."""
         return self.effects == "transactional" or any(step.effects == "transactional" for step in self.steps)
 
     @property

@@ -353,9 +353,7 @@ def resume_fault(record: Record, journal: Journal, settled: Sequence[SettledStep
     if record.reason == CORRUPT:
         return "This record is damaged, so no step of it can be settled. Settle the request as a whole."
     if not any(entry.has_effect for entry in journal.entries):
-        return (
-            "No step of this request is recorded, so there is nothing to go on behind. Settle the request as a whole."
-        )
+        return "No effect of this request is recorded, so a retry would begin it again. Settle the request as a whole."
     ids = [each.step.entry.id for each in settled]
     if len(set(ids)) < len(ids):
         return "A step is settled twice. Name each once."

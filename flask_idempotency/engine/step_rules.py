@@ -159,14 +159,14 @@ class StepRules:
             ) from None
 
     def recorded_as(self, name: str) -> str:
-        """Return the name in downstream keys: the original one of a renamed step. A name of no step is its own."""
+        """Return the name in downstream keys: the original one of a renamed step. Any other name stays as it is."""
         step = self.steps.get(name)
         return name if step is None else step.recorded_as
 
     def of_recorded(self, name: str) -> Step | None:
-        """Return the step that is recorded under this name, through `was` too. None: no step is any more.
+        """Return the step that is recorded under this name, through `was` too. None: the endpoint has none.
 
-        The new name of a renamed step is none: what was recorded under it has another identity, and would run again.
+        An entry under the new name of a renamed step fits no step: it has another identity, so the step would run again.
         """
         return self._recorded.get(name)
 

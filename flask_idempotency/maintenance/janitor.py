@@ -196,7 +196,7 @@ class ExpireReport:
 
     removed: int = 0
     journals: int = 0
-    """Journals of steps whose record is gone, completed, or lives anew."""
+    """Journals of steps whose record is gone, is completed, or is in another life."""
     shrunk: int = 0
     finished: bool = True
 

@@ -1,4 +1,4 @@
-"""The steps of requests in this process's memory. See `engine.journal.Journals`."""
+"""Keep the steps of requests and their results in this process's memory. See `engine.journal.Journals`."""
 
 from __future__ import annotations
 

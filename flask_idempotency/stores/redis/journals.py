@@ -1,4 +1,4 @@
-"""The journals of records in Redis: what is known of the steps of each request."""
+"""Keep the steps of requests and their results in Redis: one journal for each record."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ def why_not_replaced(dialect: Dialect) -> Select[Any]:
 
 
 def orphans(dialect: Dialect) -> Select[Any]:
-    """Select the steps of a page whose record is gone, has ended, or lives anew."""
+    """Select the steps of a page whose record is gone, is completed or free, or is in another life."""
     found = select(_s.record_id, _s.step_id, _s.requested_at).where(
         _s.record_id > _bytes("my_after"), _s.record_id <= _bytes("my_until"), ~_lives()
     )

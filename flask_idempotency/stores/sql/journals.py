@@ -1,4 +1,4 @@
-"""Keep what the steps of requests have come to, in `idempotency_steps`."""
+"""Keep the steps of requests and their results, in `idempotency_steps`."""
 
 from __future__ import annotations
 

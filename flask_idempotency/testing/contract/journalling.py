@@ -1,4 +1,4 @@
-"""Journals: what the steps of a request have come to, and the releases, pauses and resumptions that follow from them."""
+"""Journals: the steps of a request, and the releases, pauses and resumptions that follow from them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ local function is_finished(entry)
   return string.byte(entry, 1) >= 128
 end
 
--- Return whether nothing is wrong with the part of an entry that scripts read.
+-- Return whether the part of an entry that scripts read is intact.
 local function is_entry(entry)
   return #entry >= ENTRY and sum_of(string.sub(entry, 1, 35)) == string.sub(entry, 36, 37)
 end
