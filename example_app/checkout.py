@@ -67,6 +67,8 @@ def create() -> Any:
 
 def what_became_of_it(unknown: UnknownOutcome) -> Resolution:
     """Find the charge of a checkout whose worker vanished while it charged. The client's next retry then goes on."""
-    step = unknown.step("charge")
-    charged = providers().find_charge(key=step.downstream_key)
-    return StillUnknown() if charged is None else step.completed(charged)
+    for step in unknown.steps:
+        if step.name == "charge" and step.in_doubt:
+            charged = providers().find_charge(key=step.downstream_key)
+            return StillUnknown() if charged is None else step.completed(charged)
+    return StillUnknown()

@@ -20,6 +20,7 @@ from werkzeug.test import TestResponse
 from example_app.models import Order, db
 from example_app.providers import DECLINED, PROVIDERS, CardDeclined, Providers
 from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.testing import every_crash
 from flask_idempotency.web.janitor import janitor_of
 from tests.example_app.conftest import Customer, MakeApp, on_records
@@ -140,6 +141,27 @@ def test_a_resolver_finds_the_charge_in_doubt(shop: Flask) -> None:
     answers = [check_out(customer, simulate={"step": "in_charge"}) for _ in range(2)]
     assert [201, 201] == [answer.status_code for answer in answers]
     assert (1, 1, 1, 1) == effects(shop)
+
+
+@pytest.mark.parametrize("company", ("reserve", "send_mail"))
+def test_the_resolver_waits_where_no_charge_is_in_doubt(
+    app: Flask, customer: Customer, monkeypatch: pytest.MonkeyPatch, company: str
+) -> None:
+    """The janitor calls it for every quarantine of its endpoint: before the charge, or when the charge has finished."""
+
+    def away(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(Providers, company, away)
+    with pytest.raises(ConnectionError):
+        check_out(customer)
+    on_records(app, "UPDATE idempotency_records SET state = 'quarantined', reason = 'never-resumed'")
+    end_leases(app)
+
+    report = janitor_of(app).run("reap", Batcher())
+
+    assert isinstance(report, ReapReport)
+    assert (1, 1, 0) == (report.asked, report.unknown, report.failed)
 
 
 @pytest.mark.slow
