@@ -41,7 +41,7 @@ if superseded then
   return unknown and 'DOUBT' or 'OTHER'
 end
 local first = 11 + withdrawn
-local known, refused = read_steps(KEYS[8], KEYS[7], record, ARGV, 11, first)
+local known, refused = known_entries(KEYS[8], KEYS[7], record, ARGV, 11, first)
 if not known then
   return refused
 end

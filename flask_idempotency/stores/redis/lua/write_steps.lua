@@ -46,7 +46,7 @@ if takeover and not record.takeover then
 end
 local leftover, first = word == 'OTHER', 10 + withdrawn
 local known
-known, refused = read_steps(KEYS[8], KEYS[7], record, ARGV, 10, first)
+known, refused = known_entries(KEYS[8], KEYS[7], record, ARGV, 10, first)
 if not known then
   return refused
 end

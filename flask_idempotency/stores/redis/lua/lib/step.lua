@@ -18,7 +18,7 @@ end
 
 -- Return the entries that these ids have now, or nil and the word for the caller, who may then change nothing. Ids to be
 -- withdrawn are args[first] to args[last - 1]; the facts of entries follow from args[last]. Read-only.
-local function read_steps(key, tenant_keys, record, args, first, last)
+local function known_entries(key, tenant_keys, record, args, first, last)
   local known, checked, i = {}, {}, first
   while i <= #args do
     local id, key_number = args[i], i >= last and args[i + 3] or '0'
