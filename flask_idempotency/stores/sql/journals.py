@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, get_args
 
 from sqlalchemy import Connection
 
@@ -46,12 +46,7 @@ AFTER_LAST_KEY: Final = b"\xff" * 33
 SWEPT_AT_ONCE: Final = 200
 """Journals that one sweep looks at on SQLite, where every claim waits for its deletions."""
 
-_EFFECTS: Final[Mapping[str, Effects]] = {
-    "plain": "plain",
-    "deduplicated": "deduplicated",
-    "transactional": "transactional",
-    "pure": "pure",
-}
+_EFFECTS: Final[Mapping[str, Effects]] = {effects: effects for effects in get_args(Effects)}
 _STATES: Final = {state.value: state for state in StepState}
 _BIG: Final = 2**63 - 1
 
@@ -119,13 +114,7 @@ class JournalWriter:
         if held is None:
             return False
         self.refuse_without_keys(connection, parameters, writing.enter)
-        of_life = {
-            **parameters,
-            "my_tenant_id": held.tenant_id,
-            "my_requested_at": held.requested_at,
-            "my_attempt": held.attempt,
-            "my_moment": held.now,
-        }
+        of_life = _of_life(parameters, held)
         for step in writing.withdraw:
             connection.execute(made.withdraw, {**of_life, "my_step_id": step})
         for number, entry in enumerate(writing.enter):
@@ -183,6 +172,17 @@ def parameters_of(
         "my_steps": writing.steps,
         "lease": microseconds(lease),
         "now": now,
+    }
+
+
+def _of_life(parameters: Mapping[str, Any], held: Any) -> dict[str, Any]:
+    """Add to these parameters what the rows of steps take from their record, as `hold` and `resume` return it."""
+    return {
+        **parameters,
+        "my_tenant_id": held.tenant_id,
+        "my_requested_at": held.requested_at,
+        "my_attempt": held.attempt,
+        "my_moment": held.now,
     }
 
 
@@ -283,13 +283,7 @@ class SqlJournals:
                     found = connection.execute(statements.why_not_held(dialect), parameters).one_or_none()
                     return found is not None and bool(found.token == token)
                 self.writer.refuse_without_keys(connection, parameters, writing.enter)
-                of_life = {
-                    **parameters,
-                    "my_tenant_id": held.tenant_id,
-                    "my_requested_at": held.requested_at,
-                    "my_attempt": held.attempt,
-                    "my_moment": held.now,
-                }
+                of_life = _of_life(parameters, held)
                 for step in writing.withdraw:
                     connection.execute(statements.withdraw_any(dialect), {**of_life, "my_step_id": step})
                 for number, entry in enumerate(writing.enter):
