@@ -129,7 +129,7 @@ class Steps:
         self._depth = 0
         """How often the thread that holds the lock has taken it."""
         self._events: list[Event] = []
-        """What happened while the lock was held, and is published when it is free."""
+        """Events from while the lock was held. They are published when it is free."""
         self._asked: set[tuple[str, bytes]] = set()
         self._asked_ids: set[bytes] = set()
         self._line: StepRun | None = None
@@ -139,7 +139,8 @@ class Steps:
         self.poisoned = ""
         """The quarantine reason of a request that must not go on, or empty."""
         self.refusals: list[IdempotencyError] = []
-        """The errors of ours that steps raised, in threads and tasks too: the response follows the one that ends the work."""
+        """The errors of this package that steps raised, in threads and tasks too. The one that ends the work decides the
+        response."""
 
     def recall(self) -> None:
         """Read what earlier attempts recorded. Raises `LeaseLost`, `StoreUnavailable` and `CorruptRecord`.
@@ -219,9 +220,9 @@ class Steps:
                 self._observers(event)
 
     def enter(self, name: str, item: bytes = b"", *, digest: bytes = b"", in_line: bool = True) -> StepRun:
-        """Begin this step, or return it as recalled. The store has recorded it when its function may run.
+        """Begin this step, or return it as recalled. On return its function may run: the store has its begin, if it needs one.
 
-        `item` is encoded, and `digest` one of the arguments, which must not be keyed: each record's own key is added here.
+        `item` is encoded. `digest` is one of the arguments, and not keyed: this method keys it for each record.
         `in_line`: the view's own thread asks for it. Raises `StepsChanged`, `StepInDoubt`, `LeaseLost`, `StoreUnavailable`
         and, for misuse, `RuntimeError`. In all these cases the function must not run.
         """
@@ -231,7 +232,8 @@ class Steps:
             asked = (step.recorded_as, item)
             if in_line and self._line is not None:
                 raise RuntimeError(
-                    f"the step {name!r} was called inside of {self._line.step.name!r}: steps do not nest"
+                    f"the step {name!r} was called inside of {self._line.step.name!r}, and steps do not nest: finish one "
+                    "before the next"
                 )
             if asked in self._asked:
                 raise RuntimeError(f"the step {name!r} was asked for twice in one attempt: give each call its own item")
@@ -253,7 +255,10 @@ class Steps:
             # A step that began as another kind is in doubt too: what its new kind promises does not hold for that run.
             if any(entry is not None and (entry.in_doubt or entry.effects != step.effects) for entry in found):
                 self.poisoned = self.poisoned or IN_DOUBT
-                raise StepInDoubt(f"the step {name!r} has begun before, and it is unknown whether it happened")
+                raise StepInDoubt(
+                    f"the step {name!r} has begun before, and it is unknown whether it happened: settle it with a resolver, "
+                    "or with `flask idempotency resolve --step`"
+                )
             if step.effects != "pure" and in_line and not self._rules.any_order and not any(found):
                 for left in self._unasked():
                     if left.in_line and left.name != step.recorded_as:
@@ -261,7 +266,9 @@ class Steps:
                             left.name, "order", f"is recorded, and this attempt takes {name!r} without asking for it"
                         )
             if max(len(record.entries) for record in self._records) >= MOST_STEPS and not any(found):
-                raise RuntimeError(f"a request has at most {MOST_STEPS} steps, so {name!r} did not run")
+                raise RuntimeError(
+                    f"a request has at most {MOST_STEPS} steps, so {name!r} did not run: split the work into several requests"
+                )
             self._begin(run, any(found))
             self._ask(run)
             run.began = self._monotonic()
@@ -282,7 +289,8 @@ class Steps:
         if step.effects == "transactional":
             if self._transactions is None:
                 raise RuntimeError(
-                    f"the step {step.name!r} is transactional, and the store is not the session's database"
+                    f"the step {step.name!r} is transactional, and the store is not the session's database: set "
+                    "IDEMPOTENCY_STORE to flask-sqlalchemy://, or use another kind of step"
                 )
             run.transaction = self._transactions.join_step(
                 [record.context.key for record in self._records],
