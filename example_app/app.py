@@ -26,7 +26,7 @@ idempotency.configure(charges, profile="stripe")
 idempotency.configure(accounting, profile="x-idempotency", effects="deduplicated")
 # A worker that is silent for five seconds here is gone: a charge takes less than one, and each worker renews its lease.
 idempotency.configure(gateway, profile="playbook", ignore_fields=("/timestamp", "/trace_id"), lease=5)
-# Four effects, each a durable step: a retry goes on behind those that are done.
+# Four effects, each a durable step: a retry goes on after those that are done.
 idempotency.configure(checkouts, required=True)
 # People click twice: the second click waits for the first, and gets the same page.
 idempotency.configure(

@@ -1,6 +1,6 @@
 """A checkout with four effects: it reserves stock, charges a card, writes an order and sends a mail.
 
-Each effect is a durable step. After a crash, the client's retry goes on behind the steps that are done. What stands outside
+Each effect is a durable step. After a crash, the client's retry goes on after the steps that are done. What stands outside
 steps runs again in every attempt.
 """
 

@@ -313,9 +313,9 @@ def checkout(shop: Shop) -> Seen:
     return checked_out(shop, "checkout", lost=False)
 
 
-@tour.scenario("goes on behind the charge", rows=1)
+@tour.scenario("goes on after the charge", rows=1)
 def killed_between_steps(shop: Shop) -> Seen:
-    """SIGKILL ends the worker behind the charge: the money is taken, and there is no order. The lease expires. The retry does
+    """SIGKILL ends the worker after the charge: the money is taken, and there is no order. The lease expires. The retry does
     not charge again. It writes the order and sends the mail."""
     return checked_out(shop, "checkout-between", step="behind_charge")
 

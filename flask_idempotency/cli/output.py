@@ -372,7 +372,7 @@ def facts_of(view: RecordView) -> Facts:
     if view.owner is not None:
         lease = "not expired" if view.lease_ended_ago is None else f"expired {ago(view.lease_ended_ago)}"
         if view.paused:
-            lease += "; the next retry goes on behind the finished steps"
+            lease += "; the next retry goes on after the finished steps"
         elif view.condition is not Condition.QUARANTINED:
             lease += "; then a retry takes over" if view.on_expiry == "takeover" else "; then quarantined"
         living = view.owner.may_live_for

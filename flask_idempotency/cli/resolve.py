@@ -74,7 +74,7 @@ _STATUS: Final = "--happened needs --status, and only --happened takes a respons
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
 
 _PAUSED: Final = (
-    "There is nothing to resolve: the request is paused, and the next retry goes on behind its finished steps. Ask the client "
+    "There is nothing to resolve: the request is paused, and the next retry goes on after its finished steps. Ask the client "
     "to send it again with the same key. Nothing was changed."
 )
 _STEP: Final = "--step goes with --happened --result JSON, or with --never-happened."
@@ -175,7 +175,7 @@ class GivenStep:
 @click.option(
     "--reopen", "verdict", flag_value="reopen", help="The stored response could not be opened, and can be now."
 )
-@click.option("--resume", "verdict", flag_value="resume", help="The next retry goes on behind the finished steps.")
+@click.option("--resume", "verdict", flag_value="resume", help="The next retry goes on after the finished steps.")
 @click.option("--step", "step_name", metavar="NAME", help="Say it of this step alone, and not of the request.")
 @click.option("--item", metavar="ITEM", help="The item of the step, as `show` prints it.")
 @click.option("--result", metavar="JSON", help="What the step returns to retries.")
@@ -218,7 +218,7 @@ def resolve_command(
     records whose response could not be opened: for example, a key was missing in the ring. You confirm first.
 
     With --step you say what happened to one step (see `show`): --happened with its --result, or --never-happened. When no
-    step is left in doubt, the next retry goes on behind the finished ones. --resume lets it go on where the quarantine has
+    step is left in doubt, the next retry goes on after the finished ones. --resume lets it go on where the quarantine has
     another reason: `steps-changed`, after you have deployed the fix, or `never-resumed`.
 
     \b
@@ -348,7 +348,7 @@ def _resumed(
     done = resume(settler(), case, journals, settled, word)
     settled_ids = {each.step.entry.id for each in settled[0]}
     left = [entry.name for entry in journals[0].entries if entry.in_doubt and entry.id not in settled_ids]
-    said = "Resumed: the next retry goes on behind the finished steps."
+    said = "Resumed: the next retry goes on after the finished steps."
     return done, bool(against), f"Settled. Still in doubt: {', '.join(left)}." if left else said
 
 

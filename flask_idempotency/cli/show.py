@@ -225,7 +225,7 @@ def failed(policy: Policy) -> str:
 
 
 def _released(policy: Policy) -> str:
-    return "released" if policy.step_rules is None else "paused behind its steps, or quarantined with one in doubt"
+    return "released" if policy.step_rules is None else "paused between its steps, or quarantined with one in doubt"
 
 
 def _scope(row: PolicyRow) -> str:
@@ -370,7 +370,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
     "--state",
     "of_state",
     type=click.Choice([*(state.value for state in State), _PAUSED]),
-    help="Only records in this state. `paused`: a retry goes on behind recorded steps.",
+    help="Only records in this state. `paused`: a retry goes on after recorded steps.",
 )
 @tenant_options
 @click.option(

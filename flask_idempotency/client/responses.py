@@ -138,7 +138,7 @@ def _verdict(status: int, fields: Fields, code: str | None, retry_after: float |
     if replayed:
         return Verdict.RETURN
     if fields.get("Idempotency-Status") == "paused" and (status >= 500 or status in (425, 429)):
-        # The finished steps are remembered: the same key goes on behind them.
+        # The finished steps are remembered: the same key goes on after them.
         return Verdict.RETRY
     should_retry = (fields.get("Stripe-Should-Retry") or "").lower()
     if should_retry == "false":

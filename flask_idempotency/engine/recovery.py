@@ -120,7 +120,7 @@ class SeenStep:
         return self._downstream()
 
     def completed(self, result: Any = None) -> SettledStep:
-        """Return from your resolver that the step happened. Retries get this result, and go on behind it."""
+        """Return from your resolver that the step happened. Retries get this result, and go on after it."""
         return SettledStep(self, happened=True, result=result)
 
     def never_happened(self) -> SettledStep:
@@ -143,7 +143,7 @@ class SettledStep:
 
 @valueclass(frozen=True, slots=True)
 class Resume:
-    """The next retry may go on behind the finished steps.
+    """The next retry may go on after the finished steps.
 
     Return it without steps for a request that is quarantined as `steps-changed` or `never-resumed`. Return
     `unknown.resume(…)` to settle several steps at once.

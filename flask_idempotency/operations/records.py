@@ -49,7 +49,7 @@ class Condition(Enum):
     QUARANTINED = "quarantined"
     LEASE_EXPIRED = "lease expired"
     PAUSED = "paused"
-    """Steps are recorded, and the next retry goes on behind them."""
+    """Steps are recorded, and the next retry goes on after them."""
     IN_FLIGHT = "in flight"
     COMPLETED = "completed"
 
@@ -135,7 +135,7 @@ class RecordView:
     expires_at: str | None
     answer: ResponseView | None
     paused: bool = False
-    """Whether steps with effects are recorded and the next retry goes on behind them."""
+    """Whether steps with effects are recorded and the next retry goes on after them."""
     steps: tuple[StepView, ...] | None = None
     """None: they were not read. A list reads no steps."""
 
@@ -167,7 +167,7 @@ def key_of(handle: str) -> StorageKey:
 
 
 def is_paused(record: Record, journal: Journal) -> bool:
-    """Return whether the next retry of this record goes on behind recorded steps."""
+    """Return whether the next retry of this record goes on after recorded steps."""
     ended = record.state is State.PROCESSING and record.remaining <= 0 and record.on_expiry is OnExpiry.TAKEOVER
     return ended and any(entry.has_effect for entry in journal.entries)
 

@@ -1,1 +1,1 @@
-"""Durable steps: a view or a message goes on behind what an earlier attempt has finished."""
+"""Durable steps: a view or a message goes on after what an earlier attempt has finished."""

@@ -503,7 +503,7 @@ class Guard:
                     and steps.has_effects
                     and not steps.in_doubt
                 ):
-                    response.headers[PAUSED[0]] = PAUSED[1]  # the claim ends behind the last byte
+                    response.headers[PAUSED[0]] = PAUSED[1]  # the claim ends after the last byte
                 return
             if tee is not None:
                 # The rows are committed before the first byte leaves. The body is not known then, so it is not kept.

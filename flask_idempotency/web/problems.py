@@ -293,7 +293,7 @@ _ROWS = (
             "that finished: none of them runs again."
         ),
         remedy=(
-            "Send the same request with the same key after `Retry-After`. It goes on behind the finished steps. Do not "
+            "Send the same request with the same key after `Retry-After`. It goes on after the finished steps. Do not "
             "change the key: a new key repeats them."
         ),
         again="yes, after `Retry-After`",

@@ -86,7 +86,7 @@ def test_a_step_that_happened_is_settled_with_its_result() -> None:
     told = run(world, *RESOLVE, "--step", "charge", "--item", "line-1", "--happened", "--result", '{"id": 7}')
 
     assert 0 == told.exit_code, told.output
-    assert "Resumed: the next retry goes on behind the finished steps." in told.output
+    assert "Resumed: the next retry goes on after the finished steps." in told.output
     assert State.PROCESSING is state(world)
     assert [("charge", "completed", "ops")] == [
         (event.step, event.verb, event.actor) for event in world.events if isinstance(event, StepSettled)
@@ -256,7 +256,7 @@ def test_a_paused_request_needs_no_resolution() -> None:
     world.clock.advance(LEASE + 1)
 
     assert "There is nothing to resolve: the request is paused" in refusal(run(world, *RESOLVE, "--resume"))
-    assert "the next retry goes on behind the finished steps" in run(world, "show", *ALICES).output
+    assert "the next retry goes on after the finished steps" in run(world, "show", *ALICES).output
 
 
 def test_the_policy_says_what_steps_leave_of_a_failure() -> None:
@@ -265,7 +265,7 @@ def test_the_policy_says_what_steps_leave_of_a_failure() -> None:
     told = run(world, "policy", "ship_all").output
 
     assert "is taken over, or quarantined in a plain step" in told
-    assert "is paused behind its steps, or quarantined with one in doubt" in told
+    assert "is paused between its steps, or quarantined with one in doubt" in told
 
 
 def test_reap_reports_requests_that_were_never_resumed_and_those_that_go_on() -> None:

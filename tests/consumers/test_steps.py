@@ -1,4 +1,4 @@
-"""The steps of a message: a redelivery goes on behind the finished ones."""
+"""The steps of a message: a redelivery goes on after the finished ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durable steps over HTTP: a retry goes on behind the finished steps, or nobody goes on."""
+"""Durable steps over HTTP: a retry goes on after the finished steps, or nobody goes on."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if token ~= '' and (record.state == COMPLETED or record.token ~= token or string
   return 'LOST'
 end
 if record.state == COMPLETED then
-  -- An earlier release may have left a journal behind its response.
+  -- An earlier release may have left a journal beside its response.
   return 'ABSENT'
 end
 local journal, word = journal_of(KEYS[8], record)
