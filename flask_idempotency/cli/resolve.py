@@ -92,10 +92,10 @@ _yes = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
     """Release a running or quarantined key: its next retry runs.
 
-    Changes one record: it removes it. The command refuses while the worker may still run, or if the request completed, and
-    exits with 1; also if steps of it are recorded, because the next retry runs them again. --force overrules all three, and
-    the audit event notes it. With effects "deduplicated" and "transactional" a
-    worker counts as gone when it has not renewed its lease for three leases. You confirm first.
+    Changes one record: it removes it. The command refuses and exits with 1 while the worker may still run, if the request
+    completed, or if effects of its steps are recorded, because the next retry runs them again. --force overrules all three,
+    and the audit event notes it. With effects "deduplicated" and "transactional" a worker counts as gone when it has not
+    renewed its lease for three leases. You confirm first.
 
     \b
     Example:

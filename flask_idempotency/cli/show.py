@@ -437,8 +437,8 @@ def show_command(named: RecordOptions, downstream: str | None, item: str | None,
 
     Changes nothing. It lists the recorded steps of the request too, without their results. Name the record by the start of
     its ID (see `list`), by the id that a log line has as `record`, or by --key as the client knows it. A key that you type
-    stays in the history of the shell, and other users see it while the
-    command runs. With --key - the command reads it from standard input.
+    stays in the history of the shell, and other users see it while the command runs. With --key - the command reads it from
+    standard input.
 
     \b
     Example:

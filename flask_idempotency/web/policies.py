@@ -199,8 +199,7 @@ class Policies:
         """Take what the application wrote for all endpoints (`base`) and where (`origins`).
 
         `joint`: the store can commit records and the application's rows together. `journals`: it remembers steps.
-        `chosen_only`: guard only endpoints that
-        are annotated or configured.
+        `chosen_only`: guard only endpoints that are annotated or configured.
         """
         self._app = app
         self._joint = joint

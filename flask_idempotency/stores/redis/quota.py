@@ -69,7 +69,7 @@ class RedisLedger:
     def _unfinished(self, tid: bytes) -> Sequence[bytes]:
         """Return the name of each record that is unfinished in the tenant's partition, or counted as unfinished."""
         in_flight, quarantined = layout.indexes(tid)
-        # In flight once more at the end: a quarantined record that is resumed moves back.
+        # Read in flight again at the end: a quarantined record that is resumed moves back.
         indexes = layout.tenant_unfinished(tid), in_flight, quarantined, in_flight
         return list(dict.fromkeys(name for index in indexes for name in self._server.execute("ZRANGE", index, 0, -1)))
 

@@ -413,7 +413,7 @@ def _of_journals(metadata: MetaData) -> Table:
             "requested_at",
             BigInteger,
             nullable=False,
-            comment="of the record: a key that runs anew has another journal",
+            comment="of the record: a key that is released and runs again has another",
         ),
         Column("position", BigInteger, nullable=False, comment="order of steps that began in the same microsecond"),
         Column("name", String(64), nullable=False),

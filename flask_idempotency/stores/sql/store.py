@@ -197,7 +197,7 @@ class SqlStore:
             return None
         if written.state == RELEASED:
             if written.step_write:
-                # It had no effect, and nobody reads it again.
+                # Its journal has no effect, and no retry reads it.
                 self.journals.drop(key, written.requested_at)
             return None
         paused = written.token == parameters["my_paused_token"]

@@ -356,7 +356,7 @@ class JournalsContract:
     def test_a_resumed_request_waits_for_its_retry_from_now_on(
         self, store: JournallingStore, clock: FrozenClock
     ) -> None:
-        """Else the janitor gives it up before the client hears of it: its lease ended long ago."""
+        """Otherwise the janitor gives it up before the client sends its retry: its lease ended long ago."""
         key = a_key()
         grant = claimed(store, key)
         wrote(store, key, grant, 1, a_step(), in_doubt=True)

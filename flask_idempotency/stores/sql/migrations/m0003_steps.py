@@ -61,7 +61,7 @@ _COLUMN_COMMENTS: Final = {
     "idempotency_records.steps": "recorded steps with an effect; above 0, a release keeps the record",
     "idempotency_records.step_write": "number of the last write to the journal by this fence",
     "idempotency_steps.step_id": "keyed hash of the name and the item of the step",
-    "idempotency_steps.requested_at": "of the record: a key that runs anew has another journal",
+    "idempotency_steps.requested_at": "of the record: a key that is released and runs again has another",
     "idempotency_steps.position": "order of steps that began in the same microsecond",
     "idempotency_steps.in_line": "1: the view''s own thread took the step",
     "idempotency_steps.kept": "0: the result could not be kept",
