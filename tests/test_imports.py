@@ -151,6 +151,13 @@ def test_the_first_keyed_requests_import_nothing_without_a_server(store: str, tm
     assert of_first_requests(url) == []
 
 
+@pytest.mark.parametrize(
+    "name", ("StepsChanged", "StepInDoubt", "NotStorable", "NotCommitted", "LeaseLost", "StoreUnavailable")
+)
+def test_every_error_that_a_step_lets_end_its_view_is_public(name: str) -> None:
+    assert issubclass(getattr(flask_idempotency, name), flask_idempotency.IdempotencyError)
+
+
 def test_every_public_name_is_what_its_module_has() -> None:
     """The block for type checkers and `_NAMES` say the same, and both list what `__all__` does."""
     tree = ast.parse(Path(flask_idempotency.__file__).read_text("utf-8"))

@@ -111,11 +111,11 @@ class DataKeyMissing(IdempotencyError):
 
 
 class NotStorable(IdempotencyError):
-    """A response cannot be stored in a form that we could replay. The text gives the reason."""
+    """A response, or the result of a step, cannot be stored in a form that a retry could get. The text gives the reason."""
 
 
 class NotCommitted(IdempotencyError):
-    """The database refused to commit, and has no row of this request. Its key is free again.
+    """The database refused to commit, and has no row of this request, or of this step. A retry may run it again.
 
     `retryable`: the cause was a conflict with other transactions, so the same request may succeed.
     """
