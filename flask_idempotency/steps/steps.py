@@ -204,7 +204,8 @@ def _run(
     steps = _steps_of(work, name)
     if work is None or steps is None:
         with _without_claim(work, name, item):
-            return function(*args, **kwargs)
+            value = function(*args, **kwargs)
+        return _await_without_claim(work, name, item, value) if inspect.isawaitable(value) else value
     run = _enter(work, steps, name, item, arguments.bind(function, args, kwargs), own)
     if run.recalled:
         return _recalled(work, run)
@@ -255,6 +256,11 @@ async def _finish_later(work: Running, run: StepRun, awaitable: Awaitable[Any], 
     finally:
         _call.reset(token)
     return _finish(work, run, value)
+
+
+async def _await_without_claim(work: Running | None, name: str, item: Item | None, awaitable: Awaitable[Any]) -> Any:
+    with _without_claim(work, name, item):
+        return await awaitable
 
 
 @contextmanager

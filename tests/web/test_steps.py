@@ -391,6 +391,20 @@ def test_without_a_claim_a_step_just_runs() -> None:
         current_step.name  # noqa: B018 - it raises
 
 
+def test_without_a_claim_an_awaitable_that_a_function_returns_runs_in_its_step() -> None:
+    """`inspect` takes a partial of a method, or an object with an async `__call__`, for no coroutine function."""
+
+    class Charge:
+        async def __call__(self) -> tuple[str, int]:
+            return current_step.name, len(current_step.downstream_key)
+
+    async def work() -> Any:
+        return await current_claim.step("charge", Charge())
+
+    assert ("charge", 52) == asyncio.run(work())
+    assert not current_step
+
+
 @pytest.mark.parametrize("declared", (("other",), ()), ids=("another", "none"))
 def test_an_undeclared_step_is_refused_before_it_runs(declared: tuple[str, ...]) -> None:
     shop = Shop()
