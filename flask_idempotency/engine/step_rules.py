@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, is_dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, get_args
 
@@ -76,10 +76,10 @@ class Step:
     """False: do not record that a deduplicated step begins, which saves a call of the store."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise TypeError(f"the name of a step is text, not {type(self.name).__name__}")
-        for name in (self.name, self.was):
-            if name is not None and not _NAME.fullmatch(name):
+        for name in (self.name, *(() if self.was is None else (self.was,))):
+            if not isinstance(name, str):
+                raise TypeError(f"the name of a step is text, not {type(name).__name__}")
+            if not _NAME.fullmatch(name):
                 raise ConfigurationError(f"the step name {name!r} must be 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'.")
         if self.was == self.name:
             raise ConfigurationError(f"step {self.name!r}: was= names the step itself. Leave it out.")
@@ -99,6 +99,8 @@ class Step:
             raise TypeError(f"step {self.name!r}: compare is a tuple of parameter names")
         if self.item is not None and not isinstance(self.item, str):
             raise TypeError(f"step {self.name!r}: item is the name of a parameter")
+        if self.returns is not None and not _rebuilds(self.returns):
+            raise TypeError(f"step {self.name!r}: returns is a dataclass, a NamedTuple, or a pair of functions.")
         if not self.intent and self.effects != "deduplicated":
             raise ConfigurationError(
                 f"step {self.name!r}: intent=False needs effects='deduplicated'. A {self.effects} step does not allow it."
@@ -112,6 +114,12 @@ class Step:
 
 def _all_in_tuple(values: object, fits: Callable[[object], bool]) -> bool:
     return isinstance(values, tuple) and all(map(fits, values))
+
+
+def _rebuilds(value: object) -> bool:
+    if isinstance(value, tuple):
+        return len(value) == 2 and all(map(callable, value))
+    return isinstance(value, type) and (is_dataclass(value) or (issubclass(value, tuple) and hasattr(value, "_fields")))
 
 
 def _is_text(value: object) -> bool:

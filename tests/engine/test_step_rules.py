@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -61,6 +62,33 @@ def test_an_error_that_precedes_an_effect_is_harmless(error: type[Exception]) ->
 def test_harmless_is_a_tuple_of_classes(harmless: Any) -> None:
     with pytest.raises(TypeError, match="harmless is a tuple"):
         Step("charge", harmless=harmless)
+
+
+@dataclass
+class Charge:
+    id: str
+
+
+class Parcel(NamedTuple):
+    id: str
+
+
+@pytest.mark.parametrize("returns", (None, Charge, Parcel, (str, int)))
+def test_returns_is_what_can_be_rebuilt(returns: Any) -> None:
+    assert Step("charge", returns=returns).returns is returns
+
+
+@pytest.mark.parametrize(
+    "returns", (int, dict, tuple, "Charge", Charge("ch_1"), str.upper, (str,), (str, int, str), (1, 2))
+)
+def test_returns_that_rebuilds_nothing_is_refused_before_the_step_runs(returns: Any) -> None:
+    with pytest.raises(TypeError, match="returns is a dataclass, a NamedTuple, or a pair of functions"):
+        Step("charge", returns=returns)
+
+
+def test_a_former_name_is_text() -> None:
+    with pytest.raises(TypeError, match="name of a step is text, not int"):
+        Step("charge", was=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ("", "a b", "Zahlung-ä", "x" * 65, "charge\n", "charge/1"))
