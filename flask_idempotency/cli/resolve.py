@@ -162,9 +162,7 @@ class GivenStep:
                     ) from None
             return SettledStep(met[0], happened=self.result is not None, result=result)
         if named and self.item is None:
-            raise Refused(
-                "This step is recorded for several items. Add --item, as `show` prints it. Nothing was changed."
-            )
+            raise Refused("This step is recorded with an item. Add --item, as `show` prints it. Nothing was changed.")
         raise Refused("No such step is recorded: `flask idempotency show` lists them. Nothing was changed.")
 
 

@@ -169,6 +169,15 @@ def test_an_unknown_step_is_refused() -> None:
     assert State.QUARANTINED is state(world)
 
 
+def test_a_step_of_an_item_is_named_with_it() -> None:
+    world, _ = in_doubt(charge=BEGUN)
+
+    assert "This step is recorded with an item. Add --item" in refusal(
+        run(world, *RESOLVE, "--step", "charge", "--never-happened")
+    )
+    assert State.QUARANTINED is state(world)
+
+
 def shipping(step: Step) -> tuple[World, list[str]]:
     """A shop in which a worker has sent `line-1` to the carrier, and does not know whether it arrived."""
     world, sent = shop(), list[str]()
