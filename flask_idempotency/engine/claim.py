@@ -174,6 +174,8 @@ class Claim:
     """Whether this claim commits the view's rows."""
     steps: Steps | None = None
     """The steps of its view. None: its policy has none."""
+    _dropped: Steps | None = None
+    """What earlier attempts recorded of steps that its endpoint has dropped, all of them."""
     paused = False
     """Whether a release has paused it, because the store has recorded an effect: the next retry resumes."""
     _journals: Journals | None = None
@@ -296,6 +298,8 @@ class Claim:
             self._journals = journals
         if self._policy.effects == "steps":
             self.steps = steps
+        elif not steps.poisoned and steps.has_effects:
+            self._dropped = steps
         return steps.poisoned
 
     def _refuse_steps(self) -> None:
@@ -461,6 +465,8 @@ class Claim:
         try:
             if self.steps is not None and ending.write in ("release", "quarantine"):
                 self.steps.flush()
+            if self._dropped is not None and ending.write in ("release", "release-unstarted"):
+                self._dropped.let_others_go_on()
             # Oldest secret first: after a crash in between, the key that every release looks at first has ended.
             for number in reversed(range(len(self.contexts))):
                 try:

@@ -284,6 +284,14 @@ class Steps:
             if self.has_effects or any(record.withdrawn for record in self._records):
                 self._send()
 
+    def let_others_go_on(self) -> None:
+        """Say that nothing is in doubt, before a claim whose own policy quarantines a lapse is released."""
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            if not self.in_doubt:
+                self._send(every=True)
+
     def _begin(self, run: StepRun, again: bool) -> None:
         step = run.step
         if step.effects == "transactional":
@@ -467,10 +475,10 @@ class Steps:
             if id not in record.earlier and record.entries.pop(id, None) is not None:
                 record.withdrawn.add(id)
 
-    def _send(self) -> None:
-        """Tell each store what it does not know yet, the oldest secret first."""
+    def _send(self, *, every: bool = False) -> None:
+        """Tell each store what it does not know yet, the oldest secret first. `every`: those too that know all."""
         for record in reversed(self._records):
-            if not record.unsent and not record.withdrawn:
+            if not (record.unsent or record.withdrawn or (every and record.entries)):
                 continue
             context = record.context
             for _ in range(TRIES):

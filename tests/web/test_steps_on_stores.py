@@ -320,6 +320,16 @@ def test_35_a_step_that_the_code_has_dropped(shop: Shop, dropped: tuple[str, ...
     assert {"quote": 1, "charge": 1} == shop.ran
 
 
+def test_an_endpoint_that_has_dropped_all_of_its_steps_pauses_too(shop: Shop) -> None:
+    """Its own policy quarantines a worker that vanishes. That is no doubt of a step."""
+    pauses(shop)
+    answers = iter((503, 201))
+    shop.release(lambda: ({}, next(answers)), steps=(), dropped_steps=("charge",))
+
+    assert [(503, "paused"), (201, None), (201, None)] == [shop.told(), shop.told(), shop.told()]
+    assert {"charge": 1} == shop.ran
+
+
 def test_37_another_branch_stops_before_its_effect(shop: Shop) -> None:
     pauses(shop)
     shop.release(lambda: (current_claim.step("debit", shop.run, "debit"), 201), steps=(*CHARGE, "debit"))
