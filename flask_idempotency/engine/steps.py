@@ -219,16 +219,20 @@ class Steps:
             for event in events:
                 self._observers(event)
 
-    def enter(self, name: str, item: bytes = b"", *, digest: bytes = b"", in_line: bool = True) -> StepRun:
+    def enter(
+        self, name: str, item: bytes = b"", *, digest: bytes = b"", in_line: bool = True, own: Step | None = None
+    ) -> StepRun:
         """Begin this step, or return it as recalled. On return its function may run: the store has its begin, if it needs one.
 
         `item` is encoded. `digest` is one of the arguments, and not keyed: this method keys it for each record.
-        `in_line`: the view's own thread asks for it. Raises `StepsChanged`, `StepInDoubt`, `LeaseLost`, `StoreUnavailable`
+        `in_line`: the view's own thread asks for it. `own`: what holds instead of the declared step of this name, with the
+        same effects and identity. Raises `StepsChanged`, `StepInDoubt`, `LeaseLost`, `StoreUnavailable`
         and, for misuse, `RuntimeError`. In all these cases the function must not run.
         """
         with self._locked():
             self._may_go_on()
-            step = self._rules.rule(name)
+            declared = self._rules.rule(name)
+            step = declared if own is None else own
             asked = (step.recorded_as, item)
             if in_line and self._line is not None:
                 raise RuntimeError(

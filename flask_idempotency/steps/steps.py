@@ -327,16 +327,18 @@ def _enter(
 ) -> StepRun:
     """Begin this step. `given` is the arguments of its function, None without one; `own` what its decorator declares."""
     rule = steps.rule(name)
-    if own is not None and own.effects != rule.effects:
+    if own is not None and (own.effects, own.was) != (rule.effects, rule.was):
         raise RuntimeError(
-            f"step {name!r}: its decorator says effects={own.effects!r}, and {work.operation} lists it as {rule.effects!r}. "
-            "List the decorated function itself in steps=."
+            f"step {name!r}: its decorator says effects={own.effects!r} and was={own.was!r}, and {work.operation} lists it "
+            f"with effects={rule.effects!r} and was={rule.was!r}. List the decorated function itself in steps=."
         )
-    compared = b""
-    if given is not None and rule.effects != "pure":
-        compared = arguments.comparable(name, given, compare=rule.compare)
+    # An endpoint that lists the name alone leaves the rest to the decorator.
+    own = own if rule == Step(name) else None
+    step, compared = own or rule, b""
+    if given is not None and step.effects != "pure":
+        compared = arguments.comparable(name, given, compare=step.compare)
     with _noted(work), work.shield():
-        return steps.enter(name, values.encode_item(item), digest=compared, in_line=_in_line(work))
+        return steps.enter(name, values.encode_item(item), digest=compared, in_line=_in_line(work), own=own)
 
 
 @contextmanager

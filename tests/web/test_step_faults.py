@@ -20,7 +20,7 @@ from flask import Response, after_this_request
 from flask_idempotency import Step, current_claim, current_step, durable_step, idempotent
 from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.errors import ConfigurationError, NotStorable, StoreUnavailable
-from tests.web.test_steps import Shop, release
+from tests.web.test_steps import Declined, Shop, release
 
 
 @dataclass
@@ -499,3 +499,44 @@ def test_a_step_that_is_listed_as_another_kind_is_refused(effects: Any) -> None:
         shop.post()
 
     assert not shop.ran
+
+
+def test_a_step_that_is_listed_by_its_former_name_too_is_refused() -> None:
+    """Its name alone says nothing of the former one, and the step of an earlier release would run again."""
+    shop = Shop()
+    save = durable_step("save", was="store")(lambda: shop.run("save"))
+    shop.view(lambda: (save() or {}, 201), steps=("save",))
+    with pytest.raises(RuntimeError, match="was='store'"):
+        shop.post()
+
+    assert not shop.ran
+
+
+def test_a_name_alone_leaves_the_rest_to_the_decorator() -> None:
+    """Exceptions that are harmless there, what is compared, and what rebuilds the result."""
+    shop = Shop()
+    answers: Iterator[Charge | Declined] = iter((Declined(), Charge("ch_1")))
+
+    @durable_step("charge", harmless=(Declined,), returns=Charge, compare=())
+    def charge(attempt: int) -> Charge:
+        shop.run("charge")
+        answer = next(answers)
+        if isinstance(answer, Declined):
+            raise answer
+        return answer
+
+    def checkout() -> Any:
+        try:
+            paid = charge(current_claim.attempt)
+        except Declined:
+            return {}, 503
+        return {"paid": paid.id}, 201 if shop.ran["view"] else 503
+
+    shop.view(checkout, steps=("charge",))
+    declined, failed = shop.post(), shop.post()
+    shop.run("view")
+    done = shop.post()
+
+    assert [503, 503, 201] == [each.status_code for each in (declined, failed, done)]
+    assert {"paid": "ch_1"} == done.get_json()
+    assert 2 == shop.ran["charge"]
