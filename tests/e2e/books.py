@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from sqlalchemy import create_engine, func, insert, select, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
 
 from flask_idempotency.stores.sql.migrations.runner import upgrade
 from tests.e2e.shop import ACCOUNTS, Account, Base, Payment
@@ -41,6 +43,21 @@ class Books:
         with self._engine.connect() as connection:
             rows = connection.execute(text("SELECT state, count(*) FROM idempotency_records GROUP BY state"))
             return Counter({str(state): int(count) for state, count in rows})
+
+    def locked(self) -> bool:
+        """Whether a transaction holds a record, or all of a SQLite file."""
+        sqlite = self._engine.dialect.name == "sqlite"
+        engine = create_engine(
+            self.url, poolclass=NullPool, connect_args={"timeout": 0} if sqlite else _unprepared(self.url)
+        )
+        take = "BEGIN IMMEDIATE" if sqlite else "SELECT 1 FROM idempotency_records FOR UPDATE NOWAIT"
+        try:
+            with engine.connect() as connection:
+                connection.execute(text(take))
+                connection.rollback()
+        except OperationalError:
+            return True
+        return False
 
     def ask(self, question: str) -> int:
         """A number that PostgreSQL knows about this database; what the question changes is committed."""

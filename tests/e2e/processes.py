@@ -156,5 +156,11 @@ def pause(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
+def is_paused(pid: int) -> bool:
+    """Whether each of its threads has stopped, which is a moment after `pause`."""
+    tasks = (Path("/proc") / str(pid) / "task").glob("*/stat")
+    return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+
+
 def resume(pid: int) -> None:
     os.kill(pid, signal.SIGCONT)

@@ -17,7 +17,7 @@ from tests.e2e.service import CASE
 from tests.e2e.wire import Order, Wire, ask, ask_until_settled, message
 
 OURS = re.compile(
-    rb"idm1:\{p[0-9a-f]{4}\}:(?:[izmw]|[rcg]:[A-Za-z0-9_-]{43}|[fqkea]:[A-Za-z0-9_-]{22})"
+    rb"idm1:\{p[0-9a-f]{4}\}:(?:[izmw]|[rcgs]:[A-Za-z0-9_-]{43}|[fqkea]:[A-Za-z0-9_-]{22})"
     rb"|idm1:\{tasks\}:(?:n|l:identity:[0-9a-f]{12})"
 )
 """The only keys that we may make in a Redis: a format, a partition, and a keyed digest of a record or of a tenant, or a

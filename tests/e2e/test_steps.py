@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +16,7 @@ from example_app.demo.servers import RedisServer
 from tests.e2e.books import Books
 from tests.e2e.conftest import Figures
 from tests.e2e.ledger import Ledger
-from tests.e2e.processes import Plan, Server, pause, resume
+from tests.e2e.processes import Plan, Server, is_paused, pause, resume
 from tests.e2e.purchases import Purchase
 from tests.e2e.step_shop import APPLICATION, create_app
 from tests.e2e.test_transactional_kills import Doom
@@ -25,6 +25,7 @@ from tests.forgiving import make_ready
 from tests.lab.postgres import PostgresServer
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers
+from tests.tooling.processes import eventually
 
 LEASE: Final = 0.4
 """Only retries of a dead worker wait for its end. A worker that is late keeps its claim, as no other asks for it."""
@@ -52,6 +53,20 @@ class Shop:
     def dies(self, purchase: Purchase, point: str, *steps: str) -> None:
         """Send it to a worker that is killed at this point."""
         assert purchase.attempt(self.port, f"die:{point}", *steps) is None
+
+    @contextmanager
+    def stopped(self, pid: int) -> Iterator[None]:
+        """Stop a worker, but not in the middle of a write: a lock that it holds would stop every other worker too."""
+        try:
+            while True:
+                pause(pid)
+                assert eventually(lambda: is_paused(pid))
+                if self.books is None or not self.books.locked():
+                    break
+                resume(pid)
+            yield
+        finally:
+            resume(pid)
 
     def did(self, purchase: Purchase) -> dict[str, int]:
         """How often the function of each step ran."""
@@ -148,13 +163,9 @@ def test_11_a_worker_that_was_overtaken_between_two_steps_begins_none(shop: Shop
     purchase = shop.order()
     with Wire(shop.port) as wire:
         wire.send(purchase.order.attempt(f"pause:after-{step}"))
-        pid = shop.ledger.paused(purchase.order.case)
-        pause(pid)
-        try:
+        with shop.stopped(shop.ledger.paused(purchase.order.case)):
             answer = ask_until_settled(shop.port, purchase.order.attempt())
             shop.ledger.let_go(purchase.order.case)
-        finally:
-            resume(pid)
         late = wire.answer()
 
     assert (201, 2) == (answer.status, answer.json["attempt"])
@@ -170,13 +181,9 @@ def test_a_worker_that_was_stopped_in_its_charge_ends_the_quarantine(shop: Shop)
     purchase = shop.order()
     with Wire(shop.port) as wire:
         wire.send(purchase.order.attempt("pause:in-charge"))
-        pid = shop.ledger.paused(purchase.order.case)
-        pause(pid)
-        try:
+        with shop.stopped(shop.ledger.paused(purchase.order.case)):
             refused = ask_until_settled(shop.port, purchase.order.attempt())
             shop.ledger.let_go(purchase.order.case)
-        finally:
-            resume(pid)
         late = wire.answer()
     again = ask(shop.port, purchase.order.attempt())
 
