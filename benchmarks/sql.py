@@ -244,12 +244,17 @@ def _counted(database: Database, redis_url: str) -> Section:
     shown = Section(f"Statements and commits on {database.kind}", COUNTED_NOTE)
     commits_of = _xids if database.kind == POSTGRESQL else _commit_frames
     with (
-        sql_cases(database, redis_url) as cases,
+        sql_cases(database, _patient(redis_url)) as cases,
         commits_of(database.url) as commits,
         Statements({engine for _, app in cases for engine in app.engines}) as statements,
     ):
         shown.rows.extend(_counted_row(case, statements, commits, database) for case, app in cases if app.engines)
     return shown
+
+
+def _patient(redis_url: str) -> str:
+    # A cache that did not answer within milliseconds is left out for a while, and the database then gets what is counted.
+    return f"{redis_url}{'&' if '?' in redis_url else '?'}socket_timeout=10&socket_connect_timeout=10"
 
 
 def _counted_row(case: Case, statements: Statements, commits: Commits, database: Database) -> Row:
