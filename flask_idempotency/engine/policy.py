@@ -97,6 +97,11 @@ class Policy:
         return self.effects == "transactional" or any(step.effects == "transactional" for step in self.steps)
 
     @property
+    def has_plain_step(self) -> bool:
+        """Whether a worker that vanishes may leave a step in doubt."""
+        return any(step.effects == "plain" for step in self.steps)
+
+    @property
     def on_expiry(self) -> OnExpiry:
         """What a claim writes into its record for the case that its worker vanishes."""
         match self.on_abandoned:

@@ -113,7 +113,7 @@ def promise_of(policy: Policy, *, forgets: bool = False) -> str:
         # Past the point of no return, no rule of the policy lets the view run again. Only a key that is lost does.
         return "at-least-once" if forgets else "at-most-once"
     again = forgets or policy.on_expiry is OnExpiry.TAKEOVER or _repeats(policy)
-    if policy.effects == "steps" and forgets and any(step.effects == "plain" for step in policy.steps):
+    if forgets and policy.has_plain_step:
         return "at-least-once"
     if policy.effects == "plain":
         return "at-least-once" if again else "at-most-once"

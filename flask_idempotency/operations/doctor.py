@@ -353,7 +353,7 @@ def worker_timeout(endpoints: Iterable[Endpoint], *, worker_timeout: float | Non
     cut = [each for each in endpoints if seconds < each.policy.max_runtime]
     if not cut:
         return [Finding("worker-timeout", Verdict.FINE, "No worker is killed while a view may still run.")]
-    grave = [each for each in cut if each.policy.effects in ("plain", "marked") or _has_plain_step(each.policy)]
+    grave = [each for each in cut if each.policy.effects in ("plain", "marked") or each.policy.has_plain_step]
     longest = max(each.policy.max_runtime for each in cut)
     text = f"Workers are killed after {seconds:g} s, and views may run for {longest:g} s (max_runtime): "
     text += (
@@ -366,10 +366,6 @@ def worker_timeout(endpoints: Iterable[Endpoint], *, worker_timeout: float | Non
         "takes, below that timeout."
     )
     return [Finding("worker-timeout", Verdict.FAULT if grave else Verdict.ADVICE, text, remedy)]
-
-
-def _has_plain_step(policy: Policy) -> bool:
-    return any(step.effects == "plain" for step in policy.steps)
 
 
 @check("proxy-timeout")

@@ -277,7 +277,7 @@ def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -
 
 def _may_be_quarantined(policy: Policy) -> bool:
     """Return whether a worker that vanishes may leave an unknown outcome: past a point of no return, or in a plain step."""
-    doubtful = policy.effects == "marked" or any(step.effects == "plain" for step in policy.steps)
+    doubtful = policy.effects == "marked" or policy.has_plain_step
     return doubtful or policy.on_expiry is OnExpiry.QUARANTINE
 
 

@@ -112,14 +112,14 @@ def shop(request: pytest.FixtureRequest, ledger_server: RedisServer) -> Iterator
         ends.callback(ledger.close)
         shop = Shop(server, line, ledger, redis, books)
         for path in ("/mail", "/order"):
-            # What the store has not run before it is told in full, at the second try: then that would be what is lost.
+            # The store gets the whole text of a script that it has not run, at a second try: the proxy would lose that one.
             for attempt in ("status:503", ""):
                 ask(server.port, Order(path).attempt(attempt))
         yield shop
 
 
 def bought(shop: Shop, purchase: Purchase, *steps: str, at: str, during: Callable[[], Any]) -> list[Answer]:
-    """Return what its client is told until it is bought. `during` is while the first attempt pauses at this point."""
+    """Return the responses that its client gets until then. `during` is while the first attempt pauses at this point."""
     with Wire(shop.server.port) as wire:
         wire.send(purchase.order.attempt(f"pause:{at}", *steps))
         shop.ledger.paused(purchase.order.case)

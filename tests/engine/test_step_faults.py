@@ -314,7 +314,7 @@ def test_a_data_key_that_is_lost_three_times_is_an_outage(
     assert 1 == shop.ran["charge"]
 
 
-def test_results_of_an_erased_tenant_are_shown_to_nobody(shop: Shop) -> None:
+def test_results_of_an_erased_tenant_are_not_shown(shop: Shop) -> None:
     """Also where the payload itself can still be opened: it is plain, or its data key is cached."""
     claim = shop.won()
     shop.take(claim, "charge")

@@ -221,8 +221,8 @@ def test_a_step_that_did_nothing_leaves_nothing(shop: Shop) -> None:
 
     assert shop.house.store._store.read(shop.house.key) is None
     assert ["status-503"] == [event.reason for event in shop.told(events.Released)]
-    anew = shop.won()
-    assert 1 == anew.attempt
+    again = shop.won()
+    assert 1 == again.attempt
 
 
 def test_a_harmless_step_may_be_asked_for_again(shop: Shop) -> None:

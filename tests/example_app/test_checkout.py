@@ -128,7 +128,7 @@ def test_a_retry_goes_on_behind_the_finished_steps(shop: Flask, moment: str, lef
 
 @pytest.mark.slow
 def test_a_resolver_finds_the_charge_in_doubt(shop: Flask) -> None:
-    """The provider took the money and the service does not know it: nobody goes on before the resolver has asked."""
+    """The provider took the money and the service does not know it: no retry goes on before the resolver has asked."""
     lose_a_worker(shop, "in_charge")
     customer = Customer(shop)
 

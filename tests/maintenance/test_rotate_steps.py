@@ -1,4 +1,4 @@
-"""The results of steps are sealed anew and erased with the responses, and no request repeats a step because of that."""
+"""The results of steps are sealed again and erased with the responses, and no request repeats a step because of that."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def shop(request: pytest.FixtureRequest, clock: FrozenClock) -> Iterator[Shop]:
 
 
 def test_the_results_of_paused_and_quarantined_requests_are_sealed_again(shop: Shop) -> None:
-    """The old key can go then: the paused ones resume without it, and nobody goes on where a charge is in doubt."""
+    """The old key can go then: the paused ones resume without it, and no retry goes on where a charge is in doubt."""
     paused = [f"paused-{number}" for number in range(5)]
     assert [503] * 6 == [shop.post(key)[0] for key in (*paused, "doubtful")]
     shop.release("2026", "2025")

@@ -1,4 +1,4 @@
-"""The janitor and the steps of requests: who is asked, what a resolver may settle, and what nobody resumes."""
+"""The janitor and the steps of requests: which resolver it asks, what that may settle, and which requests no retry resumes."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Steps:
     threads: bool = False
     """Whether each step runs in its own thread."""
     intent: bool = True
-    """Whether the store is told that a deduplicated step begins."""
+    """Whether the store records that a deduplicated step begins."""
     any_order: bool = False
     fails: bool = False
     again: int = 0

@@ -1,4 +1,4 @@
-"""What goes wrong around steps over HTTP: misuse is told before an effect, and a result that is odd costs none."""
+"""What goes wrong around steps over HTTP: misuse raises before an effect, and an odd result loses none."""
 
 from __future__ import annotations
 

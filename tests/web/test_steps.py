@@ -1,4 +1,4 @@
-"""Durable steps over HTTP: a retry goes on after the finished steps, or nobody goes on."""
+"""Durable steps over HTTP: a retry goes on after the finished steps, or no retry goes on."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_failure_pauses_and_the_retry_goes_on() -> None:
 
 
 def test_a_step_in_doubt_keeps_everybody_out() -> None:
-    """Cases 15 and 1: nobody can say whether the card was charged."""
+    """Cases 15 and 1: it is unknown whether the card was charged."""
     shop = Shop()
 
     def charge() -> None:
@@ -221,7 +221,7 @@ def test_a_retry_that_goes_another_way_is_stopped_before_its_effect() -> None:
     assert {"charge": 1} == shop.ran
 
 
-def test_a_recorded_effect_that_nobody_asked_for_keeps_no_response() -> None:
+def test_a_recorded_effect_that_was_not_asked_for_keeps_no_response() -> None:
     shop = Shop()
     paused(shop)
     stopped = release(shop, lambda: ({}, 201), steps=("charge",)).post()

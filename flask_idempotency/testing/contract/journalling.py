@@ -302,8 +302,8 @@ class JournalsContract:
         assert store.release(key, grant.token) is None
 
         assert (store.read(key), store.journals.read(key)) == (None, EMPTY)
-        anew = claimed(store, key)
-        assert (anew.attempt, store.journals.recall(key, anew.token, fence=anew.fence).entries) == (1, ())
+        again = claimed(store, key)
+        assert (again.attempt, store.journals.recall(key, again.token, fence=again.fence).entries) == (1, ())
 
     def test_a_completion_drops_the_journal(self, store: JournallingStore) -> None:
         key = a_key()

@@ -122,7 +122,7 @@ def test_a_step_that_finishes_keeps_its_place(open_store: OpenStore, clock: Froz
 
 
 def test_steps_of_a_later_attempt_come_last(open_store: OpenStore) -> None:
-    """Also if all began in the same microsecond: numbers of writes begin anew."""
+    """Also if all began in the same microsecond: numbers of writes begin at 1 again."""
     store, key = open_store(), a_key()
     first = claimed(store, key)
     for number in range(1, 4):

@@ -204,7 +204,7 @@ def test_the_journal_decides_if_another_bind_refuses_its_commit(
         store.close()
 
 
-def test_a_commit_that_nobody_can_ask_for_stays_unknown(claimed: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_journal_cannot_be_read_stays_unknown(claimed: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
     broken_commit(claimed.shop, monkeypatch, applied=True)
 
     def away(*_: object, **__: object) -> bool:
@@ -229,7 +229,7 @@ def test_a_claim_that_was_overtaken_commits_nothing(claimed: Claimed) -> None:
 
 
 def test_a_function_that_commits_by_itself_leaves_a_begun_plain_entry(claimed: Claimed) -> None:
-    """If the worker dies behind that commit, nobody repeats it."""
+    """If the worker dies behind that commit, no retry repeats it."""
     seen = []
 
     def commits() -> None:
