@@ -119,7 +119,7 @@ def shop(request: pytest.FixtureRequest, ledger_server: RedisServer) -> Iterator
 
 
 def bought(shop: Shop, purchase: Purchase, *steps: str, at: str, during: Callable[[], Any]) -> list[Answer]:
-    """Return the responses that its client gets until then. `during` is while the first attempt pauses at this point."""
+    """Buy, and return each response that the client gets. `during` is while the first attempt pauses at this point."""
     with Wire(shop.server.port) as wire:
         wire.send(purchase.order.attempt(f"pause:{at}", *steps))
         shop.ledger.paused(purchase.order.case)
