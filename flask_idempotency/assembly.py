@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from flask_idempotency.codec.compression import COMPRESSIONS, ZSTD_REMEDY, zstd_is_installed
 from flask_idempotency.codec.envelope import EnvelopeCodec
+from flask_idempotency.engine.activity import ActivityLog
+from flask_idempotency.engine.audit import AuditTrail
 from flask_idempotency.engine.capabilities import (
     DataKeys,
     DataLossDetector,
@@ -34,6 +36,7 @@ from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.journal import Journals, StepTransactions
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
+from flask_idempotency.engine.observations import Observations
 from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.settings import Settings
@@ -83,6 +86,9 @@ class Services:
     data_loss: DataLossDetector | None = None
     cache_marker: KnowsCache | None = None
     """The store, if a cache may stand in front of it. These settings need not name that cache."""
+    activity: ActivityLog | None = None
+    observations: Observations | None = None
+    audit: AuditTrail | None = None
 
 
 def build(
@@ -146,6 +152,9 @@ def build(
         health=offered.health,
         data_loss=offered.data_loss,
         cache_marker=system if isinstance(system, KnowsCache) else None,
+        activity=offered.activity,
+        observations=offered.observations,
+        audit=offered.audit,
     )
 
 

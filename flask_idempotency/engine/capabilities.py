@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from flask_idempotency.engine.activity import ActivityLog
+from flask_idempotency.engine.audit import AuditTrail
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Record, State, StoredPayload
+from flask_idempotency.engine.observations import Observations
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Schema, Transactions
 from flask_idempotency.engine.values import valueclass
@@ -415,6 +418,14 @@ class Recovery(Protocol):
         """Return how many records are not completed. Fast."""
         ...
 
+    def about_completed(self) -> int | None:
+        """Return about how many records are completed, in a few milliseconds even for a million.
+
+        May count expired records that are not removed yet, and may be an estimate of the store. None: it cannot tell that
+        fast.
+        """
+        ...
+
 
 PAGE: Final = 200
 """Records read in one step: some tens of milliseconds of the store's time."""
@@ -626,6 +637,12 @@ class Capabilities:
     """It can check its server."""
     journals: Journals | None
     """It remembers the steps of a request. Without it, no endpoint may list `steps`."""
+    activity: ActivityLog | None
+    """It adds up what happens at each endpoint, by minute and by hour."""
+    observations: Observations | None
+    """It remembers keys in observe mode. Without it, no endpoint may set `mode` to `observe` or `warn`."""
+    audit: AuditTrail | None
+    """It remembers who changed a record and why."""
 
 
 CAPABILITIES: Final = tuple(field.name for field in fields(Capabilities))

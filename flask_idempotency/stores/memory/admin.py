@@ -519,6 +519,10 @@ class MemoryRecovery:
                 quarantined_for=max(quarantined, default=None),
             )
 
+    def about_completed(self) -> int:
+        with self._shared.lock:
+            return len(self._shared.records) - len(self._not_completed)
+
     def _page(
         self,
         records: Mapping[StorageKey, Record],

@@ -29,6 +29,7 @@ from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_m
 from flask_idempotency.engine.recovery import LAPSED
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores import microseconds
+from flask_idempotency.stores.memory.activity import MemoryActivity, MemoryAuditTrail, MemoryObservations
 from flask_idempotency.stores.memory.admin import (
     MemoryDataKeys,
     MemoryExpiry,
@@ -66,6 +67,9 @@ class MemoryStore:
         self.expiry = MemoryExpiry(self._shared, put=self._put)
         self.task_log = MemoryTaskLog(self._shared)
         self.health = MemoryHealth()
+        self.activity = MemoryActivity(self._shared)
+        self.observations = MemoryObservations(self._shared)
+        self.audit = MemoryAuditTrail(self._shared)
         self._last_fence = 0
         self._cancelled = OrderedDict[bytes, float]()
         after_fork(self._unlock)

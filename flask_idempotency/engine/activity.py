@@ -1,0 +1,102 @@
+"""Count what happens at each endpoint, by minute and by hour: counters, histograms of durations, and where a store keeps them.
+
+A process counts in memory and adds its counts to the store every few seconds. What it has not added is lost with it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import Final, Protocol
+
+from flask_idempotency.engine.values import valueclass
+
+MINUTE: Final = 60
+HOUR: Final = 3600
+
+KEPT_SECONDS: Final[Mapping[int, int]] = {MINUTE: 24 * HOUR, HOUR: 30 * 24 * HOUR}
+"""How long a bucket of each length is kept after its end."""
+
+LONGEST_COUNTER: Final = 60
+"""The most characters of a counter's name. Counter names are constants of this package, and never come from a request."""
+
+MOST_ENDPOINTS: Final = 200
+"""The most endpoints that a process counts apart; it counts the rest under `OTHER_ENDPOINTS`."""
+
+OTHER_ENDPOINTS: Final = "(other)"
+
+EDGES: Final = (
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1,
+    0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0,
+)  # fmt: skip
+"""The upper edges of the histograms, in seconds. They never change, so that histograms of all processes and releases merge."""
+
+
+def slot(seconds: float) -> int:
+    """Return the number of the histogram slot of this duration. A duration on an edge is below it."""
+    return bisect_left(EDGES, seconds)
+
+
+def percentile(counts: Mapping[int, int], fraction: float) -> float | None:
+    """Return the upper edge below which this fraction of the durations lie; `inf` past the last. None: there are none.
+
+    The true value lies between the edge before and this one.
+    """
+    total, seen = sum(counts.values()), 0
+    for number in sorted(counts):
+        seen += counts[number]
+        if counts[number] and seen >= fraction * total:
+            return EDGES[number] if number < len(EDGES) else inf
+    return None
+
+
+Counts = Mapping[str, Mapping[str, int]]
+"""The counters of each endpoint: endpoint → counter → number, all above 0."""
+
+
+def merged(parts: Iterable[Counts]) -> dict[str, dict[str, int]]:
+    """Return the sum of these counts."""
+    total: dict[str, dict[str, int]] = {}
+    for part in parts:
+        for endpoint, counters in part.items():
+            mine = total.setdefault(endpoint, {})
+            for name, number in counters.items():
+                mine[name] = mine.get(name, 0) + number
+    return total
+
+
+@valueclass(frozen=True, slots=True)
+class ActivityBucket:
+    """What was counted in one minute or hour. `start` is in seconds since the epoch, and a multiple of its length."""
+
+    start: int
+    counts: Counts
+
+
+@valueclass(frozen=True, slots=True)
+class ActivityPage:
+    """The buckets of a time span, the oldest first, without empty ones; and the store's time when it read them."""
+
+    now: float
+    buckets: Sequence[ActivityBucket]
+
+
+class ActivityLog(Protocol):
+    """Adds up what the processes of an application count. Found as `activity`.
+
+    Several applications may share the store: `owner` is the mark of the application (`keys.owner_mark`). Every method raises
+    `StoreUnavailable` if the store does not answer.
+    """
+
+    def add(self, owner: bytes, counts: Counts, *, token: bytes) -> None:
+        """Add these counts to the bucket of this minute and to that of this hour, by the store's clock, in one step.
+
+        The same 16-byte token within some seconds adds nothing: a client may send a call again when its reply was lost.
+        Concurrent calls lose no count. The store removes a bucket `KEPT_SECONDS` after its end, or `Expiry.sweep` does.
+        """
+        ...
+
+    def read(self, owner: bytes, *, length: int, seconds: float) -> ActivityPage:
+        """Return the buckets of this length, `MINUTE` or `HOUR`, which ended less than `seconds` ago or have not ended."""
+        ...

@@ -1,0 +1,56 @@
+"""Remember which operator or resolver changed a record, when and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.values import valueclass
+
+AUDIT_KEPT_SECONDS: Final = 400 * 86400.0
+"""How long the store keeps an entry: a year and a month, as auditors of payments ask for."""
+
+LONGEST_ACTOR: Final = 200
+LONGEST_REASON: Final = 1000
+"""The most characters of these texts. A store may cut a longer one."""
+
+
+@valueclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change of a record. Neither text may name a key, a body or a client."""
+
+    verb: str
+    """`completed`, `released`, `reopened`, `resumed`, or a step's `completed` or `never-happened`."""
+    was: str
+    """The state of the record before."""
+    actor: str
+    """The operator, or `resolver`."""
+    reason: str
+    certain: bool = True
+    """False: the store did not answer, so the change may not have happened."""
+    at: float = 0.0
+    """When, in seconds since the epoch by the store's clock. The store sets it."""
+
+
+class AuditTrail(Protocol):
+    """Keeps one list of changes for each record. Found as `audit`.
+
+    It outlives the record. Every method raises `StoreUnavailable` if the store does not answer.
+    """
+
+    def append(self, key: StorageKey, entry: AuditEntry, *, token: bytes) -> None:
+        """Add this entry with the store's time. The same 16-byte token again adds nothing."""
+        ...
+
+    def entries(self, key: StorageKey, *, limit: int = 100) -> Sequence[AuditEntry]:
+        """Return the latest entries of this record, the oldest first."""
+        ...
+
+    def count(self, actor: str, *, seconds: float) -> int:
+        """Return how many entries this actor added in the last `seconds`, of all records. At most a day."""
+        ...
+
+    def forget(self, tid: bytes) -> None:
+        """Remove the entries of this tenant's records. Harmless if there are none."""
+        ...
