@@ -59,14 +59,16 @@ def _is_torn(url: URL) -> bool:
 REMEDY: Final = (
     "the database's role may not use the tables of idempotency records: grant it SELECT, INSERT, UPDATE and DELETE on "
     "idempotency_records, idempotency_meta, idempotency_tenants, idempotency_data_keys, idempotency_quota, "
-    "idempotency_tasks and idempotency_steps, and USAGE on the sequence idempotency_fence_numbers_number_seq"
+    "idempotency_tasks, idempotency_steps, idempotency_activity, idempotency_activity_tokens, idempotency_observations and "
+    "idempotency_audit, and USAGE on the sequence idempotency_fence_numbers_number_seq"
 )
 
 # A missing table lacks no privilege, because to_regclass returns NULL. For the sequence either privilege is enough.
 _LACKING: Final = text(
     "SELECT tables.name, rights.name"
     " FROM (VALUES ('idempotency_records'), ('idempotency_meta'), ('idempotency_tenants'), ('idempotency_data_keys'),"
-    " ('idempotency_quota'), ('idempotency_tasks'), ('idempotency_steps')) AS tables (name),"
+    " ('idempotency_quota'), ('idempotency_tasks'), ('idempotency_steps'), ('idempotency_activity'),"
+    " ('idempotency_activity_tokens'), ('idempotency_observations'), ('idempotency_audit')) AS tables (name),"
     " (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS rights (name)"
     " WHERE NOT has_table_privilege(to_regclass(tables.name), rights.name)"
     " UNION ALL SELECT 'idempotency_fence_numbers_number_seq', 'USAGE'"

@@ -82,7 +82,7 @@ def _after(target: Table, statement: str, *, dialect: str | None = None, **words
     event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
 
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The last migration of those that create what is declared here."""
 
 RECORDS: Final = "idempotency_records"
@@ -93,6 +93,10 @@ QUOTA: Final = "idempotency_quota"
 TASKS: Final = "idempotency_tasks"
 OUTBOX: Final = "idempotency_outbox"
 STEPS: Final = "idempotency_steps"
+ACTIVITY: Final = "idempotency_activity"
+ACTIVITY_TOKENS: Final = "idempotency_activity_tokens"
+OBSERVATIONS: Final = "idempotency_observations"
+AUDIT: Final = "idempotency_audit"
 FENCE_NUMBERS: Final = "idempotency_fence_numbers"
 FENCES: Final = "idempotency_fence_numbers_number_seq"
 """The sequence that PostgreSQL creates for that table's key. Alembic creates no other kind of sequence."""
@@ -108,6 +112,15 @@ RELEASED: Final = "released"
 BEGUN: Final = "begun"
 FINISHED: Final = "finished"
 """The states of a durable step."""
+
+NEW: Final = "new"
+TAKEN_OVER: Final = "taken-over"
+REPLAY: Final = "replay"
+UNKNOWN: Final = "unknown"
+"""The states of an observation: what the watched request found while it runs, then what the next request finds."""
+
+WATCHED: Final = (NEW, TAKEN_OVER)
+"""The states of an observation whose request has not ended."""
 
 STATES: Final = (PROCESSING, COMPLETED, FAILED, QUARANTINED, RELEASED)
 
@@ -134,6 +147,10 @@ class Tables(NamedTuple):
     fence_numbers: Table
     outbox: Table
     steps: Table
+    activity: Table
+    activity_tokens: Table
+    observations: Table
+    audit: Table
 
 
 def define(metadata: MetaData) -> Tables:
@@ -261,7 +278,8 @@ def define(metadata: MetaData) -> Tables:
     )
     outbox, steps = _of_messages(metadata), _of_journals(metadata)
     complete(records, meta, fence_numbers, quota_buckets, steps, version=VERSION)
-    return Tables(records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox, steps)
+    beside = _of_consoles(metadata)
+    return Tables(records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox, steps, *beside)
 
 
 def _of_tenants(metadata: MetaData) -> tuple[Table, Table, Table]:
@@ -450,6 +468,69 @@ def _of_journals(metadata: MetaData) -> Table:
     return steps
 
 
+def _of_consoles(metadata: MetaData) -> tuple[Table, Table, Table, Table]:
+    activity = Table(
+        ACTIVITY,
+        metadata,
+        Column("owner", LargeBinary(3), primary_key=True, comment="mark of the application"),
+        Column("bucket_length", BigInteger, primary_key=True, autoincrement=False, comment="a minute or an hour"),
+        Column("bucket_start", BigInteger, primary_key=True, autoincrement=False),
+        Column("expires_at", BigInteger, nullable=False),
+        Column("counts", Text, nullable=False, comment="a JSON object: endpoint, counter, number"),
+        comment="One row for each minute of a day and each hour of a month: what happened at each endpoint.",
+        schema=BLANK_SCHEMA,
+    )
+    Index("idempotency_activity_expiry", activity.c.expires_at)
+    tokens = Table(
+        ACTIVITY_TOKENS,
+        metadata,
+        Column("token", LargeBinary(16), primary_key=True, comment="of a call that has added its counts"),
+        Column("expires_at", BigInteger, nullable=False),
+        comment="One row for each call of the last minutes, so that a repeated one adds nothing.",
+        schema=BLANK_SCHEMA,
+    )
+    Index("idempotency_activity_tokens_expiry", tokens.c.expires_at)
+    observations = Table(
+        OBSERVATIONS,
+        metadata,
+        Column("record_id", LargeBinary(32), primary_key=True, comment="as of the record that a claim would make"),
+        Column("token", LargeBinary(16), nullable=False, comment="of the watched request"),
+        Column("fingerprint", LargeBinary(17), nullable=False),
+        Column("state", String(10), nullable=False),
+        Column("began_at", BigInteger, nullable=False, comment="when the first request with this key began"),
+        Column("watched_at", BigInteger, nullable=False, comment="when the watched request began"),
+        Column("lease_expires_at", BigInteger, nullable=False),
+        Column("expires_at", BigInteger, nullable=False),
+        CheckConstraint(
+            _one_of("state", (NEW, TAKEN_OVER, REPLAY, UNKNOWN)), name="idempotency_observation_state"
+        ),
+        comment="One row for each key that was seen in observe mode. No claim reads it.",
+        schema=BLANK_SCHEMA,
+    )
+    Index("idempotency_observations_expiry", observations.c.expires_at)
+    audit = Table(
+        AUDIT,
+        metadata,
+        Column("token", LargeBinary(16), primary_key=True, comment="of the call, so that a repeated one adds nothing"),
+        Column("record_id", LargeBinary(32), nullable=False),
+        Column("tenant_id", LargeBinary(16), nullable=False),
+        Column("changed_at", BigInteger, nullable=False),
+        Column("expires_at", BigInteger, nullable=False),
+        Column("verb", String(20), nullable=False),
+        Column("was", String(20), nullable=False, comment="state of the record before"),
+        Column("actor", Text, nullable=False, comment="the operator, or resolver"),
+        Column("reason", Text, nullable=False),
+        Column("certain", SmallInteger, nullable=False, comment="0: the change may not have happened"),
+        comment="One row for each change of a record by an operator or a resolver. It outlives the record.",
+        schema=BLANK_SCHEMA,
+    )
+    Index("idempotency_audit_of_record", audit.c.record_id, audit.c.changed_at)
+    Index("idempotency_audit_of_actor", audit.c.actor, audit.c.changed_at)
+    Index("idempotency_audit_of_tenant", audit.c.tenant_id)
+    Index("idempotency_audit_expiry", audit.c.expires_at)
+    return activity, tokens, observations, audit
+
+
 def include_in(metadata: MetaData, *, records: bool = True) -> None:
     """Declare the tables in your own metadata, so that Alembic and Flask-Migrate include them.
 
@@ -473,7 +554,21 @@ _defining: Final = Lock()
 
 
 metadata = MetaData()
-records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox, steps = define(metadata)
+(
+    records,
+    meta,
+    tenants,
+    data_keys,
+    quota_buckets,
+    tasks,
+    fence_numbers,
+    outbox,
+    steps,
+    activity,
+    activity_tokens,
+    observations,
+    audit,
+) = define(metadata)
 fences = Sequence(FENCES, data_type=BigInteger)
 """In no metadata: PostgreSQL creates it with its table."""
 

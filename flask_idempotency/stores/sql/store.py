@@ -15,6 +15,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import journal_statements, statements
+from flask_idempotency.stores.sql.activity import SqlActivity, SqlAuditTrail, SqlObservations
 from flask_idempotency.stores.sql.admin.data_keys import SqlDataKeys, SqlResponses
 from flask_idempotency.stores.sql.admin.health import SqlHealth
 from flask_idempotency.stores.sql.admin.janitor import SqlExpiry, SqlRecovery, SqlTaskLog
@@ -106,6 +107,9 @@ class SqlStore:
         self.expiry = SqlExpiry(database, self.ledger, now=self.now)
         self.task_log = SqlTaskLog(database, now=self.now)
         self.health = SqlHealth(database, now=self.now)
+        self.activity = SqlActivity(database, now=self.now)
+        self.observations = SqlObservations(database, now=self.now)
+        self.audit = SqlAuditTrail(database, now=self.now)
         self.notifier = SqlNotifier(database)
         self.journals = SqlJournals(
             database, lambda: self.statements.completing, self._complete_and_close, now=self.now

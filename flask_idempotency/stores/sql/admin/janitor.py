@@ -51,6 +51,7 @@ from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey, new_token
 from flask_idempotency.engine.model import State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import completion
+from flask_idempotency.stores.sql.activity import SWEPT
 from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of, entry, is_answer, shard_of
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, in_microseconds
@@ -186,7 +187,8 @@ def _locked_by() -> ColumnElement[bytes]:
 
 
 class SqlExpiry:
-    """Implements `Expiry`: delete expired records and quota buckets. `now` as for `SqlDataKeys`."""
+    """Implements `Expiry`: delete expired records and quota buckets, and what has expired beside them: activity,
+    observations and audit entries. `now` as for `SqlDataKeys`."""
 
     def __init__(self, database: Database, ledger: SqlLedger, *, now: Callable[[], int | None]) -> None:
         self._database = database
@@ -200,9 +202,14 @@ class SqlExpiry:
         statement = delete_expired(dialect)
         parameters = {"my_horizon": in_microseconds(horizon), "my_limit": limit, "now": self._now()}
         removed = self._database.run(lambda connection: connection.execute(statement, parameters).rowcount)
+        for make in SWEPT:
+            if removed >= limit:
+                return removed
+            beside, given = make(dialect), {**parameters, "my_limit": limit - removed}
+            removed += self._database.run(lambda connection: connection.execute(beside, given).rowcount)  # noqa: B023
         if removed >= limit:
             return removed
-        # Quota buckets have no index by time, so this reads all of them. Do it once, when no record is left.
+        # Quota buckets have no index by time, so this reads all of them. Do it once, when nothing else is left.
         return removed + self._ledger.sweep(limit=limit - removed, horizon=horizon)
 
 

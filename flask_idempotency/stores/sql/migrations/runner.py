@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.errors import is_lock_timeout
-from flask_idempotency.stores.sql.migrations import m0001_tables, m0002_outbox, m0003_steps
+from flask_idempotency.stores.sql.migrations import m0001_tables, m0002_outbox, m0003_steps, m0004_activity
 from flask_idempotency.stores.sql.migrations.step import Step
 
 LOCK_MS: Final = 2000
@@ -100,7 +100,7 @@ def _begin(connection: Connection) -> bool:
     return False
 
 
-STEPS: Final = (m0001_tables.STEP, m0002_outbox.STEP, m0003_steps.STEP)
+STEPS: Final = (m0001_tables.STEP, m0002_outbox.STEP, m0003_steps.STEP, m0004_activity.STEP)
 LATEST: Final = STEPS[-1].number
 
 _READ_VERSION: Final = text("SELECT value FROM idempotency_meta WHERE name = 'schema_version'")

@@ -1,0 +1,482 @@
+"""Keep what the database holds beside its records: activity by minute and hour, observed keys, and the audit trail.
+
+Each has a table of its own, so no claim, quota or list of records ever reads it. `SqlExpiry` removes what has expired.
+Statements take the parameters that `statements.py` explains.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Delete,
+    Insert,
+    Integer,
+    LargeBinary,
+    Select,
+    String,
+    Text,
+    Update,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.sql.dml import ReturningInsert
+
+from flask_idempotency.engine.activity import KEPT_SECONDS, ActivityBucket, ActivityPage, Counts, merged
+from flask_idempotency.engine.audit import AUDIT_KEPT_SECONDS, LONGEST_ACTOR, LONGEST_REASON, AuditEntry
+from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.observations import Ending, Observed, Sighting
+from flask_idempotency.stores import microseconds
+from flask_idempotency.stores.sql.database import TRIES, Database, transaction
+from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.driver import RecordConnection
+from flask_idempotency.stores.sql.rows import escape, unescape
+from flask_idempotency.stores.sql.schema import (
+    NEW,
+    REPLAY,
+    TAKEN_OVER,
+    UNKNOWN,
+    WATCHED,
+    activity,
+    activity_tokens,
+    audit,
+    observations,
+)
+from flask_idempotency.stores.sql.statements import ONE, chosen, word
+
+_a, _t, _o, _u = activity.c, activity_tokens.c, observations.c, audit.c
+
+TOKEN_SECONDS: Final = 600
+"""How long a repeated `add` is recognised. A client repeats within seconds, or within minutes if it was frozen."""
+
+
+class SqlActivity:
+    """Implement `activity.ActivityLog`: one row for each minute and hour, with the counts of all endpoints as JSON.
+
+    One row, because a page of a day reads 1,440 of them, and not 1,440 for each endpoint. `now` as for `SqlDataKeys`.
+    """
+
+    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
+        self._database = database
+        self._now = now
+
+    def add(self, owner: bytes, counts: Counts, *, token: bytes) -> None:
+        dialect, given = self._database.dialect, {"my_token": token, "now": self._now()}
+
+        def add(connection: Connection) -> None:
+            with transaction(connection):
+                now = connection.execute(remember_token(dialect), given).scalar_one_or_none()
+                if now is None:
+                    return
+                buckets = [_bucket(owner, length, now) for length in sorted(KEPT_SECONDS)]
+                # Two calls may both find no row. So insert first, in the order in which rows are locked.
+                connection.execute(open_bucket(dialect), buckets)
+                for bucket in buckets:
+                    found = connection.execute(lock_bucket(dialect), bucket).scalar_one()
+                    total = merged([_counts(found), counts])
+                    connection.execute(write_bucket(dialect), {**bucket, "my_counts": json.dumps(total)})
+
+        self._database.run(add)
+
+    def read(self, owner: bytes, *, length: int, seconds: float) -> ActivityPage:
+        dialect = self._database.dialect
+        given = {
+            "my_owner": owner,
+            "my_length": microseconds(length),
+            "my_span": round(min(seconds, KEPT_SECONDS[length]) * 1_000_000),
+            "now": self._now(),
+        }
+
+        def read(connection: Connection) -> ActivityPage:
+            # Without buckets, no row would bring the time.
+            now = connection.execute(server_time(dialect), given).scalar_one()
+            rows = connection.execute(read_buckets(dialect), {**given, "my_now": now}).all()
+            return ActivityPage(
+                now / 1_000_000, [ActivityBucket(start // 1_000_000, _counts(counts)) for start, counts in rows]
+            )
+
+        return self._database.run(read)
+
+
+def _bucket(owner: bytes, length: int, now: int) -> dict[str, Any]:
+    long = length * 1_000_000
+    start = now // long * long
+    ends = start + long + KEPT_SECONDS[length] * 1_000_000
+    return {"my_owner": owner, "my_length": long, "my_start": start, "my_expires_at": ends}
+
+
+def _counts(counts: Any) -> dict[str, dict[str, int]]:
+    try:
+        found = json.loads(counts)
+        for counters in found.values():
+            if not all(type(number) is int for number in counters.values()):
+                raise ValueError
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CorruptRecord("a row of idempotency_activity cannot be read: delete it") from error
+    read: dict[str, dict[str, int]] = found
+    return read
+
+
+def server_time(dialect: Dialect) -> Select[Any]:
+    """Select the server's time."""
+    return select(dialect.now.label("now"))
+
+
+def remember_token(dialect: Dialect) -> ReturningInsert[Any]:
+    """Remember this call's token and return the time. Return no row if an earlier call had the same token."""
+    moment = dialect.moment(bounded=True).subquery("moment")
+    kept = literal_column(str(TOKEN_SECONDS * 1_000_000), BigInteger)
+    source = select(_bytes("my_token"), moment.c.now + kept).where(ONE == ONE)
+    first = sqlalchemy.insert(activity_tokens).from_select(
+        ["token", "expires_at"], source.suffix_with("ON CONFLICT (token) DO NOTHING")
+    )
+    return first.returning((_t.expires_at - kept).label("now"))
+
+
+def open_bucket(dialect: Dialect) -> Insert:
+    """Create the row of a minute or an hour, unless it is there."""
+    names = {"owner": LargeBinary, "length": BigInteger, "start": BigInteger, "expires_at": BigInteger}
+    values = [bindparam(f"my_{name}", type_=kind) for name, kind in names.items()]
+    source = select(*values, word("{}")).where(ONE == ONE).suffix_with("ON CONFLICT DO NOTHING")
+    return sqlalchemy.insert(activity).from_select(
+        ["owner", "bucket_length", "bucket_start", "expires_at", "counts"], source
+    )
+
+
+def lock_bucket(dialect: Dialect) -> Select[Any]:
+    """Select the counts of a minute or an hour. On PostgreSQL, lock the row until the transaction ends."""
+    return select(_a.counts).where(*_is_bucket()).with_for_update()
+
+
+def write_bucket(dialect: Dialect) -> Update:
+    """Write the counts of a minute or an hour that this transaction has locked."""
+    return update(activity).where(*_is_bucket()).values(counts=bindparam("my_counts", type_=Text))
+
+
+def read_buckets(dialect: Dialect) -> Select[Any]:
+    """Select the buckets of one length that ended less than a span ago, the oldest first."""
+    length, now = _number("my_length"), _number("my_now")
+    mine = _a.owner == _bytes("my_owner"), _a.bucket_length == length
+    page = select(_a.bucket_start, _a.counts).where(*mine, _a.bucket_start > now - _number("my_span") - length)
+    return page.order_by(_a.bucket_start)
+
+
+def _is_bucket() -> tuple[ColumnElement[bool], ...]:
+    return (
+        _a.owner == _bytes("my_owner"),
+        _a.bucket_length == _number("my_length"),
+        _a.bucket_start == _number("my_start"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationStatements:
+    """The statements of a request in observe mode. Each store builds them once, so that each of them is compiled once."""
+
+    observe: Any
+    read: Any
+    renew: Any
+    end: Any
+    forget: Any
+
+
+class SqlObservations:
+    """Implement `observations.Observations`: one row for each key. `now` as for `SqlDataKeys`."""
+
+    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
+        self._database = database
+        self._now = now
+        self._built: ObservationStatements | None = None
+
+    def observe(
+        self, key: StorageKey, *, token: bytes, fingerprint: bytes, lease: float, keep: float, hold_lapsed: bool
+    ) -> Observed:
+        given = {
+            "my_record_id": key.rid,
+            "my_token": token,
+            "my_fingerprint": fingerprint,
+            "my_lease": microseconds(lease),
+            "my_keep": microseconds(keep),
+            "my_hold": int(hold_lapsed),
+            "now": self._now(),
+        }
+        return self._database.send(self._observe, given)
+
+    def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
+        self._write(self._statements.renew, key, token, my_lease=microseconds(lease))
+
+    def end(self, key: StorageKey, token: bytes, ending: Ending, *, keep: float) -> None:
+        if ending is Ending.RELEASED:
+            self._write(self._statements.forget, key, token)
+        else:
+            state = REPLAY if ending is Ending.KEPT else UNKNOWN
+            self._write(self._statements.end, key, token, my_state=state, my_keep=microseconds(keep))
+
+    @property
+    def _statements(self) -> ObservationStatements:
+        if self._built is None:
+            # The first two threads may both do this: both build the same.
+            dialect = self._database.dialect
+            self._built = ObservationStatements(
+                observe(dialect),
+                read_observation(dialect),
+                renew_observation(dialect),
+                end_observation(dialect),
+                forget_observation(dialect),
+            )
+        return self._built
+
+    def _observe(self, connection: RecordConnection, given: dict[str, Any]) -> Observed:
+        statements = self._statements
+        for _ in range(TRIES):
+            row = connection.execute(statements.observe, given).one_or_none()
+            if row is None:
+                # It is another request's. Read it, unless it ends or lapses between the two statements.
+                row = connection.execute(statements.read, given).one_or_none()
+                if row is None or row.free:
+                    continue
+            return _sighted(row, given["my_token"], given["my_fingerprint"])
+        raise StoreUnavailable(f"the row changed between write and read {TRIES} times")
+
+    def _write(self, statement: Any, key: StorageKey, token: bytes, **more: Any) -> None:
+        given = {"my_record_id": key.rid, "my_token": token, "now": self._now(), **more}
+        self._database.send(lambda connection: connection.execute(statement, given))
+
+
+def _sighted(row: Any, token: bytes, fingerprint: bytes) -> Observed:
+    ago = max(row.now - row.began_at, 0) / 1_000_000
+    if row.fingerprint != fingerprint:
+        return Observed(Sighting.MISMATCH, ago)
+    if row.state in WATCHED:
+        if row.token != token:
+            return Observed(Sighting.CONFLICT, ago)
+        # A repeated call finds what the first one found.
+        ago = max(row.watched_at - row.began_at, 0) / 1_000_000
+        return Observed(Sighting.TAKEN_OVER if row.state == TAKEN_OVER else Sighting.NEW, ago)
+    return Observed(Sighting.REPLAY if row.state == REPLAY else Sighting.UNKNOWN, ago)
+
+
+def observe(dialect: Dialect) -> ReturningInsert[Any]:
+    """Watch this request if its key is free, or if the lease of the watched one expired. With `my_hold`, note in place of
+    the latter that its outcome is unknown. Return the row if it changed."""
+    moment = dialect.moment(bounded=True).subquery("moment")
+    until = moment.c.now + _number("my_lease")
+    source = select(
+        _bytes("my_record_id"),
+        _bytes("my_token"),
+        _bytes("my_fingerprint"),
+        word(NEW),
+        moment.c.now,
+        moment.c.now,
+        until,
+        until + _number("my_keep"),
+    ).where(ONE == ONE)
+    gone = "idempotency_observations.expires_at <= excluded.began_at"
+    held = f":my_hold = 1 AND NOT ({gone})"
+
+    def kept_if_held(column: str) -> str:
+        return f"{column} = CASE WHEN {held} THEN idempotency_observations.{column} ELSE excluded.{column} END"
+
+    unless_others = text(
+        "ON CONFLICT (record_id) DO UPDATE SET fingerprint = excluded.fingerprint,"
+        f" {kept_if_held('token')}, {kept_if_held('watched_at')}, {kept_if_held('lease_expires_at')},"
+        f" state = CASE WHEN {gone} THEN excluded.state WHEN :my_hold = 1 THEN '{UNKNOWN}' ELSE '{TAKEN_OVER}' END,"
+        f" began_at = CASE WHEN {gone} THEN excluded.began_at ELSE idempotency_observations.began_at END,"
+        f" expires_at = CASE WHEN {held} THEN excluded.began_at + :my_keep ELSE excluded.expires_at END"
+        f" WHERE {gone} OR (idempotency_observations.fingerprint = excluded.fingerprint"
+        f" AND idempotency_observations.state IN {WATCHED!r}"
+        " AND idempotency_observations.token <> excluded.token"
+        " AND idempotency_observations.lease_expires_at <= excluded.began_at)"
+    ).bindparams(bindparam("my_hold", type_=Integer), bindparam("my_keep", type_=BigInteger))
+    names = [column.name for column in observations.columns]
+    watched = sqlalchemy.insert(observations).from_select(names, source.suffix_with(unless_others))
+    return watched.returning(*_shown(), dialect.now.label("now"))
+
+
+def read_observation(dialect: Dialect) -> Select[Any]:
+    """Select the observation of a key, and whether a request may be watched in its place."""
+    gone = _o.expires_at <= dialect.now
+    lapsed = sqlalchemy.and_(
+        _o.fingerprint == _bytes("my_fingerprint"),
+        _o.state.in_([word(state) for state in WATCHED]),
+        _o.token != _bytes("my_token"),
+        _o.lease_expires_at <= dialect.now,
+    )
+    shown = select(*_shown(), dialect.now.label("now"), sqlalchemy.or_(gone, lapsed).label("free"))
+    return shown.where(_o.record_id == _bytes("my_record_id"))
+
+
+def renew_observation(dialect: Dialect) -> Update:
+    """Extend the lease of the watched request, and its life by the same time."""
+    until: ColumnElement[int] = getattr(func, dialect.greatest)(
+        _o.lease_expires_at, dialect.now + _number("my_lease"), type_=BigInteger
+    )
+    return (
+        update(observations)
+        .where(*_is_watched(dialect))
+        .values(lease_expires_at=until, expires_at=_o.expires_at + until - _o.lease_expires_at)
+    )
+
+
+def end_observation(dialect: Dialect) -> Update:
+    """Note how the watched request ended."""
+    return (
+        update(observations)
+        .where(*_is_watched(dialect))
+        .values(state=bindparam("my_state", type_=String), expires_at=dialect.now + _number("my_keep"))
+    )
+
+
+def forget_observation(dialect: Dialect) -> Delete:
+    """Delete the observation of a request that would have been released."""
+    return delete(observations).where(*_is_watched(dialect))
+
+
+def _shown() -> tuple[ColumnElement[Any], ...]:
+    return _o.token, _o.fingerprint, _o.state, _o.began_at, _o.watched_at
+
+
+def _is_watched(dialect: Dialect) -> tuple[ColumnElement[bool], ...]:
+    return (
+        _o.record_id == _bytes("my_record_id"),
+        _o.token == _bytes("my_token"),
+        _o.state.in_([word(state) for state in WATCHED]),
+        _o.expires_at > dialect.now,
+    )
+
+
+class SqlAuditTrail:
+    """Implement `audit.AuditTrail`: one row for each change. `now` as for `SqlDataKeys`."""
+
+    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
+        self._database = database
+        self._now = now
+
+    def append(self, key: StorageKey, entry: AuditEntry, *, token: bytes) -> None:
+        statement = append(self._database.dialect)
+        given = {
+            "my_token": token,
+            "my_record_id": key.rid,
+            "my_tenant_id": key.tid,
+            "my_verb": entry.verb,
+            "my_was": entry.was,
+            "my_actor": escape(entry.actor[:LONGEST_ACTOR]),
+            "my_reason": escape(entry.reason[:LONGEST_REASON]),
+            "my_certain": int(entry.certain),
+            "now": self._now(),
+        }
+        self._database.run(lambda connection: connection.execute(statement, given))
+
+    def entries(self, key: StorageKey, *, limit: int = 100) -> Sequence[AuditEntry]:
+        statement = read_entries(self._database.dialect)
+        given = {"my_record_id": key.rid, "my_limit": limit, "now": self._now()}
+        rows = self._database.run(lambda connection: connection.execute(statement, given).all())
+        return [
+            AuditEntry(
+                verb=row.verb,
+                was=row.was,
+                actor=unescape(row.actor),
+                reason=unescape(row.reason),
+                certain=bool(row.certain),
+                at=row.changed_at / 1_000_000,
+            )
+            for row in reversed(rows)
+        ]
+
+    def count(self, actor: str, *, seconds: float) -> int:
+        statement = count_entries(self._database.dialect)
+        given = {
+            "my_actor": escape(actor[:LONGEST_ACTOR]),
+            "my_span": round(seconds * 1_000_000),
+            "now": self._now(),
+        }
+        return int(self._database.run(lambda connection: connection.execute(statement, given).scalar_one()))
+
+    def forget(self, tid: bytes) -> None:
+        statement = forget_entries(self._database.dialect)
+        self._database.run(lambda connection: connection.execute(statement, {"my_tenant_id": tid}), long=True)
+
+
+def append(dialect: Dialect) -> Insert:
+    """Add an entry with the server's time, unless an earlier call with this token did."""
+    names = ["token", "record_id", "tenant_id", "verb", "was", "actor", "reason", "certain"]
+    values = [bindparam(f"my_{name}", type_=_u[name].type) for name in names]
+    kept = literal_column(str(round(AUDIT_KEPT_SECONDS * 1_000_000)), BigInteger)
+    moment = dialect.moment(bounded=False).subquery("moment")
+    source = select(*values, moment.c.now, moment.c.now + kept).where(ONE == ONE)
+    return sqlalchemy.insert(audit).from_select(
+        [*names, "changed_at", "expires_at"], source.suffix_with("ON CONFLICT (token) DO NOTHING")
+    )
+
+
+def read_entries(dialect: Dialect) -> Select[Any]:
+    """Select the latest entries of a record, the latest first."""
+    mine = select(_u.verb, _u.was, _u.actor, _u.reason, _u.certain, _u.changed_at).where(
+        _u.record_id == _bytes("my_record_id"), _u.expires_at > dialect.now
+    )
+    return mine.order_by(_u.changed_at.desc(), _u.token.desc()).limit(bindparam("my_limit", type_=Integer))
+
+
+def count_entries(dialect: Dialect) -> Select[Any]:
+    """Count the entries of an actor in a span until now."""
+    since = dialect.now - _number("my_span")
+    return select(func.count()).where(_u.actor == bindparam("my_actor", type_=Text), _u.changed_at > since)
+
+
+def forget_entries(dialect: Dialect) -> Delete:
+    """Delete the entries of a tenant's records."""
+    return delete(audit).where(_u.tenant_id == _bytes("my_tenant_id"))
+
+
+def delete_expired_activity(dialect: Dialect) -> Delete:
+    """Delete a batch of minutes and hours that have expired, the earliest first."""
+    return _delete_expired(dialect, activity, _a.owner, _a.bucket_length, _a.bucket_start)
+
+
+def delete_expired_tokens(dialect: Dialect) -> Delete:
+    """Delete a batch of tokens that have expired, the earliest first."""
+    return _delete_expired(dialect, activity_tokens, _t.token)
+
+
+def delete_expired_observations(dialect: Dialect) -> Delete:
+    """Delete a batch of observations that have expired, the earliest first."""
+    return _delete_expired(dialect, observations, _o.record_id)
+
+
+def delete_expired_entries(dialect: Dialect) -> Delete:
+    """Delete a batch of audit entries that have expired, the earliest first."""
+    return _delete_expired(dialect, audit, _u.token)
+
+
+SWEPT: Final = (delete_expired_activity, delete_expired_tokens, delete_expired_observations, delete_expired_entries)
+"""What `SqlExpiry.sweep` removes beside records."""
+
+
+def _delete_expired(dialect: Dialect, table: Any, *keys: ColumnElement[Any]) -> Delete:
+    expired = table.c.expires_at <= _number("my_horizon"), table.c.expires_at <= dialect.now
+    first = select(*keys).where(*expired).order_by(table.c.expires_at).limit(bindparam("my_limit", type_=Integer))
+    which = chosen(dialect, first)
+    names = sqlalchemy.tuple_(*keys) if len(keys) > 1 else keys[0]
+    # Repeat the condition: another worker may have changed the row between the select and its lock.
+    return delete(table).where(names.in_(select(*which.c)), *expired)
+
+
+def _number(name: str) -> ColumnElement[int]:
+    return bindparam(name, type_=BigInteger)
+
+
+def _bytes(name: str) -> ColumnElement[bytes]:
+    return bindparam(name, type_=LargeBinary)

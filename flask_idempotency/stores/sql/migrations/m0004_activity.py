@@ -1,0 +1,135 @@
+"""Create the tables of activity, of observed keys, and of the audit trail."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask_idempotency.stores.sql.migrations.step import Step, Where
+
+_TABLES: Final = (
+    """\
+CREATE TABLE IF NOT EXISTS idempotency_activity (
+    owner {bytes} NOT NULL,
+    bucket_length BIGINT NOT NULL,
+    bucket_start BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    counts TEXT NOT NULL,
+    PRIMARY KEY (owner, bucket_length, bucket_start)
+)""",
+    """\
+CREATE TABLE IF NOT EXISTS idempotency_activity_tokens (
+    token {bytes} NOT NULL,
+    expires_at BIGINT NOT NULL,
+    PRIMARY KEY (token)
+)""",
+    """\
+CREATE TABLE IF NOT EXISTS idempotency_observations (
+    record_id {bytes} NOT NULL,
+    token {bytes} NOT NULL,
+    fingerprint {bytes} NOT NULL,
+    state VARCHAR(10) NOT NULL,
+    began_at BIGINT NOT NULL,
+    watched_at BIGINT NOT NULL,
+    lease_expires_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    PRIMARY KEY (record_id),
+    CONSTRAINT idempotency_observation_state CHECK (state IN ('new', 'taken-over', 'replay', 'unknown'))
+)""",
+    """\
+CREATE TABLE IF NOT EXISTS idempotency_audit (
+    token {bytes} NOT NULL,
+    record_id {bytes} NOT NULL,
+    tenant_id {bytes} NOT NULL,
+    changed_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    verb VARCHAR(20) NOT NULL,
+    was VARCHAR(20) NOT NULL,
+    actor TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    certain SMALLINT NOT NULL,
+    PRIMARY KEY (token)
+)""",
+)
+
+_INDEXES: Final = {
+    "idempotency_activity_expiry": ("idempotency_activity", "expires_at"),
+    "idempotency_activity_tokens_expiry": ("idempotency_activity_tokens", "expires_at"),
+    "idempotency_observations_expiry": ("idempotency_observations", "expires_at"),
+    "idempotency_audit_of_record": ("idempotency_audit", "record_id, changed_at"),
+    "idempotency_audit_of_actor": ("idempotency_audit", "actor, changed_at"),
+    "idempotency_audit_of_tenant": ("idempotency_audit", "tenant_id"),
+    "idempotency_audit_expiry": ("idempotency_audit", "expires_at"),
+}
+
+_TABLE_COMMENTS: Final = {
+    "idempotency_activity": (
+        "One row for each minute of a day and each hour of a month: what happened at each endpoint."
+    ),
+    "idempotency_activity_tokens": "One row for each call of the last minutes, so that a repeated one adds nothing.",
+    "idempotency_observations": "One row for each key that was seen in observe mode. No claim reads it.",
+    "idempotency_audit": (
+        "One row for each change of a record by an operator or a resolver. It outlives the record."
+    ),
+}
+
+_COLUMN_COMMENTS: Final = {
+    "idempotency_activity.owner": "mark of the application",
+    "idempotency_activity.bucket_length": "a minute or an hour",
+    "idempotency_activity.counts": "a JSON object: endpoint, counter, number",
+    "idempotency_activity_tokens.token": "of a call that has added its counts",
+    "idempotency_observations.record_id": "as of the record that a claim would make",
+    "idempotency_observations.token": "of the watched request",
+    "idempotency_observations.began_at": "when the first request with this key began",
+    "idempotency_observations.watched_at": "when the watched request began",
+    "idempotency_audit.token": "of the call, so that a repeated one adds nothing",
+    "idempotency_audit.was": "state of the record before",
+    "idempotency_audit.actor": "the operator, or resolver",
+    "idempotency_audit.certain": "0: the change may not have happened",
+}
+
+
+def _index(name: str) -> str:
+    table, columns = _INDEXES[name]
+    return f"CREATE INDEX IF NOT EXISTS {name} ON {table} ({columns})"
+
+
+def _postgresql_index(name: str) -> Where:
+    # Even with IF NOT EXISTS it waits for all writers of the table, and new writers wait for it.
+    table, _ = _INDEXES[name]
+    condition = (
+        "SELECT NOT EXISTS (SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"  # noqa: S608 - our own words
+        f" WHERE indrelid = to_regclass('{table}') AND relname = '{name}')"
+    )
+    return Where(condition, (_index(name),))
+
+
+def _table_comment(table: str) -> Where:
+    words = _TABLE_COMMENTS[table]
+    return Where(
+        f"SELECT obj_description(to_regclass('{table}'), 'pg_class') IS DISTINCT FROM '{words}'",  # noqa: S608
+        (f"COMMENT ON TABLE {table} IS '{words}'",),
+    )
+
+
+def _column_comment(name: str) -> Where:
+    words, (table, _, column) = _COLUMN_COMMENTS[name], name.partition(".")
+    return Where(
+        f"SELECT col_description(attrelid, attnum) IS DISTINCT FROM '{words}' FROM pg_attribute"  # noqa: S608
+        f" WHERE attrelid = to_regclass('{table}') AND attname = '{column}'",
+        (f"COMMENT ON COLUMN {name} IS '{words}'",),
+    )
+
+
+STEP: Final = Step(
+    number=4,
+    what="idempotency_activity, _activity_tokens, _observations, _audit",
+    statements={
+        "postgresql": (
+            *(table.format(bytes="BYTEA") for table in _TABLES),
+            *map(_postgresql_index, _INDEXES),
+            *map(_table_comment, _TABLE_COMMENTS),
+            *map(_column_comment, _COLUMN_COMMENTS),
+        ),
+        "sqlite": (*(table.format(bytes="BLOB") for table in _TABLES), *map(_index, _INDEXES)),
+    },
+)
