@@ -11,6 +11,8 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Final, Protocol, runtime_checkable
 
+from flask_idempotency.engine.activity import ActivityLog
+from flask_idempotency.engine.audit import AuditTrail
 from flask_idempotency.engine.capabilities import (
     DataKeys,
     Expiry,
@@ -29,6 +31,7 @@ from flask_idempotency.engine.errors import IdempotencyError, NotApplied, StoreU
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Mismatched, Record, State, StoredPayload
+from flask_idempotency.engine.observations import Observations
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.engine.values import valueclass
@@ -129,7 +132,10 @@ class TieredStore:
     """Present only if the system has it."""
     health: Health
     journals: Journals
-    """Present only if the system has them. The cache never holds a journal."""
+    activity: ActivityLog
+    observations: Observations
+    audit: AuditTrail
+    """Present only if the system has them. The cache never holds any of them."""
 
     def __init__(self, system: Store, cache: ReplayCache) -> None:
         self._system = system
@@ -155,6 +161,12 @@ class TieredStore:
             self.notifier = offered.notifier
         if offered.journals is not None:
             self.journals = offered.journals
+        if offered.activity is not None:
+            self.activity = offered.activity
+        if offered.observations is not None:
+            self.observations = offered.observations
+        if offered.audit is not None:
+            self.audit = offered.audit
         self.health = CachedHealth(offered.health, cache)
         self._completing = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None
@@ -296,6 +308,7 @@ class CachedRecovery:
         self.next_for_resolver = recovery.next_for_resolver
         self.scan = recovery.scan
         self.counts = recovery.counts
+        self.about_completed = recovery.about_completed
 
     def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
         self._forget(seen)

@@ -16,6 +16,14 @@
                             digests the store's identity, see `stores/tiered.py`
     idm1:{p02b0}:e:<tid>    when the tenant's cached responses were erased, by the cache's clock in microseconds
     idm1:{p02b0}:w          a write that a later WAIT can count replicas for; expires after a minute
+    idm1:{p02b0}:o:<rid>    what a request in observe mode found and left under this key; expires, see
+                            `lua/lib/observation.lua`
+    idm1:{p02b0}:h:<rid>    list: who changed the record, when and why; it outlives the record
+    idm1:{p02b0}:y:<tid>    sorted set: the tenant's records that have such a list. Score: the last change, in ms
+    idm1:{v0a1b2c}:b:<length>:<start>  hash: what happened at each endpoint in this minute or hour, in seconds. The tag is
+                            the mark of the application
+    idm1:{v0a1b2c}:t:<token>  the call of this token added its counts; expires after minutes
+    idm1:{u<digest>}:u      sorted set: the latest changes of one actor. Score: when, in ms. The tag digests the actor
     idm1:{tasks}:n          hash: for each task `microseconds report`, its last run and its report
     idm1:{tasks}:l:<name>   the lock of a task: `microseconds token`, its end and its holder
     idm1:w                  a channel, not a key: the name of each record that completes while a request may wait for it
@@ -31,6 +39,7 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from typing import Final, TypeAlias
 
 from flask_idempotency.engine.keys import TID_BYTES, StorageKey
@@ -232,6 +241,14 @@ def journals_of(tid: bytes | None) -> bytes:
     return (b"idm1:{*}:" if tid is None else _prefix(tid)) + b"s:*"
 
 
+def is_record(key: bytes) -> bool:
+    """Return whether this is the key of a record."""
+    return key.startswith(b"idm1:{p") and key[_TAGGED:].startswith(b":r:")
+
+
+_TAGGED: Final = len(b"idm1:{p0000}")
+
+
 EVERY_LEDGER: Final = b"idm1:{*}:[fq]:*"
 EVERY_TENANT_KEYS: Final = b"idm1:{*}:k:*"
 """SCAN patterns."""
@@ -261,6 +278,41 @@ def cache_erasure(tid: bytes) -> bytes:
 def cached_responses_of(tid: bytes) -> bytes:
     """Return the SCAN pattern of the cached responses of this tenant's partition."""
     return _prefix(tid) + b"c:*"
+
+
+def observation(key: StorageKey) -> bytes:
+    """Return the key of what is remembered of this record's key in observe mode."""
+    return _prefix(key.tid) + b"o:" + _text(key.rid)
+
+
+def audit_trail(key: StorageKey) -> bytes:
+    """Return the list of the changes of this record."""
+    return audit_trail_of(key.tid, _text(key.rid))
+
+
+def audit_trail_of(tid: bytes, name: bytes) -> bytes:
+    """Return the list of the changes of the tenant's record with this name."""
+    return _prefix(tid) + b"h:" + name
+
+
+def audited_records(tid: bytes) -> bytes:
+    """Return the sorted set of the tenant's records that have a list of changes."""
+    return _prefix(tid) + b"y:" + _text(tid)
+
+
+def audit_actor(actor: str) -> bytes:
+    """Return the sorted set of the latest changes of this actor."""
+    return b"idm1:{u%b}:u" % _text(sha256(actor.encode("utf-8", "surrogatepass")).digest()[:TID_BYTES])
+
+
+def activity_bucket(owner: bytes, length: int, start: int) -> bytes:
+    """Return the hash of this minute or hour of the application with this mark. Both numbers are seconds."""
+    return b"idm1:{v%b}:b:%d:%d" % (owner.hex().encode(), length, start)
+
+
+def activity_token(owner: bytes, token: bytes) -> bytes:
+    """Return the key that exists if the call of this token has added its counts."""
+    return b"idm1:{v%b}:t:%b" % (owner.hex().encode(), _text(token))
 
 
 SETTLED: Final = b"idm1:w"

@@ -116,6 +116,7 @@ LIST_BY_STATE: Final = load("list_by_state")
 NEXT_FOR_RESOLVER: Final = load("next_for_resolver")
 COUNT_UNFINISHED: Final = load("count_unfinished")
 OLDEST_QUARANTINED: Final = load("oldest_quarantined")
+COUNT_COMPLETED: Final = load("count_completed")
 SCAN_COMPLETED: Final = load("scan_completed")
 REPLACE_RESPONSE: Final = load("replace_response")
 
@@ -144,6 +145,19 @@ CACHE_DELETE: Final = load("cache_delete")
 CACHE_INVALIDATE: Final = load("cache_invalidate")
 CACHE_DELETE_TENANT: Final = load("cache_delete_tenant")
 CACHE_EXPIRE_TENANT: Final = load("cache_expire_tenant")
+
+ACTIVITY_ADD: Final = load("activity_add")
+ACTIVITY_READ: Final = load("activity_read")
+
+OBSERVE: Final = load("observe")
+OBSERVATION_RENEW: Final = load("observation_renew")
+OBSERVATION_END: Final = load("observation_end")
+
+AUDIT_APPEND: Final = load("audit_append")
+AUDIT_READ: Final = load("audit_read")
+AUDIT_NOTE_ACTOR: Final = load("audit_note_actor")
+AUDIT_COUNT: Final = load("audit_count")
+AUDIT_FORGET: Final = load("audit_forget")
 
 TASK_REPORT: Final = load("task_report")
 TASK_REPORTS: Final = load("task_reports")

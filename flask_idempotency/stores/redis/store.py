@@ -26,6 +26,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.activity import RedisActivity, RedisAuditTrail, RedisObservations
 from flask_idempotency.stores.redis.admin.data_keys import (
     RedisDataKeys,
     RedisResponses,
@@ -100,6 +101,9 @@ class RedisStore:
         self.journals = RedisJournals(self._server, self.data_loss)
         self.tenant_shards = self.data_loss.rules.shards
         self.health = RedisHealth(self._server)
+        self.activity = RedisActivity(self._server)
+        self.observations = RedisObservations(self._server)
+        self.audit = RedisAuditTrail(self._server)
         self.notifier = RedisNotifier(self._client.pubsub)
 
     def check(self) -> None:

@@ -208,6 +208,9 @@ def _place(cursor: bytes) -> IndexEntry:
 RECORDS_AT_ONCE: Final = 200
 """Records per run of a script: about a millisecond, in which the server answers no other client."""
 
+SAMPLED: Final = 2000
+"""Keys that an estimate is made from. It is off by half a percent, and takes about a millisecond of the server's time."""
+
 FREED_MS: Final = 600_000
 """A client may repeat `force_release` for this long: it gives up after seconds, or after minutes if it was frozen."""
 
@@ -304,6 +307,22 @@ class RedisRecovery:
             lapsed_for=lapsed_for / 1_000_000 if lapsed else None,
             quarantined_for=quarantined_for / 1_000_000 if quarantined else None,
         )
+
+    def about_completed(self) -> int | None:
+        """Estimate it from a sample: from how many of some hundred keys are completed records, and how many keys there are.
+
+        SCAN goes through the keys in the order of their hashes, which is random. A small Redis is counted. None in a Cluster:
+        its servers go through one slot after the other, so a sample of one says little about all.
+        """
+        ((_, node), *others) = self._server.primaries()
+        if node is not None or others:
+            return None
+        following, keys = self._server.scan(0, b"*", SAMPLED)
+        found = [key for key in keys if layout.is_record(key)]
+        completed: int = self._server.run(scripts.COUNT_COMPLETED, found)
+        if following == 0:
+            return completed
+        return round(completed / len(keys) * self._server.execute("DBSIZE")) if keys else None
 
     def _turns(
         self, entries: Sequence[IndexEntry], results: Iterator[tuple[bytes, bytes, int]]

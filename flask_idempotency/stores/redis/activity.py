@@ -1,0 +1,154 @@
+"""Keep what Redis holds beside its records: activity by minute and hour, observed keys, and the audit trail.
+
+Each has keys of its own with a time to live, so no claim, quota or scan of records ever finds one, and nothing need sweep
+them. A Redis that lost its data has lost them too. `layout.py` names the keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from flask_idempotency.engine.activity import HOUR, KEPT_SECONDS, MINUTE, ActivityBucket, ActivityPage, Counts
+from flask_idempotency.engine.audit import AUDIT_KEPT_SECONDS, LONGEST_ACTOR, LONGEST_REASON, AuditEntry
+from flask_idempotency.engine.keys import TOKEN_BYTES, StorageKey
+from flask_idempotency.engine.observations import Ending, Observed, Sighting
+from flask_idempotency.stores import microseconds
+from flask_idempotency.stores.redis import layout, scripts
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
+
+TOKEN_MS: Final = 600_000
+"""How long a repeated `add` is recognised. A client repeats within seconds, or within minutes if it was frozen."""
+
+BUCKETS_AT_ONCE: Final = 60
+"""Buckets per run of a script: about a millisecond with thirty endpoints, in which the server answers no other client."""
+
+COUNTED_MS: Final = 86_400_000
+MOST_COUNTED: Final = 1000
+"""For how long a change of an actor is counted, and how many are."""
+
+TRAILS_AT_ONCE: Final = 200
+
+
+class RedisActivity:
+    """Implement `activity.ActivityLog`: one hash for each minute and hour, with the counters of each endpoint as JSON.
+
+    A full Redis refuses these writes, so that its memory is left to records.
+    """
+
+    def __init__(self, server: ScriptExecutor) -> None:
+        self._server = server
+
+    def add(self, owner: bytes, counts: Counts, *, token: bytes) -> None:
+        if any(set(name) & {'"', "\\"} for counters in counts.values() for name in counters):
+            raise ValueError("a counter's name holds no quote and no backslash")
+        # The keys say which minute it is, so the time is read first.
+        now = self._server.now()
+        starts = {length: int(now // length * length) for length in (MINUTE, HOUR)}
+        keys = (
+            layout.activity_token(owner, token),
+            *(layout.activity_bucket(owner, length, start) for length, start in starts.items()),
+        )
+        kept = [start + length + KEPT_SECONDS[length] - now for length, start in starts.items()]
+        pairs = [text for endpoint, counters in counts.items() for text in (_json(endpoint), _json(counters))]
+        self._server.run(scripts.ACTIVITY_ADD, keys, TOKEN_MS, *(round(1000 * seconds) for seconds in kept), *pairs)
+
+    def read(self, owner: bytes, *, length: int, seconds: float) -> ActivityPage:
+        now = self._server.now()
+        oldest = now - min(seconds, KEPT_SECONDS[length])
+        last = int(now // length * length)
+        # The first one whose end is later than that.
+        starts = range(int(oldest // length * length), last + 1, length)
+        keys = [layout.activity_bucket(owner, length, start) for start in starts]
+        calls = [Call(keys[at : at + BUCKETS_AT_ONCE]) for at in range(0, len(keys), BUCKETS_AT_ONCE)]
+        texts = [text for found in self._server.run_all(scripts.ACTIVITY_READ, calls) for text in found]
+        buckets = [
+            ActivityBucket(start, _counts(text)) for start, text in zip(starts, texts, strict=True) if text != b"{}"
+        ]
+        return ActivityPage(now, buckets)
+
+
+def _json(value: str | Mapping[str, int]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _counts(text: bytes) -> Counts:
+    try:
+        counts: dict[str, dict[str, int]] = json.loads(text)
+        for counters in counts.values():
+            if not all(type(number) is int for number in counters.values()):
+                raise corrupt()
+    except (ValueError, AttributeError) as error:
+        raise corrupt() from error
+    return counts
+
+
+class RedisObservations:
+    """Implement `observations.Observations`: one string for each key, see `lua/lib/observation.lua`."""
+
+    def __init__(self, server: ScriptExecutor) -> None:
+        self._server = server
+
+    def observe(
+        self, key: StorageKey, *, token: bytes, fingerprint: bytes, lease: float, keep: float, hold_lapsed: bool
+    ) -> Observed:
+        facts = token, fingerprint, microseconds(lease), microseconds(keep), int(hold_lapsed)
+        found = self._server.run(scripts.OBSERVE, (layout.observation(key),), *facts)
+        if found == b"CORRUPT":
+            raise corrupt()
+        sighting, ago = found
+        return Observed(Sighting(sighting.decode()), ago / 1_000_000)
+
+    def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
+        self._server.run(scripts.OBSERVATION_RENEW, (layout.observation(key),), token, microseconds(lease))
+
+    def end(self, key: StorageKey, token: bytes, ending: Ending, *, keep: float) -> None:
+        facts = token, ending.value.encode(), microseconds(keep)
+        self._server.run(scripts.OBSERVATION_END, (layout.observation(key),), *facts)
+
+
+class RedisAuditTrail:
+    """Implement `audit.AuditTrail`: one list for each record, and the latest changes of each actor.
+
+    A full Redis still takes these writes: few people make few changes.
+    """
+
+    def __init__(self, server: ScriptExecutor) -> None:
+        self._server = server
+
+    def append(self, key: StorageKey, entry: AuditEntry, *, token: bytes) -> None:
+        actor = entry.actor[:LONGEST_ACTOR]
+        facts = [entry.verb, entry.was, actor, entry.reason[:LONGEST_REASON], entry.certain]
+        trail, trails = layout.audit_trail(key), layout.audited_records(key.tid)
+        name, kept = layout.name((trail,)), round(AUDIT_KEPT_SECONDS * 1000)
+        self._server.run(scripts.AUDIT_APPEND, (trail, trails), name, token, json.dumps(facts).encode(), kept)
+        # Another slot, so another call: after an error between the two, a repetition counts the change.
+        self._server.run(scripts.AUDIT_NOTE_ACTOR, (layout.audit_actor(actor),), token, COUNTED_MS, MOST_COUNTED)
+
+    def entries(self, key: StorageKey, *, limit: int = 100) -> Sequence[AuditEntry]:
+        now, found = self._server.run(scripts.AUDIT_READ, (layout.audit_trail(key),), limit)
+        entries = map(_entry, found)
+        return [entry for entry in entries if entry.at > now / 1_000_000 - AUDIT_KEPT_SECONDS]
+
+    def count(self, actor: str, *, seconds: float) -> int:
+        key = layout.audit_actor(actor[:LONGEST_ACTOR])
+        return int(self._server.run(scripts.AUDIT_COUNT, (key,), round(seconds * 1000)))
+
+    def forget(self, tid: bytes) -> None:
+        trails = layout.audited_records(tid)
+        while names := self._server.execute("ZRANGE", trails, 0, TRAILS_AT_ONCE - 1):
+            keys = [layout.audit_trail_of(tid, name) for name in names]
+            self._server.run(scripts.AUDIT_FORGET, (trails, *keys), *names)
+
+
+def _entry(data: bytes) -> AuditEntry:
+    at, _, rest = data.partition(b" ")
+    try:
+        verb, was, actor, reason, certain = json.loads(rest[TOKEN_BYTES:])
+    except ValueError as error:
+        raise corrupt() from error
+    texts: list[Any] = [verb, was, actor, reason]
+    if not all(isinstance(text, str) for text in texts):
+        raise corrupt()
+    return AuditEntry(verb, was, actor, reason, bool(certain), whole_number(at) / 1_000_000)
