@@ -48,7 +48,10 @@ class AuditTrail(Protocol):
         ...
 
     def count(self, actor: str, *, seconds: float) -> int:
-        """Return how many entries this actor added in the last `seconds`, of all records. At most a day."""
+        """Return how many entries this actor added in the last `seconds`, of all records: at most those of a day.
+
+        A store may count no further than 1,000.
+        """
         ...
 
     def forget(self, tid: bytes) -> None:

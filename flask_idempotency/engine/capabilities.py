@@ -419,10 +419,10 @@ class Recovery(Protocol):
         ...
 
     def about_completed(self) -> int | None:
-        """Return about how many records are completed, in a few milliseconds even for a million.
+        """Return about how many records are completed, in some milliseconds even for a million.
 
-        May count expired records that are not removed yet, and may be an estimate of the store. None: it cannot tell that
-        fast.
+        May count expired records that are not removed yet. May be an estimate, unless the store holds fewer than a
+        thousand things. None: it cannot tell that fast.
         """
         ...
 

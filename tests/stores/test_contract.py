@@ -9,9 +9,12 @@ import pytest
 
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract import (
+    ActivityContract,
+    AuditTrailContract,
     DataKeysContract,
     ExpiryContract,
     JournalsContract,
+    ObservationsContract,
     RecoveryContract,
     ResponsesContract,
     SettledContract,
@@ -76,6 +79,24 @@ class TestExpiry(ExpiryContract):
 
 
 class TestTaskLogs(TaskLogContract):
+    @pytest.fixture
+    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
+        return make_kept(clock)
+
+
+class TestActivity(ActivityContract):
+    @pytest.fixture
+    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
+        return make_kept(clock)
+
+
+class TestObservations(ObservationsContract):
+    @pytest.fixture
+    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
+        return make_kept(clock)
+
+
+class TestAuditTrails(AuditTrailContract):
     @pytest.fixture
     def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
         return make_kept(clock)

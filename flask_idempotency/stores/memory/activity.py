@@ -91,8 +91,8 @@ class MemoryObservations:
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         with self._shared.lock:
-            now, seen = self._shared.now(), self._watched.get(key)
-            if seen is None or seen.token != token or seen.state is not Sighting.CONFLICT:
+            now, seen = self._shared.now(), self._watched_by(key, token)
+            if seen is None:
                 return
             later = max(now + lease - seen.lease_ends, 0.0)
             self._watched[key] = replace(
@@ -101,14 +101,20 @@ class MemoryObservations:
 
     def end(self, key: StorageKey, token: bytes, ending: Ending, *, keep: float) -> None:
         with self._shared.lock:
-            now, seen = self._shared.now(), self._watched.get(key)
-            if seen is None or seen.token != token or seen.state is not Sighting.CONFLICT:
+            now, seen = self._shared.now(), self._watched_by(key, token)
+            if seen is None:
                 return
             if ending is Ending.RELEASED:
                 del self._watched[key]
                 return
             state = Sighting.REPLAY if ending is Ending.KEPT else Sighting.UNKNOWN
             self._watched[key] = replace(seen, state=state, forgotten_at=now + keep)
+
+    def _watched_by(self, key: StorageKey, token: bytes) -> _Watched | None:
+        seen = self._watched.get(key)
+        if seen is None or seen.token != token or seen.state is not Sighting.CONFLICT:
+            return None
+        return None if seen.forgotten_at <= self._shared.now() else seen
 
     def _watch(
         self, key: StorageKey, token: bytes, fingerprint: bytes, found: Observed, now: float, lease: float, keep: float
@@ -146,7 +152,8 @@ class MemoryAuditTrail:
 
     def entries(self, key: StorageKey, *, limit: int = 100) -> Sequence[AuditEntry]:
         with self._shared.lock:
-            return [entry for of, _, entry in self._entries if of == key][-limit:]
+            since = self._shared.now() - AUDIT_KEPT_SECONDS
+            return [entry for of, _, entry in self._entries if of == key and entry.at > since][-limit:]
 
     def count(self, actor: str, *, seconds: float) -> int:
         with self._shared.lock:

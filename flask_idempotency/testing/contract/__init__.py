@@ -11,8 +11,9 @@ store may have.
 
 If your store has optional features, subclass their contracts too: `DataKeysContract` for data keys, `ResponsesContract` for
 scanning, `LedgerContract` for quotas, `RecoveryContract` for resolving the claims of vanished workers, `ExpiryContract` for
-removing expired records, `JournalsContract` for durable steps, `TaskLogContract` for the task log of the janitor. If it has
-data keys, quotas and recovery, subclass `SettledContract`: a resolved record is counted and sealed as a completed one.
+removing expired records, `JournalsContract` for durable steps, `TaskLogContract` for the task log of the janitor,
+`ActivityContract` for what happens at each endpoint, `ObservationsContract` for observe mode, `AuditTrailContract` for who
+changed a record. If it has data keys, quotas and recovery, subclass `SettledContract`: a resolved record is counted and sealed as a completed one.
 """
 
 from pkgutil import iter_modules
@@ -22,6 +23,7 @@ import pytest
 # Before the imports below: pytest rewrites the assertions of modules that are imported later.
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
+from flask_idempotency.testing.contract.activity import ActivityContract, AuditTrailContract, ObservationsContract
 from flask_idempotency.testing.contract.claiming import Cancelling, Claiming, Fencing, Ownership
 from flask_idempotency.testing.contract.encryption import DataKeysContract, SettledLedger, SettledSecrets
 from flask_idempotency.testing.contract.inspection import Listing, ResponsesContract
@@ -36,10 +38,13 @@ from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounte
 from flask_idempotency.testing.doubles import FrozenClock
 
 __all__ = [
+    "ActivityContract",
+    "AuditTrailContract",
     "DataKeysContract",
     "ExpiryContract",
     "JournalsContract",
     "LedgerContract",
+    "ObservationsContract",
     "RecoveryContract",
     "ResponsesContract",
     "SettledContract",

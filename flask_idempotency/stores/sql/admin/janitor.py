@@ -90,6 +90,9 @@ SQLITE_BATCH: Final = 200
 """Records that one statement deletes on SQLite, where every claim waits for it. Deleting 1,000 rows took 250 ms, 200 took
 20 ms."""
 
+COUNTED: Final = 10_000
+"""Completed records that are counted one by one, in 6 ms. Above that, an estimate is good enough."""
+
 AFTER_LAST_KEY: Final = b"\xff" * 33
 """Sorts after every record id: an id has 32 bytes."""
 
@@ -362,6 +365,20 @@ class SqlRecovery:
             quarantined_for=_seconds(row.quarantined_for),
         )
 
+    def about_completed(self) -> int | None:
+        """Count a few thousand, and estimate more.
+
+        PostgreSQL: the planner's estimate of all rows by the size of the table, less those that are not completed. So it
+        includes expired and released rows, and is as good as the last VACUUM or ANALYZE; None before the first. SQLite:
+        the length of the index of rows that ended, which takes 45 ms for a million.
+        """
+        dialect = self._database.dialect
+        (few,) = self._select(count_few_completed(dialect), {"my_limit": COUNTED + 1})
+        if few.completed <= COUNTED:
+            return int(few.completed)
+        (row,) = self._select(estimate_completed(dialect), {})
+        return None if row.completed is None else max(int(row.completed), COUNTED)
+
     def _select(self, statement: Any, parameters: dict[str, Any]) -> Sequence[Any]:
         parameters = {**parameters, "now": self._now()}
         return self._database.run(lambda connection: connection.execute(statement, parameters).all())
@@ -516,6 +533,28 @@ def _scan(
         rid > _bytes("my_after"), *conditions, _r.tenant_id == func.coalesce(_bytes("my_tenant_id"), _r.tenant_id)
     )
     return page.order_by(rid).limit(_limit())
+
+
+def count_few_completed(dialect: Dialect) -> Select[Any]:
+    """Count completed records, up to a limit."""
+    ended = _r.expires_at.is_not(None), _r.state.in_((word(COMPLETED), word(FAILED)))
+    some = select(ONE.label("one")).select_from(records).where(*ended).limit(_limit()).subquery("some")
+    return select(func.count().label("completed")).select_from(some)
+
+
+def estimate_completed(dialect: Dialect) -> Select[Any]:
+    """Estimate the number of completed records from what the database knows of its table, or count an index."""
+    if dialect.name != POSTGRESQL:
+        return select(func.count().label("completed")).select_from(records).where(_r.expires_at.is_not(None))
+    unfinished = [
+        select(func.count()).select_from(records).where(_r.state == word(state)).scalar_subquery()
+        for state in (PROCESSING, QUARANTINED)
+    ]
+    # As the planner does: rows on a page at the last VACUUM or ANALYZE, times the pages of now. It writes -1 before.
+    rows = "reltuples / nullif(relpages, 0) * pg_relation_size(oid) / current_setting('block_size')::integer"
+    known = literal_column(f"CASE WHEN reltuples >= 0 THEN ({rows})::bigint END", BigInteger)
+    table = text("pg_class WHERE oid = to_regclass('idempotency_records')")
+    return select((known - unfinished[0] - unfinished[1]).label("completed")).select_from(table)
 
 
 def count_unfinished(dialect: Dialect) -> Select[Any]:
