@@ -100,3 +100,44 @@ class ActivityLog(Protocol):
     def read(self, owner: bytes, *, length: int, seconds: float) -> ActivityPage:
         """Return the buckets of this length, `MINUTE` or `HOUR`, which ended less than `seconds` ago or have not ended."""
         ...
+
+
+# The names of the counters. A store adds up whatever names it is given.
+
+NEW: Final = "new"
+TAKEN_OVER: Final = "taken-over"
+REPLAYED: Final = "replayed"
+CONFLICT: Final = "conflict"
+MISMATCH: Final = "mismatch"
+UNKNOWN: Final = "unknown"
+OVER_QUOTA: Final = "over-quota"
+ERASED: Final = "erased"
+DATA_LOSS: Final = "data-loss"
+CORRUPT: Final = "corrupt"
+FORBIDDEN: Final = "forbidden"
+MISSING_KEY: Final = "missing-key"
+BAD_REQUEST: Final = "bad-request"
+"""Its key is malformed, its body is truncated or too large, or its caller is unknown."""
+STORE_FAILED: Final = "store-failed"
+UNPROTECTED: Final = "unprotected"
+
+OUTCOMES: Final = (
+    NEW, TAKEN_OVER, REPLAYED, CONFLICT, MISMATCH, UNKNOWN, OVER_QUOTA, ERASED, DATA_LOSS, CORRUPT, FORBIDDEN,
+    MISSING_KEY, BAD_REQUEST, STORE_FAILED, UNPROTECTED,
+)  # fmt: skip
+"""What became of a keyed request, or of a message, when it came."""
+
+COMPLETED: Final = "completed"
+RELEASED: Final = "released"
+QUARANTINED: Final = "quarantined"
+PAUSED: Final = "paused"
+
+ENDINGS: Final = (COMPLETED, RELEASED, QUARANTINED, PAUSED)
+"""How claims ended."""
+
+NOT_KEPT: Final = "not-kept"
+"""Of the completed ones: only a tombstone could be stored."""
+
+NEW_TIME: Final = "t:new:"
+REPLAYED_TIME: Final = "t:replayed:"
+"""The beginning of the counters of a histogram. The number of a `slot` follows."""

@@ -635,6 +635,10 @@ class Observers:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = tuple(observers)
 
+    def add(self, observer: Observer) -> None:
+        """Pass later events to this observer too."""
+        self._observers += (observer,)
+
     def __call__(self, event: Event) -> None:
         for observer in self._observers:
             try:

@@ -697,6 +697,13 @@ class Settings:
         repr=False,
     )
     metrics: bool = _option(False, fields.Boolean(), "Whether events and store calls are counted for Prometheus.")
+    activity: bool | None = _option(
+        None,
+        fields.Boolean(allow_none=True),
+        "Whether each process counts outcomes and times by endpoint, and adds them to the store every 10 s. See "
+        "[activity](../operate/activity.md). `True` refuses a store that keeps none.",
+        shown="on, unless the application is in testing or its store keeps no activity",
+    )
     guard: Literal["all", "chosen"] = _option(
         "all",
         one_of("all", "chosen"),

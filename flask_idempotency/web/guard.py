@@ -14,14 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import get_ident
+from time import perf_counter
 from typing import Any, Final
 
 from flask import Flask, Request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
+from flask_idempotency.activity import Activity
 from flask_idempotency.assembly import is_process_local
 from flask_idempotency.codec import canonical
+from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.ending import ELSEWHERE, decide, settle, vanished, with_rows
@@ -88,6 +91,15 @@ UNPROTECTED: Final = ("Idempotency-Status", "unprotected")
 PAUSED: Final = ("Idempotency-Status", "paused")
 """The response header of a request that was paused: send it again with the same key."""
 
+COUNTED_HERE: Final = {
+    "missing-key": MISSING_KEY,
+    "invalid-key": BAD_REQUEST,
+    "truncated-body": BAD_REQUEST,
+    "request-too-large": BAD_REQUEST,
+    "principal-required": BAD_REQUEST,
+}
+"""The codes of refusals before a claim, and their counters of activity. They have no event: they concern no key."""
+
 _log = logging.getLogger("flask_idempotency")
 
 
@@ -106,8 +118,10 @@ class Guard:
         settings: Settings,
         callbacks: Callbacks,
         observers: Observers,
+        activity: Activity | None = None,
     ) -> None:
         self.engine = engine
+        self.activity = activity
         self.abandoned_streams: AbandonedStreams = deque()
         self._app = app
         self._identities = identities
@@ -143,6 +157,8 @@ class Guard:
                 state.body = read_body(request, most=policy.max_request_body)  # read already, for the key
             if not values:
                 return self._run_without_key(state, required=policy.required)
+            if self.activity is not None:
+                state.began = perf_counter()
             state.client_key = one_key(values, max_length=policy.max_key_length, key_format=policy.key_format)
             if callbacks.tenant is not None:
                 state.tenant = load_tenant(callbacks, self._app)
@@ -301,6 +317,8 @@ class Guard:
     # -- responses in the view's place
 
     def _refuse(self, state: RequestState, problem: Problem) -> Response:
+        if self.activity is not None and problem.code in COUNTED_HERE:
+            self.activity.count(state.operation, COUNTED_HERE[problem.code])
         response = self._reply(state, problem)
         state.phase = Phase.ANSWERED
         return response
@@ -536,6 +554,8 @@ class Guard:
                 self._replace_refusal(state, response, state.escaped_refusal, in_doubt=steps.in_doubt)
             if claim.paused:
                 response.headers[PAUSED[0]] = PAUSED[1]
+        if self.activity is not None:
+            self.activity.timed((state.operation, NEW_TIME, perf_counter() - state.began))
 
     def refused_step(self, state: RequestState, error: IdempotencyError) -> Response:
         """Build the response for an error of ours that a step raised and the view let through."""
@@ -617,6 +637,8 @@ class Guard:
         # Only what was produced to the end can be broken off: elsewhere the transfer is broken already.
         settle = self._settle if end is StreamEnd.EXHAUSTED else self._settle_quietly
         settle(state, decision, state.result, reason=reason)
+        if self.activity is not None:
+            self.activity.timed((state.operation, NEW_TIME, perf_counter() - state.began))
 
     def settle_abandoned(self, *, most: int = 100) -> None:
         """End the claims of streams that were dropped without being closed. Destructors cannot: see `Tee.__del__`."""

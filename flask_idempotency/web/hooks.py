@@ -14,15 +14,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from threading import Lock
+from time import perf_counter
 from typing import Any, TypeAlias
 
 from flask import Flask, Request, appcontext_pushed, got_request_exception, request_finished
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
+from flask_idempotency.engine.activity import REPLAYED_TIME
 from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.forks import notice
+from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks, check_counted
@@ -78,6 +81,7 @@ class Hooks:
         self._checked = False
         self._check = Lock()
         self._logged: set[str] = set()
+        self._activity = guard.activity
         self._fault: str | None = None
         """Why no key can be claimed in this application, if that came to light after it was set up."""
         self._warned: set[tuple[str, str]] = set()
@@ -242,6 +246,8 @@ class Hooks:
                     "the cookie, and a token in its body can be read in the store. Add @exempt to views that sign users in "
                     "or out.",
                 )
+        elif self._activity is not None and type(state.reply) is StoredResponse and state.phase is Phase.ANSWERED:
+            self._activity.timed((state.operation, REPLAYED_TIME, perf_counter() - state.began))
         elif state.phase is Phase.NEW and state.reached and 200 <= response.status_code < 300:
             self._warn_once(
                 state,

@@ -98,6 +98,8 @@ class RequestState(Running):
     """The context that claimed. Copies of it share the request, and are popped while the view is still running."""
     record: str = ""
     """The short keyed hash that events carry."""
+    began: float = 0.0
+    """When its key was found, by `time.perf_counter`. Set if activity is on."""
     former: tuple[str | None, str | None] = (None, None)
     """The tenant and the principal by IDEMPOTENCY_FORMER_IDENTITY."""
     preferred_wait: int | None = None
