@@ -1,0 +1,183 @@
+"""Sum up the activity of a time span: totals, endpoints, a series over time, and percentiles of times.
+
+The command `stats --since` and the console show the same summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Final
+
+from flask_idempotency.engine import activity as names
+from flask_idempotency.engine.activity import (
+    EDGES,
+    ENDINGS,
+    HOUR,
+    KEPT_SECONDS,
+    MINUTE,
+    NEW_TIME,
+    OUTCOMES,
+    REPLAYED_TIME,
+    ActivityLog,
+    merged,
+    percentile,
+)
+from flask_idempotency.engine.values import valueclass
+
+SHORTEST_SPAN: Final = MINUTE
+LONGEST_SPAN: Final = KEPT_SECONDS[HOUR]
+"""The spans that can be summed up, in seconds."""
+
+MINUTES_UP_TO: Final = 3 * HOUR
+"""The longest span, in seconds, that is shown by minute. A chart of more minutes has no room for them."""
+
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "new": (names.NEW, names.TAKEN_OVER),
+    "replayed": (names.REPLAYED,),
+    "conflicts": (names.CONFLICT,),
+    "mismatches": (names.MISMATCH,),
+    "quarantined": (names.QUARANTINED,),
+}
+"""The lines of a chart, and the counters that each of them adds up."""
+
+
+@valueclass(frozen=True, slots=True)
+class Times:
+    """How long requests took, in seconds.
+
+    Each percentile is the upper edge of its slot: the true value is below it and above the edge before. None: no request was
+    measured. `inf`: longer than the last edge, 60 s.
+    """
+
+    count: int
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+@valueclass(frozen=True, slots=True)
+class Figures:
+    """What was counted: in all, for one endpoint, or in one bucket. `counts` has every counter above 0, by name."""
+
+    counts: Mapping[str, int]
+
+    def of(self, *counters: str) -> int:
+        """Return the sum of these counters."""
+        return sum(self.counts.get(counter, 0) for counter in counters)
+
+    @property
+    def requests(self) -> int:
+        """Requests with a key, requests that lack the key they need, and messages."""
+        return self.of(*OUTCOMES)
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """What became of them when they came, also with 0."""
+        return {outcome: self.of(outcome) for outcome in OUTCOMES}
+
+    @property
+    def endings(self) -> dict[str, int]:
+        """How claims ended, also with 0. `not-kept` is a part of `completed`."""
+        return {ending: self.of(ending) for ending in (*ENDINGS, names.NOT_KEPT)}
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """The number for each line of a chart: see `GROUPS`."""
+        return {group: self.of(*counters) for group, counters in GROUPS.items()}
+
+    @property
+    def new_times(self) -> Times:
+        """From the claim to the final response, of requests that ran. Messages are not measured."""
+        return self._times(NEW_TIME)
+
+    @property
+    def replayed_times(self) -> Times:
+        """From the look at the key to the final response, of requests that got a stored response."""
+        return self._times(REPLAYED_TIME)
+
+    def _times(self, prefix: str) -> Times:
+        slots = {
+            int(counter.removeprefix(prefix)): number
+            for counter, number in self.counts.items()
+            if counter.startswith(prefix)
+        }
+        return Times(sum(slots.values()), percentile(slots, 0.50), percentile(slots, 0.95), percentile(slots, 0.99))
+
+
+@valueclass(frozen=True, slots=True)
+class Point:
+    """One bucket of the series. `start` is in seconds since the epoch, by the store's clock."""
+
+    start: int
+    figures: Figures
+
+
+@valueclass(frozen=True, slots=True)
+class Summary:
+    """The activity of a time span.
+
+    It may begin before the span: the first bucket counts whole. The last bucket has not ended, and processes add what they
+    counted in the last seconds later.
+    """
+
+    now: float
+    """The store's time, in seconds since the epoch."""
+    seconds: float
+    """The span, which ends now."""
+    length: int
+    """The seconds of a bucket: a minute or an hour."""
+    total: Figures
+    endpoints: Mapping[str, Figures]
+    """The busiest first. Inboxes and tasks are named as in their records: `inbox:billing`."""
+    series: Sequence[Point]
+    """Every bucket of the span, the oldest first. One without counts has empty figures."""
+
+
+def summary(log: ActivityLog, owner: bytes, *, seconds: float, length: int | None = None) -> Summary:
+    """Return the activity of the last `seconds` of the application with this mark: see `keys.owner_mark`.
+
+    `length` is that of a bucket: `MINUTE` or `HOUR`; by default minutes for a span of up to `MINUTES_UP_TO`. A span that is
+    longer than the store keeps such buckets is shortened. Raises `StoreUnavailable` if the store does not answer.
+    """
+    if length is None:
+        length = MINUTE if seconds <= MINUTES_UP_TO else HOUR
+    seconds = min(seconds, KEPT_SECONDS[length])
+    page = log.read(owner, length=length, seconds=seconds)
+    found = {bucket.start: bucket.counts for bucket in page.buckets}
+    first, last = (int(time // length * length) for time in (page.now - seconds, page.now))
+    by_endpoint = merged(found.values())
+    figures = {endpoint: Figures(counts) for endpoint, counts in by_endpoint.items()}
+    return Summary(
+        page.now,
+        seconds,
+        length,
+        _of_all(by_endpoint),
+        dict(sorted(figures.items(), key=lambda pair: (-pair[1].requests, pair[0]))),
+        [Point(start, _of_all(found.get(start, {}))) for start in range(first, last + length, length)],
+    )
+
+
+def _of_all(by_endpoint: Mapping[str, Mapping[str, int]]) -> Figures:
+    """Return the figures of all endpoints together."""
+    return Figures(merged({"": counts} for counts in by_endpoint.values()).get("", {}))
+
+
+def as_object(figures: Figures) -> dict[str, object]:
+    """Return these figures for JSON. A percentile above the last edge is that edge: JSON has no infinity."""
+    return {
+        "requests": figures.requests,
+        "outcomes": figures.outcomes,
+        "endings": figures.endings,
+        "times": {"new": _times_object(figures.new_times), "replayed": _times_object(figures.replayed_times)},
+    }
+
+
+def _times_object(times: Times) -> dict[str, float | None]:
+    return {
+        "count": times.count,
+        **{
+            name: EDGES[-1] if value == inf else value
+            for name, value in (("p50", times.p50), ("p95", times.p95), ("p99", times.p99))
+        },
+    }
