@@ -17,15 +17,18 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 from weakref import WeakSet
 
+from flask_idempotency.assembly import Services
 from flask_idempotency.engine import activity as names
 from flask_idempotency.engine import events
 from flask_idempotency.engine.activity import MOST_ENDPOINTS, OTHER_ENDPOINTS, ActivityLog, slot
-from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.events import Event, Observers
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.keys import LONGEST_NAME
+from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
+from flask_idempotency.settings import Settings
 
-__all__ = ["Activity"]
+__all__ = ["Activity", "activity_of"]
 
 FLUSH_SECONDS: Final = 10.0
 """A process that is killed loses the counts of this time at most, while the store answers."""
@@ -206,6 +209,24 @@ class Activity:
                 self._endpoints.add(endpoint)
         counters = self._counts.setdefault(endpoint, {})
         counters[counter] = counters.get(counter, 0) + 1
+
+
+def activity_of(settings: Settings, built: Services, observers: Observers, *, testing: bool = False) -> Activity | None:
+    """Let these observers count the activity of an application, and return what counts it. None: it is off.
+
+    It is off in testing unless the settings switch it on: tests count calls of the store. Raises `ConfigurationError` if they
+    do, and the store keeps no activity.
+    """
+    if settings.activity is False or (settings.activity is None and (testing or built.activity is None)):
+        return None
+    if built.activity is None:
+        raise ConfigurationError(
+            "IDEMPOTENCY_ACTIVITY is True, and this store keeps no activity. Remove the setting, or choose a store of this "
+            "package."
+        )
+    activity = Activity(built.activity, owner=owner_mark(settings.namespace))
+    observers.add(activity.event)
+    return activity
 
 
 def _add_the_last() -> None:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from flask import Blueprint, Flask, appcontext_pushed
 
-from flask_idempotency.activity import Activity
+from flask_idempotency.activity import Activity, activity_of
 from flask_idempotency.assembly import Services, build, build_outbox_table, identities, log_faults
 from flask_idempotency.cli import cli, completing, migrating
 from flask_idempotency.consumers.inbox import Inbox
@@ -27,7 +27,6 @@ from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
-from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.engine.model import Record
 from flask_idempotency.engine.outbox import SealsBodies
 from flask_idempotency.engine.policy import Override, Policy
@@ -247,9 +246,7 @@ class Idempotency:
         built = build(settings, observers=observers, database=ApplicationDatabase(app), timing=timing)
         joint = built.engine.transactions is not None
         journals = built.journals is not None
-        activity = _activity(app, settings, built)
-        if activity is not None:
-            observers.add(activity.event)
+        activity = activity_of(settings, built, observers, testing=app.testing)
         self._check_policies(settings, joint=joint, journals=journals)
         check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
         policies = Policies(
@@ -481,15 +478,3 @@ def _meter(app: Flask, settings: Settings) -> Meter | None:
             "pip install 'flask-idempotency[metrics]'."
         ) from error
     return Meter(app, name=settings.namespace)
-
-
-def _activity(app: Flask, settings: Settings, built: Services) -> Activity | None:
-    """Return what counts the activity of this process, or None if it is off. Tests count statements and threads."""
-    if settings.activity is False or (settings.activity is None and (app.testing or built.activity is None)):
-        return None
-    if built.activity is None:
-        raise ConfigurationError(
-            "IDEMPOTENCY_ACTIVITY is True, and this store keeps no activity. Remove the setting, or choose a store of this "
-            "package."
-        )
-    return Activity(built.activity, owner=owner_mark(settings.namespace))

@@ -55,6 +55,7 @@ class FaultyMemory(FaultyStore):
         self.recovery = store.recovery
         self.expiry = store.expiry
         self.task_log = store.task_log
+        self.activity = store.activity
 
 
 @dataclass

@@ -9,6 +9,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from flask_idempotency.activity import activity_of
 from flask_idempotency.assembly import build, identities, log_faults
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
@@ -95,6 +96,7 @@ def standalone_services(config: Mapping[str, Any], session: Any) -> ConsumerServ
         settings = replace(settings, store=OF_APPLICATION)
     observers = Observers([log_of(settings.namespace)])
     built = build(settings, observers=observers, database=database)
+    activity_of(settings, built, observers)
     if built.schema is not None and database is None:
         log_faults(built.schema)
     return ConsumerServices(
