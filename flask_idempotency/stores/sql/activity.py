@@ -55,7 +55,7 @@ from flask_idempotency.stores.sql.schema import (
     audit,
     observations,
 )
-from flask_idempotency.stores.sql.statements import ONE, chosen, word
+from flask_idempotency.stores.sql.statements import ONE, chosen, server_time, word
 
 _a, _t, _o, _u = activity.c, activity_tokens.c, observations.c, audit.c
 
@@ -130,11 +130,6 @@ def _counts(counts: Any) -> dict[str, dict[str, int]]:
     return read
 
 
-def server_time(dialect: Dialect) -> Select[Any]:
-    """Select the server's time."""
-    return select(dialect.now.label("now"))
-
-
 def remember_token(dialect: Dialect) -> ReturningInsert[Any]:
     """Remember this call's token and return the time. Return no row if an earlier call had the same token."""
     moment = dialect.moment(bounded=True).subquery("moment")
@@ -149,7 +144,7 @@ def remember_token(dialect: Dialect) -> ReturningInsert[Any]:
 def open_bucket(dialect: Dialect) -> Insert:
     """Create the row of a minute or an hour, unless it is there."""
     names = {"owner": LargeBinary, "length": BigInteger, "start": BigInteger, "expires_at": BigInteger}
-    values = [bindparam(f"my_{name}", type_=kind) for name, kind in names.items()]
+    values: list[ColumnElement[Any]] = [bindparam(f"my_{name}", type_=kind) for name, kind in names.items()]
     source = select(*values, word("{}")).where(ONE == ONE).suffix_with("ON CONFLICT DO NOTHING")
     return sqlalchemy.insert(activity).from_select(
         ["owner", "bucket_length", "bucket_start", "expires_at", "counts"], source

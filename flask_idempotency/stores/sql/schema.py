@@ -501,9 +501,7 @@ def _of_consoles(metadata: MetaData) -> tuple[Table, Table, Table, Table]:
         Column("watched_at", BigInteger, nullable=False, comment="when the watched request began"),
         Column("lease_expires_at", BigInteger, nullable=False),
         Column("expires_at", BigInteger, nullable=False),
-        CheckConstraint(
-            _one_of("state", (NEW, TAKEN_OVER, REPLAY, UNKNOWN)), name="idempotency_observation_state"
-        ),
+        CheckConstraint(_one_of("state", (NEW, TAKEN_OVER, REPLAY, UNKNOWN)), name="idempotency_observation_state"),
         comment="One row for each key that was seen in observe mode. No claim reads it.",
         schema=BLANK_SCHEMA,
     )

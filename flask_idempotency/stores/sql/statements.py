@@ -71,6 +71,11 @@ _ADDED: Final = (
 _r = records.c
 
 
+def server_time(dialect: Dialect) -> Select[Any]:
+    """Select the server's time."""
+    return select(dialect.now.label("now"))
+
+
 def columns(*, without: str = "") -> list[ColumnElement[Any]]:
     """Return the columns of a `Row` without `now`: the stored ones, and whether the response is erased with the tenant."""
     t = tenants.c

@@ -13,7 +13,8 @@ If your store has optional features, subclass their contracts too: `DataKeysCont
 scanning, `LedgerContract` for quotas, `RecoveryContract` for resolving the claims of vanished workers, `ExpiryContract` for
 removing expired records, `JournalsContract` for durable steps, `TaskLogContract` for the task log of the janitor,
 `ActivityContract` for what happens at each endpoint, `ObservationsContract` for observe mode, `AuditTrailContract` for who
-changed a record. If it has data keys, quotas and recovery, subclass `SettledContract`: a resolved record is counted and sealed as a completed one.
+changed a record. If it has data keys, quotas and recovery, subclass `SettledContract`: a resolved record is counted and
+sealed as a completed one.
 """
 
 from pkgutil import iter_modules

@@ -82,7 +82,7 @@ class ActivityContract:
         owner = an_owner()
         store.activity.add(owner, {}, token=a_token())
 
-        assert {} == counted(store, owner)
+        assert counted(store, owner) == {}
 
     def test_each_minute_and_each_hour_has_its_bucket(self, store: ActivityStore, clock: FrozenClock) -> None:
         """The oldest first. Their starts are whole minutes and hours, and empty ones are left out."""
@@ -99,7 +99,7 @@ class ActivityContract:
             for length in (MINUTE, HOUR)
         }
 
-        assert {MINUTE: [(0, 2), (60, 1), (3600, 5)], HOUR: [(0, 3), (3600, 5)]} == starts
+        assert starts == {MINUTE: [(0, 2), (60, 1), (3600, 5)], HOUR: [(0, 3), (3600, 5)]}
 
     def test_the_same_call_again_adds_nothing(self, store: ActivityStore, clock: FrozenClock) -> None:
         """A client repeats it if the reply was lost, also when the next minute or hour has begun."""
@@ -110,15 +110,15 @@ class ActivityContract:
             clock.advance(wait)
             store.activity.add(owner, SOME, token=token)
 
-        assert SOME == counted(store, owner)
-        assert SOME == counted(store, owner, length=HOUR)
+        assert counted(store, owner) == SOME
+        assert counted(store, owner, length=HOUR) == SOME
 
     def test_applications_are_counted_apart(self, store: ActivityStore) -> None:
         owner, other = an_owner(), an_owner()
         store.activity.add(owner, SOME, token=a_token())
         store.activity.add(other, {"pay": {"new": 7}}, token=a_token())
 
-        assert (SOME, {"pay": {"new": 7}}) == (counted(store, owner), counted(store, other))
+        assert (counted(store, owner), counted(store, other)) == (SOME, {"pay": {"new": 7}})
 
     @pytest.mark.parametrize("length", (MINUTE, HOUR))
     def test_a_span_ends_with_the_buckets_that_reach_into_it(
@@ -129,8 +129,8 @@ class ActivityContract:
         store.activity.add(owner, SOME, token=a_token())
         clock.advance(length + 300)
 
-        assert {} == counted(store, owner, length=length, seconds=300)
-        assert SOME == counted(store, owner, length=length, seconds=300.5)
+        assert counted(store, owner, length=length, seconds=300) == {}
+        assert counted(store, owner, length=length, seconds=300.5) == SOME
 
     @pytest.mark.parametrize("length", (MINUTE, HOUR))
     def test_a_bucket_is_kept_for_its_time(self, store: ActivityStore, clock: FrozenClock, length: int) -> None:
@@ -138,11 +138,11 @@ class ActivityContract:
         owner, kept = an_owner(), KEPT_SECONDS[length]
         store.activity.add(owner, SOME, token=a_token())
         clock.advance(length + kept - 1)
-        assert SOME == counted(store, owner, length=length, seconds=10 * kept)
+        assert counted(store, owner, length=length, seconds=10 * kept) == SOME
         clock.advance(1)
         store.activity.add(owner, {"pay": {"new": 1}}, token=a_token())
 
-        assert {"pay": {"new": 1}} == counted(store, owner, length=length, seconds=10 * kept)
+        assert counted(store, owner, length=length, seconds=10 * kept) == {"pay": {"new": 1}}
 
     @pytest.mark.parametrize(
         "endpoint",
@@ -152,7 +152,9 @@ class ActivityContract:
     def test_an_endpoint_may_have_any_name(self, store: ActivityStore, endpoint: str) -> None:
         owner = an_owner()
         for _ in range(2):
-            store.activity.add(owner, {endpoint: {"would:replayed@cookie": 2**40}, "other": {"new": 1}}, token=a_token())
+            store.activity.add(
+                owner, {endpoint: {"would:replayed@cookie": 2**40}, "other": {"new": 1}}, token=a_token()
+            )
 
         expected = {endpoint: {"would:replayed@cookie": 2**41}, "other": {"new": 2}}
         assert expected == counted(store, owner)
@@ -167,7 +169,7 @@ class ActivityContract:
         store.activity.add(owner, {"pay": {"new": 2}}, token=a_token())
         clock.advance(300)
 
-        assert {"pay": {"new": 3}} == counted(store, owner)
+        assert counted(store, owner) == {"pay": {"new": 3}}
 
     def test_many_processes_lose_no_count(self, store: ActivityStore) -> None:
         """They add to the same minute at the same time: to the same counters, and each to some that are new."""
@@ -192,13 +194,10 @@ class ActivityContract:
         for _ in range(ROUNDS):
             owner, token = an_owner(), a_token()
             at_once(
-                *[
-                    lambda owner=owner, token=token: store.activity.add(owner, SOME, token=token)
-                    for _ in range(THREADS)
-                ]
+                *[lambda owner=owner, token=token: store.activity.add(owner, SOME, token=token) for _ in range(THREADS)]
             )
 
-            assert SOME == counted(store, owner)
+            assert counted(store, owner) == SOME
 
 
 class ObservingStore(Store, Protocol):
@@ -233,9 +232,7 @@ class ObservationsContract:
     def clock(self) -> FrozenClock:
         return FrozenClock()
 
-    def test_the_second_request_conflicts_while_the_first_runs(
-        self, store: ObservingStore, clock: FrozenClock
-    ) -> None:
+    def test_the_second_request_conflicts_while_the_first_runs(self, store: ObservingStore, clock: FrozenClock) -> None:
         """And so does a third. Each learns how long ago the first one began."""
         key = a_key()
         assert found(Sighting.NEW) == seen_by(store, key, a_token())
@@ -336,9 +333,7 @@ class ObservationsContract:
 
         assert found(Sighting.REPLAY, LEASE + 5) == seen_by(store, key, a_token())
 
-    def test_a_renewal_extends_the_lease_and_never_shortens_it(
-        self, store: ObservingStore, clock: FrozenClock
-    ) -> None:
+    def test_a_renewal_extends_the_lease_and_never_shortens_it(self, store: ObservingStore, clock: FrozenClock) -> None:
         key, token = a_key(), a_token()
         seen_by(store, key, token)
         clock.advance(LEASE - 1)
@@ -454,9 +449,7 @@ class AuditTrailContract:
     def clock(self) -> FrozenClock:
         return FrozenClock()
 
-    def test_entries_are_returned_in_order_and_with_their_times(
-        self, store: AuditedStore, clock: FrozenClock
-    ) -> None:
+    def test_entries_are_returned_in_order_and_with_their_times(self, store: AuditedStore, clock: FrozenClock) -> None:
         """The store sets the time, whatever the caller gave."""
         key, entries = a_key(), []
         for number in range(4):
@@ -473,7 +466,7 @@ class AuditTrailContract:
         key = a_key()
         store.audit.append(key, SETTLED, token=a_token())
 
-        assert [] == list(store.audit.entries(a_key(tid=key.tid)))
+        assert list(store.audit.entries(a_key(tid=key.tid))) == []
 
     def test_the_same_call_again_adds_nothing(self, store: AuditedStore, clock: FrozenClock) -> None:
         key, token, actor = a_key(), a_token(), an_actor()
@@ -510,7 +503,7 @@ class AuditTrailContract:
                 entry.actor[:LONGEST_ACTOR],
                 entry.reason[:LONGEST_REASON],
             )
-        assert 2 == store.audit.count(actor[: LONGEST_ACTOR + 3], seconds=60)
+        assert store.audit.count(actor[: LONGEST_ACTOR + 3], seconds=60) == 2
 
     def test_an_entry_is_kept_for_a_year_and_more(self, store: AuditedStore, clock: FrozenClock) -> None:
         """Then it is gone, also while later ones stay."""
@@ -519,10 +512,10 @@ class AuditTrailContract:
         clock.advance(AUDIT_KEPT_SECONDS - 1)
         later = replace(SETTLED, reason="again")
         store.audit.append(key, later, token=a_token())
-        assert ["the bank confirms it", "again"] == [entry.reason for entry in store.audit.entries(key)]
+        assert [entry.reason for entry in store.audit.entries(key)] == ["the bank confirms it", "again"]
         clock.advance(1)
 
-        assert ["again"] == [entry.reason for entry in store.audit.entries(key)]
+        assert [entry.reason for entry in store.audit.entries(key)] == ["again"]
 
     def test_the_changes_of_an_actor_are_counted(self, store: AuditedStore, clock: FrozenClock) -> None:
         """In a span until now, of all records, and not those of others."""
@@ -532,9 +525,9 @@ class AuditTrailContract:
             store.audit.append(a_key(), replace(SETTLED, actor=an_actor()), token=a_token())
             clock.advance(10)
 
-        assert [0, 1, 2, 3, 3] == [store.audit.count(actor, seconds=span) for span in (10, 20, 20.5, 40, 86400)]
+        assert [store.audit.count(actor, seconds=span) for span in (10, 20, 20.5, 40, 86400)] == [0, 1, 2, 3, 3]
         clock.advance(86400)
-        assert (0, 0) == (store.audit.count(actor, seconds=86400), store.audit.count(an_actor(), seconds=86400))
+        assert (store.audit.count(actor, seconds=86400), store.audit.count(an_actor(), seconds=86400)) == (0, 0)
 
     def test_a_tenant_is_forgotten(self, store: AuditedStore) -> None:
         """All its records, and those of no other tenant. It is harmless again, and if there were none."""
@@ -546,9 +539,9 @@ class AuditTrailContract:
         for _ in range(2):
             store.audit.forget(key.tid)
 
-        assert [0, 0, 0, 2] == [len(store.audit.entries(each)) for each in (*keys, other)]
+        assert [len(store.audit.entries(each)) for each in (*keys, other)] == [0, 0, 0, 2]
         store.audit.append(key, SETTLED, token=a_token())
-        assert 1 == len(store.audit.entries(key))
+        assert len(store.audit.entries(key)) == 1
 
     def test_many_actors_lose_no_entry(self, store: AuditedStore) -> None:
         """Of one record, at the same time."""

@@ -11,9 +11,12 @@ from typing import Any
 import fakeredis
 import pytest
 
+from flask_idempotency.engine.activity import HOUR, MINUTE
+from flask_idempotency.engine.audit import AuditEntry
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.journal import Entry, JournalWrite, StepState
 from flask_idempotency.engine.model import TRANSITIONS, OnExpiry, State
+from flask_idempotency.engine.observations import Ending
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.executor import Call, Replication, ScriptExecutor
@@ -43,6 +46,7 @@ COMMANDS = {
     *("GET", "GETRANGE", "STRLEN", "SET", "DEL", "UNLINK", "EXISTS", "PERSIST", "PTTL", "TIME", "INFO"),
     *("HGET", "HSET", "HSETNX", "HMGET", "HDEL", "HKEYS", "HEXISTS", "HGETALL"),
     *("ZADD", "ZREM", "ZCARD", "ZSCORE", "ZCOUNT", "ZRANGEBYSCORE"),
+    *("RPUSH", "LRANGE", "PEXPIRE", "ZREMRANGEBYSCORE", "ZREMRANGEBYRANK"),
     "PUBLISH",
 }
 # Not struct, bit, cjson, cmsgpack, os, io: missing or different on one server or another. A library has no KEYS and no ARGV.
@@ -347,6 +351,7 @@ def every_operation(store: RedisStore, cache: RedisReplayCache, clock: FrozenClo
     store.task_log.lock("reap", token, lease=LEASE)
     store.task_log.unlock("reap", token)
     every_journal_operation(store, clock)
+    every_operation_beside_records(store)
     taken = a_key()
     granted(store.claim(a_request(taken, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE))
     keys = layout.keys(taken)
@@ -370,6 +375,20 @@ def every_journal_operation(store: RedisStore, clock: FrozenClock) -> None:
     while swept.after is not None:
         swept = journals.sweep(after=swept.after, limit=500)
     journals.complete(key, token, PAYLOAD, keep=KEEP)
+
+
+def every_operation_beside_records(store: RedisStore) -> None:
+    key, token = a_key(), a_token()
+    store.activity.add(b"abc", {"pay": {"new": 1}, "refund": {"new": 1}}, token=token)
+    store.activity.read(b"abc", length=MINUTE, seconds=HOUR)
+    store.observations.observe(key, token=token, fingerprint=b"f" * 17, lease=LEASE, keep=KEEP, hold_lapsed=False)
+    store.observations.renew(key, token, lease=2 * LEASE)
+    store.observations.end(key, token, Ending.KEPT, keep=KEEP)
+    store.audit.append(key, AuditEntry("completed", "quarantined", "ann", "why"), token=token)
+    store.audit.entries(key)
+    store.audit.count("ann", seconds=60)
+    store.audit.forget(key.tid)
+    store.recovery.about_completed()
 
 
 def test_python_sends_as_many_keys_and_arguments_as_a_header_lists(sent: dict[str, set[tuple[int, int]]]) -> None:

@@ -22,7 +22,7 @@ from sqlalchemy.sql.elements import CompilerElement
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import RequestInfo, StoredPayload
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.stores.sql import completion, journal_statements, outbox, quota, statements, store
+from flask_idempotency.stores.sql import activity, completion, journal_statements, outbox, quota, statements, store
 from flask_idempotency.stores.sql.admin import data_keys, janitor
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL, SQLITE
@@ -55,7 +55,7 @@ DRIVERS: dict[str, Callable[[], Driver]] = {POSTGRESQL: PGDialect_psycopg, SQLIT
 BOTH, ONLY_POSTGRESQL, ONLY_SQLITE = (POSTGRESQL, SQLITE), (POSTGRESQL,), (SQLITE,)
 
 
-MODULES = (statements, completion, data_keys, quota, janitor, store, outbox, journal_statements)
+MODULES = (statements, completion, data_keys, quota, janitor, store, outbox, journal_statements, activity)
 
 
 PARTS = {

@@ -79,6 +79,7 @@ from flask_idempotency.stores.sql.statements import (
     is_as_met,
     is_mine,
     others_update,
+    server_time,
     word,
 )
 
@@ -138,11 +139,6 @@ class SqlTaskLog:
     def unlock(self, task: str, token: bytes) -> None:
         statement, parameters = unlock_task(self._database.dialect), {"my_name": task, "my_locked_by": token}
         self._database.run(lambda connection: connection.execute(statement, parameters))
-
-
-def server_time(dialect: Dialect) -> Select[Any]:
-    """Select the server's time."""
-    return select(dialect.now.label("now"))
 
 
 def save_report(dialect: Dialect) -> Insert:

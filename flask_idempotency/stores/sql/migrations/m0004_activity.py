@@ -67,9 +67,7 @@ _TABLE_COMMENTS: Final = {
     ),
     "idempotency_activity_tokens": "One row for each call of the last minutes, so that a repeated one adds nothing.",
     "idempotency_observations": "One row for each key that was seen in observe mode. No claim reads it.",
-    "idempotency_audit": (
-        "One row for each change of a record by an operator or a resolver. It outlives the record."
-    ),
+    "idempotency_audit": ("One row for each change of a record by an operator or a resolver. It outlives the record."),
 }
 
 _COLUMN_COMMENTS: Final = {

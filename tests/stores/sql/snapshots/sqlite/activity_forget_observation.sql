@@ -1,0 +1,1 @@
+DELETE FROM idempotency_observations WHERE idempotency_observations.record_id = ? AND idempotency_observations.token = ? AND idempotency_observations.state IN ('new', 'taken-over') AND idempotency_observations.expires_at > coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer))

@@ -1,0 +1,3 @@
+SELECT idempotency_observations.token, idempotency_observations.fingerprint, idempotency_observations.state, idempotency_observations.began_at, idempotency_observations.watched_at, coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AS now, idempotency_observations.expires_at <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) OR idempotency_observations.fingerprint = ? AND idempotency_observations.state IN ('new', 'taken-over') AND idempotency_observations.token != ? AND idempotency_observations.lease_expires_at <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) AS free
+FROM idempotency_observations
+WHERE idempotency_observations.record_id = ?
