@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 from flask.cli import AppGroup
 
-TOPICS: Final = ("maintenance", "outbox", "resolve", "show", "stores", "tenants")
+TOPICS: Final = ("maintenance", "outbox", "resolve", "show", "stats", "stores", "tenants")
 
 ORDER: Final = (
     *("doctor", "stats", "list", "show", "policy"),

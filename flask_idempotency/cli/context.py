@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -35,6 +36,15 @@ UNKNOWN: Final = 2
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
+wide_option = click.option("--wide", is_flag=True, help="Every column, and nothing shortened.")
+
+
+def duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    """Read a duration as a person types it, and return its seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value)
+    if match is None:
+        raise click.BadParameter("must be a number of seconds, or one with a unit: 90s, 15m, 2h, 3d.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def state() -> Any:

@@ -1,24 +1,22 @@
-"""The commands that only read: `policy`, `list`, `show` and `stats`."""
+"""The commands that show policies and records: `policy`, `list` and `show`."""
 
 from __future__ import annotations
 
 import json
-import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 import click
-from flask import current_app
 
-from flask_idempotency.assembly import Services, identities
+from flask_idempotency.assembly import identities
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.completion import complete_endpoint
 from flask_idempotency.cli.context import (
     as_json_option,
     built,
     chosen,
+    duration,
     exit_on_error,
     policies,
     policy_for,
@@ -29,13 +27,12 @@ from flask_idempotency.cli.context import (
     state,
     tenant_options,
     tids,
+    wide_option,
 )
 from flask_idempotency.cli.output import (
     Cell,
     Column,
     Part,
-    Style,
-    Styled,
     Table,
     ago,
     clean,
@@ -44,20 +41,17 @@ from flask_idempotency.cli.output import (
     state_of,
 )
 from flask_idempotency.cli.record_options import UNKNOWN_ENDPOINT, RecordOptions, find_record, naming_options
-from flask_idempotency.engine.capabilities import SeenRecord, UnfinishedCounts
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import OnExpiry, State
 from flask_idempotency.engine.operations import Operation, Operations
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.step_rules import Step
-from flask_idempotency.operations.admin import Stats, stats
-from flask_idempotency.operations.identity import IdentityChange, look
 from flask_idempotency.operations.records import UNFINISHED, Condition, RecordFilter, RecordView, Refused, listing
 from flask_idempotency.operations.times import format_duration
 from flask_idempotency.settings.consumers import ConsumerSchema
 from flask_idempotency.web.janitor import downstream_key
-from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.policies import SAFE, Policies, PolicySource
 
 _BY_EFFECTS: Final = frozenset({"on_abandoned", "on_error"})
@@ -106,12 +100,9 @@ class PolicyRow:
         return self.explained.resolved.policy
 
 
-_wide = click.option("--wide", is_flag=True, help="Every column, and nothing shortened.")
-
-
 @cli.command("policy")
 @click.argument("endpoint", required=False, shell_complete=complete_endpoint)
-@_wide
+@wide_option
 @as_json_option
 def policy_command(endpoint: str | None, wide: bool, as_json: bool) -> None:
     """Show the policy of each endpoint and inbox, or all values of one.
@@ -358,13 +349,6 @@ _RECORD_COLUMNS: Final = (
 _PAUSED: Final = Condition.PAUSED.value
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value)
-    if match is None:
-        raise click.BadParameter("must be a number of seconds, or one with a unit: 90s, 15m, 2h, 3d.")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
-
-
 @cli.command("list")
 @click.option(
     "--state",
@@ -375,14 +359,14 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 @tenant_options
 @click.option(
     "--older-than",
-    callback=_seconds,
+    callback=duration,
     default="0",
     metavar="DURATION",
     help="First used longer ago than this: 90s, 15m, 2h, 3d.",
 )
 @click.option("--endpoint", metavar="E", shell_complete=complete_endpoint, help="Only this endpoint.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many records.")
-@_wide
+@wide_option
 @as_json_option
 def list_command(
     of_state: str | None,
@@ -498,90 +482,3 @@ def _lease(view: RecordView) -> str:
     if view.lease_left is not None and view.condition is Condition.IN_FLIGHT:
         return f"{format_duration(view.lease_left, units=1)} left"
     return "-" if view.lease_ended_ago is None else f"ended {ago(view.lease_ended_ago, units=1)}"
-
-
-# `flask idempotency stats`
-
-
-@cli.command("stats")
-@click.option("--quick", is_flag=True, help="Leave out the completed records: counting them may take long.")
-@as_json_option
-def stats_command(quick: bool, as_json: bool) -> None:
-    """Count the records in each state, and show the last janitor runs.
-
-    Changes nothing.
-
-    \b
-    Example:
-      $ flask idempotency stats --quick
-    """
-    with exit_on_error(as_json=as_json):
-        found, parts = recovery(), built()
-        if not quick and sys.stderr.isatty():
-            say("Counting the completed records; --quick leaves them out.", err=True)
-        shown = stats(
-            found,
-            responses=None if quick else parts.responses,
-            data_keys=parts.data_keys,
-            ledger=parts.ledger,
-            tasks=parts.tasks,
-            identity=_identity(parts),
-        )
-    if as_json:
-        say(json.dumps(asdict(shown)))
-    else:
-        say(*_stats_text(shown, quick=quick))
-
-
-def _stats_text(shown: Stats, *, quick: bool) -> list[Part]:
-    lines: list[Part] = [
-        *_unfinished(shown.standing),
-        _count("completed", shown.completed, "not counted" if quick else "not known"),
-    ]
-    lines += [_count("data keys", shown.data_keys), _count("tenants with a ledger", shown.tenants)]
-    lines += [clean(f"identity: {each.text} {each.remedy}") for each in shown.identity or ()]
-    if shown.tasks is None:
-        return [*lines, "This store keeps no task log, so it cannot tell whether a janitor runs."]
-    if not shown.tasks:
-        return [*lines, "No janitor task has ever reported: start a janitor, or run its tasks by cron."]
-    return [
-        *lines,
-        *(f"{clean(task)}: {ago(run.ago)}{_did(run.did)}" for task, run in sorted(shown.tasks.items())),
-    ]
-
-
-def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:
-    if parts.shared_task_log is None:
-        return None
-    app = current_app._get_current_object()  # type: ignore[attr-defined]
-    return look(parts.shared_task_log, shape_in(app, settings(), state().loaders, policies()), note=False).changes
-
-
-def _unfinished(counts: UnfinishedCounts) -> list[Part]:
-    expired = _count("lease expired", counts.lapsed) + _since(counts.lapsed_for)
-    quarantined = _count("quarantined", counts.quarantined) + _since(counts.quarantined_for)
-    return [
-        _count("in flight", counts.in_flight),
-        Styled(expired, Style.WARNING if counts.lapsed else None),
-        Styled(quarantined, Style.BAD if counts.quarantined else None),
-    ]
-
-
-def _count(name: str, count: int | None, otherwise: str = "not known") -> str:
-    return f"{name}: {otherwise if count is None else count}"
-
-
-def _since(seconds: float | None) -> str:
-    return "" if seconds is None else f", the oldest for {format_duration(seconds)}"
-
-
-def _did(did: Mapping[str, Any]) -> str:
-    """Return the counts of a report that are not 0, escaped: a report comes from a store."""
-    counts = [
-        f"{clean(str(name)).replace('_', ' ')} {clean(str(count))}"
-        for name, count in did.items()
-        if count and name not in ("finished", "seconds")
-    ]
-    unfinished = ["not finished"] if did.get("finished") is False else []
-    said = ", ".join([*counts, *unfinished])
-    return f": {said}" if said else ""

@@ -24,6 +24,7 @@ from flask_idempotency.engine.activity import (
     percentile,
 )
 from flask_idempotency.engine.values import valueclass
+from flask_idempotency.operations.times import moment
 
 SHORTEST_SPAN: Final = MINUTE
 LONGEST_SPAN: Final = KEPT_SECONDS[HOUR]
@@ -40,6 +41,11 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "quarantined": (names.QUARANTINED,),
 }
 """The lines of a chart, and the counters that each of them adds up."""
+
+REFUSED: Final = tuple(
+    outcome for outcome in OUTCOMES if outcome not in (names.NEW, names.TAKEN_OVER, names.REPLAYED, names.UNPROTECTED)
+)
+"""The outcomes of requests whose view did not run, and whose client got no stored response."""
 
 
 @valueclass(frozen=True, slots=True)
@@ -163,14 +169,39 @@ def _of_all(by_endpoint: Mapping[str, Mapping[str, int]]) -> Figures:
     return Figures(merged({"": counts} for counts in by_endpoint.values()).get("", {}))
 
 
+def as_objects(found: Summary) -> dict[str, object]:
+    """Return this summary for JSON. A point of the series has only what a chart shows."""
+    return {
+        "now": moment(found.now),
+        "seconds": found.seconds,
+        "bucket_seconds": found.length,
+        "total": as_object(found.total),
+        "endpoints": {endpoint: as_object(figures) for endpoint, figures in found.endpoints.items()},
+        "series": [
+            {
+                "start": moment(point.start),
+                "requests": point.figures.requests,
+                **point.figures.groups,
+                "times": times_object(point.figures),
+            }
+            for point in found.series
+        ],
+    }
+
+
 def as_object(figures: Figures) -> dict[str, object]:
     """Return these figures for JSON. A percentile above the last edge is that edge: JSON has no infinity."""
     return {
         "requests": figures.requests,
         "outcomes": figures.outcomes,
         "endings": figures.endings,
-        "times": {"new": _times_object(figures.new_times), "replayed": _times_object(figures.replayed_times)},
+        "times": times_object(figures),
     }
+
+
+def times_object(figures: Figures) -> dict[str, object]:
+    """Return the times of these figures for JSON."""
+    return {"new": _times_object(figures.new_times), "replayed": _times_object(figures.replayed_times)}
 
 
 def _times_object(times: Times) -> dict[str, float | None]:

@@ -106,7 +106,7 @@ def test_ctrl_c_exits_with_130(arguments: tuple[str, ...], monkeypatch: pytest.M
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    for module in ("maintenance", "show", "stores"):
+    for module in ("maintenance", "stats", "stores"):
         monkeypatch.setattr(f"flask_idempotency.cli.{module}.built", interrupt)
 
     ended = run(shop(None, encryption="off"), *arguments)
