@@ -103,7 +103,7 @@ DEPLOYMENT_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
     (
         "Application",
         "[Choose endpoints](../guides/endpoints.md).",
-        ("enabled", "guard", "namespace", "docs_url", "status_url", "browser_module", "publish", "metrics"),
+        ("enabled", "guard", "namespace", "docs_url", "status_url", "browser_module", "publish", "metrics", "activity"),
     ),
     (
         "Store",
