@@ -14,17 +14,7 @@ from flask import current_app
 
 from flask_idempotency.assembly import Services
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import (
-    NOT_IN_ORDER,
-    UNKNOWN,
-    as_json_option,
-    built,
-    exit_on_error,
-    publish,
-    settings,
-    word_of,
-    word_options,
-)
+from flask_idempotency.cli.context import NOT_IN_ORDER, UNKNOWN, as_json_option, exit_on_error, word_of, word_options
 from flask_idempotency.cli.output import Item, Part, Style, Styled, say
 from flask_idempotency.cli.progress import Counts, show_progress
 from flask_idempotency.engine.capabilities import Verdict
@@ -38,6 +28,7 @@ from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import drain_of, janitor_of, with_budget
+from flask_idempotency.web.operator import built, publish, settings
 
 _BUSY: Final = "Another process runs this task, or was killed during it less than its budget ago. Nothing was done."
 _UNFINISHED: Final = "Its budget ended before it was finished: run it again."

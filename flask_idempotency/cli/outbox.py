@@ -15,14 +15,7 @@ from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import (
-    NOT_IN_ORDER,
-    as_json_option,
-    exit_on_error,
-    state,
-    word_of,
-    word_options,
-)
+from flask_idempotency.cli.context import NOT_IN_ORDER, as_json_option, exit_on_error, word_of, word_options
 from flask_idempotency.cli.output import Column, Part, Style, Styled, Table, say
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import MessageSettled
@@ -30,6 +23,7 @@ from flask_idempotency.engine.outbox import OutboxRow
 from flask_idempotency.maintenance.relay import RelayReport, Stop, run
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.operations.times import format_duration
+from flask_idempotency.web.operator import state
 
 if TYPE_CHECKING:
     from flask_idempotency.outbox.outbox import OutboxServices  # needs a package that is optional

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import wraps
@@ -14,22 +13,12 @@ from flask import current_app
 
 from flask_idempotency.assembly import identities
 from flask_idempotency.cli.completion import complete_endpoint
-from flask_idempotency.cli.context import (
-    CommandT,
-    built,
-    every_tids,
-    policies,
-    recovery,
-    settings,
-    state,
-    tenant_options,
-)
+from flask_idempotency.cli.context import CommandT, tenant_options
 from flask_idempotency.cli.output import clean
 from flask_idempotency.engine.claim_requests import MESSAGE_MARK
 from flask_idempotency.engine.errors import InvalidKey
-from flask_idempotency.engine.keys import Scope, StorageKey, owner_mark, parse_key
-from flask_idempotency.engine.model import Record, RequestInfo, State
-from flask_idempotency.engine.recovery import clamp_clock
+from flask_idempotency.engine.keys import Scope, parse_key
+from flask_idempotency.engine.model import RequestInfo, State
 from flask_idempotency.operations.records import (
     SHORT,
     SHOWN,
@@ -40,6 +29,16 @@ from flask_idempotency.operations.records import (
     by_short,
     handle_of,
     with_rotated,
+)
+from flask_idempotency.web.operator import (
+    every_tids,
+    is_spelled,
+    owners,
+    policies,
+    read,
+    recovery,
+    settings,
+    state,
 )
 from flask_idempotency.web.principals import identifies
 
@@ -142,14 +141,14 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
             )
         handle = by_short(searched, identities(settings()), handle, tids=_concerned(named))
     case = by_handle(read, handle)
-    if whole and not case.first.record.token.startswith(_owners()):
+    if whole and not case.first.record.token.startswith(owners()):
         raise Refused(
             "This record belongs to another application in the same store. Run the command for that one: set FLASK_APP."
         )
     if named.tenant is not None or named.no_tenant:
         theirs = every_tids(named.whose)
         about = case.first.record.info.tenant
-        if not any(case.first.key.tid in parts for parts in theirs) or not _is_spelled(about, named.whose):
+        if not any(case.first.key.tid in parts for parts in theirs) or not is_spelled(about, named.whose):
             raise Refused("This record belongs to another tenant.")
     else:
         theirs = every_tids(case.first.record.info.tenant or None)
@@ -158,21 +157,7 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
 
 def _may_be(named: RecordOptions, about: RequestInfo) -> bool:
     """Return whether this record may belong to the named tenant and principal. A record without names may."""
-    return _is_spelled(about.tenant, named.whose) and _is_spelled(about.principal, named.who)
-
-
-def _is_spelled(stored: str, typed: str | None) -> bool:
-    """Return whether a record has no name, or this one: in clear, or as a hash under a secret in use."""
-    if not stored:
-        return True
-    return typed is not None and stored in (typed, *(each.pseudonym(typed) for each in identities(settings())))
-
-
-def _owners() -> tuple[bytes, ...]:
-    """Return the prefixes of this application's tokens, also those before a change of its namespace."""
-    former = settings().former_identity
-    names = {settings().namespace, settings().namespace if former is None else former.namespace or settings().namespace}
-    return tuple(map(owner_mark, names))
+    return is_spelled(about.tenant, named.whose) and is_spelled(about.principal, named.who)
 
 
 def _concerned(named: RecordOptions) -> list[bytes | None]:
@@ -180,12 +165,6 @@ def _concerned(named: RecordOptions) -> list[bytes | None]:
     if named.tenant is None and not named.no_tenant:
         return [None]
     return [tid for parts in every_tids(named.whose) for tid in parts]
-
-
-def read(key: StorageKey) -> Record | None:
-    """Read this key, by the store's clock or this host's, whichever is earlier."""
-    record = built().engine.read(key)
-    return None if record is None else clamp_clock(record, time.time())
 
 
 def _by_key(named: RecordOptions) -> Iterator[Case]:

@@ -13,21 +13,9 @@ import click
 from flask import current_app
 
 from flask_idempotency.cli import cli, is_ctrl_c
-from flask_idempotency.cli.context import (
-    as_json_option,
-    built,
-    exit_on_error,
-    policy_for,
-    recorded_of,
-    settings,
-    settler,
-    show_of,
-    state,
-    word_of,
-    word_options,
-)
+from flask_idempotency.cli.context import as_json_option, exit_on_error, word_of, word_options
 from flask_idempotency.cli.output import facts_of, say
-from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options, read
+from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options
 from flask_idempotency.engine.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.model import ERASED, RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import MESSAGE
@@ -51,6 +39,7 @@ from flask_idempotency.operations.records import (
 from flask_idempotency.settings.consumers import LONGEST_RESULT
 from flask_idempotency.steps import values
 from flask_idempotency.web.janitor import is_known, result_of
+from flask_idempotency.web.operator import built, policy_for, read, recorded_of, settings, settler, show_of, state
 from flask_idempotency.web.recorded_steps import result_of_step
 
 _FASTER: Final = (

@@ -12,23 +12,7 @@ import click
 from flask_idempotency.assembly import identities
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.completion import complete_endpoint
-from flask_idempotency.cli.context import (
-    as_json_option,
-    built,
-    chosen,
-    duration,
-    exit_on_error,
-    policies,
-    policy_for,
-    recorded_of,
-    recovery,
-    settings,
-    show_of,
-    state,
-    tenant_options,
-    tids,
-    wide_option,
-)
+from flask_idempotency.cli.context import as_json_option, chosen, duration, exit_on_error, tenant_options, wide_option
 from flask_idempotency.cli.output import (
     Cell,
     Column,
@@ -52,6 +36,17 @@ from flask_idempotency.operations.records import UNFINISHED, Condition, RecordFi
 from flask_idempotency.operations.times import format_duration
 from flask_idempotency.settings.consumers import ConsumerSchema
 from flask_idempotency.web.janitor import downstream_key
+from flask_idempotency.web.operator import (
+    built,
+    policies,
+    policy_for,
+    recorded_of,
+    recovery,
+    settings,
+    show_of,
+    state,
+    tids,
+)
 from flask_idempotency.web.policies import SAFE, Policies, PolicySource
 
 _BY_EFFECTS: Final = frozenset({"on_abandoned", "on_error"})

@@ -17,17 +17,7 @@ from flask import current_app
 
 from flask_idempotency.assembly import Services
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import (
-    as_json_option,
-    built,
-    duration,
-    exit_on_error,
-    policies,
-    recovery,
-    settings,
-    state,
-    wide_option,
-)
+from flask_idempotency.cli.context import as_json_option, duration, exit_on_error, wide_option
 from flask_idempotency.cli.output import Cell, Column, Part, Style, Styled, Table, ago, clean, say
 from flask_idempotency.engine.activity import EDGES, ENDINGS, NEW, NOT_KEPT, OUTCOMES
 from flask_idempotency.engine.capabilities import UnfinishedCounts
@@ -48,6 +38,7 @@ from flask_idempotency.operations.identity import IdentityChange, look
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.operations.times import format_duration, moment
 from flask_idempotency.web.monitors import shape_in
+from flask_idempotency.web.operator import built, policies, recovery, settings, state
 
 WATCHED_SPAN: Final = 3600.0
 """What `--watch` shows without `--since`."""

@@ -12,17 +12,7 @@ from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import (
-    NOT_IN_ORDER,
-    as_json_option,
-    built,
-    exit_on_error,
-    publish,
-    settings,
-    state,
-    word_of,
-    word_options,
-)
+from flask_idempotency.cli.context import NOT_IN_ORDER, as_json_option, exit_on_error, word_of, word_options
 from flask_idempotency.cli.output import Cell, Column, Facts, Part, Style, Styled, Table, clean, say
 from flask_idempotency.engine.capabilities import DataLossDetector
 from flask_idempotency.engine.errors import IdempotencyError
@@ -43,6 +33,7 @@ from flask_idempotency.operations.admin import (
 )
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.operations.times import format_duration, moment
+from flask_idempotency.web.operator import built, publish, settings, state
 
 # `flask idempotency db`
 

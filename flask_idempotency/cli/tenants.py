@@ -12,23 +12,7 @@ import click
 from flask.cli import AppGroup
 
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import (
-    as_json_option,
-    built,
-    check_layout,
-    chosen,
-    exit_on_error,
-    policy_for,
-    pseudonym,
-    publish,
-    settings,
-    state,
-    tenant_options,
-    tids,
-    tids_by_secret,
-    word_of,
-    word_options,
-)
+from flask_idempotency.cli.context import as_json_option, chosen, exit_on_error, tenant_options, word_of, word_options
 from flask_idempotency.cli.output import Column, Table, say
 from flask_idempotency.cli.progress import Counts, show_progress
 from flask_idempotency.engine.capabilities import Ledger
@@ -40,6 +24,17 @@ from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemne
 from flask_idempotency.operations.admin import TenantUsage, holds_sealed, quota_set, quota_show
 from flask_idempotency.operations.admin import shred as shred_keys
 from flask_idempotency.operations.records import AuditNote, Refused
+from flask_idempotency.web.operator import (
+    built,
+    check_layout,
+    policy_for,
+    pseudonym,
+    publish,
+    settings,
+    state,
+    tids,
+    tids_by_secret,
+)
 
 _STAYS: Final = "Its records stay: until they expire, a retry gets 410 and does not run again."
 _SHREDDED: Final = (
