@@ -215,6 +215,8 @@ class Identity:
         """Return a keyed digest of these bytes, 32 bytes. `fingerprint.py` chooses them."""
         self.steps = keyed_digest(_subkey(secret, b"step"))
         """Return a keyed digest for `step_id` and `step_digest`, 32 bytes."""
+        self.console = keyed_digest(_subkey(secret, b"console"))
+        """Return a keyed digest for the forms and cursors of the console, 32 bytes."""
         self._shards = tenant_shards
         # Caches per object: they end with the application, and so does all that derives from its secret.
         self._marks: dict[str, bytes] = {}

@@ -1,0 +1,150 @@
+"""The blueprint `Console`: mount it on an application, and it serves the pages of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+from flask import Blueprint, Response, current_app, request
+from flask.blueprints import BlueprintSetupState
+
+from flask_idempotency.console import pages
+from flask_idempotency.console.access import Attempts, Authorize, Stopped
+from flask_idempotency.console.visit import (
+    EXTENSION,
+    MEDIA_TYPES,
+    ConsoleResponse,
+    Mounted,
+    Visit,
+    add_missing_headers,
+    static_file,
+)
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.operations.records import Refused
+from flask_idempotency.web.policies import MARK, Mark
+
+CHANGES_PER_HOUR: Final = 30
+YEAR_SECONDS: Final = 365 * 86400
+
+
+class Console(Blueprint):
+    """A console for operators: it shows what the application's keys do, and settles those whose outcome is unknown.
+
+    Register it as any blueprint: `app.register_blueprint(Console(idempotency, authorize=…))`, before or after `init_app`.
+
+    `authorize(action, record)` decides each request. `action` is `view`, `settle`, `release` or `purge`; `record` is an
+    `operations.records.RecordView`, or None for pages about everything. Return the operator's name, an `Operator`, or None to
+    refuse. What it raises passes through, such as `abort(401)`. Each operator may make `changes_per_hour` changes.
+
+    It refuses plain HTTP unless the application is in debug or testing mode, or `allow_http` is True. Raises
+    `ConfigurationError` without a callable `authorize`, and for other faulty arguments.
+    """
+
+    def __init__(
+        self,
+        idempotency: Any,
+        *,
+        authorize: Authorize | None = None,
+        url_prefix: str = "/idempotency",
+        allow_http: bool = False,
+        changes_per_hour: int = CHANGES_PER_HOUR,
+        name: str = EXTENSION,
+    ) -> None:
+        faults = []
+        if not callable(getattr(idempotency, "init_app", None)):
+            faults.append(f"Console(): the first argument must be your Idempotency, not {type(idempotency).__name__}.")
+        if not callable(authorize):
+            faults.append(
+                "Console(): pass authorize, a function of (action, record) that returns the operator's name, or None. "
+                "Without it everyone could read and settle your records."
+            )
+        if not url_prefix.startswith("/") or not url_prefix.strip("/"):
+            faults.append('Console(): url_prefix must be a path of its own, such as "/idempotency".')
+        if type(changes_per_hour) is not int or changes_per_hour < 1:
+            faults.append("Console(): changes_per_hour must be a whole number from 1 on.")
+        if faults or authorize is None:
+            raise ConfigurationError(*faults)
+        super().__init__(name, __name__, url_prefix=url_prefix.rstrip("/"))
+        self._authorize: Authorize = authorize
+        self._allow_http = allow_http
+        self._changes_per_hour = changes_per_hour
+        self.record(self._mount)
+        for path, view, methods in (
+            ("/", pages.overview, ["GET"]),
+            ("/records", pages.records, ["GET"]),
+        ):
+            self.add_url_rule(path, view.__name__, self._served(view), methods=methods, provide_automatic_options=False)
+        self.add_url_rule("/static/<name>", "static_file", self._served_static(), provide_automatic_options=False)
+        unknown = self._served(pages.unknown)
+        self.add_url_rule("/<path:rest>", "unknown", unknown, methods=["GET", "POST"], provide_automatic_options=False)
+        self.after_request(add_missing_headers)
+
+    def _mount(self, setup: BlueprintSetupState) -> None:
+        """Make what this application's console counts: a blueprint may serve several applications, and has no state."""
+        setup.app.extensions.setdefault(EXTENSION, {})[self] = Mounted(
+            authorize=self._authorize,
+            any_scheme=self._allow_http or setup.app.debug or setup.app.testing,
+            changes_per_hour=self._changes_per_hour,
+            attempts=Attempts(most=self._changes_per_hour),
+        )
+
+    def _visit(self) -> Visit:
+        return Visit(current_app.extensions[EXTENSION][self])
+
+    def _served(self, page: Callable[..., Any]) -> Callable[..., Response]:
+        """Return a view that runs this page for an operator, and answers what stops it with a page that says why."""
+
+        @wraps(page)
+        def view(**arguments: Any) -> Response:
+            visit = self._visit()
+            try:
+                self._check_transport()
+                visit.check_application()
+                return visit.respond(page(visit, **arguments))
+            except Stopped as stopped:
+                return visit.stopped(stopped)
+            except Refused as refused:
+                return visit.stopped(Stopped(409, "This is refused", str(refused)))
+            except StoreUnavailable as error:
+                current_app.logger.warning("the console cannot read the store: %s", type(error).__name__)
+                return visit.stopped(
+                    Stopped(
+                        503, "The store does not answer", "Nothing is known now. Try again; see Health when it answers."
+                    )
+                )
+
+        # A form of the console claims no key, whatever the application requires of its views.
+        setattr(view, MARK, Mark(exempt=True))
+        return view
+
+    def _served_static(self) -> Callable[..., Response]:
+        def static(name: str) -> Response:
+            visit = self._visit()
+            try:
+                self._check_transport()
+                if name not in MEDIA_TYPES:
+                    raise Stopped(404, "There is no such file", "The console has two: console.css and console.js.")
+            except Stopped as stopped:
+                return visit.stopped(stopped)
+            content, digest = static_file(name)
+            response = ConsoleResponse(content, mimetype=MEDIA_TYPES[name])
+            response.set_etag(digest)
+            response.cached = (
+                f"private, max-age={YEAR_SECONDS}, immutable" if request.args.get("v") == digest else "no-cache"
+            )
+            response.make_conditional(request)
+            return response
+
+        return static
+
+    def _check_transport(self) -> None:
+        if request.is_secure or self._allow_http or current_app.debug or current_app.testing:
+            return
+        raise Stopped(
+            403,
+            "The console needs HTTPS",
+            "This request came over plain HTTP, where others can read it and act as you. If a proxy ends TLS, wrap the "
+            "application in werkzeug.middleware.proxy_fix.ProxyFix with x_proto=1 and x_host=1. In a trusted network: "
+            "Console(…, allow_http=True).",
+        )

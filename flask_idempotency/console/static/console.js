@@ -1,0 +1,1 @@
+// Refreshes the numbers of a page.

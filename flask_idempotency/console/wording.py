@@ -1,0 +1,83 @@
+"""Write names, times and numbers into pages: escaped, bounded, and in the words of the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from flask_idempotency.engine.escape import printable
+from flask_idempotency.operations.times import format_duration, moment
+
+LONGEST_NAME: Final = 80
+"""Characters of a name that a page shows. The rest is in its title."""
+LONGEST_TITLE: Final = 1000
+LONGEST_TEXT: Final = 4000
+"""Characters of any other text that a page shows."""
+
+NONE: Final = Markup('<span class="none">–</span>')
+
+
+def finalize(value: Any) -> Any:
+    """Return what a template prints. Text from anywhere is made printable and bounded here; Jinja escapes it."""
+    if isinstance(value, Markup):
+        return value
+    if value is None:
+        return ""
+    return bounded(printable(str(value)), LONGEST_TEXT) if isinstance(value, str) else value
+
+
+def bounded(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def name(value: str | None, most: int = LONGEST_NAME) -> Markup:
+    """Return a name that an application or a client chose: apart from the direction of the text around it, and cut."""
+    if not value:
+        return NONE
+    # Cut before escaping too: a name of a megabyte costs nothing.
+    whole = printable(value[: LONGEST_TITLE + 1])
+    if len(whole) <= most:
+        return Markup("<bdi>{}</bdi>").format(whole)
+    return Markup('<bdi class="cut" title="{}">{}</bdi>').format(bounded(whole, LONGEST_TITLE), bounded(whole, most))
+
+
+def ago(seconds: float | None, units: int = 1) -> str:
+    return "–" if seconds is None else f"{format_duration(seconds, units=units)} ago"
+
+
+def duration(seconds: float | None, units: int = 2) -> str:
+    """Return a duration, in milliseconds below a second."""
+    if seconds is None:
+        return "–"
+    return f"{seconds * 1000:.0f} ms" if 0 < seconds < 1 else format_duration(seconds, units=units)
+
+
+def number(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+STATES: Final[Mapping[str, str]] = {
+    "quarantined": "bad",
+    "lease expired": "warning",
+    "paused": "warning",
+    "in flight": "active",
+    "completed": "good",
+}
+"""The tone of each condition. A word always stands beside it."""
+
+
+def state(condition: str) -> Markup:
+    return Markup('<span class="state {}">{}</span>').format(STATES.get(condition, ""), condition)
+
+
+FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "name": name,
+    "ago": ago,
+    "duration": duration,
+    "number": number,
+    "state": state,
+    "moment": moment,
+}
+GLOBALS: Final[Mapping[str, Any]] = {}
