@@ -447,6 +447,8 @@ def _tree(folder: Path, depth: int) -> Iterator[str]:
         told = f"{scripts} scripts, one for each operation, and {libraries} libraries in lib/."
     elif modules := sorted(path.name for path in folder.glob("*.js")):
         told = f"The module for browsers, as it is served: {', '.join(modules)}."
+    elif templates := list(folder.glob("*.html")):
+        told = f"{len(templates)} templates of pages and their parts."
     else:
         told = _first(folder / "__init__.py")
     yield _described(f"{indent}{folder.name}/", told)

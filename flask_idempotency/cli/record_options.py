@@ -31,9 +31,9 @@ from flask_idempotency.operations.records import (
     with_rotated,
 )
 from flask_idempotency.web.operator import (
+    check_own,
     every_tids,
     is_spelled,
-    owners,
     policies,
     read,
     recovery,
@@ -141,10 +141,8 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
             )
         handle = by_short(searched, identities(settings()), handle, tids=_concerned(named))
     case = by_handle(read, handle)
-    if whole and not case.first.record.token.startswith(owners()):
-        raise Refused(
-            "This record belongs to another application in the same store. Run the command for that one: set FLASK_APP."
-        )
+    if whole:
+        check_own(case.first.record)
     if named.tenant is not None or named.no_tenant:
         theirs = every_tids(named.whose)
         about = case.first.record.info.tenant

@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 import click
-from flask import current_app
 
 from flask_idempotency.cli import cli, is_ctrl_c
 from flask_idempotency.cli.context import as_json_option, exit_on_error, word_of, word_options
 from flask_idempotency.cli.output import facts_of, say
 from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options
-from flask_idempotency.engine.errors import IdempotencyError, StoreUnavailable
-from flask_idempotency.engine.model import ERASED, RequestInfo, StoredResponse
+from flask_idempotency.engine.errors import IdempotencyError
+from flask_idempotency.engine.model import RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, SettledStep
@@ -31,15 +30,23 @@ from flask_idempotency.operations.records import (
     check_quarantined,
     complete,
     release,
-    release_warnings,
     reopen,
     resume,
-    way_out,
 )
 from flask_idempotency.settings.consumers import LONGEST_RESULT
 from flask_idempotency.steps import values
-from flask_idempotency.web.janitor import is_known, result_of
-from flask_idempotency.web.operator import built, policy_for, read, recorded_of, settings, settler, show_of, state
+from flask_idempotency.web.operator import (
+    PAUSED,
+    check_cache,
+    is_erased,
+    objections,
+    policy_for,
+    recorded_of,
+    response_for,
+    settler,
+    show_of,
+    value_for,
+)
 from flask_idempotency.web.recorded_steps import result_of_step
 
 _FASTER: Final = (
@@ -50,11 +57,6 @@ _ERASED: Final = (
     "this key."
 )
 _LEFT: Final = "Records of the same use under other secrets changed during this command, and stay as they are: {left}."
-_CACHED: Final = (
-    "The record holds a response, and other hosts have a cache that would still replay it. IDEMPOTENCY_REDIS_URL is not set "
-    "here, so this command cannot invalidate that cache. Nothing was changed. Run the command where that is set as for the web "
-    "hosts; --force does not help. If no host has a cache any more, see `A cache that is gone` in docs/operate/records.md."
-)
 _NOBODY: Final = (
     "Standard input held the key, or is at its end, so you cannot reply to the question. Nothing was changed. Add --yes to "
     "skip the question."
@@ -62,10 +64,6 @@ _NOBODY: Final = (
 _STATUS: Final = "--happened needs --status, and only --happened takes a response."
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
 
-_PAUSED: Final = (
-    "There is nothing to resolve: the request is paused, and the next retry goes on after its finished steps. Ask the client "
-    "to send it again with the same key. Nothing was changed."
-)
 _STEP: Final = "--step goes with --happened --result JSON, or with --never-happened."
 
 _force = click.option("--force", is_flag=True, help="Even if its worker may still run, or its request completed.")
@@ -92,7 +90,7 @@ def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, re
     """
     with exit_on_error(as_json=as_json):
         case = find_record(named, whole=True)
-        _check_cache(case)
+        check_cache(case)
         done, forced = _freed(case, force=force, yes=yes, actor=actor, reason=reason)
     _say(done, "released", "Released: the next retry runs.", as_json=as_json, forced=forced)
 
@@ -221,9 +219,9 @@ def resolve_command(
     with exit_on_error(as_json=as_json):
         case = find_record(named, whole=True)
         if show_of(case.first).paused:
-            raise Refused(_PAUSED)
+            raise Refused(PAUSED)
         check_quarantined(case)
-        _check_cache(case)
+        check_cache(case)
         about = case.first.record.info
         policy, of_message = policy_for(about), about.method == MESSAGE
         match verdict:
@@ -240,7 +238,7 @@ def resolve_command(
                 said = f"Resolved: retries get {stored.status}" + ("." if stored.kept else ", and `response-not-kept`.")
                 if of_message:
                     said = "Resolved: the next delivery gets " + ("this value." if stored.kept else "no value.")
-                if done.settled and _is_erased(case):
+                if done.settled and is_erased(case):
                     said = _ERASED
                     if as_json:
                         say(said, err=True)
@@ -254,15 +252,6 @@ def resolve_command(
     verb = {"never": "released", "happened": "completed", "resume": "resumed"}.get(verdict or "", "reopened")
     verb = "resumed" if step_name is not None else verb
     _say(done, verb, said, as_json=as_json, forced=forced)
-
-
-def _is_erased(case: Case) -> bool:
-    """Return whether the store holds the response of this completed case as erased: its tenant was purged before."""
-    try:
-        record = read(case.first.key)
-    except StoreUnavailable:
-        return False  # the change is made, and the command must not report it as failed
-    return record is not None and record.payload is not None and (record.erased or record.payload.sealed_by == ERASED)
 
 
 def _check(
@@ -293,25 +282,11 @@ def _check(
         raise click.UsageError("Set the type of the body by --content-type. The command sets its length.")
 
 
-def _check_cache(case: Case) -> None:
-    """Raise `Refused` if only another host can invalidate the cached response of this case."""
-    cache_marker = built().cache_marker
-    if cache_marker is None or settings().redis_url is not None:
-        return
-    if any(found.record.payload is not None for found in case.found) and cache_marker.has_cache():
-        raise Refused(_CACHED)
-
-
 def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tuple[ResolveReport, bool]:
-    about = case.first.record.info
-    policy = policy_for(about)
-    known = is_known(current_app, state().loaders.operations, about)
-    recorded = [entry.name for found in case.found for entry in recorded_of(found)[0].entries if entry.has_effect]
-    against = release_warnings(case, policy, known=known, recorded=recorded)
+    against, out = objections(case)
     if against and not force:
-        out = way_out(case, policy, known=known, recorded=recorded)
         raise Refused(" ".join([*against, "Nothing was changed.", out]))
-    _ask(case, policy, "Let the next retry run?", yes=yes, against=against)
+    _ask(case, policy_for(case.first.record.info), "Let the next retry run?", yes=yes, against=against)
     done = release(settler(), case, word_of(actor, reason), forced=bool(against))
     _check_done(done)
     return done, bool(against)
@@ -321,16 +296,14 @@ def _resumed(
     case: Case, verdict: str, of_step: GivenStep, *, force: bool, yes: bool, word: AuditNote
 ) -> tuple[ResolveReport, bool, str]:
     """Settle a step, or let the next retry go on. Return the report, whether a warning was overruled, and what to say."""
-    about = case.first.record.info
-    policy, against = policy_for(about), list[str]()
+    policy, against = policy_for(case.first.record.info), list[str]()
     recorded = [recorded_of(found) for found in case.found]
     settled = [() if of_step.name is None else (of_step.settled(steps, policy.step_rules),) for _, steps in recorded]
     journals = [journal for journal, _ in recorded]
     if verdict == "never":
-        known = is_known(current_app, state().loaders.operations, about)
-        against = release_warnings(case, policy, known=known)
+        against, out = objections(case, steps=False)
         if against and not force:
-            raise Refused(" ".join([*against, "Nothing was changed.", way_out(case, policy, known=known)]))
+            raise Refused(" ".join([*against, "Nothing was changed.", out]))
     _ask(case, policy, "Settle this step?" if settled[0] else "Let the next retry go on?", yes=yes, against=against)
     done = resume(settler(), case, journals, settled, word)
     settled_ids = {each.step.entry.id for each in settled[0]}
@@ -371,39 +344,17 @@ def _value(given: GivenResponse, about: RequestInfo) -> StoredResponse:
             "This record is of a message, which has no status and no headers. Give the value that replays return by "
             "--body-file, as JSON, or leave it out."
         )
-    operation = state().loaders.operations.get(about.operation)
-    if operation is None:
-        raise Refused(
-            "This process has no inbox or task of that name, so it cannot write a value that it reads. Import the module that "
-            "makes it in this application. Nothing was changed."
-        )
-    if given.body_file is None:
-        return StoredResponse(200, kept=False)
-    try:
-        result: StoredResponse = operation.stored(json.loads(_read(given.body_file, most=LONGEST_RESULT + 1)))
-    except (TypeError, ValueError, RecursionError):
-        # The original exception may quote the value.
-        raise Refused("--body-file holds no JSON that a record can keep. Nothing was changed.") from None
-    return result
+    body = None if given.body_file is None else _read(given.body_file, most=LONGEST_RESULT + 1)
+    return value_for(about, body, named="--body-file")
 
 
 def _result(given: GivenResponse, policy: Policy) -> tuple[StoredResponse, list[str]]:
     """Return the response that retries will get, and the names of the headers that they will not."""
     if given.status is None:
         raise click.UsageError(_STATUS)
-    fields = [match.group(1, 2) for header in given.headers if (match := _FIELD.fullmatch(header)) is not None]
+    fields = [(match[1], match[2]) for header in given.headers if (match := _FIELD.fullmatch(header)) is not None]
     body = None if given.body_file is None else _read(given.body_file, most=policy.max_body + 1)
-    response = current_app.response_class(body or b"", status=given.status)
-    if given.content_type is not None:
-        response.content_type = given.content_type
-    elif body is None:
-        del response.headers["Content-Type"]
-    for name, value in fields:
-        response.headers.add(name, value)
-    result = result_of(current_app, response, policy)
-    kept = {name.lower() for name, _ in result.metadata}
-    dropped = [name for name, _ in fields if name.lower() not in kept]
-    return (result.without_body() if body is None and result.status not in (204, 304) else result), dropped
+    return response_for(policy, given.status, body, content_type=given.content_type, fields=fields)
 
 
 def _read(path: str, *, most: int) -> bytes:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from dataclasses import asdict, fields
+from typing import Final
 
 import click
 
@@ -28,13 +27,11 @@ from flask_idempotency.cli.record_options import UNKNOWN_ENDPOINT, RecordOptions
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
-from flask_idempotency.engine.model import OnExpiry, State
-from flask_idempotency.engine.operations import Operation, Operations
-from flask_idempotency.engine.policy import Decision, Policy
-from flask_idempotency.engine.step_rules import Step
+from flask_idempotency.engine.model import State
+from flask_idempotency.engine.operations import Operation
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.records import UNFINISHED, Condition, RecordFilter, RecordView, Refused, listing
 from flask_idempotency.operations.times import format_duration
-from flask_idempotency.settings.consumers import ConsumerSchema
 from flask_idempotency.web.janitor import downstream_key
 from flask_idempotency.web.operator import (
     built,
@@ -47,13 +44,17 @@ from flask_idempotency.web.operator import (
     state,
     tids,
 )
-from flask_idempotency.web.policies import SAFE, Policies, PolicySource
-
-_BY_EFFECTS: Final = frozenset({"on_abandoned", "on_error"})
-"""Options whose default comes from `effects`."""
-
-_HAS_POINT: Final = frozenset({"marked", "transactional"})
-"""Effects under which a view may pass a point of no return. A transactional view that commits by itself passes it too."""
+from flask_idempotency.web.policy_table import (
+    PolicyRow,
+    abandoned,
+    consumer_values,
+    consumers,
+    failed,
+    plain_value,
+    policy_rows,
+    scope_of,
+    spelled,
+)
 
 _POLICY_COLUMNS: Final = (
     Column("endpoint", least=14),
@@ -81,20 +82,6 @@ _MESSAGE_COLUMNS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRow:
-    """The methods of one endpoint that have one policy, for the same reasons."""
-
-    endpoint: str
-    methods: tuple[str, ...]
-    explained: PolicySource
-    resolver: bool
-
-    @property
-    def policy(self) -> Policy:
-        return self.explained.resolved.policy
-
-
 @cli.command("policy")
 @click.argument("endpoint", required=False, shell_complete=complete_endpoint)
 @wide_option
@@ -112,38 +99,27 @@ def policy_command(endpoint: str | None, wide: bool, as_json: bool) -> None:
     """
     with exit_on_error(as_json=as_json):
         rules = policies()
-        consumers = [each for each in _consumers() if endpoint in (None, each.name)]
-        if endpoint is not None and not consumers and endpoint not in {each for each, _ in rules.pairs()}:
+        inboxes = [each for each in consumers() if endpoint in (None, each.name)]
+        if endpoint is not None and not inboxes and endpoint not in {each for each, _ in rules.pairs()}:
             raise Refused(UNKNOWN_ENDPOINT)
-        rows = [row for row in _rows(rules) if endpoint in (None, row.endpoint)]
+        rows = [row for row in policy_rows(rules) if endpoint in (None, row.endpoint)]
     if as_json:
-        say(json.dumps({"endpoints": list(map(_as_object, rows)), "messages": list(map(_consumer_object, consumers))}))
+        say(json.dumps({"endpoints": list(map(_as_object, rows)), "messages": list(map(_consumer_object, inboxes))}))
         return
-    if not rows and not consumers:
+    if not rows and not inboxes:
         say("No method is in scope: each of them is safe to repeat.")
     elif endpoint is None and rows:
         say(Table(_POLICY_COLUMNS, tuple(map(_as_line, rows)), wide))
     else:
         for number, row in enumerate(rows):
             say(*[""] * (number > 0), *_policy_text(row, wide=wide))
-    if endpoint is None and consumers:
-        say(*[""] * bool(rows), Table(_MESSAGE_COLUMNS, tuple(map(_consumer_line, consumers)), wide))
+    if endpoint is None and inboxes:
+        say(*[""] * bool(rows), Table(_MESSAGE_COLUMNS, tuple(map(_consumer_line, inboxes)), wide))
     else:
-        for each in consumers:
-            values = tuple((name, _spelled(name, value)) for name, value in _consumer_values(each).items())
+        for each in inboxes:
+            values = tuple((name, spelled(name, value)) for name, value in consumer_values(each).items())
             said = f"{printable(each.name)}: a vanished worker's key is {abandoned(each.policy)}"
             say(*[""] * bool(rows), said, Table(_VALUE_COLUMNS[:2], values, wide))
-
-
-def _consumers() -> list[Operation]:
-    """Return the inboxes and tasks of this application, by name."""
-    operations: Operations = state().loaders.operations
-    return [each for name in operations.names() if (each := operations.get(name)) is not None]
-
-
-def _consumer_values(each: Operation) -> dict[str, object]:
-    values = {name: getattr(each.policy, name) for name in ConsumerSchema().fields}
-    return {**values, "in_flight": "later" if each.policy.in_flight == "reject" else "wait"}
 
 
 def _consumer_object(each: Operation) -> dict[str, object]:
@@ -151,12 +127,12 @@ def _consumer_object(each: Operation) -> dict[str, object]:
         "operation": each.name,
         "resolver": each.name in state().loaders.resolvers,
         "abandoned": each.policy.on_expiry.value,
-        "policy": {name: _plain(value) for name, value in _consumer_values(each).items()},
+        "policy": {name: plain_value(value) for name, value in consumer_values(each).items()},
     }
 
 
 def _consumer_line(each: Operation) -> tuple[str, ...]:
-    policy, values = each.policy, _consumer_values(each)
+    policy, values = each.policy, consumer_values(each)
     return (
         each.name,
         policy.effects,
@@ -167,60 +143,6 @@ def _consumer_line(each: Operation) -> tuple[str, ...]:
         format_duration(policy.max_runtime),
         "yes" if each.name in state().loaders.resolvers else "-",
     )
-
-
-def _rows(rules: Policies) -> Iterator[PolicyRow]:
-    resolvers = state().loaders.resolvers
-    grouped: dict[str, list[tuple[list[str], PolicySource]]] = {}
-    for endpoint, method in rules.pairs():
-        if method in SAFE:
-            continue
-        explained, groups = rules.explain(endpoint, method), grouped.setdefault(endpoint, [])
-        alike = [methods for methods, known in groups if known == explained]
-        if alike:
-            alike[0].append(method)
-        else:
-            groups.append(([method], explained))
-    for endpoint, groups in grouped.items():
-        for methods, explained in groups:
-            yield PolicyRow(endpoint, tuple(methods), explained, endpoint in resolvers)
-
-
-def abandoned(policy: Policy) -> str:
-    """Return what happens to a key whose worker vanished."""
-    if policy.on_expiry is OnExpiry.QUARANTINE:
-        return "quarantined"
-    if policy.step_rules is not None:
-        return "taken over, or quarantined in a plain step"
-    return "taken over, or quarantined past its point" if policy.effects in _HAS_POINT else "taken over"
-
-
-def failed(policy: Policy) -> str:
-    """Return what happens to a key whose view failed, by the default rules."""
-    match policy.on_error:
-        case "release":
-            return _released(policy)
-        case "keep":
-            return "kept with its response"
-        case "quarantine":
-            return "quarantined"
-        case None:
-            decision = policy.settled_as(None, past_point=False)
-            by_default = _released(policy) if decision is Decision.RELEASE else "quarantined"
-            return f"{by_default}, or quarantined past its point" if policy.effects in _HAS_POINT else by_default
-
-
-def _released(policy: Policy) -> str:
-    return "released" if policy.step_rules is None else "paused between its steps, or quarantined with one in doubt"
-
-
-def _scope(row: PolicyRow) -> str:
-    resolved = row.explained.resolved
-    if resolved.faults:
-        return "closed: " + " ".join(resolved.faults)
-    if not resolved.chosen:
-        return "not chosen (IDEMPOTENCY_GUARD)"
-    return "exempt" if resolved.exempt else "claimed in the view" if resolved.deferred else ""
 
 
 def _as_line(row: PolicyRow) -> tuple[str, ...]:
@@ -236,7 +158,7 @@ def _as_line(row: PolicyRow) -> tuple[str, ...]:
         format_duration(policy.lease),
         policy.profile,
         "yes" if row.resolver else "-",
-        _scope(row),
+        scope_of(row),
     )
 
 
@@ -246,14 +168,14 @@ _VALUE_COLUMNS: Final = (Column("value", least=None), Column("is", least=24, wra
 def _policy_text(row: PolicyRow, *, wide: bool) -> list[Part]:
     policy, origins = row.policy, row.explained.origins
     values = [
-        (field.name, _spelled(field.name, getattr(policy, field.name)), origins[field.name]) for field in fields(Policy)
+        (field.name, spelled(field.name, getattr(policy, field.name)), origins[field.name]) for field in fields(Policy)
     ]
     resolver = "calls its resolver" if row.resolver else "has no resolver"
     facts = [
         f"a vanished worker's key is {abandoned(policy)}",
         f"a failed view's is {failed(policy)}",
         resolver,
-        *filter(None, [_scope(row)]),
+        *filter(None, [scope_of(row)]),
     ]
     said = f"{printable(row.endpoint)} {','.join(row.methods)}: {'; '.join(facts)}"
     return [said, Table(_VALUE_COLUMNS, tuple(values), wide)]
@@ -262,7 +184,7 @@ def _policy_text(row: PolicyRow, *, wide: bool) -> list[Part]:
 def _as_object(row: PolicyRow) -> dict[str, object]:
     origins, resolved = row.explained.origins, row.explained.resolved
     values = {
-        field.name: {"value": _plain(getattr(row.policy, field.name)), "from": origins[field.name]}
+        field.name: {"value": plain_value(getattr(row.policy, field.name)), "from": origins[field.name]}
         for field in fields(Policy)
     }
     return {
@@ -277,52 +199,6 @@ def _as_object(row: PolicyRow) -> dict[str, object]:
         "failed": failed(row.policy),
         "policy": values,
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold."""
-    match value:
-        case frozenset():
-            return sorted(value)
-        case tuple():
-            return list(map(_plain, value))
-        case Step():
-            return value.name if value.effects == "plain" else f"{value.name} ({value.effects})"
-        case _ if callable(value):
-            return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-        case _:
-            return value
-
-
-def _spelled(name: str, value: Any) -> str:
-    match _plain(value):
-        case None if name in _BY_EFFECTS:
-            return "by effects"
-        case None if name == "resume_within":
-            return "as keep"
-        case None | []:
-            return "-"
-        case bool(said):
-            return "yes" if said else "no"
-        case float(number):
-            return f"{number:g}"
-        case [int(), *_] as statuses:
-            return _ranges(statuses)
-        case list(items):
-            return ", ".join(": ".join(item) if isinstance(item, list) else str(item) for item in items)
-        case other:
-            return str(other)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Return 200, 201, 202, 404 as `200-202, 404`."""
-    said: list[list[int]] = []
-    for number in numbers:
-        if said and number == said[-1][-1] + 1:
-            said[-1].append(number)
-        else:
-            said.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in said)
 
 
 # `flask idempotency list` and `show`

@@ -5,26 +5,45 @@ Every function works on `current_app`. Those that need a part that the applicati
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from flask import current_app
 
 from flask_idempotency.assembly import Services, identities
 from flask_idempotency.engine.capabilities import DataLoss, Recovery, SeenRecord
-from flask_idempotency.engine.errors import IdempotencyError
+from flask_idempotency.engine.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import EMPTY, Journal
 from flask_idempotency.engine.keys import Identity, StorageKey, owner_mark
-from flask_idempotency.engine.model import Record, RequestInfo, State
+from flask_idempotency.engine.model import ERASED, Record, RequestInfo, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, Settler, clamp_clock
-from flask_idempotency.operations.records import RecordView, Refused, shown
+from flask_idempotency.operations.records import (
+    Case,
+    RecordView,
+    Refused,
+    release_warnings,
+    shown,
+    way_out,
+)
 from flask_idempotency.settings import Settings
-from flask_idempotency.web.janitor import policy_of, settler_of, steps_of
+from flask_idempotency.web.janitor import is_known, policy_of, result_of, settler_of, steps_of
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.recorded_steps import view_of
+
+_CACHED: Final = (
+    "The record holds a response, and other hosts have a cache that would still replay it. IDEMPOTENCY_REDIS_URL is not set "
+    "here, so this process cannot invalidate that cache. Nothing was changed. Do it where that is set as for the web "
+    "hosts; --force does not help. If no host has a cache any more, see `A cache that is gone` in docs/operate/records.md."
+)
+PAUSED: Final = (
+    "There is nothing to resolve: the request is paused, and the next retry goes on after its finished steps. Ask the client "
+    "to send it again with the same key. Nothing was changed."
+)
 
 
 def state() -> Any:
@@ -153,8 +172,97 @@ def is_spelled(stored: str, typed: str | None) -> bool:
     return typed is not None and stored in (typed, *(each.pseudonym(typed) for each in identities(settings())))
 
 
+def check_own(record: Record) -> None:
+    """Raise `Refused` for a record of another application in the same store."""
+    if not record.token.startswith(owners()):
+        raise Refused(
+            "This record belongs to another application in the same store. Run the command for that one: set FLASK_APP."
+        )
+
+
 def owners() -> tuple[bytes, ...]:
     """Return the prefixes of this application's tokens, also those before a change of its namespace."""
     former = settings().former_identity
     names = {settings().namespace, settings().namespace if former is None else former.namespace or settings().namespace}
     return tuple(map(owner_mark, names))
+
+
+# Resolve a key: what speaks against it, and what retries will get.
+
+
+def check_cache(case: Case) -> None:
+    """Raise `Refused` if only another host can invalidate the cached response of this case."""
+    cache_marker = built().cache_marker
+    if cache_marker is None or settings().redis_url is not None:
+        return
+    if any(found.record.payload is not None for found in case.found) and cache_marker.has_cache():
+        raise Refused(_CACHED)
+
+
+def objections(case: Case, *, steps: bool = True) -> tuple[list[str], str]:
+    """Return what speaks against a release of this key, and the way out. Without objections both are empty.
+
+    `steps`: recorded effects of steps count too.
+    """
+    about = case.first.record.info
+    policy, known = policy_for(about), is_known(current_app, state().loaders.operations, about)
+    recorded = [
+        entry.name for found in case.found if steps for entry in recorded_of(found)[0].entries if entry.has_effect
+    ]
+    against = release_warnings(case, policy, known=known, recorded=recorded)
+    return against, way_out(case, policy, known=known, recorded=recorded) if against else ""
+
+
+def value_for(about: RequestInfo, body: bytes | None, *, named: str) -> StoredResponse:
+    """Return what the record of a message holds: the value that replays return. None: there is none.
+
+    Raises `Refused` if the body, which the operator knows by this name, is no JSON that a record can keep.
+    """
+    operation = state().loaders.operations.get(about.operation)
+    if operation is None:
+        raise Refused(
+            "This process has no inbox or task of that name, so it cannot write a value that it reads. Import the module that "
+            "makes it in this application. Nothing was changed."
+        )
+    if body is None:
+        return StoredResponse(200, kept=False)
+    try:
+        result: StoredResponse = operation.stored(json.loads(body))
+    except (TypeError, ValueError, RecursionError):
+        # The original exception may quote the value.
+        raise Refused(f"{named} holds no JSON that a record can keep. Nothing was changed.") from None
+    return result
+
+
+def response_for(
+    policy: Policy,
+    status: int,
+    body: bytes | None,
+    *,
+    content_type: str | None = None,
+    fields: Sequence[tuple[str, str]] = (),
+) -> tuple[StoredResponse, list[str]]:
+    """Return the response that retries will get, and the names of the header fields that they will not.
+
+    None as the body is a response without one; retries then get `response-not-kept`, unless the status has no body.
+    """
+    response = current_app.response_class(body or b"", status=status)
+    if content_type is not None:
+        response.content_type = content_type
+    elif body is None:
+        del response.headers["Content-Type"]
+    for name, value in fields:
+        response.headers.add(name, value)
+    result = result_of(current_app, response, policy)
+    kept = {name.lower() for name, _ in result.metadata}
+    dropped = [name for name, _ in fields if name.lower() not in kept]
+    return (result.without_body() if body is None and result.status not in (204, 304) else result), dropped
+
+
+def is_erased(case: Case) -> bool:
+    """Return whether the store holds the response of this completed case as erased: its tenant was purged before."""
+    try:
+        record = read(case.first.key)
+    except StoreUnavailable:
+        return False  # the change is made, and the command must not report it as failed
+    return record is not None and record.payload is not None and (record.erased or record.payload.sealed_by == ERASED)
