@@ -14,7 +14,7 @@ import click
 from flask_idempotency.cli.output import say
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.keys import LONGEST_NAME
-from flask_idempotency.operations.records import AuditNote
+from flask_idempotency.operations.records import AuditNote, one_line
 from flask_idempotency.operations.records import Refused as Refused
 
 NOT_IN_ORDER: Final = 1
@@ -94,8 +94,8 @@ def _whoami() -> str:
 
 
 def _one_line(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    text = value.strip()
-    if (parameter.required and not text) or not text.isprintable() or len(text) > LONGEST_NAME:
+    text = one_line(value)
+    if text is None or (parameter.required and not text):
         raise click.BadParameter(f"must be one line of text, not longer than {LONGEST_NAME} characters.")
     return text
 

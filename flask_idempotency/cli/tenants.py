@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from typing import Final
 
 import click
 from flask.cli import AppGroup
@@ -15,71 +14,24 @@ from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import as_json_option, chosen, exit_on_error, tenant_options, word_of, word_options
 from flask_idempotency.cli.output import Column, Table, say
 from flask_idempotency.cli.progress import Counts, show_progress
-from flask_idempotency.engine.capabilities import Ledger
-from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
-from flask_idempotency.engine.events import QuotaSet, TenantErased
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.events import QuotaSet
 from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota, Usage
-from flask_idempotency.maintenance.janitor import Batcher
-from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemned, wipe_steps
-from flask_idempotency.operations.admin import TenantUsage, holds_sealed, quota_set, quota_show
-from flask_idempotency.operations.admin import shred as shred_keys
-from flask_idempotency.operations.records import AuditNote, Refused
+from flask_idempotency.operations.admin import TenantUsage, quota_set, quota_show
+from flask_idempotency.operations.records import Refused
 from flask_idempotency.web.operator import (
+    NOT_COUNTING,
     built,
     check_layout,
-    policy_for,
+    counting,
+    ledger_of,
     pseudonym,
     publish,
     settings,
-    state,
     tids,
     tids_by_secret,
 )
-
-_STAYS: Final = "Its records stay: until they expire, a retry gets 410 and does not run again."
-_SHREDDED: Final = (
-    f"Every encrypted response of this tenant becomes unreadable, for good. {_STAYS} No retry gets a plain response either. "
-    "Plain responses stay readable in the store until they expire, or until `flask idempotency purge` without --shred or "
-    "`flask idempotency rotate` wipes them."
-)
-_WIPED: Final = (
-    f"Every response of this tenant is erased, for good: encrypted ones become unreadable, and all of them are wiped from the "
-    f"store, plain ones too. {_STAYS}"
-)
-_BACKUPS: Final = (
-    "Backups made before hold the same data keys, wrapped by the ring: to make those unreadable too, rotate to a new key of "
-    "the ring and destroy the old one. After restoring such a backup, purge again."
-)
-_PLAIN_BACKUPS: Final = (
-    "Plain responses can be read in backups for as long as you keep those, and in the files of a database until it has removed "
-    "the old versions of rows (VACUUM) and its logs."
-)
-_SECRETS: Final = (
-    "Secrets searched: {secrets}. Keys that were claimed under another secret have other data keys, which are still there: if "
-    "another secret was in use within the last `keep`, list it in IDEMPOTENCY_SECRET here and purge again."
-)
-_NO_CACHE: Final = (
-    "IDEMPOTENCY_REDIS_URL is not set here, so no cache was invalidated, and other hosts have one: purge again where it is "
-    "set. Until then the cache replays encrypted responses for up to a minute, and plain ones until they expire."
-)
-_OPEN: Final = (
-    "Uses of keys without a response so far: {still_open}. No retry gets a response that a late worker stores, but a plain one "
-    "can be read in the store: purge again when these requests have ended."
-)
-_NOT_SEARCHED: Final = (
-    "This store cannot be searched for unfinished records: it still holds responses that no worker could open, and plain ones "
-    "that late workers store can be read in it. Purge again when all running requests have ended."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeReport:
-    """What a purge did. None: not requested, or this store cannot do it or tell."""
-
-    data_keys: int
-    wiped: int | None = None
-    condemned: int | None = None
-    still_open: int | None = None
+from flask_idempotency.web.purge import SHREDDED, WIPED, Purge, PurgeReport, cache_unknown, check_purge, purge_text
 
 
 @cli.command("purge")
@@ -104,115 +56,29 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
     tenant = chosen(tenant, no_tenant=no_tenant)
     with exit_on_error(as_json=as_json):
         whom = tids(tenant)
-        _check(whom, shred=shred)
+        check_purge(whom, shred=shred)
         if not yes:
-            say(_SHREDDED if shred else _WIPED, err=True)
+            say(SHREDDED if shred else WIPED, err=True)
             click.confirm("Destroy its data keys?" if shred else "Erase its responses?", abort=True, err=True)
-        erased = _Erasing(tenant, word_of(actor, reason), as_json=as_json).run(whom, shred=shred)
-    cache_unknown, secrets = _cache_unknown(), len(settings().secrets)
+        with Purge(tenant, word_of(actor, reason)) as running:
+            erased = running.shred(whom)
+            if not shred:
+                with show_progress(
+                    "responses", total=partial(_responses_of, whom), as_json=as_json, so_far=running.so_far
+                ) as progress:
+                    erased = running.wipe(whom, on_progress=progress)
+                    progress.counts = Counts(running.wiped, running.passed_over)
+    unknown, secrets = cache_unknown(), len(settings().secrets)
     if as_json:
-        say(json.dumps(_purge_object(erased, shred=shred, secrets=secrets, cache_unknown=cache_unknown)))
+        say(json.dumps(_purge_object(erased, shred=shred, secrets=secrets, cache_unknown=unknown)))
     else:
-        say("\n".join(_purge_text(erased, shred=shred, secrets=secrets, cache_unknown=cache_unknown)))
-
-
-def _cache_unknown() -> bool:
-    """Return whether there may be a cache that this host cannot invalidate. True also if that is unknown."""
-    parts = built()
-    if parts.schema is None or settings().redis_url is not None:
-        return False
-    try:
-        return parts.cache_marker is None or parts.cache_marker.has_cache()
-    except IdempotencyError:  # the responses are erased by now, and the operator must see that
-        return True
+        say("\n".join(purge_text(erased, shred=shred, secrets=secrets, cache_unknown=unknown)))
 
 
 def _responses_of(whom: Sequence[bytes]) -> int | None:
     """Return how many records the tenant has. None: no quota applies, so the store does not count them."""
     ledger = built().ledger
-    return sum(ledger.usage(tid).records for tid in whom) if ledger is not None and _counting() else None
-
-
-def _check(whom: Sequence[bytes], *, shred: bool) -> None:
-    check_layout()
-    parts = built()
-    if parts.data_keys is None:
-        raise Refused("The store of this application keeps no data keys, so nothing in it can be erased.")
-    if not shred and parts.responses is None:
-        raise Refused("This store cannot list its responses, so they cannot be wiped. See --shred.")
-    if shred and settings().key_ring is None and not holds_sealed(parts.data_keys, whom):
-        raise Refused(
-            "There is no key ring here and no data key of this tenant in the store, so none of its responses is encrypted: "
-            "purge without --shred, which wipes plain responses; and set IDEMPOTENCY_ENCRYPTION to on for later responses."
-        )
-
-
-class _Erasing:
-    """One run. It publishes its audit event also when it is interrupted."""
-
-    def __init__(self, tenant: str | None, word: AuditNote, *, as_json: bool) -> None:
-        self._tenant = pseudonym(tenant)
-        self._word = word
-        self._as_json = as_json
-        self._data_keys = 0
-        self._wiped = 0
-
-    def run(self, whom: Sequence[bytes], *, shred: bool) -> PurgeReport:
-        try:
-            erased = self._erase(whom, shred=shred)
-        except BaseException:  # Ctrl-C too: what was erased until then is gone
-            self._publish(finished=False)
-            raise
-        self._publish(finished=True)
-        return erased
-
-    def _erase(self, whom: Sequence[bytes], *, shred: bool) -> PurgeReport:
-        parts = built()
-        if parts.data_keys is not None:
-            self._data_keys = shred_keys(parts.data_keys, whom)
-        if shred or parts.responses is None:
-            return PurgeReport(self._data_keys)
-        # Count first: a response that completes after this is erased already, and the scan meets it or it is among these.
-        running = None if parts.recovery is None else still_open(parts.recovery, whom)
-        condemned = None
-        with show_progress(
-            "responses", total=partial(_responses_of, whom), as_json=self._as_json, so_far=self._so_far
-        ) as progress:
-            drain = Batcher(batch=500, budget=float("inf"), on_progress=progress)
-            report = wipe(parts.responses, whom, drain=drain, on_progress=self._count)
-            if parts.recovery is not None:
-                before = self._wiped
-                condemned = wipe_condemned(
-                    parts.recovery,
-                    whom,
-                    keep_of=lambda about: policy_for(about).keep,
-                    on_progress=lambda wiped: self._count(before + wiped),
-                )
-            if parts.journals is not None:
-                so_far = self._wiped
-                wipe_steps(parts.journals, whom, on_progress=lambda wiped: self._count(so_far + wiped))
-            progress.counts = Counts(self._wiped, report.passed_over)
-        return PurgeReport(self._data_keys, self._wiped, condemned, running)
-
-    def _count(self, wiped: int) -> None:
-        self._wiped = wiped
-
-    def _so_far(self) -> str:
-        return f"Data keys destroyed: {self._data_keys:,}. Responses wiped: {self._wiped:,}."
-
-    def _publish(self, *, finished: bool) -> None:
-        publish(
-            TenantErased(
-                record="",
-                operation="",
-                tenant=self._tenant,
-                actor=self._word.actor,
-                reason=self._word.reason,
-                data_keys=self._data_keys,
-                wiped=self._wiped,
-                finished=finished,
-            )
-        )
+    return sum(ledger.usage(tid).records for tid in whom) if ledger is not None and counting() else None
 
 
 def _purge_object(erased: PurgeReport, *, shred: bool, secrets: int, cache_unknown: bool) -> dict[str, object]:
@@ -225,26 +91,8 @@ def _purge_object(erased: PurgeReport, *, shred: bool, secrets: int, cache_unkno
     }
 
 
-def _purge_text(erased: PurgeReport, *, shred: bool, secrets: int, cache_unknown: bool) -> list[str]:
-    said = [f"Data keys destroyed: {erased.data_keys}."]
-    if not shred:
-        said[0] += f" Responses wiped: {erased.wiped}."
-    said += [_SHREDDED if shred else _WIPED, _SECRETS.format(secrets=secrets)]
-    if not shred and erased.still_open is None:
-        said.append(_NOT_SEARCHED)
-    elif erased.still_open:
-        said.append(_OPEN.format(still_open=erased.still_open))
-    if cache_unknown:
-        said.append(_NO_CACHE)
-    return [*said, _BACKUPS, *([] if shred else [_PLAIN_BACKUPS])]
-
-
 # `flask idempotency quota …`
 
-_OFF = (
-    "Quotas are off in this application, so it counts no keys and no limit holds: set IDEMPOTENCY_QUOTA_* or register "
-    "a quota_loader."
-)
 _DIVIDED = (
     "Each of its {parts} parts has a share of that, rounded up: a full part refuses, even if others are not full."
 )
@@ -269,7 +117,7 @@ def show(tenant: str | None, no_tenant: bool, every_tenant: bool, as_json: bool)
     if every_tenant == (no_tenant or tenant is not None):
         raise click.UsageError("Name the tenant: --tenant T, --no-tenant, or --all.")
     with exit_on_error(as_json=as_json):
-        ledger = _ledger()
+        ledger = ledger_of()
         if every_tenant:
             shown = [quota_show(ledger, [[tid]], name=tid.hex()) for tid in sorted(ledger.tenants())]
         else:
@@ -278,7 +126,7 @@ def show(tenant: str | None, no_tenant: bool, every_tenant: bool, as_json: bool)
     if as_json:
         say(
             json.dumps(
-                {"counting": _counting(), "configured": _limits(configured), "tenants": list(map(_quota_object, shown))}
+                {"counting": counting(), "configured": _limits(configured), "tenants": list(map(_quota_object, shown))}
             )
         )
         return
@@ -286,8 +134,8 @@ def show(tenant: str | None, no_tenant: bool, every_tenant: bool, as_json: bool)
         say(*[""] * (number > 0), _quota_table(each, configured))
     if not shown:
         say("No tenant has a ledger.")
-    if not _counting():
-        say(_OFF)
+    if not counting():
+        say(NOT_COUNTING)
 
 
 @quota.command("set")
@@ -334,21 +182,10 @@ def set_(
         if named.unlimited and not clear:
             raise click.UsageError("Name a limit, or --clear.")
         check_layout()
-        limits = quota_set(_ledger(), tids_by_secret(tenant), named, clear=clear)
+        limits = quota_set(ledger_of(), tids_by_secret(tenant), named, clear=clear)
     now_set, word = _limits(limits), word_of(actor, reason)
     publish(QuotaSet("", "", tenant=pseudonym(tenant), actor=word.actor, reason=word.reason, limits=now_set))
-    say(json.dumps({"counting": _counting(), "limits": now_set}) if as_json else _limits_text(limits))
-
-
-def _ledger() -> Ledger:
-    ledger = built().ledger
-    if ledger is None:
-        raise Refused("The store of this application does not count: it has no `ledger`.")
-    return ledger
-
-
-def _counting() -> bool:
-    return settings().quota is not None or state().loaders.quota is not None
+    say(json.dumps({"counting": counting(), "limits": now_set}) if as_json else _limits_text(limits))
 
 
 def _limits_text(limits: Quota) -> str:
@@ -356,7 +193,7 @@ def _limits_text(limits: Quota) -> str:
     if lines and settings().tenant_shards > 1:
         lines.append(_DIVIDED.format(parts=settings().tenant_shards))
     return "\n".join(
-        [*(lines or ["No limits set here: those of the application hold."]), *([] if _counting() else [_OFF])]
+        [*(lines or ["No limits set here: those of the application hold."]), *([] if counting() else [NOT_COUNTING])]
     )
 
 

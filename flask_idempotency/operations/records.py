@@ -21,7 +21,7 @@ from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.journal import EMPTY, Journal, Journals
-from flask_idempotency.engine.keys import TID_BYTES, Identity, Scope, StorageKey
+from flask_idempotency.engine.keys import LONGEST_NAME, TID_BYTES, Identity, Scope, StorageKey
 from flask_idempotency.engine.model import ERASED, OnExpiry, Record, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import (
@@ -489,6 +489,12 @@ class AuditNote:
 
     actor: str
     reason: str
+
+
+def one_line(text: str) -> str | None:
+    """Return this reason or name as an audit note holds it: one line, at most 255 characters. None: it is none."""
+    text = text.strip()
+    return text if text.isprintable() and len(text) <= LONGEST_NAME else None
 
 
 @valueclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from flask import current_app
 
 from flask_idempotency.assembly import Services, identities
-from flask_idempotency.engine.capabilities import DataLoss, Recovery, SeenRecord
+from flask_idempotency.engine.capabilities import DataLoss, Ledger, Recovery, SeenRecord
 from flask_idempotency.engine.errors import IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import EMPTY, Journal
@@ -43,6 +43,11 @@ _CACHED: Final = (
 PAUSED: Final = (
     "There is nothing to resolve: the request is paused, and the next retry goes on after its finished steps. Ask the client "
     "to send it again with the same key. Nothing was changed."
+)
+
+NOT_COUNTING: Final = (
+    "Quotas are off in this application, so it counts no keys and no limit holds: set IDEMPOTENCY_QUOTA_* or register "
+    "a quota_loader."
 )
 
 
@@ -92,6 +97,19 @@ def settler() -> Settler:
     if found is None:
         raise Refused("The store of this application lets only the worker end its claim: it has no `recovery`.")
     return found
+
+
+def ledger_of() -> Ledger:
+    """Return the part of the store that counts what each tenant has."""
+    ledger = built().ledger
+    if ledger is None:
+        raise Refused("The store of this application does not count: it has no `ledger`.")
+    return ledger
+
+
+def counting() -> bool:
+    """Return whether a quota applies, so that requests are counted."""
+    return settings().quota is not None or state().loaders.quota is not None
 
 
 def identity() -> Identity:

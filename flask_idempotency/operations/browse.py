@@ -1,0 +1,279 @@
+"""Browse records by pages with bounded work, tell the life of one, and give it a version.
+
+A list that sorts all records, as the command `list` does, reads up to a hundred thousand of them. A page that a browser loads
+again and again must not. So it goes through the store's index in the order of the store, and remembers where it stopped.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final
+
+from flask_idempotency.engine.audit import AuditEntry
+from flask_idempotency.engine.capabilities import Recovery, SeenRecord
+from flask_idempotency.engine.journal import Journal, Journals
+from flask_idempotency.engine.keys import KeyedDigest, encode
+from flask_idempotency.engine.model import OnExpiry, Record, State
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.recovery import SeenStep
+from flask_idempotency.engine.values import valueclass
+from flask_idempotency.operations.records import Case, Condition, Refused, age, condition, handle_of, is_paused
+
+ROWS: Final = 50
+"""Records that a page shows, if it finds so many. It may show up to twice as many, because a store has pages of its own."""
+MOST_LOOKED_AT: Final = 1000
+"""Records that one page looks at: some tens of milliseconds on every store."""
+MOST_CALLS: Final = 40
+"""Calls of the store for one page. A call may find nothing, such as in an empty part of the tenant."""
+
+LONGEST_CURSOR: Final = 2000
+"""Characters. A store's place in an index takes some hundred at most."""
+MAC_BYTES: Final = 16
+
+UNFINISHED: Final = frozenset(Condition) - {Condition.COMPLETED}
+
+_STATES: Final = {
+    State.QUARANTINED: frozenset({Condition.QUARANTINED}),
+    State.PROCESSING: frozenset({Condition.LEASE_EXPIRED, Condition.PAUSED, Condition.IN_FLIGHT}),
+    State.COMPLETED: frozenset({Condition.COMPLETED}),
+}
+"""The states in the order of a list, because a quarantined record needs an operator most; and the conditions of each."""
+
+
+@valueclass(frozen=True, slots=True)
+class Browsing:
+    """Which records a list of pages shows."""
+
+    conditions: Collection[Condition] = UNFINISHED
+    tids: Sequence[bytes | None] = (None,)
+    """The ids of all parts of the tenants, under every secret in use. None: of all tenants."""
+    endpoint: str | None = None
+    older_than: float = 0.0
+    """Seconds since the first use of the key, at least."""
+    beginning: str = ""
+    """The first characters of the handle, or the whole id from a log."""
+
+    def scans(self) -> list[tuple[State, bytes | None]]:
+        """Return the parts of the index to go through, in this order."""
+        states = [state for state, conditions in _STATES.items() if conditions & set(self.conditions)]
+        return [(state, tid) for state in states for tid in self.tids]
+
+    def encoded(self) -> bytes:
+        """Return bytes that no other filter has."""
+        tids = [b"" if tid is None else tid for tid in self.tids]
+        names = sorted(each.value for each in self.conditions)
+        rest = (self.endpoint, f"{self.older_than:g}", self.beginning)
+        texts = [*names, *("-" if text is None else f"={text}" for text in rest)]
+        return encode(encode(*tids), encode(*(text.encode("utf-8", "surrogatepass") for text in texts)))
+
+
+@valueclass(frozen=True, slots=True)
+class Place:
+    """Where a list stopped: in which of its scans, and where in that."""
+
+    scan: int = 0
+    after: bytes = b""
+
+
+@valueclass(frozen=True, slots=True)
+class BrowsePage:
+    """Some of the records of a list, those first that need an operator most."""
+
+    found: tuple[SeenRecord, ...]
+    looked_at: int
+    """How many records the page looked at."""
+    next: Place | None
+    """Where the next page begins; None after the last."""
+
+
+def browse(
+    recovery: Recovery,
+    wanted: Browsing,
+    place: Place,
+    *,
+    journals: Journals | None = None,
+    label: Callable[[SeenRecord], str] = lambda found: "",
+    rows: int = ROWS,
+) -> BrowsePage:
+    """Return the page of this list that begins here.
+
+    `label` returns the id of a record in logs. Raises `StoreUnavailable` if the store does not answer.
+    """
+    scans, found, looked_at, calls = wanted.scans(), dict[bytes, SeenRecord](), 0, 0
+    scan, after = place.scan, place.after
+    while scan < len(scans) and len(found) < rows and looked_at < MOST_LOOKED_AT and calls < MOST_CALLS:
+        state, tid = scans[scan]
+        page = recovery.scan(state, after=after, limit=rows, tid=tid)
+        looked_at, calls = looked_at + len(page.found), calls + 1
+        for each in page.found:
+            # One of each: during a rotation of secrets a use of a key has several records.
+            if each.record.token not in found and _wants(wanted, each, journals, label):
+                found[each.record.token] = each
+        scan, after = (scan + 1, b"") if page.after is None else (scan, page.after)
+    ordered = sorted(found.values(), key=_urgency)
+    return BrowsePage(tuple(ordered), looked_at, None if scan >= len(scans) else Place(scan, after))
+
+
+def _wants(wanted: Browsing, found: SeenRecord, journals: Journals | None, label: Callable[[SeenRecord], str]) -> bool:
+    record = found.record
+    if wanted.endpoint not in (None, record.info.operation) or age(record) < wanted.older_than:
+        return False
+    if wanted.beginning and not (handle_of(found.key).startswith(wanted.beginning) or label(found) == wanted.beginning):
+        return False
+    seen = condition(record)
+    may_be_paused = seen is Condition.LEASE_EXPIRED and record.on_expiry is OnExpiry.TAKEOVER and journals is not None
+    if not may_be_paused or {Condition.LEASE_EXPIRED, Condition.PAUSED} <= set(wanted.conditions):
+        return seen in wanted.conditions
+    # Last, because it asks the store once more.
+    paused = journals is not None and is_paused(record, journals.read(found.key))
+    return (Condition.PAUSED if paused else seen) in wanted.conditions
+
+
+_ORDER: Final = list(Condition)
+
+
+def _urgency(found: SeenRecord) -> tuple[int, float, bytes]:
+    return _ORDER.index(condition(found.record)), found.record.requested_at, found.key.rid
+
+
+def cursor_of(place: Place, wanted: Browsing, digest: KeyedDigest) -> str:
+    """Return this place as a text for a URL. It is signed, and good for this filter only."""
+    body = place.scan.to_bytes(4, "big") + place.after
+    return urlsafe_b64encode(_signature(body, wanted, digest) + body).decode("ascii").rstrip("=")
+
+
+def place_of(cursor: str, wanted: Browsing, digests: Sequence[KeyedDigest]) -> Place:
+    """Return the place of this cursor. Raises `Refused` for one of another filter, and for one that we did not make."""
+    cursor = cursor[:LONGEST_CURSOR]
+    try:
+        raw = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+    except (binascii.Error, ValueError):
+        raw = b""
+    signature, body = raw[:MAC_BYTES], raw[MAC_BYTES:]
+    ours = [hmac.compare_digest(signature, _signature(body, wanted, digest)) for digest in digests]
+    scan = int.from_bytes(body[:4], "big")
+    if not any(ours) or len(body) < 4 or scan >= len(wanted.scans()):
+        raise Refused("This page of the list does not exist: it belongs to another filter, or its address was changed.")
+    return Place(scan, body[4:])
+
+
+def _signature(body: bytes, wanted: Browsing, digest: KeyedDigest) -> bytes:
+    return digest(encode(b"cursor", body, wanted.encoded()))[:MAC_BYTES]
+
+
+# The version of a record.
+
+
+def version_of(case: Case, digest: KeyedDigest) -> str:
+    """Return a text that changes with every change of these records. It does not reveal their tokens."""
+    facts = [
+        encode(
+            found.key.rid,
+            found.record.state.value.encode(),
+            found.record.token,
+            found.record.fence.to_bytes(8, "big"),
+            found.record.attempt.to_bytes(8, "big"),
+            repr(found.record.deadline).encode(),
+        )
+        for found in case.found
+    ]
+    return digest(encode(b"version", *facts)).hex()[:32]
+
+
+# The life of a record.
+
+
+@valueclass(frozen=True, slots=True)
+class Episode:
+    """One thing that happened to a record, or will happen."""
+
+    at: float | None
+    """Seconds since the epoch by the store's clock. None: the record does not keep when."""
+    what: str
+    detail: str = ""
+    tone: str = ""
+    """`good`, `warning`, `bad` or empty."""
+    ahead: bool = False
+    """Whether it is still to come."""
+
+
+def timeline(
+    record: Record | None, policy: Policy, *, journal: Journal, steps: Sequence[SeenStep], audit: Sequence[AuditEntry]
+) -> list[Episode]:
+    """Return what is known of the life of this record, the oldest first. None as the record: it is gone.
+
+    What has no time of its own stands where it can have happened at the earliest.
+    """
+    placed = list(_of_record(record, policy, journal)) if record is not None else []
+    for step in steps:
+        item = "" if step.item is None else f" of {step.item}"
+        what = f"Step {step.name}{item}"
+        began = "began again" if step.attempt is not None and step.attempt > 1 else "began"
+        placed.append((step.began_at, Episode(step.began_at, f"{what} {began}", f"Effects: {step.effects}.")))
+        if step.finished_at is not None:
+            kept = "" if step.entry.kept else " Its result could not be kept, so no retry gets past it."
+            placed.append((step.finished_at, Episode(step.finished_at, f"{what} finished", kept.strip(), "good")))
+        elif step.in_doubt:
+            detail = "It has begun and not finished, so its effect may have happened."
+            placed.append((step.began_at, Episode(None, f"{what} is in doubt", detail, "bad")))
+    for entry in audit:
+        who = "A resolver" if entry.actor == "resolver" else f"Operator {entry.actor}"
+        done = {
+            "completed": "completed it",
+            "released": "released it",
+            "reopened": "reopened it",
+            "resumed": "resumed it",
+        }
+        unsure = "" if entry.certain else " The store did not answer, so this may not have happened."
+        what = f"{who} {done.get(entry.verb, entry.verb)}"
+        placed.append((entry.at, Episode(entry.at, what, f"It was {entry.was}. Reason: {entry.reason}.{unsure}")))
+    return [episode for _, episode in sorted(placed, key=lambda pair: (pair[1].ahead, pair[0]))]
+
+
+def _of_record(record: Record, policy: Policy, journal: Journal) -> Iterator[tuple[float, Episode]]:
+    now = record.deadline - record.remaining
+    about = f"{record.info.method} {record.info.operation}".strip()
+    began = record.requested_at
+    yield began, Episode(began, "First used", f"{about}. The first claim ran the view.")
+    if record.attempt > 1:
+        detail = f"Attempt {record.attempt} holds the claim, with fence {record.fence}. Earlier workers lost theirs."
+        yield began, Episode(None, "Taken over", detail, "warning")
+    unfinished = record.state is not State.COMPLETED and record.payload is None
+    seen = max(record.deadline - policy.lease, began) if unfinished else began
+    if unfinished and seen > began:
+        yield seen, Episode(seen, "Claimed or renewed last", f"For {policy.lease:g} s, if the lease was that of today.")
+    if unfinished and record.on_expiry is OnExpiry.QUARANTINE and policy.on_expiry is OnExpiry.TAKEOVER:
+        yield seen, Episode(None, "Past its point of no return", "From here on no retry takes over.", "warning")
+    if unfinished:
+        ahead = record.remaining > 0
+        what = "Lease ends" if ahead else "Lease ended"
+        ends = {
+            OnExpiry.TAKEOVER: "A retry then takes over.",
+            OnExpiry.QUARANTINE: "A retry or the janitor then quarantines it.",
+        }[record.on_expiry]
+        if record.state is State.QUARANTINED:
+            ends = ""
+        elif is_paused(record, journal):
+            ends = "It is paused: the next retry goes on after its finished steps."
+        yield record.deadline, Episode(record.deadline, what, ends, ahead=ahead)
+    if record.state is State.QUARANTINED:
+        since = max(
+            [
+                seen,
+                *(entry.began_at for entry in journal.entries),
+                *([record.deadline] if record.remaining <= 0 else []),
+            ]
+        )
+        detail = f"Why: {record.reason or 'not recorded'}. No retry runs until it is resolved."
+        yield min(since, now), Episode(None, "Quarantined", detail, "bad")
+    if record.state is State.COMPLETED:
+        if record.completed_at is not None:
+            status = (
+                "" if record.payload is None else f"Status {record.payload.status}, {record.payload.byte_size} bytes."
+            )
+            gone = " The response was erased with its tenant." if record.erased else ""
+            yield record.completed_at, Episode(record.completed_at, "Completed", f"{status}{gone}".strip(), "good")
+        yield record.deadline, Episode(record.deadline, "Expires", "Its key then counts as new.", ahead=True)
