@@ -69,8 +69,12 @@ Authorize: TypeAlias = Callable[[Action, RecordView | None], "Operator | str | L
 class Stopped(Exception):
     """Ends a request of the console with a page that says why, and what to do."""
 
-    def __init__(self, status: int, title: str, text: str, *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, title: str, text: str, *, headers: Mapping[str, str] | None = None, page: str | None = None
+    ) -> None:
+        """`page` is the address where the operator can go on."""
         super().__init__(title)
+        self.page = page
         self.status = status
         self.title = title
         self.text = text
@@ -92,7 +96,7 @@ def ask(authorize: Authorize, action: Action, record: RecordView | None) -> Oper
     )
 
 
-def may(authorize: Authorize, action: Action, record: RecordView) -> bool:
+def may(authorize: Authorize, action: Action, record: RecordView | None) -> bool:
     """Return whether to offer this action. One that needs another sign-in (401) is offered: its page asks for it."""
     try:
         return ask(authorize, action, record) is not None

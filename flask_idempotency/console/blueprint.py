@@ -9,12 +9,13 @@ from typing import Any, Final
 from flask import Blueprint, Response, current_app, request
 from flask.blueprints import BlueprintSetupState
 
-from flask_idempotency.console import pages
+from flask_idempotency.console import actions, pages
 from flask_idempotency.console.access import Attempts, Authorize, Stopped
 from flask_idempotency.console.visit import (
     EXTENSION,
     MEDIA_TYPES,
     ConsoleResponse,
+    LastHealth,
     Mounted,
     Visit,
     add_missing_headers,
@@ -73,6 +74,13 @@ class Console(Blueprint):
         for path, view, methods in (
             ("/", pages.overview, ["GET"]),
             ("/records", pages.records, ["GET"]),
+            ("/records/<handle>", pages.record, ["GET"]),
+            ("/records/<handle>/settle", actions.settle, ["GET", "POST"]),
+            ("/records/<handle>/release", actions.release, ["GET", "POST"]),
+            ("/tenants", pages.tenants, ["GET"]),
+            ("/tenants/purge", actions.purge, ["GET", "POST"]),
+            ("/endpoints", pages.endpoints, ["GET"]),
+            ("/health", pages.health, ["GET"]),
         ):
             self.add_url_rule(path, view.__name__, self._served(view), methods=methods, provide_automatic_options=False)
         self.add_url_rule("/static/<name>", "static_file", self._served_static(), provide_automatic_options=False)
@@ -87,6 +95,7 @@ class Console(Blueprint):
             any_scheme=self._allow_http or setup.app.debug or setup.app.testing,
             changes_per_hour=self._changes_per_hour,
             attempts=Attempts(most=self._changes_per_hour),
+            health=LastHealth(),
         )
 
     def _visit(self) -> Visit:
@@ -99,7 +108,7 @@ class Console(Blueprint):
         def view(**arguments: Any) -> Response:
             visit = self._visit()
             try:
-                self._check_transport()
+                self._check_transport(visit)
                 visit.check_application()
                 return visit.respond(page(visit, **arguments))
             except Stopped as stopped:
@@ -122,7 +131,7 @@ class Console(Blueprint):
         def static(name: str) -> Response:
             visit = self._visit()
             try:
-                self._check_transport()
+                self._check_transport(visit)
                 if name not in MEDIA_TYPES:
                     raise Stopped(404, "There is no such file", "The console has two: console.css and console.js.")
             except Stopped as stopped:
@@ -138,8 +147,9 @@ class Console(Blueprint):
 
         return static
 
-    def _check_transport(self) -> None:
-        if request.is_secure or self._allow_http or current_app.debug or current_app.testing:
+    def _check_transport(self, visit: Visit) -> None:
+        visit.transported = request.is_secure or self._allow_http or current_app.debug or current_app.testing
+        if visit.transported:
             return
         raise Stopped(
             403,

@@ -1,33 +1,417 @@
-"""The pages that only read."""
+"""The pages that only read: overview, records, one record, tenants, endpoints and health."""
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import chain
+from typing import Any, Final
 
-from flask import Response, request
+from flask import Response, current_app, request
 
-from flask_idempotency.console.access import Stopped
-from flask_idempotency.console.visit import Visit
-from flask_idempotency.operations.records import RecordFilter, listing
-from flask_idempotency.web.operator import recovery, show_of
+from flask_idempotency.assembly import identities
+from flask_idempotency.console import charts
+from flask_idempotency.console.access import Stopped, may
+from flask_idempotency.console.visit import ConsoleResponse, Visit
+from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts, Verdict
+from flask_idempotency.engine.journal import EMPTY
+from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
+from flask_idempotency.engine.model import State
+from flask_idempotency.engine.operations import MESSAGE
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.quota import LIMITS, Quota
+from flask_idempotency.operations.activity import Figures, Summary, summary
+from flask_idempotency.operations.admin import TenantUsage, quota_show
+from flask_idempotency.operations.browse import MOST_LOOKED_AT, UNFINISHED, Browsing, Place, browse, cursor_of, place_of
+from flask_idempotency.operations.browse import timeline as life_of
+from flask_idempotency.operations.records import (
+    SHORT,
+    Condition,
+    RecordView,
+    Refused,
+    short_ids,
+)
+from flask_idempotency.web.doctor import run_checks
+from flask_idempotency.web.janitor import is_known
+from flask_idempotency.web.operator import (
+    NOT_COUNTING,
+    built,
+    check_own,
+    counting,
+    identity,
+    ledger_of,
+    policies,
+    policy_for,
+    recorded_of,
+    recovery,
+    settings,
+    show_of,
+    state,
+    tids,
+    tids_by_secret,
+)
+from flask_idempotency.web.policy_table import (
+    abandoned,
+    consumer_values,
+    consumers,
+    failed,
+    policy_rows,
+    scope_of,
+    spelled,
+)
+
+HANDLE: Final = re.compile(r"[a-z2-7]{77}")
+
+SPANS: Final = {"1h": 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "30d": 30 * 86400.0}
+"""The time spans of the charts, in seconds."""
+
+MOST_URGENT: Final = 5
+"""Quarantined records that the overview names."""
+MOST_TENANTS: Final = 50
+"""Tenants on one page."""
+
+_AGE: Final = re.compile(r"(\d{1,9})\s*(s|m|h|d)?")
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def unknown(visit: Visit, rest: str) -> Response:
+    """Answer every other address under the console's, and a form for a page that takes none."""
     visit.admit()
     if request.method != "GET":
-        raise Stopped(405, "This page takes no form", "Nothing was changed.", headers={"Allow": "GET"})
-    raise Stopped(404, "There is no such page", "Start at the overview.")
+        raise Stopped(405, "This page takes no form", "Nothing was changed.", headers={"Allow": "GET, HEAD"})
+    raise Stopped(404, "There is no such page", "Start at the overview, or at Records.")
+
+
+# Overview.
 
 
 def overview(visit: Visit) -> str:
     visit.admit_to_all()
+    parts = built()
     began = time.perf_counter()
-    counts = recovery().counts()
+    now = parts.tasks.now() if parts.tasks is not None else None
     took = time.perf_counter() - began
-    return visit.render("overview.html", counts=counts, completed=recovery().about_completed(), took=took)
+    counts = parts.recovery.counts() if parts.recovery is not None else None
+    completed = parts.recovery.about_completed() if parts.recovery is not None else None
+    span, shown = _activity()
+    urgent = _urgent(visit) if counts is not None and counts.quarantined else []
+    return visit.render(
+        "overview.html",
+        counts=counts,
+        completed=completed,
+        states=charts.shares(_states(counts, completed)) if counts is not None else None,
+        urgent=urgent,
+        ids=short_ids(view.handle for view in urgent),
+        janitor=_janitor(parts.tasks),
+        health=visit.mounted.health.fresh(),
+        took=took,
+        now=now,
+        span=span,
+        spans=SPANS,
+        activity=shown,
+        outcomes=None if shown is None else charts.stacked(shown),
+        latency=None if shown is None else charts.latency(shown),
+    )
 
 
-def records(visit: Visit) -> str:
+def _activity() -> tuple[str, Summary | None]:
+    span = request.args.get("span", "1h")
+    if span not in SPANS:
+        raise Stopped(400, "There is no such time span", f"Choose one of {', '.join(SPANS)}.")
+    log = built().activity
+    if log is None:
+        return span, None
+    return span, summary(log, owner_mark(settings().namespace), seconds=SPANS[span])
+
+
+def _states(counts: UnfinishedCounts, completed: int | None) -> list[tuple[str, int, str]]:
+    shown = [
+        ("quarantined", counts.quarantined, "bad"),
+        ("lease expired", counts.lapsed, "warning"),
+        ("in flight", counts.in_flight, "active"),
+    ]
+    return shown if completed is None else [*shown, ("completed", completed, "good")]
+
+
+def _urgent(visit: Visit) -> list[RecordView]:
+    found = recovery().scan(State.QUARANTINED, limit=MOST_URGENT).found[:MOST_URGENT]
+    return [view for view in map(show_of, found) if visit.may_see(view) is not None]
+
+
+def _janitor(tasks: TaskLog | None) -> dict[str, Any] | None:
+    """Return when the janitor's tasks last ran, and whether it is late. None: this store keeps no task log."""
+    if tasks is None:
+        return None
+    reports = tasks.reports()
+    silence = min((each.ago for each in reports.values()), default=None)
+    interval = settings().heartbeat_interval
+    late = interval is not None and (silence is None or silence > 2 * interval)
+    return {"silence": silence, "late": late, "tasks": sorted((name, each.ago) for name, each in reports.items())}
+
+
+# Records.
+
+
+def records(visit: Visit) -> str | Response:
+    visit.admit()
+    args = {name: _argument(name) for name in ("state", "endpoint", "tenant", "older", "id")}
+    given = args["id"].lower()
+    if HANDLE.fullmatch(given):
+        response = ConsoleResponse(status=303)
+        response.headers["Location"] = visit.url("record", handle=given)
+        return response
+    if given and not SHORT.fullmatch(given):
+        raise Stopped(
+            400, "That is no id of a record", "An id has letters and digits, 4 at least. It is no client's key."
+        )
+    no_tenant = request.args.get("no_tenant") == "1"
+    wanted = Browsing(
+        conditions=_conditions(args["state"]),
+        tids=_whose(visit, args["tenant"], no_tenant=no_tenant),
+        endpoint=args["endpoint"] or None,
+        older_than=_seconds(args["older"]),
+        beginning=given,
+    )
+    cursor = request.args.get("cursor", "")
+    try:
+        place = place_of(cursor, wanted, [who.console for who in identities(settings())]) if cursor else Place()
+    except Refused as refused:
+        raise Stopped(400, "There is no such page of the list", str(refused)) from None
+    every = identities(settings())
+    page = browse(
+        recovery(),
+        wanted,
+        place,
+        journals=built().journals,
+        labels=lambda found: [who.label(found.key) for who in every],
+    )
+    views = [show_of(each) for each in page.found if visit.has(each)]
+    views = [view for view in views if visit.may_see(view) is not None]
+    kept = {name: value for name, value in args.items() if value} | ({"no_tenant": "1"} if no_tenant else {})
+    more = None
+    if page.next is not None:
+        more = visit.url("records", **kept, cursor=cursor_of(page.next, wanted, identity().console))
+    return visit.render(
+        "records.html",
+        views=views,
+        ids=short_ids(view.handle for view in views),
+        args=args,
+        no_tenant=no_tenant,
+        conditions=[each.value for each in Condition],
+        endpoints=_endpoints(),
+        page=page,
+        most=MOST_LOOKED_AT,
+        more=more,
+        first=bool(cursor),
+        first_page=visit.url("records", **kept),
+        everything=visit.everything,
+    )
+
+
+def _argument(name: str) -> str:
+    """Return a field of the filter. Stops one that no record can match."""
+    value = request.args.get(name, "").strip()
+    if len(value) > LONGEST_NAME or not value.isprintable():
+        raise Stopped(400, "That is no filter", f"{name} must be one line of at most {LONGEST_NAME} characters.")
+    return value
+
+
+def _conditions(chosen: str) -> frozenset[Condition]:
+    if not chosen:
+        return UNFINISHED
+    try:
+        return frozenset({Condition(chosen)})
+    except ValueError:
+        raise Stopped(
+            400, "There is no such state", f"Choose one of: {', '.join(each.value for each in Condition)}."
+        ) from None
+
+
+def _seconds(typed: str) -> float:
+    match = _AGE.fullmatch(typed.lower()) if typed else None
+    if typed and match is None:
+        raise Stopped(400, "That is no age", "Write a number of seconds, or one with a unit: 90s, 15m, 2h, 3d.")
+    return float(match[1]) * _UNITS[match[2] or ""] if match is not None else 0.0
+
+
+def _whose(visit: Visit, tenant: str, *, no_tenant: bool) -> Sequence[bytes | None]:
+    """Return the ids of the tenants to list. A tenant that is not the operator's has none, like one without records."""
+    allowed = visit.tenants
+    if allowed is None:
+        return (None,) if not tenant and not no_tenant else tuple(tids(tenant or None))
+    if no_tenant or (tenant and tenant not in allowed):
+        return ()
+    return tuple(chain.from_iterable(tids(each) for each in ([tenant] if tenant else sorted(allowed))))
+
+
+def _endpoints() -> list[str]:
+    """Return what records may be of, for the filter."""
+    found = {name for name, method in policies().pairs() if not policies().look(name, method).exempt}
+    return sorted(found | {each.name for each in consumers()})
+
+
+# One record.
+
+
+def record(visit: Visit, handle: str) -> str:
+    """Show one record; or what became of one that is gone, if the audit trail knows."""
+    seen = visit.find(handle)
+    key = seen.key
+    audit = built().audit
+    entries = [] if audit is None else list(audit.entries(key))
+    if seen.found is None or seen.view is None:
+        if not entries:
+            raise visit.not_found()
+        episodes = life_of(None, Policy(), journal=EMPTY, steps=(), audit=entries)
+        return visit.render("gone.html", handle=handle, episodes=episodes)
+    found, view = seen.found, seen.view
+    about = found.record.info
+    policy = policy_for(about)
+    journal, steps = recorded_of(found)
+    return visit.render(
+        "record.html",
+        view=view,
+        short=view.handle[:8],
+        episodes=life_of(found.record, policy, journal=journal, steps=steps, audit=entries),
+        audit=audit is not None,
+        known=is_known(current_app, state().loaders.operations, about),
+        abandoned=abandoned(policy),
+        failed=failed(policy),
+        policy=_policy_lines(about.operation, about.method, policy),
+        settle=_may_settle(visit, found, view),
+        release=may(visit.mounted.authorize, "release", view),
+        foreign=_is_foreign(found),
+    )
+
+
+def _is_foreign(found: SeenRecord) -> bool:
+    try:
+        check_own(found.record)
+    except Refused:
+        return True
+    return False
+
+
+def _may_settle(visit: Visit, found: SeenRecord, view: RecordView) -> bool:
+    return view.condition is Condition.QUARANTINED and may(visit.mounted.authorize, "settle", view)
+
+
+def _policy_lines(endpoint: str, method: str, policy: Policy) -> list[tuple[str, str, str]]:
+    """Return each value of the policy in force, in words, and where it was written."""
+    if method == MESSAGE:
+        each = state().loaders.operations.get(endpoint)
+        if each is None:
+            return []
+        return [(name, spelled(name, value), "") for name, value in consumer_values(each).items()]
+    if (endpoint, method) not in policies().pairs():
+        return []
+    explained = policies().explain(endpoint, method)
+    return [
+        (field.name, spelled(field.name, getattr(policy, field.name)), explained.origins[field.name])
+        for field in fields(Policy)
+    ]
+
+
+# Tenants.
+
+
+def tenants(visit: Visit) -> str:
     visit.admit_to_all()
-    found = listing(recovery(), RecordFilter(), limit=50)
-    return visit.render("records.html", views=[show_of(each) for each in found.found], ids=found.ids)
+    name, after = _argument("tenant"), request.args.get("after", "")
+    if not re.fullmatch(r"(?:[0-9a-f]{32})?", after):
+        raise Stopped(400, "There is no such page of the list", "Begin at Tenants.")
+    ledger = ledger_of()
+    if name:
+        shown, more = [quota_show(ledger, tids_by_secret(name), name=name)], None
+    else:
+        every = sorted(tid for tid in ledger.tenants() if tid.hex() > after)
+        page = every[:MOST_TENANTS]
+        shown = [quota_show(ledger, [[tid]], name=None) for tid in page]
+        more = visit.url("tenants", after=page[-1].hex()) if len(every) > len(page) else None
+        shown = [TenantUsage(tid.hex(), each.usage, each.limits) for tid, each in zip(page, shown, strict=True)]
+    configured = settings().quota
+    return visit.render(
+        "tenants.html",
+        tenant=name,
+        rows=[(each, _bars(each, configured)) for each in shown],
+        counting=counting(),
+        not_counting=NOT_COUNTING,
+        more=more,
+        purge=visit.may_purge(),
+    )
+
+
+def _bars(shown: TenantUsage, configured: Quota | None) -> list[dict[str, Any]]:
+    """Return for each limit what the tenant has of it. An operator's limit goes before that of the application."""
+    bars = []
+    for name, words in LIMITS.items():
+        field = name.replace("-", "_")
+        limit = getattr(shown.limits, field)
+        by_hand = limit is not None
+        if limit is None and configured is not None:
+            limit = getattr(configured, field)
+        window = getattr(limit, "seconds", None)
+        most = getattr(limit, "count", limit)
+        used = getattr(shown.usage, field)
+        bars.append(
+            {
+                "words": words,
+                "used": used,
+                "most": most,
+                "window": window,
+                "by_hand": by_hand,
+                "share": None if not most else used / most,
+            }
+        )
+    return bars
+
+
+# Endpoints.
+
+
+def endpoints(visit: Visit) -> str:
+    visit.admit_to_all()
+    span, shown = _activity()
+    figures: dict[str, Figures] = {} if shown is None else dict(shown.endpoints)
+    return visit.render(
+        "endpoints.html",
+        rows=[
+            {
+                "row": row,
+                "abandoned": abandoned(row.policy)
+                if row.explained.resolved.chosen and not row.explained.resolved.exempt
+                else None,
+                "failed": failed(row.policy),
+                "scope": scope_of(row),
+                "mode": getattr(row.policy, "mode", "enforce"),
+                "figures": figures.get(row.endpoint),
+            }
+            for row in policy_rows(policies())
+        ],
+        consumers=[
+            {
+                "each": each,
+                "abandoned": abandoned(each.policy),
+                "attempts": consumer_values(each)["max_attempts"],
+                "resolver": each.name in state().loaders.resolvers,
+                "figures": figures.get(each.name),
+            }
+            for each in consumers()
+        ],
+        span=span,
+        spans=SPANS,
+        activity=shown,
+    )
+
+
+# Health.
+
+
+def health(visit: Visit) -> str:
+    visit.admit_to_all()
+    app = current_app._get_current_object()  # type: ignore[attr-defined]
+    report = run_checks(app)
+    visit.mounted.health.keep(report)
+    return visit.render("health.html", report=report, health=visit.mounted.health.fresh(), verdicts=list(Verdict))

@@ -6,7 +6,9 @@ run. So no setting and no extension of the application changes what protects the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
@@ -21,6 +23,7 @@ from flask_idempotency.console import wording
 from flask_idempotency.console.access import (
     COOKIE,
     TOKEN_FIELD,
+    Action,
     Attempts,
     Authorize,
     Operator,
@@ -28,11 +31,16 @@ from flask_idempotency.console.access import (
     ask,
     cookie_of,
     form_tokens,
+    may,
     new_cookie,
 )
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.operations.records import RecordView
+from flask_idempotency.operations.doctor import DoctorReport
+from flask_idempotency.operations.records import RecordView, Refused, key_of
+from flask_idempotency.web.operator import is_spelled, read, show_of, tids
 
 EXTENSION: Final = "idempotency_console"
 
@@ -99,7 +107,28 @@ _pages = Environment(
     finalize=wording.finalize,
 )
 _pages.filters.update(wording.FILTERS)
-_pages.globals.update(wording.GLOBALS)
+
+
+FRESH_SECONDS: Final = 600.0
+"""For how long the overview shows what a look at Health found."""
+
+
+class LastHealth:
+    """Remembers what this process found when an operator last looked at Health. The checks take too long for each page."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._kept: tuple[float, DoctorReport] | None = None
+
+    def keep(self, report: DoctorReport) -> None:
+        self._kept = self._monotonic(), report
+
+    def fresh(self) -> tuple[float, DoctorReport] | None:
+        """Return how many seconds ago that was, and what was found. None: not within the last ten minutes."""
+        kept = self._kept
+        if kept is None or (ago := self._monotonic() - kept[0]) > FRESH_SECONDS:
+            return None
+        return ago, kept[1]
 
 
 @valueclass(frozen=True, slots=True)
@@ -111,6 +140,19 @@ class Mounted:
     """Whether plain HTTP is accepted, perhaps because this process does not know that its clients use HTTPS."""
     changes_per_hour: int
     attempts: Attempts
+    health: LastHealth
+
+
+@valueclass(frozen=True, slots=True)
+class Found:
+    """What a handle names. `found` is None if the record is gone, and its operator may know what became of it."""
+
+    key: StorageKey
+    found: SeenRecord | None
+    view: RecordView | None
+
+
+_HANDLE: Final = re.compile(r"[a-z2-7]{77}")
 
 
 class Visit:
@@ -120,6 +162,8 @@ class Visit:
         self.mounted = mounted
         self.operator: Operator | None = None
         self.cookie: str | None = None
+        self.transported = False
+        """Whether this request came over HTTPS, or plain HTTP is allowed: else no file of the console is served."""
 
     # Who asks.
 
@@ -137,16 +181,91 @@ class Visit:
         """Return the operator, if they may see all tenants."""
         operator = self.admit()
         if operator.tenants is not None:
-            raise Stopped(403, "You may not see this", "This page is about all tenants. See Records for yours.")
+            raise Stopped(403, "You may not see this", "This page is about all tenants. Records shows those of yours.")
         return operator
 
+    def admit_to(self, action: Action, record: RecordView | None) -> Operator:
+        """Return the operator, if they may do this. They see this record already."""
+        operator = ask(self.mounted.authorize, action, record)
+        if operator is None or (record is None and operator.tenants is not None):
+            what = "this record" if record is not None else "this"
+            raise Stopped(
+                403, f"You may not {action} {what}", "The application's authorize(…) refused it. Nothing was changed."
+            )
+        self.operator = operator
+        return operator
+
+    @property
+    def who(self) -> Operator:
+        """The operator, who was asked for before."""
+        if self.operator is None:
+            raise ConfigurationError("This page of the console has not asked who the operator is.")
+        return self.operator
+
+    @property
+    def tenants(self) -> Collection[str] | None:
+        """The tenants that the operator may see. None: all."""
+        return self.who.tenants
+
+    @property
+    def everything(self) -> bool:
+        return self.operator is not None and self.operator.tenants is None
+
     def may_see(self, record: RecordView) -> Operator | None:
-        """Return the operator who may see this record. An `abort()` refuses too: an answer of its own would show that the
-        record exists."""
+        """Return the operator who may see this record.
+
+        An `abort()` refuses too: an answer of its own would show that the record exists.
+        """
         try:
             return ask(self.mounted.authorize, "view", record)
         except HTTPException:
             return None
+
+    def may_purge(self) -> bool:
+        """Return whether to offer a purge."""
+        return self.everything and may(self.mounted.authorize, "purge", None)
+
+    def has(self, found: SeenRecord) -> bool:
+        """Return whether this record is of one of the operator's tenants."""
+        return _is_of(self.tenants, found)
+
+    def find(self, handle: str) -> Found:
+        """Return the record of this handle for the operator who may see it.
+
+        A handle that is malformed, one of no record, and one of a record that the operator may not see stop the request
+        alike. `authorize` gets the same first question for each.
+        """
+        general = ask(self.mounted.authorize, "view", None)
+        if not _HANDLE.fullmatch(handle):
+            raise self.not_found()
+        try:
+            key = key_of(handle)
+        except Refused:
+            raise self.not_found() from None
+        record = read(key)
+        if record is None:
+            known = general is not None and (
+                general.tenants is None or any(key.tid in tids(tenant) for tenant in general.tenants)
+            )
+            if not known:
+                raise self.not_found()
+            self.operator = general
+            return Found(key, None, None)
+        found = SeenRecord(key, record)
+        view = show_of(found, steps=True)
+        operator = self.may_see(view)
+        if operator is None or not _is_of(operator.tenants, found):
+            raise self.not_found()
+        self.operator = operator
+        return Found(key, found, view)
+
+    @staticmethod
+    def not_found() -> Stopped:
+        return Stopped(
+            404,
+            "There is no such record",
+            "It was released, it expired, or you may not see it. The list shows the records that you may see.",
+        )
 
     def check_application(self) -> None:
         """Stop the request if this application has no store to look into."""
@@ -172,9 +291,10 @@ class Visit:
     def _endpoints() -> str:
         return str(request.blueprint)
 
-    def respond(self, made: Response | str) -> Response:
+    def respond(self, made: Response | str | tuple[str, int]) -> Response:
         """Send this page, and the cookie that its forms need."""
-        response = ConsoleResponse(made, mimetype="text/html") if isinstance(made, str) else made
+        page, status = made if isinstance(made, tuple) else (made, 200)
+        response = page if isinstance(page, Response) else ConsoleResponse(page, status=status, mimetype="text/html")
         if self.cookie is not None and cookie_of(request) is None:
             response.set_cookie(
                 COOKIE,
@@ -188,12 +308,10 @@ class Visit:
 
     def form_fields(self) -> Markup:
         """Return the hidden fields that every form of the console needs: our token, and that of Flask-WTF if it is there."""
-        if self.operator is None:
-            raise ConfigurationError("A form needs an operator.")
         if self.cookie is None:
             self.cookie = cookie_of(request) or new_cookie()
         hidden = Markup('<input type="hidden" name="{}" value="{}">')
-        fields = hidden.format(TOKEN_FIELD, form_tokens(self.cookie, self.operator)[0])
+        fields = hidden.format(TOKEN_FIELD, form_tokens(self.cookie, self.who)[0])
         csrf = current_app.jinja_env.globals.get("csrf_token")
         if callable(csrf):
             fields += hidden.format(current_app.config.get("WTF_CSRF_FIELD_NAME") or "csrf_token", csrf())
@@ -201,14 +319,12 @@ class Visit:
 
     def render(self, template: str, **values: Any) -> str:
         """Render a page. Each has the navigation of what this operator may see."""
-        everything = self.operator is not None and self.operator.tenants is None
-        names = pages_of(everything=everything) if self.operator is not None else []
         return _pages.get_template(template).render(
             visit=self,
             url=self.url,
             static=self._static,
-            navigation=[(page, title, self.url(page)) for page, title in names],
-            here=(request.endpoint or "").rpartition(".")[2],
+            navigation=[(page, title, self.url(page)) for page, title in PAGES if self.everything or page == "records"],
+            here=SECTIONS.get(endpoint := (request.endpoint or "").rpartition(".")[2], endpoint),
             enabled=current_app.extensions["idempotency"].settings.enabled,
             application=current_app.name,
             **values,
@@ -219,15 +335,34 @@ class Visit:
 
     def stopped(self, stopped: Stopped) -> Response:
         """Send a page that says why there is no other. It is complete: plain HTTP gets no file of the console."""
-        page = _pages.get_template("stopped.html").render(stopped=stopped, url=self.url)
+        page = _pages.get_template("stopped.html").render(
+            stopped=stopped, styled=self.transported, url=self.url, static=self._static
+        )
         response = ConsoleResponse(page, status=stopped.status, mimetype="text/html")
         for name, value in stopped.headers.items():
             response.headers[name] = value
         return response
 
 
-def pages_of(*, everything: bool) -> list[tuple[str, str]]:
-    """Return the pages of the navigation, by endpoint."""
-    if not everything:
-        return [("records", "Records")]
-    return [("overview", "Overview"), ("records", "Records")]
+def _is_of(tenants: Collection[str] | None, found: SeenRecord) -> bool:
+    if tenants is None:
+        return True
+    return any(found.key.tid in tids(tenant) and is_spelled(found.record.info.tenant, tenant) for tenant in tenants)
+
+
+PAGES: Final = (
+    ("overview", "Overview"),
+    ("records", "Records"),
+    ("tenants", "Tenants"),
+    ("endpoints", "Endpoints"),
+    ("health", "Health"),
+)
+"""The pages of the navigation, by endpoint."""
+
+SECTIONS: Final[Mapping[str, str]] = {
+    "record": "records",
+    "settle": "records",
+    "release": "records",
+    "purge": "tenants",
+}
+"""The page of the navigation to which another page belongs."""

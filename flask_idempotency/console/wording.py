@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.escape import printable, printable_lines
 from flask_idempotency.operations.times import format_duration, moment
 
 LONGEST_NAME: Final = 80
@@ -43,6 +43,16 @@ def name(value: str | None, most: int = LONGEST_NAME) -> Markup:
     return Markup('<bdi class="cut" title="{}">{}</bdi>').format(bounded(whole, LONGEST_TITLE), bounded(whole, most))
 
 
+def whole(value: str) -> Markup:
+    """Return a text as it is, escaped: a form carries it from one page to the next."""
+    return escape(value)
+
+
+def lines(value: str) -> Markup:
+    """Return the beginning of a text of several lines."""
+    return escape(bounded(printable_lines(value.replace("\r\n", "\n")), LONGEST_TEXT))
+
+
 def ago(seconds: float | None, units: int = 1) -> str:
     return "–" if seconds is None else f"{format_duration(seconds, units=units)} ago"
 
@@ -74,10 +84,11 @@ def state(condition: str) -> Markup:
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "name": name,
+    "whole": whole,
+    "lines": lines,
     "ago": ago,
     "duration": duration,
     "number": number,
     "state": state,
     "moment": moment,
 }
-GLOBALS: Final[Mapping[str, Any]] = {}

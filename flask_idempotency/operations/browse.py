@@ -95,12 +95,12 @@ def browse(
     place: Place,
     *,
     journals: Journals | None = None,
-    label: Callable[[SeenRecord], str] = lambda found: "",
+    labels: Callable[[SeenRecord], Collection[str]] = lambda found: (),
     rows: int = ROWS,
 ) -> BrowsePage:
     """Return the page of this list that begins here.
 
-    `label` returns the id of a record in logs. Raises `StoreUnavailable` if the store does not answer.
+    `labels` returns the ids of a record in logs. Raises `StoreUnavailable` if the store does not answer.
     """
     scans, found, looked_at, calls = wanted.scans(), dict[bytes, SeenRecord](), 0, 0
     scan, after = place.scan, place.after
@@ -110,18 +110,24 @@ def browse(
         looked_at, calls = looked_at + len(page.found), calls + 1
         for each in page.found:
             # One of each: during a rotation of secrets a use of a key has several records.
-            if each.record.token not in found and _wants(wanted, each, journals, label):
+            if each.record.token not in found and _wants(wanted, each, journals, labels):
                 found[each.record.token] = each
         scan, after = (scan + 1, b"") if page.after is None else (scan, page.after)
     ordered = sorted(found.values(), key=_urgency)
     return BrowsePage(tuple(ordered), looked_at, None if scan >= len(scans) else Place(scan, after))
 
 
-def _wants(wanted: Browsing, found: SeenRecord, journals: Journals | None, label: Callable[[SeenRecord], str]) -> bool:
+def _wants(
+    wanted: Browsing,
+    found: SeenRecord,
+    journals: Journals | None,
+    labels: Callable[[SeenRecord], Collection[str]],
+) -> bool:
     record = found.record
     if wanted.endpoint not in (None, record.info.operation) or age(record) < wanted.older_than:
         return False
-    if wanted.beginning and not (handle_of(found.key).startswith(wanted.beginning) or label(found) == wanted.beginning):
+    beginning = wanted.beginning
+    if beginning and not (handle_of(found.key).startswith(beginning) or beginning in labels(found)):
         return False
     seen = condition(record)
     may_be_paused = seen is Condition.LEASE_EXPIRED and record.on_expiry is OnExpiry.TAKEOVER and journals is not None

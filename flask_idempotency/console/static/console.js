@@ -1,1 +1,64 @@
-// Refreshes the numbers of a page.
+// Refreshes the numbers of a page: it fetches the same page again and replaces the parts marked data-live.
+// A page is complete without it. It changes nothing while you are in a part, have selected text there, or look elsewhere.
+const EVERY = 10_000, LONGEST = 300_000;
+const parts = () => document.querySelectorAll("[data-live]");
+const status = document.querySelector("[data-status]");
+let wait = EVERY, timer, running;
+
+function say(text) {
+  // Only when it changes: a screen reader reads this part aloud.
+  if (status && status.textContent !== text) status.textContent = text;
+}
+
+function isBusy(part) {
+  const selection = getSelection();
+  return part.contains(document.activeElement)
+    || (selection && !selection.isCollapsed && part.contains(selection.anchorNode));
+}
+
+function replace(fresh) {
+  for (const part of parts()) {
+    const next = fresh.querySelector(`[data-live="${CSS.escape(part.dataset.live)}"]`);
+    if (!next || isBusy(part) || next.innerHTML === part.innerHTML) continue;
+    const open = [...part.querySelectorAll("details")].map((each) => each.open);
+    const places = [...part.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each.scrollTop]);
+    part.replaceChildren(...document.importNode(next, true).childNodes);
+    part.querySelectorAll("details").forEach((each, number) => { each.open = open[number] ?? false; });
+    part.querySelectorAll(".scroll").forEach((each, number) => {
+      [each.scrollLeft, each.scrollTop] = places[number] ?? [0, 0];
+    });
+  }
+}
+
+async function refresh() {
+  running = new AbortController();
+  try {
+    const response = await fetch(location.href, {
+      credentials: "same-origin", cache: "no-store", redirect: "error", signal: running.signal,
+    });
+    if (!response.ok) throw new Error(String(response.status));
+    replace(new DOMParser().parseFromString(await response.text(), "text/html"));
+    wait = EVERY;
+    say("");
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    wait = Math.min(wait * 2, LONGEST);
+    say(`The numbers could not be refreshed. Next try in ${Math.round(wait / 1000)} s.`);
+  }
+  plan();
+}
+
+function plan() {
+  clearTimeout(timer);
+  if (!document.hidden && parts().length) timer = setTimeout(refresh, wait);
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    clearTimeout(timer);
+    running?.abort();
+  } else {
+    refresh();
+  }
+});
+plan();

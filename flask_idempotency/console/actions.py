@@ -1,0 +1,341 @@
+"""The pages that change something: settle or release a record, and purge a tenant. Each asks before it does.
+
+A change of a record takes two forms: the first says what shall happen, the second shows what follows and confirms it. Both
+carry the version of the record, so a form about a record that has changed since changes nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from math import ceil
+from typing import Any, Final, TypeAlias
+
+from flask import request
+
+from flask_idempotency.assembly import identities
+from flask_idempotency.console.access import HOUR_SECONDS, Action, Stopped, check_form, check_origin, form_of
+from flask_idempotency.console.visit import Visit
+from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.keys import LONGEST_NAME, StorageKey
+from flask_idempotency.engine.model import ERASED, StoredResponse
+from flask_idempotency.engine.operations import MESSAGE
+from flask_idempotency.engine.recovery import resume_fault
+from flask_idempotency.operations import records
+from flask_idempotency.operations.browse import version_of
+from flask_idempotency.operations.records import (
+    AuditNote,
+    Case,
+    RecordView,
+    Refused,
+    ResolveReport,
+    alive,
+    check_quarantined,
+    handle_of,
+    one_line,
+    with_rotated,
+)
+from flask_idempotency.web.operator import (
+    PAUSED,
+    built,
+    check_cache,
+    check_own,
+    every_tids,
+    identity,
+    is_erased,
+    objections,
+    policy_for,
+    read,
+    recorded_of,
+    recovery,
+    response_for,
+    settings,
+    settler,
+    tids,
+    value_for,
+)
+from flask_idempotency.web.purge import WIPED, Purge, cache_unknown, check_purge, purge_text
+
+Page: TypeAlias = "str | tuple[str, int]"
+
+PURGE_SECONDS: Final = 20.0
+"""How long a purge may wipe within one request. Servers and proxies end a request after 30 s."""
+
+LONGEST_TYPE: Final = 100
+"""Characters of a media type."""
+
+VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
+    "happened": ("It happened", "Retries get the response that you give here, and the view does not run again."),
+    "never": ("It never happened", "The key is released: the next retry runs the request."),
+    "reopen": ("It happened, and its response can be opened now", "Retries get the response that the record holds."),
+    "resume": ("It may go on", "The next retry goes on after the finished steps."),
+}
+"""What an operator can say of a quarantined request, and what follows."""
+
+
+def settle(visit: Visit, handle: str) -> Page:
+    """Say what became of a quarantined request."""
+    found, view = _existing(visit, handle, "settle")
+    fields = _posted(visit) if request.method == "POST" else None
+    case = _case(visit, found)
+    if fields is not None:
+        _check_version(visit, case, view, fields)
+    if view.paused:
+        raise Refused(PAUSED)
+    check_quarantined(case)
+    check_cache(case)
+    policy, message = policy_for(found.record.info), view.method == MESSAGE
+    against, out = objections(case)
+    possible = _possible(case)
+    shared = {
+        **_shared(view, case),
+        "verdicts": {name: words for name, words in VERDICTS.items() if name in possible},
+        "message": message,
+        "against": against,
+        "lives": alive(found.record, policy),
+    }
+    if fields is None:
+        return visit.render("settle.html", **shared, said={}, fault=None)
+    try:
+        reason, verdict = _reason(fields), fields.get("verdict", "")
+        if verdict not in possible:
+            raise Invalid("Choose what happened. Nothing was changed.")
+        stored, dropped = _response(fields, view, case) if verdict == "happened" else (None, [])
+    except Invalid as invalid:
+        return visit.render("settle.html", **shared, said=fields, fault=str(invalid)), 400
+    forced = verdict == "never" and bool(against)
+    consequence = _consequence(verdict, stored, message=message)
+    if fields.get("confirm") != "yes" or (forced and fields.get("force") != "yes"):
+        return visit.render(
+            "confirm.html",
+            **shared,
+            page="settle",
+            reason=reason,
+            forced=forced,
+            out=_without_options(out),
+            consequence=consequence,
+            dropped=dropped,
+            carried={name: fields.get(name, "") for name in ("verdict", "status", "content_type", "body")},
+        )
+    word = _counted(visit, reason)
+    if verdict == "happened" and stored is not None:
+        done = records.complete(settler(), case, stored, word, keep=policy.keep)
+        if done.settled and is_erased(case):
+            consequence = "Retries get 410 `response-erased`, and not your response: its tenant was purged before."
+    elif verdict == "never":
+        done = records.release(settler(), case, word, forced=forced)
+    elif verdict == "reopen":
+        done = records.reopen(settler(), case, word, keep=policy.keep)
+    else:
+        journals = [recorded_of(each)[0] for each in case.found]
+        done = records.resume(settler(), case, journals, [() for _ in journals], word)
+    return _done(visit, view, case, done, consequence)
+
+
+def release(visit: Visit, handle: str) -> Page:
+    """Let the next retry of a request run, in whatever state its record is."""
+    found, view = _existing(visit, handle, "release")
+    fields = _posted(visit) if request.method == "POST" else None
+    case = _case(visit, found)
+    if fields is not None:
+        _check_version(visit, case, view, fields)
+    check_cache(case)
+    against, out = objections(case)
+    shared = {**_shared(view, case), "against": against}
+    if fields is None:
+        return visit.render("release.html", **shared, out=_without_options(out), said={}, fault=None)
+    try:
+        reason = _reason(fields)
+    except Invalid as invalid:
+        return visit.render("release.html", **shared, out=_without_options(out), said=fields, fault=str(invalid)), 400
+    consequence = "The record is removed, and the next retry runs the request."
+    if fields.get("confirm") != "yes" or (against and fields.get("force") != "yes"):
+        return visit.render(
+            "confirm.html",
+            **shared,
+            page="release",
+            reason=reason,
+            forced=bool(against),
+            out=_without_options(out),
+            consequence=consequence,
+            dropped=[],
+            carried={},
+        )
+    done = records.release(settler(), case, _counted(visit, reason), forced=bool(against))
+    return _done(visit, view, case, done, "The next retry runs the request.")
+
+
+def purge(visit: Visit) -> Page:
+    """Erase the responses of one tenant, for good."""
+    visit.admit_to_all()
+    visit.admit_to("purge", None)
+    fields = _posted(visit) if request.method == "POST" else None
+    tenant = (request.args if fields is None else fields).get("tenant", "")
+    if len(tenant) > LONGEST_NAME or not tenant.isprintable():
+        raise Stopped(400, "That is no tenant", f"A tenant has at most {LONGEST_NAME} characters. Nothing was changed.")
+    whom = tids(tenant) if tenant else []
+    check_purge(whom, shred=False)
+    if fields is None:
+        return visit.render("purge.html", tenant=tenant, consequence=WIPED, said={}, fault=None)
+    try:
+        reason = _reason(fields)
+        if not tenant or fields.get("typed") != tenant:
+            raise Invalid("Type the name of the tenant twice, exactly. Nothing was changed.")
+    except Invalid as invalid:
+        return visit.render("purge.html", tenant=tenant, consequence=WIPED, said=fields, fault=str(invalid)), 400
+    with Purge(tenant, _counted(visit, reason)) as running:
+        running.shred(whom)
+        report = running.wipe(whom, budget=PURGE_SECONDS)
+    said = purge_text(report, shred=False, secrets=len(settings().secrets), cache_unknown=cache_unknown())
+    return visit.render("purged.html", tenant=tenant, said=said, finished=report.finished)
+
+
+# What a form must have before it may change anything.
+
+
+class Invalid(Exception):
+    """A field of a form is missing or wrong. The text says what to do."""
+
+
+def _posted(visit: Visit) -> Mapping[str, str]:
+    """Return the fields of this form, which our page made for this operator."""
+    check_origin(request, any_scheme=visit.mounted.any_scheme)
+    fields = form_of(request)
+    check_form(request, fields, visit.who)
+    return fields
+
+
+def _reason(fields: Mapping[str, str]) -> str:
+    reason = one_line(fields.get("reason", ""))
+    if not reason:
+        raise Invalid(
+            f"Give a reason: one line of 1 to {LONGEST_NAME} characters, which names no key, person or body. Nothing was "
+            "changed."
+        )
+    return reason
+
+
+def _counted(visit: Visit, reason: str) -> AuditNote:
+    """Count a change that the operator confirmed, and return the note about it. Stop one too many."""
+    actor, most, audit = visit.who.name, visit.mounted.changes_per_hour, built().audit
+    wait = visit.mounted.attempts.take(actor)
+    if wait is None and audit is not None and audit.count(actor, seconds=HOUR_SECONDS) >= most:
+        wait = HOUR_SECONDS  # made by other processes too, and the trail does not say when
+    if wait is not None:
+        raise Stopped(
+            429,
+            "Too many changes",
+            f"An operator may make {most} changes an hour. Nothing was changed. Many records with one cause need a resolver, "
+            "or `flask idempotency resolve` in a script.",
+            headers={"Retry-After": str(ceil(wait))},
+        )
+    return AuditNote(actor, reason)
+
+
+# One record.
+
+
+def _existing(visit: Visit, handle: str, action: Action) -> tuple[SeenRecord, RecordView]:
+    """Return the record of this handle, for an operator who may do this to it."""
+    seen = visit.find(handle)
+    if seen.found is None or seen.view is None:
+        audit = built().audit
+        if request.method == "POST" and audit is not None and audit.entries(seen.key, limit=1):
+            raise _changed(visit, seen.key, None)
+        raise visit.not_found()
+    visit.admit_to(action, seen.view)
+    return seen.found, seen.view
+
+
+def _case(visit: Visit, found: SeenRecord) -> Case:
+    """Return the case of this record: with those of the same use under other secrets."""
+    check_own(found.record)
+    tenant: str | None = found.record.info.tenant or None
+    if visit.tenants is not None:
+        # The record may have a hash in place of the name.
+        tenant = next((each for each in visit.tenants if found.key.tid in tids(each)), tenant)
+    return with_rotated(Case((found,)), recovery(), read, every_tids(tenant))
+
+
+def _shared(view: RecordView, case: Case) -> dict[str, Any]:
+    return {"view": view, "short": view.handle[:8], "version": version_of(case, identity().console)}
+
+
+def _check_version(visit: Visit, case: Case, view: RecordView, fields: Mapping[str, str]) -> None:
+    sent = fields.get("version", "").encode("utf-8", "surrogatepass")
+    versions = [version_of(case, who.console) for who in identities(settings())]
+    if not any(hmac.compare_digest(sent, each.encode()) for each in versions):
+        raise _changed(visit, case.first.key, view)
+
+
+def _changed(visit: Visit, key: StorageKey, view: RecordView | None) -> Stopped:
+    """Return what to say to an operator whose form is about an earlier version of this record."""
+    now = "It is gone." if view is None else f"It is {view.condition.value} now."
+    audit = built().audit
+    entries = [] if audit is None else audit.entries(key, limit=1)
+    last = "".join(f" The last change was by {each.actor} ({each.verb}): {each.reason}." for each in entries[-1:])
+    return Stopped(
+        409,
+        "The record has changed since you opened this form",
+        f"Nothing was changed. {now}{last}",
+        page=visit.url("record", handle=handle_of(key)),
+    )
+
+
+def _possible(case: Case) -> list[str]:
+    """Return what can be said of this quarantined request."""
+    payload = case.first.record.payload
+    verdicts = ["happened", "never"]
+    if payload is not None and not case.first.record.erased and payload.sealed_by != ERASED:
+        verdicts.append("reopen")
+    if not any(resume_fault(found.record, recorded_of(found)[0], ()) for found in case.found):
+        verdicts.append("resume")
+    return verdicts
+
+
+def _response(fields: Mapping[str, str], view: RecordView, case: Case) -> tuple[StoredResponse, list[str]]:
+    """Return what retries will get, and the names of the header fields that they will not."""
+    about = case.first.record.info
+    policy, typed = policy_for(about), fields.get("body", "")
+    # A browser sends the lines of a text field with CR and LF.
+    body = typed.replace("\r\n", "\n").encode("utf-8", "surrogatepass") or None
+    if view.method == MESSAGE:
+        try:
+            return value_for(about, body, named="The value"), []
+        except Refused as refused:
+            raise Invalid(str(refused)) from None
+    status, media_type = fields.get("status", "").strip(), fields.get("content_type", "").strip()
+    if not status.isascii() or not status.isdigit() or not 200 <= int(status[:4]) <= 599:
+        raise Invalid("Give the status of the response: a number from 200 to 599. Nothing was changed.")
+    if not media_type.isprintable() or not media_type.isascii() or len(media_type) > LONGEST_TYPE:
+        raise Invalid("A media type is one line in ASCII, such as application/json. Nothing was changed.")
+    if media_type and body is None:
+        raise Invalid("A media type goes with a body. Nothing was changed.")
+    if body is not None and len(body) > policy.max_body:
+        raise Invalid(
+            f"The body has {len(body):,} bytes, and this endpoint keeps {policy.max_body:,}. Nothing was changed."
+        )
+    return response_for(policy, int(status), body, content_type=media_type or None)
+
+
+def _consequence(verdict: str, stored: StoredResponse | None, *, message: bool) -> str:
+    """Return what follows, in one sentence."""
+    if verdict != "happened" or stored is None:
+        return VERDICTS[verdict][1]
+    if message:
+        return f"The next delivery gets {'this value' if stored.kept else 'no value'}, and the work does not run again."
+    what = f"{stored.status}" if stored.kept else f"`response-not-kept` with status {stored.status}"
+    return f"Retries get {what}, and the view does not run again."
+
+
+def _without_options(out: str) -> str:
+    """Return the way out of a refused release, as a form has it: with a box to tick, and no option of a command."""
+    return out.replace(": --force.", ": tick the box below.")
+
+
+def _done(visit: Visit, view: RecordView, case: Case, done: ResolveReport, said: str) -> str:
+    """Return the page after a change; or stop, if another process was faster."""
+    if not done.settled:
+        seen = visit.find(view.handle)
+        raise _changed(visit, case.first.key, seen.view)
+    return visit.render("done.html", view=view, short=view.handle[:8], said=said, left=done.left)
