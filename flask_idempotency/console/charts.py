@@ -18,10 +18,10 @@ from flask_idempotency.engine.activity import EDGES, HOUR
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.activity import GROUPS, Point, Summary
 
-WIDTH: Final = 720
-HEIGHT: Final = 200
-LEFT: Final = 52
-BOTTOM: Final = 26
+WIDTH: Final = 520
+HEIGHT: Final = 190
+LEFT: Final = 62
+BOTTOM: Final = 28
 TOP: Final = 10
 RIGHT: Final = 8
 

@@ -243,7 +243,7 @@ def _of_record(record: Record, policy: Policy, journal: Journal) -> Iterator[tup
     now = record.deadline - record.remaining
     about = f"{record.info.method} {record.info.operation}".strip()
     began = record.requested_at
-    yield began, Episode(began, "First used", f"{about}. The first claim ran the view.")
+    yield began, Episode(began, "First used", f"{about}.")
     if record.attempt > 1:
         detail = f"Attempt {record.attempt} holds the claim, with fence {record.fence}. Earlier workers lost theirs."
         yield began, Episode(None, "Taken over", detail, "warning")
@@ -261,7 +261,7 @@ def _of_record(record: Record, policy: Policy, journal: Journal) -> Iterator[tup
             OnExpiry.QUARANTINE: "A retry or the janitor then quarantines it.",
         }[record.on_expiry]
         if record.state is State.QUARANTINED:
-            ends = ""
+            ends = "Until then a call of its worker may still arrive." if ahead else ""
         elif is_paused(record, journal):
             ends = "It is paused: the next retry goes on after its finished steps."
         yield record.deadline, Episode(record.deadline, what, ends, ahead=ahead)
