@@ -34,6 +34,8 @@ TOKEN_FIELD: Final = "console_token"  # noqa: S105 - the name of a form field
 LARGEST_FORM: Final = 256 * 1024
 """Bytes. Only the response of a settled request makes a form large."""
 
+MOST_FIELDS: Final = 30
+
 HOUR_SECONDS: Final = 3600.0
 MOST_OPERATORS: Final = 1000
 """The most names whose attempts a process remembers."""
@@ -162,8 +164,8 @@ def form_of(request: Request) -> Mapping[str, str]:
             f"A form has a length, of {LARGEST_FORM // 1024} kB at most. Nothing was changed.",
         )
     fields = request.form
-    if any(len(values) > 1 for _, values in fields.lists()):
-        raise Stopped(400, "A field was sent twice", "Nothing was changed. Open the page again.")
+    if len(fields) > MOST_FIELDS or any(len(values) > 1 for _, values in fields.lists()):
+        raise Stopped(400, "This is no form of the console", "A field came twice, or too many. Nothing was changed.")
     return fields.to_dict()
 
 

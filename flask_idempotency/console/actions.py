@@ -168,7 +168,7 @@ def release(visit: Visit, handle: str) -> Page:
 def purge(visit: Visit) -> Page:
     """Erase the responses of one tenant, for good."""
     visit.admit_to_all()
-    visit.admit_to("purge", None)
+    visit.admit_to("purge")
     fields = _posted(visit) if request.method == "POST" else None
     tenant = (request.args if fields is None else fields).get("tenant", "")
     if len(tenant) > LONGEST_NAME or not tenant.isprintable():
@@ -243,7 +243,7 @@ def _existing(visit: Visit, handle: str, action: Action) -> tuple[SeenRecord, Re
         if request.method == "POST" and audit is not None and audit.entries(seen.key, limit=1):
             raise _changed(visit, seen.key, None)
         raise visit.not_found()
-    visit.admit_to(action, seen.view)
+    visit.admit_to(action, seen.found, seen.view)
     return seen.found, seen.view
 
 

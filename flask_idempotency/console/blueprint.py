@@ -85,7 +85,8 @@ class Console(Blueprint):
             self.add_url_rule(path, view.__name__, self._served(view), methods=methods, provide_automatic_options=False)
         self.add_url_rule("/static/<name>", "static_file", self._served_static(), provide_automatic_options=False)
         unknown = self._served(pages.unknown)
-        self.add_url_rule("/<path:rest>", "unknown", unknown, methods=["GET", "POST"], provide_automatic_options=False)
+        for path, methods in (("/<path:rest>", ["GET", "POST"]), ("/", ["POST"])):
+            self.add_url_rule(path, "unknown", unknown, methods=methods, provide_automatic_options=False)
         self.after_request(add_missing_headers)
 
     def _mount(self, setup: BlueprintSetupState) -> None:

@@ -76,7 +76,7 @@ _AGE: Final = re.compile(r"(\d{1,9})\s*(s|m|h|d)?")
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def unknown(visit: Visit, rest: str) -> Response:
+def unknown(visit: Visit, rest: str = "") -> Response:
     """Answer every other address under the console's, and a form for a page that takes none."""
     visit.admit()
     if request.method != "GET":
@@ -137,7 +137,7 @@ def _states(counts: UnfinishedCounts, completed: int | None) -> list[tuple[str, 
 
 def _urgent(visit: Visit) -> list[RecordView]:
     found = recovery().scan(State.QUARANTINED, limit=MOST_URGENT).found[:MOST_URGENT]
-    return [view for view in map(show_of, found) if visit.may_see(view) is not None]
+    return [view for each in found if visit.sees(each, view := show_of(each)) is not None]
 
 
 def _janitor(tasks: TaskLog | None) -> dict[str, Any] | None:
@@ -187,8 +187,8 @@ def records(visit: Visit) -> str | Response:
         journals=built().journals,
         labels=lambda found: [who.label(found.key) for who in every],
     )
-    views = [show_of(each) for each in page.found if visit.has(each)]
-    views = [view for view in views if visit.may_see(view) is not None]
+    # Whoever lists the records may not see each of them.
+    views = [view for each in page.found if visit.sees(each, view := show_of(each)) is not None]
     kept = {name: value for name, value in args.items() if value} | ({"no_tenant": "1"} if no_tenant else {})
     more = None
     if page.next is not None:

@@ -184,11 +184,12 @@ class Visit:
             raise Stopped(403, "You may not see this", "This page is about all tenants. Records shows those of yours.")
         return operator
 
-    def admit_to(self, action: Action, record: RecordView | None) -> Operator:
+    def admit_to(self, action: Action, found: SeenRecord | None = None, view: RecordView | None = None) -> Operator:
         """Return the operator, if they may do this. They see this record already."""
-        operator = ask(self.mounted.authorize, action, record)
-        if operator is None or (record is None and operator.tenants is not None):
-            what = "this record" if record is not None else "this"
+        operator = ask(self.mounted.authorize, action, view)
+        of_all = operator is not None and operator.tenants is None
+        if operator is None or not (of_all if found is None else _is_of(operator.tenants, found)):
+            what = "this" if found is None else "this record"
             raise Stopped(
                 403, f"You may not {action} {what}", "The application's authorize(…) refused it. Nothing was changed."
             )
@@ -211,23 +212,20 @@ class Visit:
     def everything(self) -> bool:
         return self.operator is not None and self.operator.tenants is None
 
-    def may_see(self, record: RecordView) -> Operator | None:
+    def sees(self, found: SeenRecord, view: RecordView) -> Operator | None:
         """Return the operator who may see this record.
 
         An `abort()` refuses too: an answer of its own would show that the record exists.
         """
         try:
-            return ask(self.mounted.authorize, "view", record)
+            operator = ask(self.mounted.authorize, "view", view)
         except HTTPException:
             return None
+        return operator if operator is not None and _is_of(operator.tenants, found) else None
 
     def may_purge(self) -> bool:
         """Return whether to offer a purge."""
         return self.everything and may(self.mounted.authorize, "purge", None)
-
-    def has(self, found: SeenRecord) -> bool:
-        """Return whether this record is of one of the operator's tenants."""
-        return _is_of(self.tenants, found)
 
     def find(self, handle: str) -> Found:
         """Return the record of this handle for the operator who may see it.
@@ -253,8 +251,8 @@ class Visit:
             return Found(key, None, None)
         found = SeenRecord(key, record)
         view = show_of(found, steps=True)
-        operator = self.may_see(view)
-        if operator is None or not _is_of(operator.tenants, found):
+        operator = self.sees(found, view)
+        if operator is None:
             raise self.not_found()
         self.operator = operator
         return Found(key, found, view)
