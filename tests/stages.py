@@ -31,10 +31,11 @@ SLOW_FOLDERS: Final = ("e2e", "lab", "benchmarks")
 
 TOGETHER: Final = re.compile(
     r"(tests/consumers/test_celery)(?:_workers)?\.py::"
+    r"|(tests/browser)/test_(?:accessibility|chromium|console)\w*\.py::"
     r"|(tests/e2e/test_bad_input)\.py::.*?\[(gevent|gthread|sync|waitress)\b"
     r"|(tests/e2e/test_steps?(?:_losses)?)\.py::.*?\[(sqlite|postgresql|tiered|valkey|redis)"
 )
-"""Tests that start a server once for all of them. Those with equal groups run in one process of a run."""
+"""Tests that start a server or a browser once for all of them. Those with equal groups run in one process of a run."""
 
 
 def is_further(value: object) -> bool:

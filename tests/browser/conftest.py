@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import shutil
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,14 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.browser.chromium import SANDBOX, Browser, chromium_program, open_browser
 from tests.browser.shop import CuttingProxy, Shop, new_shop, serving
-from tests.lab.programs import missing
 from tests.lab.tls import make_certificate
 
 INSECURE_HOST = "shop.test"
 """Chromium takes 127.0.0.1 for a secure place, also over http. This name leads there and is not."""
-
-PLACES = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +52,7 @@ def proxy(proxies: dict[str, CuttingProxy]) -> CuttingProxy:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """Debian's Chromium. One process serves all tests; each has contexts of its own."""
-    program = next(filter(None, map(shutil.which, PLACES)), None)
-    if program is None:
-        missing("Chromium", remedy="Install it: apt-get install chromium.")
+    program = chromium_program()
     from playwright.sync_api import sync_playwright  # needed here only
 
     with sync_playwright() as playwright:
@@ -66,13 +60,27 @@ def chromium() -> Iterator[Any]:
             executable_path=program,
             args=[
                 f"--host-resolver-rules=MAP {INSECURE_HOST} 127.0.0.1",
-                *(["--no-sandbox"] if os.geteuid() == 0 else []),
+                *SANDBOX,
             ],
             # Playwright switches the back/forward cache off.
             ignore_default_args=["--disable-back-forward-cache"],
         )
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def driven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Debian's Chromium under Selenium, one in each process of a run."""
+    with open_browser(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(driven: Browser) -> Browser:
+    """A browser that no other test has used, as far as a page can know."""
+    driven.reset()
+    return driven
 
 
 @pytest.fixture

@@ -44,6 +44,8 @@ def test_a_test_is_of_the_core_only_if_it_is_of_no_other_stage(request: pytest.F
         ("e2e/test_steps.py::test_a[valkey-9.1]", "e2e/test_steps.py::test_b[valkey-9.1-x]", True),
         ("e2e/test_steps.py::test_a[valkey-9.1]", "e2e/test_steps.py::test_a[sqlite]", False),
         ("e2e/test_steps.py::test_a[sqlite]", "e2e/test_step_losses.py::test_a[sqlite]", False),
+        ("browser/test_console.py::test_a", "browser/test_accessibility.py::test_b[x]", True),
+        ("browser/test_console.py::test_a", "browser/test_browser.py::test_b", False),
         ("e2e/test_race.py::test_a[sqlite]", "e2e/test_race.py::test_b[sqlite]", False),
     ],
 )
