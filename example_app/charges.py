@@ -20,7 +20,9 @@ charges = Blueprint("charges", __name__, url_prefix="/v1")
 
 @charges.post("/charges")
 def create() -> dict[str, Any]:
-    wanted = ChargeInput().load(form_body())
+    body = form_body()
+    simulate.take_wish(body)
+    wanted = ChargeInput().load(body)
     simulate.execution_begins()
     charge = Charge(
         tenant=caller().tenant,
@@ -36,11 +38,14 @@ def create() -> dict[str, Any]:
 
 
 def form_body() -> dict[str, Any]:
-    """The fields of the form, and under `metadata` those written `metadata[name]`."""
+    """The fields of the form. Those written `metadata[name]` are under `metadata`, and the same for `simulate`."""
     fields: dict[str, Any] = request.form.to_dict()
-    names = [name for name in fields if name.startswith("metadata[") and name.endswith("]")]
-    # A field that is called `metadata` itself stays, and is refused: it is no mapping.
-    return ({"metadata": {name[9:-1]: fields.pop(name) for name in names}} if names else {}) | fields
+    for group in ("metadata", "simulate"):
+        names = [name for name in fields if name.startswith(f"{group}[") and name.endswith("]")]
+        # A field that is called `metadata` itself stays, and is refused: it is no mapping.
+        if names:
+            fields = {group: {name[len(group) + 1 : -1]: fields.pop(name) for name in names}} | fields
+    return fields
 
 
 def shown(charge: Charge, metadata: dict[str, str]) -> dict[str, Any]:

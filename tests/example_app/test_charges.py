@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 from werkzeug.test import TestResponse
 
-from tests.example_app.conftest import Customer
+from tests.example_app.conftest import Customer, MakeApp
 
 
 def charge(customer: Customer, key: str | None = "key-1", **fields: Any) -> TestResponse:
@@ -54,3 +55,21 @@ def test_stripe_not_authenticated(customer: Customer) -> None:
     answer = customer.send("POST", "/v1/charges", "key-1", data={"amount": 1, "currency": "eur"}, bearer=None)
 
     assert (401, "invalid_request_error") == (answer.status_code, answer.get_json()["error"]["type"])
+
+
+def test_a_fault_on_request_is_a_field_of_the_form(customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is killed behind its commit: the charge is there, and its key is not settled."""
+    killed: list[int] = []
+    monkeypatch.setattr("example_app.simulate.os.kill", lambda _, number: killed.append(number))
+
+    charge(customer, **{"simulate[crash]": "after_commit"})
+
+    assert [signal.SIGKILL] == killed
+
+
+def test_without_simulation_a_fault_is_an_unknown_field(make_app: MakeApp) -> None:
+    customer = Customer(make_app(DEMO_SIMULATE=False))
+
+    answer = charge(customer, **{"simulate[crash]": "after_commit"})
+
+    assert (400, "simulate") == (answer.status_code, answer.get_json()["error"]["param"])
