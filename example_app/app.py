@@ -8,7 +8,7 @@ from typing import Any
 
 from flask import Flask
 
-from example_app import auth, events, models, openapi, problems, providers, simulate
+from example_app import auth, events, models, openapi, operators, problems, providers, simulate
 from example_app.accounting import accounting
 from example_app.charges import charges
 from example_app.checkout import checkouts, what_became_of_it
@@ -50,6 +50,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         IDEMPOTENCY_PUBLISH=True,
         IDEMPOTENCY_BROWSER_MODULE="/idempotency.js",
         SESSION_COOKIE_SAMESITE="Lax",
+        CONSOLE_ALLOW_HTTP=False,
         DEMO_SIMULATE=simulate.wanted(),
         DEMO_WITNESS=os.path.join(app.instance_path, "witness.sqlite3"),
         DEMO_PROVIDERS=os.path.join(app.instance_path, "providers.sqlite3"),
@@ -64,6 +65,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         app.register_blueprint(blueprint)
     if app.secret_key:
         app.register_blueprint(shop)
+    app.register_blueprint(operators.console(allow_http=app.config["CONSOLE_ALLOW_HTTP"]))
     openapi.install(app)
     problems.install(app)
     models.install(app)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 
 from flask import abort, g, request, session
+from werkzeug.datastructures import Authorization
 
 from example_app.openapi import PUBLIC
 from flask_idempotency import Quota
@@ -33,22 +34,33 @@ POLICY = frozenset({"idempotency_policy", "idempotency_policy_schema"})
 PAGES = frozenset({"static", "idempotency_browser_module"})
 """The endpoints of the scripts that the shop page loads."""
 
+CONSOLE = "idempotency_console"
+"""The blueprint of the console. It has operators and not callers: see `operators.py`."""
+
 PLANS = {"initech": Quota(records=3)}
 """Initech is on trial, with three idempotency keys at a time. The configuration sets no limit for the others."""
 
 
 def authenticate() -> None:
     """Set the caller, or abort with 401. The library runs this hook before it claims or replays a key."""
-    if request.endpoint in PUBLIC | POLICY | PAGES:
+    if request.endpoint in PUBLIC | POLICY | PAGES or request.blueprint == CONSOLE:
         return
     if request.blueprint == "shop":
         g.caller = Caller("shop", _visitor())
         return
-    credentials = request.authorization
+    credentials = sent_credentials()
     token = credentials.token if credentials is not None and credentials.type == "bearer" else None
     if token not in CALLERS:
         abort(401, "Send one of the demo's tokens, for instance: Authorization: Bearer tok_alice")
     g.caller = CALLERS[token]
+
+
+def sent_credentials() -> Authorization | None:
+    """Return what the request's `Authorization` carries. None: there is none, or it cannot be read."""
+    try:
+        return request.authorization
+    except ValueError:  # Werkzeug 3.1 raises it for a Basic header with a byte above 127
+        return None
 
 
 def _visitor() -> str:

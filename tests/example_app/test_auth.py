@@ -23,7 +23,9 @@ def test_a_request_without_a_known_token_is_refused(
     assert answer.headers["WWW-Authenticate"].lower().startswith("bearer")
 
 
-@pytest.mark.parametrize("credentials", ("Basic dG9rX2FsaWNlOg==", "Token tok_alice", "tok_alice", "Bearer", "Basic !"))
+@pytest.mark.parametrize(
+    "credentials", ("Basic dG9rX2FsaWNlOg==", "Token tok_alice", "tok_alice", "Bearer", "Basic !", "Basic \xff")
+)
 def test_other_credentials_are_not_a_token(customer: Customer, credentials: str) -> None:
     """The service refuses a token in any other form with 401, not with 500."""
     answer = customer.http.get("/payments", headers={"Authorization": credentials})
