@@ -24,7 +24,9 @@ from pathlib import Path
 from types import FrameType
 
 from example_app.demo.client import Merchant, Shop
+from example_app.demo.customers import customers
 from example_app.demo.database import NoDatabase, tour_database
+from example_app.demo.operator import CONSOLE
 from example_app.demo.report import Finding, failures, run, table
 from example_app.demo.servers import (
     BEAT_LOG,
@@ -39,7 +41,8 @@ from example_app.demo.servers import (
     janitor,
     service,
 )
-from example_app.demo.tour import janitor_tour, message_tour, stripe_tour, tour
+from example_app.demo.tour import janitor_tour, message_tour, operator_tour, stripe_tour, tour
+from example_app.operators import OPERATORS
 from example_app.providers import Providers
 
 PORT = 8000
@@ -70,6 +73,11 @@ Pay in a browser. Click twice, reload, or go back:
 
   {url}/shop
 
+Watch it in the console, as the operator {operator} with the password {password}. One charge waits there for you.
+For a minute, customers send more requests:
+
+  {url}{console}/
+
 Read what each endpoint promises:
 
   {url}/openapi                  the API as a page, from {url}/openapi.json
@@ -94,8 +102,11 @@ def main(arguments: list[str] | None = None) -> int:
             shop = open_shop(running, free_port(options.port), folder)
             code = take_tour(shop, folder)
             if not options.exit:
-                print(TRY_THIS.format(url=shop.url), flush=True)
-                signal.pause()
+                name, account = next(iter(OPERATORS.items()))
+                words = {"operator": name, "password": account.password, "console": CONSOLE}
+                print(TRY_THIS.format(url=shop.url, **words), flush=True)
+                with customers(shop):
+                    signal.pause()
     except KeyboardInterrupt:
         # Ctrl-C is the normal end of serving. In the middle of the tour `code` is still 1.
         print("\ndemo: ended", file=sys.stderr)
@@ -112,6 +123,7 @@ def take_tour(shop: Shop, folder: Path) -> int:
         scenarios += stripe_tour
     else:
         notes.append("Stripe's client is not installed, so the tour did not try it: pip install stripe")
+    scenarios += operator_tour
     findings = run(scenarios, shop)
     print("\n" + table(findings), *notes, sep="\n", flush=True)
     logs = (SERVICE_LOG, WORKER_LOG, BEAT_LOG, RELAY_LOG, CONSUMER_LOG)
@@ -153,6 +165,8 @@ def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
         "SQLALCHEMY_DATABASE_URI": database,
         "DEMO_WITNESS": str(folder / "witness.sqlite3"),
         "DEMO_PROVIDERS": str(folder / PROVIDERS_FILE),
+        # Only this machine reaches the service.
+        "CONSOLE_ALLOW_HTTP": True,
         "EVENTS_BROKER_URL": broker.url,
         "MERCHANT_URL": merchant.url,
     }

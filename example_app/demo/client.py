@@ -72,6 +72,11 @@ class Shop:
         headers = {"Authorization": f"Bearer {bearer}"} | ({header: key} if key is not None else {})
         return self._client.request(method, path, json=body, headers=headers)
 
+    def charge(self, key: str, form: dict[str, str], *, bearer: str = "tok_alice") -> httpx.Response:
+        """Send a form to `/v1/charges`, as Stripe's clients do."""
+        headers = {"Authorization": f"Bearer {bearer}", "Idempotency-Key": key}
+        return self._client.post("/v1/charges", data=form, headers=headers)
+
     def rows(self) -> int:
         """Count all payments, charges, invoices and orders in the database."""
         with self._database.connect() as connection:

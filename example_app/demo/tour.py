@@ -19,12 +19,18 @@ import httpx
 
 from example_app.demo.buyer import INVOICES
 from example_app.demo.client import PATIENCE_SECONDS, LossyWire, Shop
+from example_app.demo.customers import BURST_ROUNDS, NEW_ROWS, play
+from example_app.demo.operator import CONSOLE, OperatorClient
 from example_app.demo.report import Scenarios, Seen, counted, seen
+from example_app.operators import OPERATORS
 from example_app.simulate import BRIEF_SECONDS
 from flask_idempotency.client import Ledger
 
 FIRST_KEY = "order-1"
 PAYMENT: dict[str, Any] = {"account": "acc_1", "amount": 1050, "currency": "EUR"}
+CHARGE = {"amount": "2500", "currency": "eur"}
+DOUBTFUL = {"doubtful-1": "tok_alice", "doubtful-2": "tok_carol"}
+"""Charges that an operator must look at, and who sends them."""
 
 tour = Scenarios()
 """One client and the service."""
@@ -32,6 +38,8 @@ janitor_tour = Scenarios()
 """The client sends no retry, and the janitor works."""
 message_tour = Scenarios()
 """What follows each payment: the relay, the broker, the consumers and a company's own server."""
+operator_tour = Scenarios()
+"""What the console shows, and what an operator does there."""
 stripe_tour = Scenarios()
 """The client is the real `stripe` package. It is optional, so only `charge` imports it."""
 
@@ -333,6 +341,24 @@ def killed_at_the_order(shop: Shop) -> Seen:
     return Seen(words, before.executions, checks, [*before.received, *after.received])
 
 
+@janitor_tour.scenario("2 charges, both in doubt", rows=2)
+def killed_while_answering(shop: Shop) -> Seen:
+    """SIGKILL ends a worker just after it committed Alice's charge, and another after Carol's. A charge commits by itself, so
+    the service cannot know. It refuses their retries until an operator has looked, and does not charge again."""
+    for key, bearer in DOUBTFUL.items():
+        with lost_connection():
+            shop.charge(key, CHARGE | {"simulate[crash]": "after_commit"}, bearer=bearer)
+    refused = [
+        shop.charge(key, CHARGE | {"simulate[crash]": "after_commit"}, bearer=bearer)
+        for key, bearer in DOUBTFUL.items()
+    ]
+    return seen(
+        refused,
+        words=f"dropped, {counted(refused)}",
+        both_are_refused=[response.status_code for response in refused] == [409, 409],
+    )
+
+
 @janitor_tour.scenario("charge looked up, goes on", rows=1)
 def killed_while_charging(shop: Shop) -> Seen:
     """SIGKILL ends the worker while it charges: the provider took the money, and the service does not know it. The service
@@ -425,6 +451,43 @@ def sent_three_times(shop: Shop) -> Seen:
         "each company was called once for each payment": [each for each in calls if each in paid] == paid,
     }
     return Seen(f"{sent} sent again, {len(shop.bookings())} entries", "1", checks)
+
+
+@operator_tour.scenario("settled: 200, replayed", rows=0)
+def settled_by_an_operator(shop: Shop) -> Seen:
+    """Dana, an operator, opens the console at /idempotency. It shows both charges in doubt. The bank has Alice's, so she
+    settles it: it happened. Alice's retry gets a response. Carol's charge still waits, for you."""
+    with OperatorClient(shop, "dana", OPERATORS["dana"].password) as dana:
+        waited = comes_true(lambda: shop.records("charges.create", "quarantined") == len(DOUBTFUL))
+        record = dana.open(dana.open(f"{CONSOLE}/records?state=quarantined&tenant=acme").link("/records/"))
+        form = dana.open(record.link("/settle")).form("/settle")
+        preview = dana.send(form, outcome="happened", status="200", reason="The bank has the charge.")
+        dana.send(preview.form("/settle"))
+    response = shop.charge("doubtful-1", CHARGE | {"simulate[crash]": "after_commit"})
+    return seen(
+        [response],
+        both_were_in_doubt=waited,
+        status_is_200=response.status_code == 200,
+        replayed=response.headers.get("Idempotent-Replayed") == "true",
+        ran_once=executions(response) == 1,
+        the_other_waits=shop.records("charges.create", "quarantined") == len(DOUBTFUL) - 1,
+    )
+
+
+@operator_tour.scenario("each of 24 paid once", rows=BURST_ROUNDS * NEW_ROWS)
+def busy_customers(shop: Shop) -> Seen:
+    """Customers pay, send again, click twice and make mistakes, at every endpoint. The console counts what became of each
+    request, as its charts show."""
+    responses = [response for number in range(BURST_ROUNDS) for response in play(shop, number)]
+    statuses = {response.status_code for response in responses}
+    with OperatorClient(shop, "dana", OPERATORS["dana"].password) as dana:
+        pages = [dana.open(f"{CONSOLE}/{page}") for page in ("", "records", "tenants", "endpoints", "health")]
+    return seen(
+        responses[:1],
+        words=f"{len(responses)} requests",
+        no_request_failed=max(statuses) < 500,
+        every_page_opens=len(pages) == 5,
+    )
 
 
 @stripe_tour.scenario("one charge, after a retry", rows=1)
