@@ -1,0 +1,348 @@
+"""The console in Debian's Chromium: every page by clicks, with keys alone, without scripts, small, large, light and dark.
+
+One process runs these tests, because they share one browser. Each opens pages as an operator would.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+
+from flask_idempotency.engine.capabilities import capabilities_of
+from tests.browser import pictures
+from tests.browser.accessibility import cut, violations
+from tests.browser.chromium import Browser
+from tests.browser.console_pages import (
+    PAGES,
+    REASON,
+    RECORD,
+    fill_in,
+    link,
+    open_first,
+    send,
+    title,
+    walk,
+)
+from tests.browser.console_site import CONSOLE, HOSTILE, Site, attack, fill, served
+
+pytestmark = pytest.mark.slow
+
+SIZES: dict[str, dict[str, Any]] = {
+    "desktop": {"width": 1200, "height": 900},
+    "phone": {"width": 390, "height": 844, "scale": 3.0, "mobile": True},
+    # WCAG 2.2, 1.4.10: a window of 1280 × 1024 at 400 %.
+    "400 %": {"width": 320, "height": 256, "scale": 4.0},
+}
+IS_VISIBLE = """
+const style = getComputedStyle(document.activeElement);
+return (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0) || style.boxShadow !== "none";
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """An hour of a shop. Tests that take it change nothing."""
+    with served(Site(tmp_path_factory.mktemp("shop"))) as site:
+        fill(site)
+        yield site
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A shop whose clients, tenants, operators and endpoints have hostile names."""
+    with served(
+        Site(tmp_path_factory.mktemp("attacked"), name=HOSTILE["script"], endpoints=tuple(HOSTILE.values()))
+    ) as site:
+        attack(site)
+        yield site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A shop for one test, with a payment whose outcome is unknown."""
+    with served(Site(tmp_path)) as site:
+        site.post("/payments", "order-1", body="lost")
+        yield site
+
+
+@pytest.fixture
+def dana(browser: Browser, shop: Site) -> Browser:
+    """The browser of an operator of the shop."""
+    shop.sign_in(browser)
+    return browser
+
+
+def test_every_page_is_reached_by_clicks_and_complains_of_nothing(dana: Browser, shop: Site) -> None:
+    titles = {}
+    for name in walk(dana, shop):
+        titles[name] = title(dana)
+        messages = dana.messages()
+        if name in ("settle, with a fault", "no such page"):  # Chromium says that the status is 400, or 404
+            assert all("the server responded with a status of 4" in message for message in messages)
+        else:
+            assert messages == [], name
+
+    assert tuple(titles) == PAGES
+    assert all(titles.values())
+
+
+@pytest.mark.parametrize("scheme", pictures.SCHEMES)
+@pytest.mark.parametrize("size", ("desktop", "phone"))
+def test_axe_finds_nothing(dana: Browser, shop: Site, scheme: str, size: str) -> None:
+    dana.scheme(scheme)
+    dana.resize(**SIZES[size])
+
+    found = {name: violations(dana) for name in walk(dana, shop)}
+
+    assert {name: faults for name, faults in found.items() if faults} == {}, "\n".join(chain(*found.values()))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_nothing_is_cut_and_no_page_scrolls_sideways(dana: Browser, shop: Site, size: str) -> None:
+    dana.resize(**SIZES[size])
+
+    found = {name: cut(dana) for name in walk(dana, shop)}
+
+    assert {name: faults for name, faults in found.items() if faults} == {}
+
+
+def test_an_operator_settles_a_payment(browser: Browser, site: Site) -> None:
+    """The consequence stands beside the button, the client's retry gets the response, and the trail names the operator."""
+    site.sign_in(browser)
+    record = open_first(browser, site, "quarantined")
+    browser.follow("main a[href$='/settle']")
+    fill_in(browser, "happened")
+    send(browser)
+    assert "201" in browser.text("main")
+    assert REASON in browser.text("main")
+    assert site.post("/payments", "order-1", body="lost").status_code == 409
+    send(browser)
+
+    retry = site.post("/payments", "order-1", body="lost")
+    assert (retry.status_code, retry.headers["Idempotency-Replayed"]) == (201, "true")
+    browser.driver.get(record)
+    assert "dana" in browser.text("main")
+    assert REASON in browser.text("main")
+    assert browser.messages() == []
+
+
+def test_two_operators_cannot_both_settle(browser: Browser, site: Site) -> None:
+    """Each has the confirmation on the screen. The second one to press the button changes nothing, and reads why."""
+    windows: list[str] = []
+    for name, verdict in (("dana", "happened"), ("erin", "never")):
+        if windows:
+            browser.new_window()
+        windows.append(browser.driver.current_window_handle)
+        site.sign_in(browser, name)
+        open_first(browser, site, "quarantined")
+        browser.follow("main a[href$='/settle']")
+        fill_in(browser, verdict)
+        send(browser)
+    browser.driver.switch_to.window(windows[0])
+    send(browser)
+    browser.driver.switch_to.window(windows[1])
+    send(browser)
+
+    assert "has changed" in title(browser)
+    assert "dana" in browser.text("main")
+    assert site.post("/payments", "order-1", body="lost").status_code == 201
+
+
+def test_a_form_that_the_back_button_brings_back_does_nothing(browser: Browser, site: Site) -> None:
+    site.sign_in(browser)
+    open_first(browser, site, "quarantined")
+    browser.follow("main a[href$='/settle']")
+    fill_in(browser, "happened")
+    send(browser)
+    send(browser)
+    settled = site.post("/payments", "order-1", body="lost").data
+
+    shown = []
+    for _ in range(2):  # the confirmation, then the form
+        browser.leave_by(browser.driver.back)
+        if browser.find_all("main form[method=post] button"):
+            if browser.find_all("input[name=verdict][type=radio]"):
+                fill_in(browser, "never")
+            send(browser)
+        shown.append(title(browser))
+        browser.driver.back()
+
+    assert site.post("/payments", "order-1", body="lost").data == settled
+    trail = capabilities_of(site.store).audit
+    assert trail is not None
+    assert trail.count("dana", seconds=3600) == 1
+
+
+def test_everything_works_without_javascript(browser: Browser, shop: Site, site: Site) -> None:
+    browser.javascript(False)
+    shop.sign_in(browser)
+    assert tuple(walk(browser, shop)) == PAGES
+
+    open_first(browser, site, "quarantined")
+    browser.follow("main a[href$='/settle']")
+    fill_in(browser, "never")
+    send(browser)
+    send(browser)
+    assert site.post("/payments", "order-1").status_code == 201
+
+
+def test_pages_of_a_long_list_are_links(browser: Browser, site: Site) -> None:
+    browser.javascript(False)
+    site.sign_in(browser)
+    for number in range(120):
+        site.claim(f"order-{number}", lease=3600)
+    site.open(browser, "/records")
+    seen = set()
+    pages = 0
+    while True:
+        pages += 1
+        seen |= {str(each.get_attribute("href")) for each in browser.find_all(RECORD)}
+        if not browser.find_all("main a[rel=next]"):
+            break
+        browser.follow("main a[rel=next]")
+
+    assert len(seen) == 121
+    assert 2 <= pages <= 6
+
+
+def test_keys_alone_settle_a_payment(browser: Browser, site: Site) -> None:
+    """Tab reaches each link and field in the order of the page, shows where it is, and Enter and Space do the rest."""
+    site.sign_in(browser)
+    site.open(browser)
+    press(browser, Keys.TAB)
+    assert focused(browser) == "Skip to content"
+    assert browser.run("return document.activeElement.getBoundingClientRect().top >= 0")
+    press(browser, Keys.ENTER)
+    browser.until(lambda: browser.run("return document.activeElement.id === 'main'"))
+    site.open(browser)
+
+    enter(browser, "a", "Records")
+    enter(browser, RECORD)
+    enter(browser, "main a[href$='/settle']")
+    reach(browser, "input[name=verdict]")
+    press(browser, Keys.SPACE)
+    reach(browser, "input[name=status]")
+    press(browser, "202")
+    reach(browser, "[name=reason]")
+    press(browser, REASON)
+    for _ in range(2):
+        enter(browser, "main form[method=post] button")
+
+    assert site.post("/payments", "order-1", body="lost").status_code == 202
+    assert browser.messages() == []
+
+
+def press(browser: Browser, *keys: str) -> None:
+    ActionChains(browser.driver).send_keys(*keys).perform()
+
+
+def focused(browser: Browser) -> str:
+    words: str = browser.run("return document.activeElement.textContent.trim()")
+    return words
+
+
+def reach(browser: Browser, selector: str, words: str | None = None) -> None:
+    """Press Tab until an element that matches has the focus. Each on the way shows it."""
+    for _ in range(60):
+        press(browser, Keys.TAB)
+        assert browser.run(IS_VISIBLE), browser.run("return document.activeElement.outerHTML")
+        here = browser.run("return document.activeElement.matches(arguments[0])", selector)
+        if here and words in (None, focused(browser)):
+            return
+    raise AssertionError(f"Tab does not reach {selector}")
+
+
+def enter(browser: Browser, selector: str, words: str | None = None) -> None:
+    reach(browser, selector, words)
+    browser.leave_by(lambda: press(browser, Keys.ENTER))
+
+
+def test_hostile_names_are_text(browser: Browser, attacked: Site) -> None:
+    """On each page that links lead to: no script of a name runs, no element comes from one, and the policy was not needed."""
+    attacked.sign_in(browser, '"><script>alert(4)</script>')
+    waiting, seen = [f"{attacked.origin}{CONSOLE}/"], set[str]()
+    texts = []
+    while waiting:
+        address = waiting.pop()
+        seen.add(address)
+        browser.driver.get(address)
+        faults = browser.run(INJECTED)
+        assert faults == [], address
+        assert browser.messages() == [], address
+        assert cut(browser) == [], address
+        texts.append(browser.run("return document.documentElement.textContent"))
+        links = browser.run("return [...document.links].map((link) => link.href)")
+        waiting += sorted({each for each in links if each.startswith(attacked.origin)} - seen - set(waiting))
+
+    text = "\n".join(texts)
+    assert len(seen) > 5 * len(HOSTILE)
+    assert "<script>window.hostile = 1; alert(1)</script>" in text
+    assert "{{ 7 * 7 }}" in text
+    assert "\x1b" not in text
+    assert "w" * 4001 not in text
+
+
+INJECTED = """
+const faults = [];
+const count = (selector, most) => {
+  const found = document.querySelectorAll(selector).length;
+  if (found > most) faults.push(`${found} × ${selector}`);
+};
+if (window.hostile) faults.push("a script of a name ran");
+count("script", 1);
+count("link[rel=stylesheet]", 1);
+count("style, img, iframe, object, embed, base, form form, [onerror], [onload], [onclick], [style]", 0);
+count("svg[onload], title title, body body", 0);
+for (const link of document.links) if (!/^https?:$/.test(link.protocol)) faults.push(link.outerHTML);
+// A name with a sign that turns the text around it must stand apart from that text.
+const turning = /[\\u202a-\\u202e\\u2066-\\u2069\\u200e\\u200f\\u061c]/;
+for (const element of document.querySelectorAll("body *")) {
+  const own = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && turning.test(node.data));
+  if (own && !element.closest("bdi, option, title, textarea")) faults.push(element.outerHTML.slice(0, 200));
+}
+return faults;
+"""
+
+
+@pytest.mark.parametrize("scheme", pictures.SCHEMES)
+@pytest.mark.parametrize("page", pictures.PAGES)
+def test_pictures_for_the_documentation(dana: Browser, shop: Site, page: str, scheme: str) -> None:
+    """`WRITE_PICTURES=1` writes them."""
+    dana.scheme(scheme)
+    dana.resize(pictures.WIDTH, 800)
+    if page == "overview":
+        shop.open(dana)
+    else:
+        open_first(dana, shop, "quarantined")
+    if page == "settle":
+        dana.follow("main a[href$='/settle']")
+        fill_in(dana, "happened")
+    dana.run("document.activeElement.blur()")
+
+    picture = pictures.take(dana)
+
+    width, height = pictures.size_of(picture)
+    assert (width, 500 <= height <= 2400) == (pictures.WIDTH, True)
+    assert len(picture) <= pictures.LARGEST_BYTES
+    if os.environ.get(pictures.WRITE):
+        pictures.DRAWN.mkdir(exist_ok=True)
+        (pictures.DRAWN / f"{page}-{scheme}.png").write_bytes(picture)
+
+
+def test_a_link_leads_nowhere_else(dana: Browser, shop: Site) -> None:
+    """No page of the console sends an operator, or their browser, to another host."""
+    elsewhere = set()
+    for _ in walk(dana, shop):
+        loaded = dana.run("return performance.getEntriesByType('resource').map((each) => each.name)")
+        links = dana.run("return [...document.links].map((each) => each.href)")
+        elsewhere |= {each for each in loaded + links if not each.startswith(f"{shop.origin}/")}
+
+    assert elsewhere == set()
+    assert link(dana, "Overview").is_displayed()
