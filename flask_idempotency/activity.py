@@ -45,6 +45,15 @@ def _one(*counters: str) -> Counters:
     return lambda event: counters
 
 
+def _observed(event: events.Observation) -> tuple[str, ...]:
+    counter = names.would(event.outcome, event.caller)
+    if event.outcome in (names.CONFLICT, names.WAIT):
+        return counter, f"{names.APART_TIME}{slot(event.apart)}"
+    if event.outcome in names.ENDINGS:
+        return counter, f"{names.RAN_TIME}{slot(event.seconds)}"
+    return (counter,)
+
+
 COUNTERS: Mapping[type[Event], Counters] = MappingProxyType(
     {
         events.ClaimGranted: lambda event: (names.TAKEN_OVER if event.attempt > 1 else names.NEW,),
@@ -63,6 +72,7 @@ COUNTERS: Mapping[type[Event], Counters] = MappingProxyType(
         events.Quarantined: _one(names.QUARANTINED),
         events.Reaped: _one(names.QUARANTINED),
         events.Paused: _one(names.PAUSED),
+        events.Observation: _observed,
     }
 )
 """The counters that an event adds 1 to. Activity does not count the other events."""

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from flask_idempotency.assembly import Services
 from flask_idempotency.engine import events
+from flask_idempotency.engine.activity import OBSERVED
 from flask_idempotency.engine.capabilities import DataLoss, TaskReport, UnfinishedCounts
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
@@ -130,6 +131,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                         "record-corrupt",
                     )
                 },
+            ),
+            Family(
+                "idempotency_observations",
+                "What enforcing would have done with requests that are only observed, and how they ended.",
+                {"outcome": (*OBSERVED, OTHER)},
             ),
             Family(
                 "idempotency_quota_refusals",
@@ -545,6 +551,7 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
                 _by(lambda event: event.answer if event.answer == "still-unknown" else "failed"),
             ),
         ),
+        events.Observation: (Counts("observations", _by(lambda event: event.outcome)),),
         events.TenantErased: (Counts("operator_actions", _one("tenant-erased")),),
         events.ResponsesSealed: (Counts("operator_actions", _one("responses-sealed")),),
         events.QuotaSet: (Counts("operator_actions", _one("quota-set")),),

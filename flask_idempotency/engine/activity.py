@@ -141,3 +141,39 @@ NOT_KEPT: Final = "not-kept"
 NEW_TIME: Final = "t:new:"
 REPLAYED_TIME: Final = "t:replayed:"
 """The beginning of the counters of a histogram. The number of a `slot` follows."""
+
+# The counters of requests that are only observed, in `mode` `observe` or `warn`.
+
+WOULD: Final = "would:"
+"""Begins the name of each counter of an observed request. The outcome follows, then `@` and the kind of its caller."""
+
+WAIT: Final = "wait"
+"""The duplicate of a running request would have waited for its response: `in_flight="wait"`."""
+UNKEYED: Final = "unkeyed"
+"""It had no key, and needs none."""
+FAILED: Final = "failed"
+"""It could not be observed: the store did not answer, a loader raised, or this package has a fault."""
+SETS_COOKIE: Final = "sets-cookie"
+"""Of the completed ones: the view set a cookie or changed the session, and no replay would carry that."""
+
+OBSERVED: Final = (
+    NEW, TAKEN_OVER, REPLAYED, CONFLICT, WAIT, MISMATCH, UNKNOWN, MISSING_KEY, UNKEYED, BAD_REQUEST, FAILED,
+    COMPLETED, RELEASED, QUARANTINED, NOT_KEPT, SETS_COOKIE,
+)  # fmt: skip
+"""What is counted of an observed request: one of the first eleven when it comes, and the others when it ends."""
+
+UNREMARKABLE: Final = frozenset({NEW, UNKEYED, COMPLETED})
+"""Those of requests that enforcing would not have changed, and that say little of the endpoint."""
+
+CALLERS: Final = ("anonymous", "cookie", "authorization", "api-key", "certificate", "remote-user", "other")
+"""The kinds of callers, by the credential that the request carries. Never by its value."""
+
+APART_TIME: Final = "apart:"
+"""The beginning of the counters of a histogram: how long after the first request a concurrent duplicate came."""
+RAN_TIME: Final = "ran:"
+"""The beginning of the counters of a histogram: how long observed views ran."""
+
+
+def would(outcome: str, caller: str) -> str:
+    """Return the counter of an observed request."""
+    return f"{WOULD}{outcome}@{caller}"

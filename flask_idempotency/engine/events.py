@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, TypeAlias
 
+from flask_idempotency.engine.activity import UNREMARKABLE
 from flask_idempotency.engine.values import valueclass
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "MessageSettled",
     "MessagesRelayed",
     "MismatchRefused",
+    "Observation",
     "Paused",
     "Quarantined",
     "QuotaRefused",
@@ -526,6 +528,27 @@ class DataLossAcknowledged(Event):
     forced: bool
     parts: Mapping[str, int]
     finished: bool
+
+
+@valueclass(frozen=True, slots=True)
+class Observation(Event):
+    """A request was only observed: what `mode="enforce"` would have done with it, or made of its record when it ended.
+
+    `outcome` is one of `activity.OBSERVED`, and `caller` one of `activity.CALLERS`: which kind of credential it carried.
+    `apart` is how many seconds after the first request a concurrent duplicate came, and `seconds` how long the view ran, with
+    the outcomes `completed`, `released` and `quarantined`; else both are 0. `record` is empty if there was no key.
+    """
+
+    LEVELS = (logging.DEBUG, logging.INFO)
+    SENTENCE = "A request was only observed: nothing was refused or replayed."
+
+    outcome: str
+    caller: str
+    apart: float = 0.0
+    seconds: float = 0.0
+
+    def level(self) -> int:
+        return logging.DEBUG if self.outcome in UNREMARKABLE else logging.INFO
 
 
 @valueclass(frozen=True, slots=True)

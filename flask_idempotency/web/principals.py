@@ -98,8 +98,25 @@ PREFIXES: Final = (
 )
 """Prefixes of names in the environ: a client's certificate as a server or proxy describes it, and mod_auth_openidc's caller."""
 
+_OF_CERTIFICATES: Final = (*PREFIXES[:5],)
+"""Those of `PREFIXES` that describe a certificate."""
+
+_BY_HEADER: Final = ("Authorization", "Proxy-Authorization", "X-Authorization")
+_API_KEYS: Final = (
+    "X-API-Key",
+    "Api-Key",
+    "ApiKey",
+    "X-API-Token",
+    "X-API-Secret",
+    "X-Goog-Api-Key",
+    "Ocp-Apim-Subscription-Key",
+    "X-Functions-Key",
+)
+
 NO_CERTIFICATE: Final = ("NONE", "(null)")
 """The values of such a variable if the client has no certificate: Apache's and nginx's."""
+
+_KINDS: Final = ("authorization", "api-key", "certificate", "remote-user", "other", "cookie")
 
 _RESERVED: Final = ("httpauth:", "jwt:", "login:", "identity:", "webhook:")
 """Prefixes of the ids of extensions and webhooks. An id of Flask-Login with such a prefix gets another one."""
@@ -179,6 +196,33 @@ class Credentials:
     def __init__(self, added: tuple[str, ...] = ()) -> None:
         self._names = {_in_environ(name): name for name in (*TOKENS, *ASSERTED, *CERTIFICATES, *added)}
         self._names["REMOTE_USER"] = "REMOTE_USER"
+        self._kinds = {_in_environ(name): "other" for name in (*TOKENS, *added)}
+        for kind, headers in (
+            ("authorization", _BY_HEADER),
+            ("api-key", _API_KEYS),
+            ("certificate", CERTIFICATES),
+            ("remote-user", ASSERTED),
+            ("cookie", ("Cookie",)),
+        ):
+            self._kinds |= {_in_environ(name): kind for name in headers}
+        self._kinds["REMOTE_USER"] = "remote-user"
+
+    def kind_of(self, request: Request) -> str:
+        """Return which kind of credential this request carries: one of `activity.CALLERS`.
+
+        Of several, the first in the order of `_KINDS` counts: a browser sends its cookies with every request.
+        """
+        environ = request.environ
+        found = {self._kinds[name] for name in self._kinds.keys() & environ.keys() if str(environ[name]).strip()}
+        if not found and self.of(request) is None:
+            return "anonymous"
+        if not found:
+            of_certificate = any(
+                name.startswith(_OF_CERTIFICATES) and str(value).strip() and value not in NO_CERTIFICATE
+                for name, value in environ.items()
+            )
+            return "certificate" if of_certificate else "remote-user"
+        return next(kind for kind in _KINDS if kind in found)
 
     def of(self, request: Request) -> str | None:
         """Return the name of a credential of this request, or None. An empty value is none."""

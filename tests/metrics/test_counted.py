@@ -129,6 +129,7 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     events.QuotaSet: {("operator_actions_total", "quota-set"): 1},
     events.StoreInitialised: {("operator_actions_total", "store-initialised"): 1},
     events.DataLossAcknowledged: {("operator_actions_total", "data-loss-acknowledged"): 1},
+    events.Observation: {("observations_total", OTHER): 1},
     events.TaskRun: {
         ("task_runs_total", "expire", "finished"): 1,
         ("task_duration_seconds_count", "expire"): 1,
