@@ -65,6 +65,7 @@ POLICY_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
         "[Choose endpoints](../guides/endpoints.md), [forms](../guides/forms.md).",
         (
             "required",
+            "mode",
             "profile",
             "header",
             "form_field",

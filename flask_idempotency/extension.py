@@ -43,6 +43,7 @@ from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.key_status import KeyStatusView, register
 from flask_idempotency.web.monitors import shape_watch_of, watch_of
+from flask_idempotency.web.observing import Observer
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
 
@@ -247,7 +248,9 @@ class Idempotency:
         joint = built.engine.transactions is not None
         journals = built.journals is not None
         activity = activity_of(settings, built, observers, testing=app.testing)
-        self._check_policies(settings, joint=joint, journals=journals)
+        # Where the guard is switched off, nothing is observed.
+        observations = built.observations is not None or not settings.enabled
+        self._check_policies(settings, joint=joint, journals=journals, observations=observations)
         check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
         policies = Policies(
             app,
@@ -255,6 +258,7 @@ class Idempotency:
             overrides=self._overrides,
             joint=joint,
             journals=journals,
+            observations=observations,
             origins=settings.origins,
             chosen_only=settings.guard == "chosen",
         )
@@ -269,6 +273,15 @@ class Idempotency:
             observers=observers,
             activity=activity,
         )
+        guard.observer = observer = Observer(
+            app,
+            observations=built.observations,
+            identities=secrets,
+            settings=settings,
+            callbacks=self._loaders,
+            observers=observers,
+        )
+        observer.abandoned_streams = guard.abandoned_streams
         hooks = Hooks(
             app,
             guard,
@@ -309,12 +322,12 @@ class Idempotency:
             journals=journals,
         )
 
-    def _check_policies(self, settings: Settings, *, joint: bool, journals: bool) -> None:
+    def _check_policies(self, settings: Settings, *, joint: bool, journals: bool, observations: bool) -> None:
         """Raise `ConfigurationError` for faulty policies of the application or blueprints. Views are checked at first use."""
-        faults = settings.policy.faults(joint=joint, journals=journals)
+        faults = settings.policy.faults(joint=joint, journals=journals, observations=observations)
         for blueprint, override in self._overrides.items():
-            effects = Policy(effects=override.get("effects", "plain"), steps=override.get("steps", ()))
-            found = effects.faults(joint=joint, journals=journals)
+            asking = Policy(**{name: override[name] for name in ("effects", "steps", "mode") if name in override})
+            found = asking.faults(joint=joint, journals=journals, observations=observations)
             faults += [f"configure({blueprint.name!r}): {fault}" for fault in found]
         if faults:
             raise ConfigurationError(*faults)

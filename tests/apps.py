@@ -31,6 +31,7 @@ from flask_idempotency.engine.model import (
     StoredPayload,
     StoredResponse,
 )
+from flask_idempotency.engine.observations import Ending, Observations, Observed
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.signals import SIGNALS
@@ -44,8 +45,34 @@ LONG = "s-9f2c47d1e8b35a60c1d47be2a5583f09"
 """A secret that is strong enough for encryption `required`."""
 
 
+class FaultyObservations:
+    """Observations that fail while `fault` is an exception. `calls` has the names of all calls."""
+
+    def __init__(self, observations: Observations) -> None:
+        self._observations = observations
+        self.fault: Exception | None = None
+        self.calls: list[str] = []
+
+    def observe(self, key: StorageKey, **about: Any) -> Observed:
+        self._pass("observe")
+        return self._observations.observe(key, **about)
+
+    def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
+        self._pass("renew")
+        self._observations.renew(key, token, lease=lease)
+
+    def end(self, key: StorageKey, token: bytes, ending: Ending, *, keep: float) -> None:
+        self._pass("end")
+        self._observations.end(key, token, ending, keep=keep)
+
+    def _pass(self, call: str) -> None:
+        self.calls.append(call)
+        if self.fault is not None:
+            raise self.fault
+
+
 class FaultyMemory(FaultyStore):
-    """A store whose claims can fail; its ledger, data keys and recovery always work."""
+    """A store whose claims and observations can fail; its ledger, data keys and recovery always work."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
@@ -56,6 +83,7 @@ class FaultyMemory(FaultyStore):
         self.expiry = store.expiry
         self.task_log = store.task_log
         self.activity = store.activity
+        self.observations = FaultyObservations(store.observations)
 
 
 @dataclass

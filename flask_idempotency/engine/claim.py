@@ -140,7 +140,7 @@ class Dependencies:
 
 
 @valueclass(frozen=True, slots=True)
-class _Ending:
+class ClaimEnding:
     """How a claim ends: the write that each of its records needs."""
 
     write: Literal["complete", "release", "quarantine", "release-unstarted", "undo-commit"]
@@ -164,7 +164,7 @@ class Claim:
     _point_passed = False
     _ending = False
     _lost = False
-    _pending: _Ending | None = None
+    _pending: ClaimEnding | None = None
     _pending_since = 0.0
     _stored = False
     _repeated: Event | None = None
@@ -350,26 +350,26 @@ class Claim:
         if self._transaction is not None and with_rows:
             self._commit(self._transaction, sealed)
         else:
-            self._end(_Ending("complete", sealed=sealed))
+            self._end(ClaimEnding("complete", sealed=sealed))
 
     def release(self, reason: str) -> None:
         """Release the key, so that it may run again. Call it only if a second run does no harm."""
-        self._end(_Ending("release", reason))
+        self._end(ClaimEnding("release", reason))
 
     def quarantine(self, reason: str) -> None:
         """Quarantine the key until a resolver or an operator resolves it: the outcome is unknown."""
-        self._end(_Ending("quarantine", reason))
+        self._end(ClaimEnding("quarantine", reason))
 
     def release_unstarted(self) -> None:
         """Release all keys of this claim. Call it only if the view has not started."""
         try:
-            self._write(_Ending("release-unstarted"))
+            self._write(ClaimEnding("release-unstarted"))
         except Exception:  # noqa: BLE001 - the caller must get its own refusal
             self.release_later(droppable=False)
 
     def release_later(self, *, droppable: bool = True) -> None:
         """Do as `release_unstarted`, as soon as the store answers. `droppable`: the store may have granted nothing."""
-        self._pending, self._pending_since = _Ending("release-unstarted"), self._deps.monotonic()
+        self._pending, self._pending_since = ClaimEnding("release-unstarted"), self._deps.monotonic()
         self._deps.repeats.add(self, after=RETRY_SECONDS, droppable=droppable)
 
     def run(self) -> float | None:
@@ -417,7 +417,7 @@ class Claim:
         self._deps.observers(ClaimRestored(self.label, self.operation))
         return True
 
-    def _end(self, ending: _Ending) -> None:
+    def _end(self, ending: ClaimEnding) -> None:
         if self._transaction is not None:
             # Before another attempt can claim the key: it must not find these rows.
             self._transaction.roll_back()
@@ -435,12 +435,12 @@ class Claim:
             # A renewal found this. It holds even if the store does not answer now.
             raise LeaseLost("the lease was found lost when it was to be renewed")
 
-    def _retry_later(self, ending: _Ending, error: StoreUnavailable) -> None:
+    def _retry_later(self, ending: ClaimEnding, error: StoreUnavailable) -> None:
         self._pending, self._pending_since = ending, self._deps.monotonic()
         self._deps.repeats.add(self, after=RETRY_SECONDS)
         self._deps.observers(CompletionRetrying(self.label, self.operation, error=type(error).__name__))
 
-    def _repeat(self, ending: _Ending, *, last: bool) -> None:
+    def _repeat(self, ending: ClaimEnding, *, last: bool) -> None:
         try:
             self._write(ending)
         except LeaseLost:
@@ -459,7 +459,7 @@ class Claim:
         if self._repeated is not None:
             self._repeated.set()
 
-    def _write(self, ending: _Ending) -> None:
+    def _write(self, ending: ClaimEnding) -> None:
         """Write to each record, and publish the end of the claim once the store has it."""
         states: list[State | None] = []
         try:
@@ -495,7 +495,7 @@ class Claim:
         elif ending.write == "quarantine":
             self._deps.observers(Quarantined(self.label, self.operation, reason=ending.reason))
 
-    def _write_record(self, context: SealContext, ending: _Ending) -> State | None:
+    def _write_record(self, context: SealContext, ending: ClaimEnding) -> State | None:
         """Write the end of the claim to one record. Return what a release has made of it: None if the key is free."""
         if ending.sealed is not None:
             for _ in range(TRIES):
@@ -543,7 +543,7 @@ class Claim:
             # Unless the commit itself was refused or lost, the rows are still there.
             transaction.roll_back()
             # Safe either way: if the commit did happen, the record is completed, and the undo changes nothing.
-            self._retry_later(_Ending("undo-commit"), error)
+            self._retry_later(ClaimEnding("undo-commit"), error)
             raise
         except Exception:
             transaction.roll_back()

@@ -30,6 +30,8 @@ class Running:
     policy: Policy
     operation: str
     claim: Claim | None = None
+    watch: Claim | None = None
+    """The watch on work that runs without a claim, because it is only observed."""
     oldest: Identity | None = None
     """The identity under the oldest secret in use, which downstream keys come from."""
     client_key: str = ""

@@ -16,6 +16,10 @@ from flask_idempotency.engine.step_rules import Step, StepRules, step_faults
 
 Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional", "steps"]
 
+Mode: TypeAlias = Literal["observe", "warn", "enforce"]
+"""Whether an endpoint is protected (`enforce`), or only observed: what enforcing would do is counted, and no request changes.
+`warn` also names it in a response header."""
+
 
 class Decision(Enum):
     """What happens to a record when the view has ended. A `decide` function may return a member, or its value as text."""
@@ -44,6 +48,7 @@ class Policy:
     """Everything that may differ from one endpoint to the next. Durations are seconds."""
 
     required: bool = False
+    mode: Mode = "enforce"
     profile: str = "ietf"
     header: tuple[str, ...] = ("Idempotency-Key",)
     replayed_header: tuple[tuple[str, str], ...] = (("Idempotency-Replayed", "true"),)
@@ -156,13 +161,18 @@ class Policy:
         if faults := self.faults(joint=joint, journals=journals):
             raise ConfigurationError(*faults)
 
-    def faults(self, *, joint: bool, journals: bool = True) -> list[str]:
+    def faults(self, *, joint: bool, journals: bool = True, observations: bool = True) -> list[str]:
         """Return one message for each contradiction: what it is, why, and what to set instead.
 
         `joint`: whether the store keeps its records in the database of the application's own session. `journals`: whether
-        the store remembers steps.
+        the store remembers steps. `observations`: whether it remembers the keys of observed requests.
         """
         faults = step_faults(self.steps, self.dropped_steps, joint=joint)
+        if self.mode != "enforce" and not observations:
+            faults.append(
+                f'mode="{self.mode}" needs a store that remembers observed keys, and this one has no `observations`. Use the '
+                "Redis, SQL or memory store of this package, or leave `mode` out."
+            )
         if self.steps and self.effects != "steps":
             faults.append(
                 f'steps= and effects="{self.effects}" exclude each other: each step has its own effects. Leave effects= out, '

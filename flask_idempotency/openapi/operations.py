@@ -68,9 +68,13 @@ class Operation:
 
     @property
     def guarded(self) -> bool:
-        """Whether it takes keys of clients and keeps its policy. A webhook takes the ids of its provider."""
+        """Whether it takes keys of clients and keeps its policy: not if it is only observed.
+
+        A webhook takes the ids of its provider.
+        """
         resolved = self.resolved
-        return not resolved.exempt and not resolved.faults and resolved.policy.principal is None
+        kept = not resolved.exempt and not resolved.faults and not resolved.observed
+        return kept and resolved.policy.principal is None
 
     def precedence(self, other: Operation) -> Precedence:
         """Return which of the two serves a path that fits both templates. This is the first.

@@ -39,6 +39,10 @@ _SQL_ONLY: Final = {
     "redis_url": "Set IDEMPOTENCY_STORE to flask-sqlalchemy://, or remove this.",
     "claim_strategy": "Remove this.",
 }
+_MODES: Final = {
+    "observe": "mode observe: endpoints that do not say otherwise are not protected",
+    "warn": "mode warn: endpoints that do not say otherwise are not protected",
+}
 _REDIS_ONLY: Final = ("store_id", "data_loss_grace", "client_clock_skew")
 
 
@@ -86,6 +90,11 @@ def load_settings(
         warnings.append(
             "IDEMPOTENCY_STORE is memory://: keys are forgotten at every restart and unknown to every other process. "
             "Set it to flask-sqlalchemy:// or a redis:// URL before this application moves money."
+        )
+    if not loaded.get("enabled", True) and loaded.get("mode", "enforce") != "enforce":
+        warnings.append(
+            f"IDEMPOTENCY_MODE is {loaded['mode']}, and IDEMPOTENCY_ENABLED is False: no key is looked at, so no request is "
+            "observed."
         )
     weak: list[str] = []
     no_secret = mode == "required" and loaded.get("secret") is None
@@ -180,6 +189,7 @@ def summary(settings: Settings, *, quota_loader: bool) -> str:
             f"quotas {', '.join(quotas) or 'off'}",
             f"compression {settings.compression or 'off'}",
             *(["chosen endpoints only"] if settings.guard == "chosen" else []),
+            *([_MODES[settings.policy.mode]] if settings.policy.mode in _MODES else []),
         )
     )
 

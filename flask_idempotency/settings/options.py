@@ -295,6 +295,15 @@ class PolicySchema(Schema):
         unknown = RAISE
 
     required = fields.Boolean(metadata={"doc": "Refuse a request without a key (400 `missing-key`)."})
+    mode = one_of(
+        "observe",
+        "warn",
+        "enforce",
+        metadata={
+            "doc": "`enforce` protects the endpoint. `observe` counts what it would do with each request, and changes none; "
+            "`warn` also says it in `Idempotency-Status`. See [a first week without risk](../guides/observe.md)."
+        },
+    )
     profile = one_of(
         *PROFILES,
         metadata={

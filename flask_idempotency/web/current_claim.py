@@ -74,9 +74,10 @@ class CurrentClaim:
         both end the view: the effect has not happened yet. Raises `RuntimeError` outside a request, and beside steps.
         """
         work = work_here()
-        if work is not None and work.claim is not None:
+        claim = None if work is None else work.claim or work.watch
+        if work is not None and claim is not None:
             with work.shield():
-                work.claim.point_of_no_return()
+                claim.point_of_no_return()
         elif work is None and not has_request_context():
             raise _no_claim("point_of_no_return()")
 

@@ -232,6 +232,17 @@ def policy_faults(policies: Policies) -> list[Finding]:
     return faults or [Finding("policies", Verdict.FINE, "The policy of every endpoint can hold.")]
 
 
+@check("mode")
+def mode(policies: Policies) -> list[Finding]:
+    """Report endpoints that are only observed."""
+    observed = sorted({name for name, method in policies.pairs() if policies.resolve(name, method).observed})
+    if not observed:
+        return [Finding("mode", Verdict.FINE, "Every endpoint in scope is protected: none is only observed.")]
+    text = f"Endpoints that are only observed, so a retry runs again: {some(observed)}."
+    remedy = "Read `flask idempotency report`, and set mode to enforce where its counts are as you expect."
+    return [Finding("mode", Verdict.ADVICE, text, remedy)]
+
+
 @check("resolvers")
 def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -> list[Finding]:
     """Report resolvers of unknown endpoints, and endpoints that may need a resolver."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from flask import Flask, Request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -103,6 +103,18 @@ COUNTED_HERE: Final = {
 _log = logging.getLogger("flask_idempotency")
 
 
+class Observing(Protocol):
+    """What a guard calls for a request that is only observed. Nothing of it raises: see `web/observing.py`."""
+
+    def watch(self, state: RequestState, request: Request) -> None: ...
+
+    def look(self, state: RequestState, response: Response) -> None: ...
+
+    def end(self, state: RequestState, response: Response, *, committed: bool) -> None: ...
+
+    def drop(self, state: RequestState, error: BaseException | None) -> None: ...
+
+
 class Guard:
     """Claim keys and end claims, for one application. What belongs to one request is in its `RequestState`.
 
@@ -121,6 +133,8 @@ class Guard:
         activity: Activity | None = None,
     ) -> None:
         self.engine = engine
+        self.observer: Observing | None = None
+        """Observes the requests of endpoints that are not enforced. Set when the application is set up."""
         self.activity = activity
         self.abandoned_streams: AbandonedStreams = deque()
         self._app = app
@@ -146,6 +160,9 @@ class Guard:
             self.settle_abandoned()
         policy, settings, callbacks = state.policy, self._settings, self._callbacks
         if not settings.enabled:
+            return self._run_without_key(state)
+        if policy.mode != "enforce" and self.observer is not None:
+            self.observer.watch(state, request)
             return self._run_without_key(state)
         try:
             if policy.key is not None:
@@ -467,6 +484,8 @@ class Guard:
         elif state.phase is Phase.UNPROTECTED:
             response.headers[UNPROTECTED[0]] = UNPROTECTED[1]
         if state.phase is not Phase.CLAIMED:
+            if state.shadow is not None and self.observer is not None:
+                self.observer.look(state, response)
             return
         earlier = state.tee() if state.tee is not None else None
         if earlier is not None and response.response is not earlier:
@@ -715,18 +734,18 @@ class Guard:
         if self.engine.transactions is not None:
             state.unclaimed = self.engine.transactions.join((), b"", operation=state.operation, on_early_commit=_ignore)
 
-    def commit_unclaimed(self, state: RequestState, response: Response) -> None:
-        """Commit the rows of a transactional view that ran without a claim."""
+    def commit_unclaimed(self, state: RequestState, response: Response) -> bool:
+        """Commit the rows of a transactional view that ran without a claim. Return False if that failed."""
         state.phase = Phase.DONE
         if state.unclaimed is None:
             try:
                 self._join_unclaimed(state)
             except InheritedConnection as error:
                 self._replace_uncommitted(state, response, error)
-                return
+                return False
         transaction = state.unclaimed
         if transaction is None:
-            return
+            return True
         try:
             if with_rows(state, status=max(state.status, response.status_code), error=state.error):
                 transaction.commit()
@@ -734,10 +753,13 @@ class Guard:
                 transaction.roll_back()
         except NotCommitted as error:
             self._replace_uncommitted(state, response, error)
+            return False
         except StoreUnavailable as error:
             self._replace_uncommitted(state, response, error, problem=Problem("commit-unknown"))
+            return False
         finally:
             transaction.leave()
+        return True
 
     def log_unsaved(self, state: RequestState) -> None:
         """Log it if the view wrote something after its rows were committed, such as in a stream: that is lost."""

@@ -160,16 +160,17 @@ class Hooks:
             or not here.environ.keys().isdisjoint(resolved.headers)
             or (policy.form_field is not None and here.mimetype in FORM_TYPES)
         )
-        if resolved.faults and (self._enabled or joint):
+        if resolved.faults and (joint or (self._enabled and not resolved.observed)):
             return self._closed(rule.endpoint, policy, " ".join(resolved.faults))
-        if not keyed and not joint:
+        if not keyed and not joint and not (resolved.observed and self._enabled):
             return None
         notice()
-        if keyed and self._fault is not None:
+        if keyed and self._fault is not None and not resolved.observed:
             return self._closed(rule.endpoint, policy, self._fault)
         scope = here.blueprints[0] if here.blueprints else None
         setattr(here, self._key, RequestState(policy, rule.endpoint, scope, resolved.deferred, self.from_view))
-        watch_body(here)
+        if keyed or not resolved.observed:
+            watch_body(here)
         self._last.keep(scope)
         return None
 
@@ -254,10 +255,14 @@ class Hooks:
                 "%s has answered without entering @claim_here, so its key was not looked at and a retry runs it again. "
                 "A decorator above calls what is below @claim_here, or has answered itself.",
             )
+        committed = True
         if state.policy.effects == "transactional" and (
             state.phase in (Phase.UNKEYED, Phase.UNPROTECTED) or (state.phase is Phase.NEW and state.reached)
         ):
-            self._guard.commit_unclaimed(state, response)
+            committed = self._guard.commit_unclaimed(state, response)
+        observer = self._guard.observer
+        if state.shadow is not None and observer is not None and state.context == id(context.get(None)):
+            observer.end(state, response, committed=committed)
         if state.client_key and self._janitor is not None:
             self._janitor.look()
         if state.claim is not None and self._identity is not None:
@@ -269,6 +274,9 @@ class Hooks:
             self._guard.abandon(state, error)
         elif state.phase is Phase.DONE and state.policy.effects == "transactional":
             self._guard.log_unsaved(state)
+        observer = self._guard.observer
+        if state.shadow is not None and observer is not None and state.context == id(context.get(None)):
+            observer.drop(state, error)
         if state.unclaimed is not None and state.context == id(context.get(None)):
             state.unclaimed.leave()
 

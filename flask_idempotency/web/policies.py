@@ -65,6 +65,8 @@ class ResolvedPolicy:
     faults: tuple[str, ...] = ()
     """Why this policy cannot be kept. The endpoint is closed then."""
     chosen: bool = True
+    observed: bool = False
+    """Whether its requests are only observed, in `mode` `observe` or `warn`."""
 
 
 @valueclass(frozen=True, slots=True)
@@ -193,17 +195,20 @@ class Policies:
         overrides: Mapping[Blueprint, Override],
         joint: bool = False,
         journals: bool = True,
+        observations: bool = True,
         origins: Mapping[str, str] | None = None,
         chosen_only: bool = False,
     ) -> None:
         """Take what the application wrote for all endpoints (`base`) and where (`origins`).
 
         `joint`: the store can commit records and the application's rows together. `journals`: it remembers steps.
-        `chosen_only`: guard only endpoints that are annotated or configured.
+        `observations`: it remembers the keys of observed requests. `chosen_only`: guard only endpoints that are annotated
+        or configured.
         """
         self._app = app
         self._joint = joint
         self._journals = journals
+        self._observations = observations
         self._base = base
         self._overrides = overrides
         self._origins = origins or {}
@@ -289,8 +294,12 @@ class Policies:
             deferred=deferred,
             chosen=chosen or not unsafe,
             headers=tuple("HTTP_" + name.upper().replace("-", "_") for name in policy.header),
-            faults=() if exempt else (*hidden, *policy.faults(joint=self._joint, journals=self._journals)),
+            faults=() if exempt else (*hidden, *self._contradictions(policy)),
+            observed=not exempt and policy.mode != "enforce",
         )
+
+    def _contradictions(self, policy: Policy) -> list[str]:
+        return policy.faults(joint=self._joint, journals=self._journals, observations=self._observations)
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
         """Yield the layers of this policy, outermost first."""

@@ -105,6 +105,8 @@ class RequestState(Running):
     preferred_wait: int | None = None
     """The seconds of `Prefer: wait=…`, if they shorten the policy's `wait`."""
     body: Body | None = None
+    shadow: RequestState | None = None
+    """The state by which this request is observed. Only under `mode` `observe` and `warn`."""
     reply: Problem | StoredResponse | None = None
     """What the guard sends in the view's place. Hooks may change the response, so it can be built again."""
     response: Response | None = None
@@ -143,7 +145,8 @@ class RequestState(Running):
 
         What runs before the claim or after the view also runs on replays, and would do the effect again.
         """
-        if self.phase is Phase.NEW and self.policy.effects == "steps":
+        observed = self.policy.mode != "enforce" and not self.policy.commits_rows
+        if self.phase is Phase.NEW and self.policy.effects == "steps" and not observed:
             return "before the key of its request is claimed. Take it in the view, below @claim_here if there is one."
         if self.claim is not None and self.phase in (Phase.STREAMING, Phase.DONE):
             return IN_STREAM
@@ -156,7 +159,7 @@ class RequestState(Running):
 
         The copy does not change when the view changes a list within the session.
         """
-        session = _session()
+        session = session_here()
         self.session_was_modified = bool(getattr(session, "modified", True))
         self.session_before = None
         if self.session_was_modified or not isinstance(session, dict):
@@ -175,7 +178,7 @@ class RequestState(Running):
         before, self.session_before = self.session_before, None
         if self.session_was_modified:
             return False
-        session = _session()
+        session = session_here()
         if not getattr(session, "modified", True):
             return False
         if before is None or not isinstance(session, dict):
@@ -210,7 +213,8 @@ def current_state() -> RequestState | None:
 ending.request_work = current_state
 
 
-def _session() -> Any:
+def session_here() -> Any:
+    """Return the session of this request, and leave no trace that it was read."""
     # Flask's own way to the session marks it as accessed, and that adds `Vary: Cookie` to the response.
     held = vars(context.get())
     return held.get("_session", held.get("session"))

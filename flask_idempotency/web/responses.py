@@ -76,6 +76,11 @@ class Tee(Iterator[bytes]):
         self.end = None
 
     @property
+    def byte_size(self) -> int:
+        """How many bytes have been sent so far."""
+        return self._byte_size
+
+    @property
     def over_limit(self) -> bool:
         """Whether the body is longer than the limit. Then there is no copy."""
         return self._byte_size > self._limit
@@ -225,7 +230,7 @@ class CapturedResponse:
         if self.tee.end is not StreamEnd.EXHAUSTED:
             return None
         body = self.tee.copied()
-        if self.tee.over_limit or self.announced not in (None, len(body)):
+        if self.tee.over_limit or self.announced not in (None, self.tee.byte_size):
             return self.tombstone
         return StoredResponse(self.head.status, self.head.reason, self.head.metadata, body)
 
@@ -241,7 +246,9 @@ class CapturedResponse:
             self.tee.close()
 
 
-def capture(response: Response, policy: Policy, *, on_end: OnEnd, abandoned: AbandonedStreams) -> CapturedResponse:
+def capture(
+    response: Response, policy: Policy, *, on_end: OnEnd, abandoned: AbandonedStreams, tee: type[Tee] = Tee
+) -> CapturedResponse:
     """Take a snapshot of a response, and leave it unchanged, except that a stream now passes through a `Tee`.
 
     A response that cannot be stored becomes a tombstone, without an error. See `Tee` for `on_end` and `abandoned`.
@@ -266,7 +273,7 @@ def capture(response: Response, policy: Policy, *, on_end: OnEnd, abandoned: Aba
             reason, storable = "", False
         else:
             pairs.append((name, value))
-    body, tee = None, None
+    body, copying = None, None
     if storable and status in _BODILESS:
         body = b""
     # A body that is too long is left alone, so that a server's sendfile() still works.
@@ -281,10 +288,12 @@ def capture(response: Response, policy: Policy, *, on_end: OnEnd, abandoned: Aba
             body = pieces[0] if len(pieces) == 1 and type(pieces[0]) is bytes else b"".join(response.iter_encoded())
             body = body if len(body) <= policy.max_body else None
         else:
-            tee = Tee(response.response, limit=policy.max_body, announced=announced, on_end=on_end, abandoned=abandoned)
-            response.response = tee
+            copying = tee(
+                response.response, limit=policy.max_body, announced=announced, on_end=on_end, abandoned=abandoned
+            )
+            response.response = copying
     head = StoredResponse(status, reason, tuple(pairs))
-    return CapturedResponse(head, body, tee, headers, announced, "set-cookie" in names)
+    return CapturedResponse(head, body, copying, headers, announced, "set-cookie" in names)
 
 
 def replay(

@@ -1,0 +1,544 @@
+"""Observe the requests of endpoints in `mode` `observe` or `warn`: count what enforcing would do with each, and change none.
+
+`Observer` is a guard that never answers. It reads a request and judges its ending by the guard's own code, on a state apart:
+the shadow. `Watcher` is its engine, and asks `Observations` instead of a store. So the view runs as a request without a key
+does, and what is counted is what enforcing would have done. Whatever fails in here is counted as `failed`, and goes no further.
+
+Not judged: quotas, replay guards, erased responses, records under older secrets and former names, and recorded steps.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, cast
+
+from flask import Flask, Request
+from werkzeug.wrappers import Response
+
+from flask_idempotency.engine import activity as names
+from flask_idempotency.engine.claim import Claim, ClaimEnding, Dependencies
+from flask_idempotency.engine.engine import Engine, Outcome
+from flask_idempotency.engine.errors import IdempotencyError, NotCommitted, StoreUnavailable
+from flask_idempotency.engine.events import Observation, Observers
+from flask_idempotency.engine.keys import Identity, new_token
+from flask_idempotency.engine.lease import LeaseRenewer
+from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, StoredResponse
+from flask_idempotency.engine.observations import Ending, Observations, Observed, Sighting
+from flask_idempotency.engine.policy import Decision, Policy
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.waiting import Waiters
+from flask_idempotency.settings import Settings
+from flask_idempotency.web.callbacks import Callbacks
+from flask_idempotency.web.guard import COUNTED_HERE, Guard
+from flask_idempotency.web.principals import UnknownCaller
+from flask_idempotency.web.problems import Problem
+from flask_idempotency.web.request_body import MEMORY_BYTES, CountingStream, TemporaryBody
+from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, session_here
+from flask_idempotency.web.responses import StreamEnd, Tee, capture
+
+STATUS: Final = "Idempotency-Status"
+
+WARNINGS: Final = {
+    names.REPLAYED: "would-replay",
+    names.CONFLICT: "would-conflict",
+    names.WAIT: "would-wait",
+    names.MISMATCH: "would-mismatch",
+    names.UNKNOWN: "would-unknown",
+    names.MISSING_KEY: "would-refuse",
+    names.BAD_REQUEST: "would-refuse",
+}
+"""The values of `Idempotency-Status` under `mode="warn"`, by outcome. Other outcomes change no response."""
+
+PAUSE_SECONDS: Final = 5.0
+"""How long no request is observed after the store did not answer one: an outage must not slow down the application."""
+
+_SIGHTED: Final = {
+    Sighting.REPLAY: names.REPLAYED,
+    Sighting.CONFLICT: names.CONFLICT,
+    Sighting.MISMATCH: names.MISMATCH,
+    Sighting.UNKNOWN: names.UNKNOWN,
+}
+
+_UNUSED: Any = None
+"""A watch writes no record and seals no response. If it tried to, it would fail."""
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class Shadow(RequestState):
+    """The state of an observed request as the guard's code sees it. The view and the hooks see another, without a claim."""
+
+    caller: str = "anonymous"
+    outcome: str = ""
+    """What enforcing would have done with it: one of `activity.OBSERVED`."""
+    apart: float = 0.0
+    """Seconds since the first request began, for a concurrent duplicate."""
+
+    def mirror(self, state: RequestState) -> None:
+        """Take over what the hooks and the view have noted in the other state."""
+        if state.error is not None:
+            self.error, self.escaped = state.error, state.escaped
+        self.keeps_rows = state.keeps_rows
+
+
+class Watch(Claim):
+    """A claim on a key that refuses no request: its writes go to `Observations`, and never to a record."""
+
+    def __init__(self, watcher: Watcher, policy: Policy, request: ClaimRequest, token: bytes, attempt: int) -> None:
+        granted = [(request, Grant(token, fence=1, attempt=attempt, lease=policy.lease))]
+        super().__init__(watcher.deps, policy, granted, token=token, requested_at=watcher.monotonic())
+        self._watcher = watcher
+        self._keep, self._lease = policy.keep, policy.lease
+        self._began = watcher.monotonic()
+        self.transactional = policy.effects == "transactional"
+        self.sets_cookie = False
+        self.report: Callable[..., None] = _report_nothing
+        """Publish an outcome, and how long the view ran."""
+
+    def point_of_no_return(self) -> None:
+        """Note that the view passed its point of no return. Never raises."""
+        self._point_passed = True
+
+    def _write(self, ending: ClaimEnding) -> None:
+        made_of_it = {"complete": Ending.KEPT, "quarantine": Ending.QUARANTINED}.get(ending.write, Ending.RELEASED)
+        self._watcher.end(self.key, self._token, made_of_it, keep=self._keep)
+        self._stored = True
+        seconds = self._watcher.monotonic() - self._began
+        match ending.write:
+            case "complete":
+                self.report(names.COMPLETED, seconds)
+                if ending.sealed is not None and not ending.sealed.response.kept:
+                    self.report(names.NOT_KEPT)
+                if self.sets_cookie:
+                    self.report(names.SETS_COOKIE)
+            case "quarantine":
+                self.report(names.QUARANTINED, seconds)
+            case "release":
+                self.report(names.RELEASED, seconds)
+            case _:
+                pass  # it may have been noted by a store that did not answer, and was counted as failed
+
+    def _renew(self) -> None:
+        self._watcher.renew(self.key, self._token, lease=self._lease)
+
+
+def _report_nothing(outcome: str, seconds: float = 0.0) -> None:
+    """The watch of a request that was not observed: no request knows of it."""
+
+
+class Watcher(Engine):
+    """Decide what enforcing would do with a key, from the keys of earlier observed requests."""
+
+    def __init__(
+        self,
+        observations: Observations | None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        renewer: LeaseRenewer | None = None,
+    ) -> None:
+        # A renewer that no real claim uses: a slow call for an observation must not delay a lease.
+        renewer = LeaseRenewer() if renewer is None else renewer
+        self.deps = Dependencies(_UNUSED, _UNUSED, renewer, Waiters(0), Observers(), monotonic=monotonic)
+        super().__init__(self.deps)
+        self.monotonic = monotonic
+        self._observations = observations
+        self._silent_until = float("-inf")
+
+    def claim(
+        self,
+        request: ClaimRequest,
+        policy: Policy,
+        *,
+        former: Any = (),
+        quota: Quota | None = None,
+    ) -> Outcome:
+        """Note that this request began. Return a watch if enforcing would let it run, else what was seen before.
+
+        Raises `StoreUnavailable`, also for `PAUSE_SECONDS` after the store did not answer.
+        """
+        token = new_token(request.key.mark)
+        try:
+            seen = self._store().observe(
+                request.key,
+                token=token,
+                fingerprint=request.fingerprint,
+                lease=policy.lease,
+                keep=policy.keep,
+                hold_lapsed=request.on_expiry is OnExpiry.QUARANTINE,
+            )
+        except StoreUnavailable:
+            if not self._silent:
+                self._silent_until = self.monotonic() + PAUSE_SECONDS
+                # It may have noted the request, which will not be watched.
+                Watch(self, policy, request, token, 1).release_later()
+            raise
+        if seen.sighting in (Sighting.NEW, Sighting.TAKEN_OVER):
+            watch = Watch(self, policy, request, token, 1 if seen.sighting is Sighting.NEW else 2)
+            self.deps.renewer.add(watch, after=policy.lease / 3)
+            return watch
+        return cast("Outcome", seen)  # only `Observer._outcome` gets it
+
+    def renew(self, key: Any, token: bytes, *, lease: float) -> None:
+        """Extend the lease of a watch. Raises `StoreUnavailable`."""
+        self._store().renew(key, token, lease=lease)
+
+    def end(self, key: Any, token: bytes, ending: Ending, *, keep: float) -> None:
+        """Note how an observed request ended. Raises `StoreUnavailable`."""
+        try:
+            self._store().end(key, token, ending, keep=keep)
+        except StoreUnavailable:
+            if not self._silent:
+                self._silent_until = self.monotonic() + PAUSE_SECONDS
+            raise
+
+    @property
+    def _silent(self) -> bool:
+        return self.monotonic() < self._silent_until
+
+    def _store(self) -> Observations:
+        if self._observations is None:
+            raise StoreUnavailable("the store remembers no observed keys: it has no `observations`")
+        if self._silent:
+            raise StoreUnavailable(f"the store did not answer in the last {PAUSE_SECONDS:g} s")
+        return self._observations
+
+
+class _Callers:
+    """The loaders that name a caller. Quotas and replays are not judged, so their functions are not called."""
+
+    quota = replay_guard = problem_renderer = None
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks = callbacks
+
+    @property
+    def principal(self) -> Any:
+        return self._callbacks.principal
+
+    @property
+    def tenant(self) -> Any:
+        return self._callbacks.tenant
+
+
+class _SilentLog(QuarantineLog):
+    """No key of an observed request is quarantined."""
+
+    def quarantined(self, state: RequestState, reason: str) -> None:
+        pass
+
+
+class Meter(Tee):
+    """Pass a body on as it is, and count its bytes. It keeps no copy, and looks at nothing before it is asked for."""
+
+    def __next__(self) -> bytes:
+        try:
+            chunk = next(self._chunks)
+        except StopIteration:
+            self._ended(StreamEnd.EXHAUSTED)
+            raise
+        except BaseException:
+            self._ended(StreamEnd.ERROR)
+            raise
+        self._byte_size += len(chunk) if isinstance(chunk, bytes) else len(chunk.encode("utf-8", "replace"))
+        return cast("bytes", chunk)
+
+    def close(self) -> None:
+        try:
+            close = getattr(self._source, "close", None)
+            if close is not None:
+                close()
+        finally:
+            self._ended(StreamEnd.CLOSED)
+
+
+class Observer(Guard):
+    """A guard that changes no request. `observations` is None if the store cannot remember them: then each counts as failed."""
+
+    def __init__(
+        self,
+        app: Flask,
+        *,
+        observations: Observations | None,
+        identities: tuple[Identity, ...],
+        settings: Settings,
+        callbacks: Callbacks,
+        observers: Observers,
+        watcher: Watcher | None = None,
+    ) -> None:
+        super().__init__(
+            app,
+            engine=Watcher(observations) if watcher is None else watcher,
+            identities=identities[:1],
+            settings=replace(settings, former_identity=None, quota=None),
+            callbacks=cast("Callbacks", _Callers(callbacks)),
+            observers=Observers(),
+        )
+        self._publish = observers
+        self._quarantines = _SilentLog()
+        self._failures: set[tuple[str, str]] = set()
+        """Endpoints with the kind of failure that has been logged."""
+
+    # -- what the guard calls
+
+    def watch(self, state: RequestState, request: Request) -> None:
+        """Note that this request began, and what enforcing would do with it."""
+        shadow = Shadow(state.policy, state.operation, state.scope, state.deferred, state.from_view)
+        state.shadow, shadow.context = shadow, state.context
+        session = session_here()
+        unread = session is not None and getattr(session, "accessed", None) is False
+        body = _Rewinding(request)
+        try:
+            shadow.caller = self._credentials.kind_of(request)
+            super().begin(shadow, request)
+            if (claim := shadow.claim) is not None:
+                shadow.outcome = names.NEW if claim.attempt == 1 else names.TAKEN_OVER
+                if isinstance(claim, Watch):
+                    claim.report = partial(self._report, shadow)
+                state.watch, state.body = claim, shadow.body
+        except Exception as error:  # noqa: BLE001 - a loader may raise anything, and the request goes on
+            body.rewind()
+            self._failed(shadow, error)
+        else:
+            if shadow.body is None:
+                body.rewind()
+            self._report(shadow, shadow.outcome, apart=shadow.apart)
+        finally:
+            if unread and session is not None:
+                # Flask adds `Vary: Cookie` for a session that was read, and only our loaders may have read it.
+                session.accessed = False
+
+    def look(self, state: RequestState, response: Response) -> None:
+        """Look at the response as the view left it. Under `warn`, mark what enforcing would have done."""
+        shadow = cast("Shadow", state.shadow)
+        if state.policy.mode == "warn" and shadow.outcome in WARNINGS:
+            response.headers[STATUS] = WARNINGS[shadow.outcome]
+        if shadow.phase is not Phase.CLAIMED:
+            return
+        try:
+            earlier = shadow.tee() if shadow.tee is not None else None
+            if earlier is not None and response.response is not earlier:
+                earlier.mute()  # a later hook failed, and this is the response for its error
+            shadow.status = response.status_code
+            shadow.end = shadow.result = None
+            taken = capture(
+                response,
+                shadow.policy,
+                on_end=partial(self._stream_ended, shadow),
+                abandoned=self.abandoned_streams,
+                tee=Meter,
+            )
+            shadow.tee, shadow.capture = None, taken
+            if taken.tee is not None:
+                shadow.tee, shadow.capture = weakref.ref(taken.tee), replace(taken, tee=None)
+            if isinstance(shadow.claim, Watch):
+                shadow.claim.sets_cookie = state.session_changed() or taken.sets_cookie
+        except Exception as error:  # noqa: BLE001 - as in `watch`
+            self._give_up(shadow, error)
+
+    def end(self, state: RequestState, response: Response, *, committed: bool) -> None:
+        """Judge how the request ended: all hooks have run, and the rows of a transactional view are committed, or not."""
+        shadow = cast("Shadow", state.shadow)
+        if shadow.phase is not Phase.CLAIMED:
+            return
+        try:
+            shadow.mirror(state)
+            if state.unclaimed is not None and state.unclaimed.committed_early and state.watch is not None:
+                state.watch.point_of_no_return()
+            if committed:
+                self.finish(shadow, response)
+            else:
+                lost = StoredResponse(status=500, kept=False)
+                self._settle_quietly(shadow, Decision.RELEASE, lost, reason="not-committed")
+        except Exception as error:  # noqa: BLE001 - as in `watch`
+            self._give_up(shadow, error)
+
+    def drop(self, state: RequestState, error: BaseException | None) -> None:
+        """Judge a request without a response of its view: an error propagated, or a later hook failed."""
+        shadow = cast("Shadow", state.shadow)
+        if shadow.phase is not Phase.CLAIMED:
+            return
+        try:
+            shadow.mirror(state)
+            self.abandon(shadow, error)
+        except Exception as failure:  # noqa: BLE001 - as in `watch`
+            self._give_up(shadow, failure)
+
+    # -- what the guard's own code does with a shadow
+
+    def _run_without_key(self, state: RequestState, *, required: bool = False) -> Response | None:
+        state.phase = Phase.UNKEYED
+        cast("Shadow", state).outcome = names.MISSING_KEY if required else names.UNKEYED
+        return None
+
+    def _refuse(self, state: RequestState, problem: Problem) -> Response:
+        state.phase = Phase.ANSWERED
+        cast("Shadow", state).outcome = COUNTED_HERE.get(problem.code, names.FAILED)
+        return cast("Response", None)  # `watch` sends no response
+
+    def _store_failed(self, state: RequestState, error: StoreUnavailable) -> Response | None:
+        raise error
+
+    def _outcome(self, state: RequestState, outcome: Any) -> Response:
+        shadow, seen = cast("Shadow", state), cast("Observed", outcome)
+        shadow.outcome = _SIGHTED[seen.sighting]
+        if seen.sighting is Sighting.CONFLICT:
+            shadow.apart = seen.first_seen_ago
+            if shadow.policy.in_flight == "wait":
+                shadow.outcome = names.WAIT
+        return cast("Response", None)
+
+    def _unknown_caller(self, state: RequestState, error: UnknownCaller) -> Problem:
+        if state.operation not in self._unknown_callers:
+            self._unknown_callers.add(state.operation)
+            _log.warning("%s would refuse a request with a key: %s. %s", state.operation, error, error.remedy)
+        return Problem("principal-required")
+
+    def _stream_ended(self, state: RequestState, end: StreamEnd) -> None:
+        try:
+            super()._stream_ended(state, end)
+        except Exception as error:  # noqa: BLE001 - as in `watch`
+            self._give_up(cast("Shadow", state), error)
+
+    def _replace_response(self, state: RequestState, response: Response, problem: Problem) -> None:
+        """Leave the response as it is."""
+
+    def _replace_lost(self, state: RequestState, response: Response) -> None:
+        """Leave the response as it is."""
+
+    def _replace_uncommitted(
+        self,
+        state: RequestState,
+        response: Response,
+        error: NotCommitted | StoreUnavailable,
+        *,
+        problem: Problem | None = None,
+    ) -> None:
+        """Leave the response as it is. `settle` raised, so the watch did not end."""
+        self._give_up(cast("Shadow", state), error)
+
+    def _replace_rolled_back(self, state: RequestState, response: Response, error: BaseException | None) -> None:
+        """Leave the response as it is."""
+
+    def _uncaptured(self, state: RequestState, response: Response) -> None:
+        self._settle_quietly(state, Decision.RELEASE, StoredResponse(status=500, kept=False), reason="uncaptured")
+
+    # -- what is published
+
+    def _report(self, shadow: Shadow, outcome: str, seconds: float = 0.0, *, apart: float = 0.0) -> None:
+        self._publish(Observation(shadow.record, shadow.operation, outcome, shadow.caller, apart, seconds))
+
+    def _failed(self, shadow: Shadow, error: Exception) -> None:
+        """Count a request that could not be observed. Log each kind of failure once for each endpoint."""
+        shadow.phase = Phase.DONE
+        shadow.outcome = names.FAILED
+        self._report(shadow, names.FAILED)
+        kind = type(error).__name__
+        if (shadow.operation, kind) not in self._failures:
+            self._failures.add((shadow.operation, kind))
+            _log.warning(
+                "%s could not observe a request (%s). The request was not affected.",
+                shadow.operation,
+                kind,
+                exc_info=None if isinstance(error, IdempotencyError) else error,
+            )
+
+    def _give_up(self, shadow: Shadow, error: Exception) -> None:
+        """Count a request whose ending could not be judged, and forget its key, so that the next one counts as new."""
+        self._failed(shadow, error)
+        if shadow.claim is not None and not shadow.claim.ended:
+            shadow.claim.release_later()
+
+
+class _Rewinding:
+    """Puts the body of a request back as if it had not been read, if that stops half-way."""
+
+    def __init__(self, request: Request) -> None:
+        self._environ = request.environ
+        self._fields = request.__dict__
+        self._source = self._environ["wsgi.input"]
+        self._opened = "stream" in self._fields
+        self._recording: _Recording | None = None
+        self._position: int | None = None
+        if isinstance(self._source, CountingStream):
+            self._environ["wsgi.input"] = self._recording = _Recording(self._source)
+        else:
+            with suppress(AttributeError, OSError, ValueError):  # without a position the body is empty, or open already
+                self._position = self._source.tell()
+
+    def rewind(self) -> None:
+        """Restore the body. Does nothing if it was read to its end: then it is back already."""
+        if self._environ["wsgi.input"] is (self._source if self._recording is None else self._recording):
+            if not self._opened:
+                # Werkzeug makes another when the view reads it.
+                self._fields.pop("stream", None)
+            if self._recording is not None:
+                self._environ["wsgi.input"] = self._recording.restored()
+            elif self._position is not None:
+                self._source.seek(self._position)
+
+
+class _Recording(CountingStream):
+    """Keeps what is read from the server's stream."""
+
+    __slots__ = ("_copy", "_error", "_whole")
+
+    def __init__(self, whole: CountingStream) -> None:
+        super().__init__(whole)
+        self.bytes_read = whole.bytes_read
+        self._whole = whole
+        self._copy: Any = io.BytesIO()
+        self._error: Exception | None = None
+
+    def read(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            got = self._whole.read(*args, **kwargs)
+        except Exception as error:
+            self._error = error
+            raise
+        self.bytes_read += len(got or b"")
+        self._keep(got or b"")
+        return got
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("read") and name != "readable":
+            raise AttributeError(name)  # then Werkzeug calls `read`
+        return super().__getattr__(name)
+
+    def _keep(self, got: bytes) -> None:
+        if self._copy.tell() + len(got) > MEMORY_BYTES and isinstance(self._copy, io.BytesIO):
+            memory, self._copy = self._copy, TemporaryBody()
+            self._copy.write(memory.getbuffer())
+        self._copy.write(got)
+
+    def restored(self) -> Any:
+        """Return a stream that gives what was read again, and then the rest, or the same error."""
+        if self._copy.tell() == 0 and self._error is None:
+            return self._whole
+        self._copy.seek(0)
+        return _Restored(self._copy, self._whole, self._error)
+
+
+class _Restored(io.RawIOBase):
+    """What was read before, then the rest of the stream."""
+
+    def __init__(self, begun: Any, rest: CountingStream, error: Exception | None) -> None:
+        self._begun, self._rest, self._error = begun, rest, error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        got = self._begun.read(len(buffer))
+        if not got:
+            if self._error is not None:
+                raise self._error
+            got = self._rest.read(len(buffer))
+        buffer[: len(got)] = got
+        return len(got)
