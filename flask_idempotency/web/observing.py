@@ -534,11 +534,19 @@ class _Restored(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def read(self, size: int = -1) -> bytes:
+        if size >= 0:
+            return super().read(size) or b""
+        begun: bytes = self._begun.read()
+        return begun if begun and self._error is not None else begun + self._rest_of_it(-1)
+
     def readinto(self, buffer: Any) -> int:
-        got = self._begun.read(len(buffer))
-        if not got:
-            if self._error is not None:
-                raise self._error
-            got = self._rest.read(len(buffer))
+        got = self._begun.read(len(buffer)) or self._rest_of_it(len(buffer))
         buffer[: len(got)] = got
         return len(got)
+
+    def _rest_of_it(self, size: int) -> bytes:
+        if self._error is not None:
+            raise self._error
+        got: bytes = self._rest.read(size)
+        return got

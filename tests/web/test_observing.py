@@ -1,0 +1,824 @@
+"""What a request of an observing endpoint gets and does: the same as without a key. What is counted: see the other file."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from threading import Semaphore
+from typing import Any
+
+import pytest
+from flask import Flask, Response, abort, request, session
+from werkzeug.exceptions import ClientDisconnected
+
+from flask_idempotency import Idempotency, claim_here, current_claim, exempt, idempotent
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.events import Observation
+from flask_idempotency.settings.profiles import cors_headers
+from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FrozenClock
+from flask_idempotency.web.observing import PAUSE_SECONDS, WARNINGS, Observer, Watcher
+from tests.apps import LONG, FaultyMemory, World, new_world
+from tests.web.observed import Guise, granted, guarded, in_threads, joined, plain, sent
+
+DEEDS = (
+    "", "raise", "abort", "point", "point-503", "large", "cookie", "session", "stream", "stream-large", "stream-raises",
+    "hook-raises", "hook-500", "file", "200", "204", "302", "401", "422", "500", "503",
+)  # fmt: skip
+
+
+def shop(**settings: Any) -> Guise:
+    settings.setdefault("mode", "observe")
+    return guarded(FaultyMemory(MemoryStore(clock=FrozenClock())), **settings)
+
+
+@pytest.mark.parametrize("effects", ("plain", "marked", "deduplicated"))
+@pytest.mark.parametrize("do", DEEDS)
+def test_no_response_and_no_run_changes(do: str, effects: str) -> None:
+    """Not a byte and no header: the first request, its retry, another payload, a malformed key, and none."""
+    observed, bare = shop(effects=effects, required=True), plain()
+    requests: list[dict[str, Any]] = [
+        {"do": do},
+        {"do": do},
+        {"do": do, "data": b"other"},
+        {"do": do, "key": "a,b"},
+        {"do": do, "key": None},
+        {"do": do, "data": b"x" * 5000},
+        {"do": do, "data": {"a": "1"}},
+    ]
+
+    for about in requests:
+        assert bare.send(**about) == observed.send(**about)
+    assert bare.runs == observed.runs
+    assert "failed" not in observed.outcomes()
+
+
+def test_the_view_has_no_claim() -> None:
+    assert b'"claimed":false' in shop().send().body.replace(b" ", b"")
+    assert b'"claimed":true' in shop(mode="enforce").send().body.replace(b" ", b"")
+
+
+def test_nothing_is_written_that_enforcing_would_find() -> None:
+    """So the switch to enforce begins with no record."""
+    observed = shop()
+    observed.send()
+
+    assert [] == observed.store.calls
+    enforced = guarded(observed.store, mode="enforce")
+    assert "201 CREATED" == enforced.send().status
+    assert ["claim", "complete"] == enforced.store.verbs()
+
+
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    (
+        ([{}, {}], ["new", "completed", "replayed"]),
+        ([{}, {"data": b"x"}], ["new", "completed", "mismatch"]),
+        ([{}, {"path": "/other"}], ["new", "completed", "mismatch"]),
+        ([{"do": "raise"}, {}], ["new", "quarantined", "unknown"]),
+        ([{"do": "500"}, {}], ["new", "quarantined", "unknown"]),
+        ([{"do": "503"}, {}], ["new", "released", "new", "completed"]),
+        ([{"do": "401"}, {}], ["new", "released", "new", "completed"]),
+        ([{"do": "422"}, {}], ["new", "completed", "replayed"]),
+        ([{"do": "hook-raises"}, {}], ["new", "quarantined", "unknown"]),
+        ([{"do": "hook-500"}, {}], ["new", "quarantined", "unknown"]),
+        ([{"do": "large"}, {}], ["new", "completed", "not-kept", "replayed"]),
+        ([{"do": "stream"}, {}], ["new", "completed", "replayed"]),
+        ([{"do": "stream-large"}, {}], ["new", "completed", "not-kept", "replayed"]),
+        ([{"do": "stream-raises"}, {}], ["new", "quarantined", "unknown"]),
+        ([{"do": "file"}, {}], ["new", "completed", "replayed"]),
+        ([{"do": "cookie"}], ["new", "completed", "sets-cookie"]),
+        ([{"do": "session"}], ["new", "completed", "sets-cookie"]),
+        ([{"key": "a,b"}], ["bad-request"]),
+        ([{"key": "x" * 256}], ["bad-request"]),
+        ([{"data": b"x" * 2001}], ["bad-request"]),
+        ([{"key": None}], ["unkeyed"]),
+        ([{"headers": [("X-User", "bob")]}, {}], ["new", "completed", "new", "completed"]),
+        ([{"headers": [("X-Tenant", "acme")]}, {}], ["new", "completed", "new", "completed"]),
+        ([{"method": "GET"}], []),
+    ),
+)
+def test_each_request_is_counted_as_enforcing_would_treat_it(
+    requests: list[dict[str, Any]], expected: list[str]
+) -> None:
+    observed = shop()
+
+    for about in requests:
+        observed.send(**about)
+
+    assert expected == observed.outcomes()
+
+
+@pytest.mark.parametrize(
+    ("do", "ending"), (("point", "quarantined"), ("point-503", "quarantined"), ("raise", "released"))
+)
+def test_a_marked_view_counts_by_its_point_of_no_return(do: str, ending: str) -> None:
+    observed = shop(effects="marked")
+    observed.send(do=do)
+
+    assert ["new", ending] == observed.outcomes()
+
+
+def test_a_required_key_that_is_missing_is_counted() -> None:
+    observed = shop(required=True)
+    observed.send(key=None)
+
+    assert ["missing-key"] == observed.outcomes()
+
+
+def test_a_lapsed_lease_counts_by_its_effects() -> None:
+    """As after a worker that was killed: no request of its ends."""
+    for effects, expected in (("plain", "unknown"), ("deduplicated", "taken-over")):
+        clock = FrozenClock()
+        observed = guarded(FaultyMemory(MemoryStore(clock=clock)), mode="observe", effects=effects)
+        observed.entered = Semaphore(0)
+        threads = in_threads(1, lambda guise=observed: guise.send(do="hold"))  # type: ignore[misc]
+        assert observed.entered.acquire(timeout=60)
+        clock.advance(31)
+
+        observed.send()
+        assert expected == observed.outcomes()[1]
+        observed.leave.set()
+        joined(threads)
+
+
+def test_a_lease_is_renewed_while_the_view_runs() -> None:
+    clock = FrozenClock()
+    observed = guarded(FaultyMemory(MemoryStore(clock=clock)), mode="observe")
+    observed.entered = Semaphore(0)
+    threads = in_threads(1, lambda: observed.send(do="hold"))
+    assert observed.entered.acquire(timeout=60)
+    renewer = watcher_of(observed).deps.renewer
+    (watch,) = renewer._due
+
+    clock.advance(20)
+    assert watch.run() == 10.0
+    clock.advance(20)  # longer than the first lease
+    observed.send()
+
+    assert ["new", "conflict"] == observed.outcomes()
+    observed.leave.set()
+    joined(threads)
+    assert "completed" == observed.outcomes()[-1]
+    assert not renewer._due
+
+
+def watcher_of(guise: Guise) -> Watcher:
+    observer = guise.app.extensions["idempotency"].hooks._guard.observer
+    assert isinstance(observer, Observer)
+    assert isinstance(observer.engine, Watcher)
+    return observer.engine
+
+
+def test_a_concurrent_duplicate_is_counted_with_its_time_apart() -> None:
+    clock = FrozenClock()
+    observed = guarded(FaultyMemory(MemoryStore(clock=clock)), mode="observe")
+    observed.entered = Semaphore(0)
+    threads = in_threads(1, lambda: observed.send(do="hold"))
+    assert observed.entered.acquire(timeout=60)
+    clock.advance(2)
+
+    assert "201 CREATED" == observed.send().status
+    (duplicate,) = [event for event in observed.events if event.outcome == "conflict"]
+    assert 2.0 == duplicate.apart
+    observed.leave.set()
+    joined(threads)
+
+
+@pytest.mark.parametrize(("in_flight", "status"), (("reject", "would-conflict"), ("wait", "would-wait")))
+def test_warn_says_what_becomes_of_a_concurrent_duplicate(in_flight: str, status: str) -> None:
+    observed = shop(mode="warn", in_flight=in_flight)
+    observed.entered = Semaphore(0)
+    threads = in_threads(1, lambda: observed.send(do="hold"))
+    assert observed.entered.acquire(timeout=60)
+
+    assert status == observed.send().get("Idempotency-Status")
+    observed.leave.set()
+    joined(threads)
+
+
+@pytest.mark.parametrize(
+    ("requests", "status"),
+    (
+        ([{}], None),
+        ([{}, {}], "would-replay"),
+        ([{}, {"data": b"x"}], "would-mismatch"),
+        ([{"do": "raise"}, {}], "would-unknown"),
+        ([{"do": "503"}, {}], None),
+        ([{"key": "a,b"}], "would-refuse"),
+        ([{"key": None}], "would-refuse"),
+    ),
+)
+def test_warn_adds_one_header_and_nothing_else(requests: list[dict[str, Any]], status: str | None) -> None:
+    observed, bare = shop(mode="warn", required=True), plain()
+
+    for about in requests:
+        answer, expected = observed.send(**about), bare.send(**about)
+    found = answer.get("Idempotency-Status")
+    answer.headers = [pair for pair in answer.headers if pair[0] != "Idempotency-Status"]
+
+    assert (status, expected) == (found, answer)
+    assert bare.runs == observed.runs
+
+
+def test_scripts_of_other_origins_may_read_the_header_of_warn() -> None:
+    assert "Idempotency-Status" in cors_headers()["expose_headers"]
+    assert set(WARNINGS.values()) == {
+        "would-replay", "would-conflict", "would-wait", "would-mismatch", "would-unknown", "would-refuse",
+    }  # fmt: skip
+
+
+# Whatever fails in us.
+
+
+def failing(*arguments: Any, **options: Any) -> Any:
+    raise RuntimeError("our own fault")
+
+
+class Broken:
+    """A way in which observing fails, set up on an application."""
+
+    @staticmethod
+    def store_is_down(guise: Guise) -> None:
+        guise.store.observations.fault = StoreUnavailable("down")
+
+    @staticmethod
+    def store_has_a_fault(guise: Guise) -> None:
+        guise.store.observations.fault = ZeroDivisionError("damaged")
+
+    @staticmethod
+    def loader_raises(guise: Guise) -> None:
+        loaders_of(guise).principal = failing
+
+    @staticmethod
+    def loader_aborts(guise: Guise) -> None:
+        loaders_of(guise).principal = lambda: abort(401)
+
+    @staticmethod
+    def loader_returns_nonsense(guise: Guise) -> None:
+        loaders_of(guise).tenant = lambda: 7
+
+    @staticmethod
+    def fingerprint_fails(guise: Guise) -> None:
+        observer_of(guise)._identities = ("nonsense",)
+
+    @staticmethod
+    def caller_cannot_be_told(guise: Guise) -> None:
+        observer_of(guise)._credentials = None
+
+
+def loaders_of(guise: Guise) -> Any:
+    return guise.app.extensions["idempotency"].loaders
+
+
+def observer_of(guise: Guise) -> Any:
+    return guise.app.extensions["idempotency"].hooks._guard.observer
+
+
+BREAKS = [name for name in vars(Broken) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("mode", ("observe", "warn"))
+@pytest.mark.parametrize("broken", BREAKS)
+def test_a_failure_of_ours_is_counted_and_changes_nothing(broken: str, mode: str) -> None:
+    observed, bare = shop(mode=mode), plain()
+    getattr(Broken, broken)(observed)
+
+    for do in ("", "raise", "stream"):
+        assert bare.send(do=do, data=b"abc") == observed.send(do=do, data=b"abc")
+    assert (bare.runs, ["failed"] * 3) == (observed.runs, observed.outcomes())
+    assert 3 == observed.counts()["failed"]
+
+
+@pytest.mark.parametrize("method", ("capture", "finish", "_settle", "session_changed"))
+def test_a_failure_after_the_view_is_counted_and_changes_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a stream, and the key counts as new afterwards."""
+    observed, bare = shop(), plain()
+    match method:
+        case "capture":
+            monkeypatch.setattr("flask_idempotency.web.observing.capture", failing)
+        case "finish":
+            monkeypatch.setattr(Observer, "finish", failing)
+        case "_settle":
+            monkeypatch.setattr(Observer, "_settle", failing)
+        case "session_changed":
+            monkeypatch.setattr("flask_idempotency.web.request_state.RequestState.session_changed", failing)
+    dos = ("stream",) if method == "_settle" else ("", "stream")
+
+    for do in dos:
+        assert bare.send(do=do) == observed.send(do=do)
+
+    assert ["new", "failed"] == observed.outcomes()[:2]
+    monkeypatch.undo()
+    for watch in list(watcher_of(observed).deps.renewer._due):
+        watch.run()
+    observed.send()
+    assert ["new", "completed"] == observed.outcomes()[-2:]
+
+
+def test_a_failing_receiver_of_the_signal_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    from flask_idempotency import signals
+
+    observed, bare = shop(), plain()
+    signals.observation.connect(failing, sender=observed.app)
+
+    assert bare.send() == observed.send()
+    assert any("an observer failed" in message for message in caplog.messages)
+
+
+def test_a_failing_decide_counts_as_enforcing_would_end_it() -> None:
+    """It quarantines the key."""
+    observed, bare = shop(decide=failing), plain()
+
+    assert bare.send() == observed.send()
+    assert ["new", "quarantined"] == observed.outcomes()
+
+
+def test_an_outage_delays_one_request_in_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    """The others do not ask the store, and are counted too."""
+    observed = shop()
+    now = 100.0
+    watcher = watcher_of(observed)
+    watcher.monotonic = lambda: now
+    observed.store.observations.fault = StoreUnavailable("down")
+
+    for _ in range(3):
+        observed.send()
+    assert ["observe"] == observed.store.observations.calls
+    now += PAUSE_SECONDS
+    observed.store.observations.fault = None
+    observed.send()
+
+    assert ["failed", "failed", "failed", "new", "completed"] == observed.outcomes()
+    assert 1 == sum("could not observe" in message for message in caplog.messages)
+
+
+def test_an_end_that_the_store_did_not_take_is_repeated() -> None:
+    observed = shop()
+    observed.entered = Semaphore(0)
+    watcher = watcher_of(observed)
+    now = 100.0
+    watcher.monotonic = lambda: now
+    observed.store.observations.fault = None
+    threads = in_threads(1, lambda: observed.send(do="hold"))
+    assert observed.entered.acquire(timeout=60)
+    observed.store.observations.fault = StoreUnavailable("down")
+    observed.leave.set()
+    joined(threads)
+    assert ["new"] == observed.outcomes()
+
+    observed.store.observations.fault = None
+    now += PAUSE_SECONDS
+    for watch in list(watcher.deps.renewer._due):
+        watch.run()
+    observed.send()
+    assert ["new", "completed", "replayed"] == observed.outcomes()
+
+
+def test_a_note_whose_reply_was_lost_is_taken_back() -> None:
+    """Enforcing refuses the request, and its retry is new."""
+    observed = shop()
+    real = observed.store.observations._observations.observe
+
+    def lose(*arguments: Any, **options: Any) -> Any:
+        real(*arguments, **options)
+        raise StoreUnavailable("the reply was lost")
+
+    watcher = watcher_of(observed)
+    now = 100.0
+    watcher.monotonic = lambda: now
+    observed.store.observations._observations.observe = lose
+    observed.send()
+    observed.store.observations._observations.observe = real
+    now += PAUSE_SECONDS
+    for watch in list(watcher.deps.renewer._due):
+        watch.run()
+    observed.send()
+
+    assert ["failed", "new", "completed"] == observed.outcomes()
+
+
+def test_an_interrupt_is_not_swallowed() -> None:
+    """A server ends a thread by one."""
+    observed = shop()
+
+    def interrupted() -> str | None:
+        raise SystemExit
+
+    loaders_of(observed).principal = interrupted
+    with pytest.raises(SystemExit):
+        observed.send()
+
+
+def test_an_error_of_an_application_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    observed = shop()
+    loaders_of(observed).principal = failing
+
+    for _ in range(2):
+        observed.send()
+
+    (line,) = [record for record in caplog.records if "could not observe" in record.message]
+    assert line.levelno == logging.WARNING
+    assert line.exc_info is not None
+
+
+# The body.
+
+
+class OneWay:
+    """A server's stream: it has no position. It ends early, or fails where its data end."""
+
+    def __init__(self, data: bytes, error: Exception | None = None) -> None:
+        self._data, self._error = io.BytesIO(data), error
+
+    def read(self, size: int = -1) -> bytes:
+        got = self._data.read(size)
+        if not got and self._error is not None:
+            raise self._error
+        return got
+
+    def readline(self, size: int = -1) -> bytes:
+        return self._data.readline(size)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
+
+def reading(guise: Guise, how: str) -> None:
+    """Register a view that returns what it reads of its body, and how that ended."""
+
+    @guise.app.post("/read")
+    def read() -> Any:
+        try:
+            match how:
+                case "data":
+                    got = request.get_data()
+                case "pieces":
+                    got = b"".join(iter(lambda: request.stream.read(100), b""))
+                case "lines":
+                    got = b"".join(request.stream)
+                case "environ":
+                    got = request.environ["wsgi.input"].read(10) + request.environ["wsgi.input"].read()
+                case _:
+                    got = repr(sorted(request.form.items())).encode()
+        except ClientDisconnected:
+            return "disconnected", 400
+        return got
+
+
+BODIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "whole": (lambda: OneWay(b"line\n" * 300), {"CONTENT_LENGTH": "1500"}),
+    "large": (lambda: OneWay(b"line\n" * 40_000), {"CONTENT_LENGTH": "200000"}),
+    "truncated": (lambda: OneWay(b"line\n" * 300), {"CONTENT_LENGTH": "1600"}),
+    "truncated large": (lambda: OneWay(b"line\n" * 40_000), {"CONTENT_LENGTH": "200001"}),
+    "disconnected": (lambda: OneWay(b"line\n" * 300, OSError("reset")), {"CONTENT_LENGTH": "1600"}),
+    "chunked": (
+        lambda: OneWay(b"line\n" * 300),
+        {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True, "CONTENT_LENGTH": ""},
+    ),
+    "chunked over the limit": (
+        lambda: OneWay(b"line\n" * 500),
+        {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True, "CONTENT_LENGTH": ""},
+    ),
+    "seekable truncated": (lambda: io.BytesIO(b"line\n" * 300), {"CONTENT_LENGTH": "1600"}),
+    "empty": (lambda: OneWay(b""), {"CONTENT_LENGTH": "0"}),
+}
+
+
+@pytest.mark.parametrize("how", ("data", "pieces", "lines", "environ", "form"))
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("mode", ("observe", "warn"))
+def test_the_view_reads_the_body_as_if_it_were_unread(mode: str, body: str, how: str) -> None:
+    """Also one that cannot be compared, because it is truncated or over the limit."""
+    observed, bare = shop(mode=mode, form_field="key_field"), plain()
+    make, environ = BODIES[body]
+    answers = []
+    for guise in (bare, observed):
+        reading(guise, how)
+        about = {**environ, "wsgi.input": make()}
+        kind = "application/x-www-form-urlencoded" if how == "form" else "text/plain"
+        answer = guise.send("/read", environ=about, content_type=kind)
+        answer.headers = [pair for pair in answer.headers if pair[0] != "Idempotency-Status"]
+        answers.append(answer)
+
+    assert answers[0] == answers[1]
+    assert 1 <= len(observed.outcomes())
+
+
+def test_a_body_that_a_hook_has_read_is_no_error() -> None:
+    """Enforcing answers 500, because it could not compare the payload."""
+    observed, bare = shop(), plain()
+    for guise in (observed, bare):
+        guise.app.before_request(lambda: request.stream.read(3) and None)
+    answers = [guise.send(data=b"abcdef") for guise in (observed, bare)]
+
+    assert answers[0] == answers[1]
+    assert ["failed"] == observed.outcomes()
+
+
+def test_a_body_is_fingerprinted_without_memory_of_it() -> None:
+    observed = shop(max_request_body=None)
+    for body in (b"x" * 300_000, b"x" * 300_000, b"y" * 300_000):
+        observed.send(data=body)
+
+    assert ["new", "completed", "replayed", "mismatch"] == observed.outcomes()
+
+
+def test_a_key_in_a_form_is_found() -> None:
+    observed, bare = shop(form_field="the_key"), plain()
+    for form in ({"the_key": "k", "a": "1"}, {"the_key": "k", "a": "1"}, {"a": "1"}):
+        for guise in (observed, bare):
+            guise.send(key=None, data=form)
+
+    assert ["new", "completed", "replayed", "unkeyed"] == observed.outcomes()
+    assert bare.runs == observed.runs
+
+
+# Sessions and callers.
+
+
+def test_a_loader_that_reads_the_session_adds_no_vary() -> None:
+    """Flask adds `Vary: Cookie` for a session that was read."""
+    observed, bare = shop(principal=lambda: session.get("user", "alice")), plain()
+
+    assert bare.send() == observed.send()
+    assert ["new", "completed"] == observed.outcomes()
+
+
+def test_a_session_that_the_view_reads_still_varies() -> None:
+    observed, bare = shop(), plain()
+    for guise in (observed, bare):
+
+        @guise.app.post("/reads")
+        def reads() -> str:
+            return str(session.get("user"))
+
+    assert bare.send("/reads") == observed.send("/reads")
+    assert "Cookie" == observed.send("/reads").get("Vary")
+
+
+@pytest.mark.parametrize(
+    ("headers", "environ", "kind"),
+    (
+        ([], {}, "anonymous"),
+        ([("Authorization", "Bearer t")], {}, "authorization"),
+        ([("Cookie", "a=b")], {}, "cookie"),
+        ([("Cookie", "a=b"), ("Authorization", "Bearer t")], {}, "authorization"),
+        ([("X-API-Key", "t")], {}, "api-key"),
+        ([("X-Forwarded-Client-Cert", "t")], {}, "certificate"),
+        ([], {"SSL_CLIENT_S_DN": "CN=a"}, "certificate"),
+        ([], {"SSL_CLIENT_VERIFY": "NONE"}, "anonymous"),
+        ([], {"REMOTE_USER": "alice"}, "remote-user"),
+        ([], {"OIDC_CLAIM_sub": "alice"}, "remote-user"),
+        ([("X-Forwarded-User", "alice")], {}, "remote-user"),
+        ([("X-Token", "t")], {}, "other"),
+        ([("X-Ours", "t")], {}, "other"),
+        ([("Authorization", " ")], {}, "anonymous"),
+    ),
+)
+def test_a_caller_is_counted_by_the_kind_of_its_credential(
+    headers: list[tuple[str, str]], environ: dict[str, Any], kind: str
+) -> None:
+    observed = shop(credential_headers=["X-Ours"])
+    observed.send(headers=headers, environ=environ)
+
+    assert [("new", kind), ("completed", kind)] == observed.seen()
+
+
+def test_a_caller_without_a_name_would_be_refused(caplog: pytest.LogCaptureFixture) -> None:
+    observed, bare = shop(principal=lambda: None), plain()
+    headers = [("Authorization", "Bearer t")]
+    assert bare.send(headers=headers) == observed.send(headers=headers)
+
+    assert [("bad-request", "authorization")] == observed.seen()
+    (line,) = [message for message in caplog.messages if "would refuse" in message]
+    assert "Bearer" not in line
+
+
+def test_an_event_shows_no_key_and_no_name() -> None:
+    observed = shop()
+    observed.send(key="secret-key", headers=[("X-User", "secret-user"), ("X-Tenant", "secret-tenant")], data=b"secret")
+
+    assert "secret" not in repr(observed.events)
+
+
+# Policies.
+
+
+def test_an_endpoint_enforces_while_the_application_observes() -> None:
+    world = new_world(store=FaultyMemory(MemoryStore()), mode="observe")
+
+    @world.view("/safe")
+    @idempotent(mode="enforce")
+    def safe() -> str:
+        world.runs.append("safe")
+        return "paid"
+
+    @world.view("/seen")
+    def seen() -> str:
+        world.runs.append("seen")
+        return "paid"
+
+    for path in ("/safe", "/safe", "/seen", "/seen"):
+        world.post(path, key=path)
+
+    assert Counter(seen=2, safe=1) == Counter(world.runs)
+
+
+def test_a_deferred_claim_is_observed_below_its_decorators() -> None:
+    world = new_world(store=FaultyMemory(MemoryStore()), mode="warn")
+
+    @world.view()
+    @claim_here
+    def pay() -> str:
+        world.runs.append(1)
+        return "paid"
+
+    answers = [world.post(), world.post()]
+    assert (2, [None, "would-replay"]) == (
+        len(world.runs),
+        [answer.headers.get("Idempotency-Status") for answer in answers],
+    )
+
+
+def test_a_request_that_a_decorator_answers_above_claim_here_is_not_observed() -> None:
+    """Enforcing would not look at its key."""
+    world = new_world(store=FaultyMemory(MemoryStore()), mode="observe")
+
+    @world.view(endpoint="pay")
+    def pay() -> Any:
+        return inner() if request.headers.get("X-User") != "mallory" else ("no", 403)
+
+    @claim_here
+    def inner() -> str:
+        return "paid"
+
+    pay.__dict__.update(inner.__dict__)
+    world.post(headers={"X-User": "mallory"})
+    assert [] == world.told(Observation)
+
+
+def test_a_nested_dispatch_is_observed_by_itself() -> None:
+    observed, bare = shop(), plain()
+    for guise in (observed, bare):
+
+        @guise.app.post("/outer")
+        def outer(guise: Guise = guise) -> Any:
+            inner = sent(guise.app, "/pay", key="inner")
+            return inner.body, 201
+
+    assert bare.send("/outer") == observed.send("/outer")
+    assert ["new", "new", "completed", "completed"] == observed.outcomes()
+
+
+def test_a_dispatch_of_the_same_environ_is_a_concurrent_duplicate() -> None:
+    """As under enforce, where the inner one gets 409."""
+    observed, bare = shop(), plain()
+    for guise in (observed, bare):
+
+        @guise.app.post("/outer")
+        def outer(guise: Guise = guise) -> Any:
+            if request.environ.get("again"):
+                return "inner", 200
+            environ = {**request.environ, "again": True}
+            return Response.from_app(guise.app, environ)
+
+    assert bare.send("/outer", data=b"abc") == observed.send("/outer", data=b"abc")
+    assert ["new", "conflict", "completed"] == observed.outcomes()
+
+
+def test_exempt_views_are_not_observed() -> None:
+    world = new_world(store=FaultyMemory(MemoryStore()), mode="observe")
+
+    @world.view()
+    @exempt
+    def pay() -> str:
+        return "paid"
+
+    world.post()
+    assert [] == world.told(Observation)
+
+
+def test_a_faulty_policy_does_not_close_an_observing_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    world = new_world(store=FaultyMemory(MemoryStore()), mode="observe")
+
+    @world.view()
+    @idempotent(lease=100, max_runtime=50)
+    def pay() -> str:
+        return "paid"
+
+    assert 200 == world.post().status_code
+    assert any("must not be shorter than lease" in message for message in caplog.messages)
+
+
+class Forgetful(FaultyMemory):
+    """A store that cannot remember observed keys."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        del self.observations
+
+
+def test_a_store_without_observations_is_refused_with_a_sentence() -> None:
+    with pytest.raises(ConfigurationError, match='mode="observe" needs a store that remembers observed keys'):
+        Idempotency(Flask("x"), store=Forgetful(), secret=LONG, mode="observe")
+
+
+def test_a_view_that_cannot_be_observed_runs(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged at the start. To close it would be the opposite of a first week without risk."""
+    world: World = new_world(store=Forgetful())
+
+    @world.view()
+    @idempotent(mode="warn")
+    def pay() -> str:
+        return "paid"
+
+    assert (200, None) == ((answer := world.post()).status_code, answer.headers.get("Idempotency-Status"))
+    assert ["failed"] == [event.outcome for event in world.events if isinstance(event, Observation)]
+    assert any('mode="warn" needs a store' in message for message in caplog.messages)
+
+
+def test_a_switched_off_extension_observes_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    app = Flask("tests.off")
+    Idempotency(app, store=Forgetful(), secret=LONG, enabled=False, mode="observe")
+    app.post("/pay")(lambda: "paid")
+
+    assert b"paid" == sent(app).body
+    assert any("IDEMPOTENCY_MODE is observe, and IDEMPOTENCY_ENABLED is False" in each for each in caplog.messages)
+
+
+def test_quotas_and_replay_guards_are_not_asked() -> None:
+    observed = shop(quota_records=1)
+    loaders = loaders_of(observed)
+    loaders.quota = loaders.replay_guard = failing
+    for key in ("a", "b", "b"):
+        observed.send(key=key)
+
+    assert ["new", "completed", "new", "completed", "replayed"] == observed.outcomes()
+
+
+def test_an_enforced_request_makes_no_observation() -> None:
+    enforced = shop(mode="enforce")
+    for _ in range(2):
+        enforced.send()
+    enforced.send(key=None)
+
+    assert ([], [], 1) == (enforced.store.observations.calls, enforced.outcomes(), granted(enforced))
+
+
+def test_a_stream_that_is_dropped_is_judged_later() -> None:
+    """No destructor calls the store: the next request does."""
+    observed = shop()
+
+    @observed.app.post("/endless")
+    def endless() -> Response:
+        return Response(iter(["a", "b"]), content_type="text/plain")
+
+    def drop() -> None:
+        with observed.app.test_request_context("/endless", method="POST", headers={"Idempotency-Key": "k"}):
+            response = observed.app.full_dispatch_request()
+            body = response.iter_encoded()
+            next(iter(body))
+
+    drop()
+    assert ["new"] == observed.outcomes()
+    observed.send(key="other")
+    assert ["new", "completed", "not-kept", "new", "completed"] == observed.outcomes()
+
+
+def test_the_body_of_a_stream_is_not_kept() -> None:
+    """Only its length is counted."""
+    observed = shop(max_body=10_000)
+    taken: list[Any] = []
+
+    @observed.app.post("/pieces")
+    def pieces() -> Response:
+        response = Response(iter(["a" * 1000, "é" * 500]), content_type="text/plain")
+        taken.append(response)
+        return response
+
+    assert 2000 == len(observed.send("/pieces").body)
+    assert b"" == taken[0].response.copied()
+    assert 2000 == taken[0].response.byte_size
+
+
+def test_steps_just_run() -> None:
+    world = new_world(store=FaultyMemory(MemoryStore()), mode="observe")
+
+    @world.app.before_request
+    def early() -> None:
+        current_claim.step("charge", world.runs.append, "early")
+
+    @world.view()
+    @idempotent(steps=("charge",))
+    def pay() -> tuple[str, int]:
+        current_claim.step("charge", world.runs.append, "in the view")
+        return "paid", 201
+
+    for _ in range(2):
+        assert 201 == world.post().status_code
+    assert ["early", "in the view"] * 2 == world.runs
+    outcomes = [event.outcome for event in world.events if isinstance(event, Observation)]
+    assert ["new", "completed", "replayed"] == outcomes
