@@ -17,10 +17,10 @@ from typing import Any, Final
 import click
 from flask.cli import AppGroup
 
-TOPICS: Final = ("maintenance", "outbox", "resolve", "show", "stats", "stores", "tenants")
+TOPICS: Final = ("maintenance", "outbox", "report", "resolve", "show", "stats", "stores", "tenants")
 
 ORDER: Final = (
-    *("doctor", "stats", "list", "show", "policy"),
+    *("doctor", "stats", "list", "show", "policy", "report"),
     *("resolve", "release"),
     *("reap", "expire", "rotate", "reconcile"),
     *("relay", "outbox"),

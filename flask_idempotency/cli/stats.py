@@ -50,7 +50,8 @@ LINES_AROUND: Final = 5
 """Lines of a page that are no endpoints: the first, the head, the total, how many are left out, and the cursor's."""
 
 
-def _span(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+def span(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Read a time span of activity, and return its seconds."""
     if value is None:
         return None
     seconds = duration(context, parameter, value)
@@ -66,7 +67,7 @@ def _span(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--quick", is_flag=True, help="Leave out the completed records: counting them may take long.")
 @click.option(
     "--since",
-    callback=_span,
+    callback=span,
     metavar="DURATION",
     help="Show what requests did in this time, by endpoint: 30m, 1h, 24h, 7d.",
 )

@@ -1,0 +1,308 @@
+"""Report what enforcing would have done, or did, at each endpoint, and suggest its policy with reasons.
+
+It reads the counters of activity. Observed and enforced requests have the same counters here, so an endpoint that was switched
+to `enforce` within the span has one row. A suggestion rests on what was counted, and its reason says what that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Final
+
+from flask_idempotency.engine import activity as names
+from flask_idempotency.engine.activity import CALLERS, EDGES, OBSERVED, OUTCOMES, WOULD, ActivityLog, percentile
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.values import valueclass
+from flask_idempotency.operations.activity import summary
+from flask_idempotency.operations.times import moment
+
+FEW: Final = 20
+"""With fewer requests than this, an endpoint gets no suggestion: a share of so few says little."""
+
+DEFAULT_SPAN: Final = 7 * 24 * 3600.0
+
+_WITHOUT_KEY: Final = (names.MISSING_KEY, names.UNKEYED)
+_CAME: Final = tuple(dict.fromkeys((*OBSERVED[: OBSERVED.index(names.COMPLETED)], *OUTCOMES)))
+"""What is counted of a request when it comes: one of these."""
+_COUNTED: Final = tuple(dict.fromkeys((*_CAME, *OBSERVED, *names.ENDINGS)))
+
+
+@valueclass(frozen=True, slots=True)
+class Suggestion:
+    """A value of a policy keyword, as it is written there, and the reason. No value: something to look at."""
+
+    keyword: str
+    value: str
+    reason: str
+
+
+@valueclass(frozen=True, slots=True)
+class EndpointReport:
+    """What was counted at one endpoint. `counts` has the observed and the enforced requests under the same names."""
+
+    counts: Mapping[str, int]
+    callers: Mapping[str, Mapping[str, int]]
+    """Of the observed ones, by the kind of caller. Enforced requests are not counted by caller."""
+    apart: Mapping[int, int]
+    """How long after the first request concurrent duplicates came: numbers by slot."""
+    ran: Mapping[int, int]
+    """How long views ran."""
+
+    def of(self, *outcomes: str) -> int:
+        """Return how many requests had one of these outcomes."""
+        return sum(self.counts.get(outcome, 0) for outcome in outcomes)
+
+    @property
+    def seen(self) -> int:
+        """Requests in all. An enforced one without a key is counted only where a key is required."""
+        return self.of(*_CAME)
+
+    @property
+    def keyed(self) -> int:
+        """Requests that carried a key, also a malformed one. One that could not be observed counts as keyed."""
+        return self.seen - self.of(*_WITHOUT_KEY)
+
+    @property
+    def concurrent(self) -> int:
+        """Duplicates that came while the first request ran. If they were observed, both ran."""
+        return self.of(names.CONFLICT, names.WAIT)
+
+    def keyed_of(self, caller: str) -> tuple[int, int]:
+        """Return how many observed requests of this kind of caller carried a key, and how many there were."""
+        counts = self.callers.get(caller, {})
+        seen = sum(counts.get(outcome, 0) for outcome in _CAME)
+        return seen - sum(counts.get(outcome, 0) for outcome in _WITHOUT_KEY), seen
+
+
+@valueclass(frozen=True, slots=True)
+class Report:
+    """The endpoints of an application over a time span, the busiest first."""
+
+    now: float
+    seconds: float
+    endpoints: Mapping[str, EndpointReport]
+
+
+def report(log: ActivityLog, owner: bytes, *, seconds: float = DEFAULT_SPAN) -> Report:
+    """Return what was counted in the last `seconds` of the application with this mark: see `keys.owner_mark`.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    found = summary(log, owner, seconds=seconds)
+    endpoints = {name: _read(figures.counts) for name, figures in found.endpoints.items()}
+    busiest = sorted(endpoints.items(), key=lambda pair: (-pair[1].seen, pair[0]))
+    return Report(found.now, found.seconds, {name: each for name, each in busiest if each.seen or each.counts})
+
+
+def _read(counters: Mapping[str, int]) -> EndpointReport:
+    counts: dict[str, int] = {}
+    callers: dict[str, dict[str, int]] = {}
+    slots: dict[str, dict[int, int]] = {names.APART_TIME: {}, names.RAN_TIME: {}, names.NEW_TIME: {}}
+    for counter, number in counters.items():
+        outcome, _, caller = counter.removeprefix(WOULD).partition("@")
+        if counter.startswith(WOULD):
+            counts[outcome] = counts.get(outcome, 0) + number
+            of_caller = callers.setdefault(caller, {})
+            of_caller[outcome] = of_caller.get(outcome, 0) + number
+        elif counter in _COUNTED:
+            counts[counter] = counts.get(counter, 0) + number
+        else:
+            for beginning, found in slots.items():
+                if counter.startswith(beginning):
+                    found[int(counter.removeprefix(beginning))] = number
+    ran = slots[names.RAN_TIME]
+    for slot, number in slots[names.NEW_TIME].items():
+        ran[slot] = ran.get(slot, 0) + number
+    return EndpointReport(counts, callers, slots[names.APART_TIME], ran)
+
+
+# Suggestions.
+
+
+def suggestions(found: EndpointReport, policy: Policy, *, joint: bool) -> list[Suggestion]:
+    """Return what these counts suggest for an endpoint with this policy.
+
+    `joint`: the store is in the application's own database.
+    """
+    if found.seen < FEW:
+        return [
+            Suggestion(
+                "", "", f"Only {_counted(found.seen, 'request')} came: wait for more before you decide anything."
+            )
+        ]
+    made = [
+        _of_required(found, policy),
+        _of_waiting(found, policy),
+        _of_effects(found, policy, joint=joint),
+        _of_mismatches(found, policy),
+        _of_size(found, policy),
+        _of_cookies(found),
+        _of_refused(found),
+        _of_failed(found),
+    ]
+    return [each for each in made if each is not None]
+
+
+def _of_required(found: EndpointReport, policy: Policy) -> Suggestion | None:
+    by_caller = [(caller, *found.keyed_of(caller)) for caller in CALLERS if found.callers.get(caller)]
+    # An enforced request without a key is counted only where a key is required.
+    keyed, seen = (sum(column) for column in list(zip(*by_caller, strict=True))[1:]) if by_caller else (0, 0)
+    if policy.required and not by_caller:
+        keyed, seen = found.keyed, found.seen
+    if not seen or (policy.required and keyed == seen):
+        return None
+    shares = "; ".join(f"{its:,} of {all_of_it:,} by {caller}" for caller, its, all_of_it in by_caller if all_of_it)
+    said = f"{keyed:,} of {seen:,} requests carried a key" + (f" ({shares})." if shares else ".")
+    if keyed == seen:
+        return Suggestion("required", "True", f"{said} So requiring one refuses none of these.")
+    if not keyed:
+        return Suggestion("required", "False", f"{said} Until clients send keys, nothing is protected.")
+    if policy.required:
+        return Suggestion("required", "False", f"{said} Requiring one refuses the others with 400.")
+    return Suggestion("required", "False", f"{said} Require it when the others have learnt to send one.")
+
+
+def _of_waiting(found: EndpointReport, policy: Policy) -> Suggestion | None:
+    if not found.concurrent:
+        return None
+    apart, ran = percentile(found.apart, 0.5), percentile(found.ran, 0.99)
+    came = f"{_counted(found.concurrent, 'duplicate')} came while the first request ran"
+    if apart is not None:
+        came += f", half of them within {time(apart)}"
+    if ran is None:
+        return None
+    took = f"99 % of the views took at most {time(ran)}" if ran != inf else f"some views took over {time(ran)}"
+    if ran <= policy.wait:
+        if policy.in_flight == "wait":
+            return None
+        return Suggestion(
+            "in_flight", '"wait"', f"{came}, and {took}: within `wait` ({policy.wait:g} s) they get its response."
+        )
+    return Suggestion(
+        "in_flight",
+        '"reject"',
+        f"{came}, and {took}: longer than `wait` ({policy.wait:g} s), so a waiting duplicate holds a thread and may get 409 "
+        "all the same.",
+    )
+
+
+def _of_effects(found: EndpointReport, policy: Policy, *, joint: bool) -> Suggestion | None:
+    quarantined, met = found.of(names.QUARANTINED), found.of(names.UNKNOWN)
+    if not quarantined and not met:
+        return None
+    possible = (
+        '"transactional" if all its effects are rows of your database, which also has the records; "deduplicated" if each '
+        "effect carries a downstream key or a marker row"
+        if joint
+        else '"deduplicated" if each effect carries a downstream key or a marker row ("transactional" is not possible: the '
+        "store is not in your database)"
+    )
+    ended = f"{_counted(quarantined, 'key')} ended in quarantine" if quarantined else "no key ended in quarantine"
+    said = (
+        f"{ended} (an exception, a 5xx or a worker that vanished), and {_counted(met, 'retry', 'retries')} met such a key. "
+        f'Under effects="{policy.effects}" an operator or a resolver settles each. What the view does is not counted: declare '
+        f'{possible}; "marked" if it can name its point of no return.'
+    )
+    return Suggestion("effects", "", said[0].upper() + said[1:])
+
+
+def _of_mismatches(found: EndpointReport, policy: Policy) -> Suggestion | None:
+    if not (number := found.of(names.MISMATCH)):
+        return None
+    scope = 'one key on several endpoints (scope="operation"), or ' if policy.scope == "key" else ""
+    return Suggestion(
+        "ignore_fields",
+        "",
+        f"{_counted(number, 'request')} had the key of another request: another payload, path or query. The counts do not tell "
+        f"which. Ask these clients whether they use {scope}a field that changes with each retry (ignore_fields).",
+    )
+
+
+def _of_size(found: EndpointReport, policy: Policy) -> Suggestion | None:
+    if not (number := found.of(names.NOT_KEPT)):
+        return None
+    return Suggestion(
+        "max_body",
+        "",
+        f"{_counted(number, 'response')} could not be kept: over max_body ({policy.max_body:,} bytes), broken off, or with a "
+        "header that no response may have. Retries get `response-not-kept` instead of it.",
+    )
+
+
+def _of_cookies(found: EndpointReport) -> Suggestion | None:
+    if not (number := found.of(names.SETS_COOKIE)):
+        return None
+    return Suggestion(
+        "",
+        "@exempt",
+        f"{_counted(number, 'response')} set a cookie or changed the session, which no replay carries. Exempt the view if it "
+        "signs users in or out.",
+    )
+
+
+def _of_refused(found: EndpointReport) -> Suggestion | None:
+    if not (number := found.of(names.BAD_REQUEST)):
+        return None
+    return Suggestion(
+        "",
+        "",
+        f"{_counted(number, 'request')} had a malformed key, a truncated or too large body, or a caller without a name. "
+        "Enforcing refuses them with 400, 403, 413 or 500: the log names callers without a name.",
+    )
+
+
+def _of_failed(found: EndpointReport) -> Suggestion | None:
+    if not (number := found.of(names.FAILED)):
+        return None
+    return Suggestion(
+        "",
+        "",
+        f"{_counted(number, 'request')} could not be observed, so these counts are too low. The log names the kind of each "
+        "failure once.",
+    )
+
+
+def _counted(number: int, one: str, several: str = "") -> str:
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def time(seconds: float) -> str:
+    """Return an upper edge of a histogram as a person reads it: `7.5 ms`, `1.5 s`, `60 s` past the last."""
+    if seconds == inf:
+        return f"{EDGES[-1]:g} s"
+    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
+
+
+# For machines.
+
+
+def as_object(found: Report, suggested: Mapping[str, Sequence[Suggestion]]) -> dict[str, object]:
+    """Return this report for JSON, with the suggestions of each endpoint."""
+    return {
+        "now": moment(found.now),
+        "seconds": found.seconds,
+        "endpoints": {
+            name: {
+                "seen": each.seen,
+                "keyed": each.keyed,
+                "counts": {outcome: each.of(outcome) for outcome in _COUNTED},
+                "callers": {caller: dict(counts) for caller, counts in sorted(each.callers.items())},
+                "apart": _percentiles(each.apart),
+                "ran": _percentiles(each.ran),
+                "suggestions": [
+                    {"keyword": made.keyword, "value": made.value, "reason": made.reason}
+                    for made in suggested.get(name, ())
+                ],
+            }
+            for name, each in found.endpoints.items()
+        },
+    }
+
+
+def _percentiles(slots: Mapping[int, int]) -> dict[str, float | None]:
+    found = {name: percentile(slots, fraction) for name, fraction in (("p50", 0.5), ("p99", 0.99))}
+    return {
+        "count": sum(slots.values()),
+        **{name: EDGES[-1] if value == inf else value for name, value in found.items()},
+    }
