@@ -99,9 +99,7 @@ def _page(
     if not found.endpoints:
         off = " IDEMPOTENCY_ACTIVITY is False here." if settings().activity is False else ""
         return [f"No request was counted in the last {format_duration(found.seconds)}.{off}"]
-    rows = [
-        _row(clean(name), known[name].mode if name in known else "-", each) for name, each in found.endpoints.items()
-    ]
+    rows = [_row(clean(name), known.get(name), each) for name, each in found.endpoints.items()]
     callers = [
         (clean(name), caller, f"{seen:,}", f"{keyed:,}")
         for name, each in found.endpoints.items()
@@ -123,13 +121,15 @@ def _page(
     return [*page, *_suggestions(suggested)]
 
 
-def _row(name: str, mode: str, found: EndpointReport) -> tuple[str, ...]:
+def _row(name: str, policy: Policy | None, found: EndpointReport) -> tuple[str, ...]:
+    # An enforced request without a key is counted only where a key is required: then there is no share.
+    known = found.callers or (policy is not None and policy.required)
     apart = [percentile(found.apart, fraction) for fraction in (0.5, 0.99)]
-    share = f" ({100 * found.keyed // found.seen} %)" if found.seen else ""
+    share = f" ({100 * found.keyed // found.seen} %)" if found.seen and known else ""
     columns = (names.MISMATCH, names.UNKNOWN, names.QUARANTINED, names.RELEASED, names.NOT_KEPT)
     return (
         name,
-        mode,
+        "-" if policy is None else policy.mode,
         f"{found.seen:,}",
         f"{found.keyed:,}{share}",
         f"{found.of(names.REPLAYED):,}",
