@@ -36,9 +36,8 @@ KEYED = {NEW: 100}
 
 
 def test_observed_and_enforced_requests_are_one_row() -> None:
-    found = counted(
-        {NEW: 3, would("new", "anonymous"): 2, "new": 5, would("replayed", "cookie"): 1, "replayed": 2, "t:new:3": 5}
-    )
+    observed = {NEW: 3, would("new", "anonymous"): 2, would("replayed", "cookie"): 1}
+    found = counted({**observed, "new": 5, "replayed": 2, "t:new:3": 5})
 
     assert (10, 3, 13, 13) == (found.of("new"), found.of("replayed"), found.seen, found.keyed)
     assert {"cookie": {"new": 3, "replayed": 1}, "anonymous": {"new": 2}} == found.callers
@@ -156,23 +155,8 @@ def test_other_findings_have_their_sentence() -> None:
     counts = KEYED | {would(each, "cookie"): 2 for each in ("not-kept", "sets-cookie", "bad-request", "failed")}
     found = [each.reason for each in suggestions(counted(counts), Policy(required=True), joint=False)]
 
-    assert [
-        "2 responses could not be kept",
-        "2 responses set a cookie",
-        "2 requests had a malformed key",
-        "2 requests could not",
-    ] == [
-        reason[: len(expected)]
-        for reason, expected in zip(
-            found,
-            (
-                "2 responses could not be kept",
-                "2 responses set a cookie",
-                "2 requests had a malformed key",
-                "2 requests could not",
-            ),
-            strict=True,
-        )
+    assert ["2 responses could", "2 responses set a", "2 requests had a ", "2 requests could "] == [
+        each[:17] for each in found
     ]
     assert "max_body (262,144 bytes)" in found[0]
 
