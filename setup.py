@@ -36,7 +36,17 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["flask_idempotency", "flask_idempotency.*"]), *JANITOR],
     package_dir={"flask_idempotency.janitor": "janitor"},
-    package_data={"": ["py.typed", "lua/*.lua", "lua/lib/*.lua", "*.schema.json", "browser/*.js", "console/static/*", "console/templates/*.html"]},
+    package_data={
+        "": [
+            "py.typed",
+            "lua/*.lua",
+            "lua/lib/*.lua",
+            "*.schema.json",
+            "browser/*.js",
+            "console/static/*",
+            "console/templates/*.html",
+        ]
+    },
     # Found even where the application cannot start: the first key of a ring is made before there is a ring.
     entry_points={"flask.commands": ["idempotency = flask_idempotency.cli:cli"]},
     install_requires=["flask>=3.0,<4", "marshmallow>=3.20,<5"],

@@ -77,6 +77,7 @@ class FaultyMemory(FaultyStore):
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self.ledger = store.ledger
+        self.audit = store.audit
         self.data_keys = store.data_keys
         self.responses = store.responses
         self.recovery = store.recovery

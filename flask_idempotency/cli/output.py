@@ -19,7 +19,7 @@ from unicodedata import combining, east_asian_width
 import click
 
 from flask_idempotency.engine.escape import printable, printable_lines
-from flask_idempotency.operations.records import Condition, RecordView, StepView
+from flask_idempotency.operations.records import ChangeView, Condition, RecordView, StepView
 from flask_idempotency.operations.times import format_duration
 
 # What a part of the output is.
@@ -356,8 +356,8 @@ _COLOURS: Final = {
 }
 
 
-def facts_of(view: RecordView) -> Facts:
-    """Return a record as an operator reads it, one fact a line."""
+def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> Facts:
+    """Return a record as an operator reads it, one fact a line. `changes` are those of its audit trail."""
     state, reason = state_of(view), f" ({view.reason})" if view.reason else ""
     rows: list[tuple[str, Cell]] = [
         ("id", view.handle),
@@ -387,7 +387,17 @@ def facts_of(view: RecordView) -> Facts:
         how = "erased" if answer.erased else sealed
         rows.append(("response", f"status {answer.status}, {answer.byte_size} bytes, {how}"))
     rows += [("step", _step(step)) for step in view.steps or ()]
+    rows += [("changed", _change(change)) for change in changes]
     return Facts(tuple(rows))
+
+
+def _change(view: ChangeView) -> str:
+    """Return `2026-…: charge never-happened by ann, while quarantined: the bank has no such charge`."""
+    step = "" if view.step is None else f"{clean(view.step)} "
+    doubt = "" if view.certain else ", unless the store lost it"
+    forced = ", by force" if view.forced else ""
+    verb, was = clean(view.verb), clean(view.was)
+    return f"{view.at}: {step}{verb} by {clean(view.actor)}{forced}{doubt}, while {was}: {clean(view.reason)}"
 
 
 def _step(view: StepView) -> Styled:

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import as_json_option, built, exit_on_error, policies, settings, wide_option
+from flask_idempotency.cli.context import as_json_option, exit_on_error, wide_option
 from flask_idempotency.cli.output import Column, Item, Part, Style, Styled, Table, clean, say
 from flask_idempotency.cli.stats import span
 from flask_idempotency.engine import activity as names
@@ -27,6 +27,7 @@ from flask_idempotency.operations.report import (
     time,
 )
 from flask_idempotency.operations.times import format_duration, moment
+from flask_idempotency.web.operator import built, policies, settings
 
 _COLUMNS: Final = (
     Column("endpoint", least=14),

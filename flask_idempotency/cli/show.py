@@ -30,7 +30,15 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.operations import Operation
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.operations.records import UNFINISHED, Condition, RecordFilter, RecordView, Refused, listing
+from flask_idempotency.operations.records import (
+    UNFINISHED,
+    Condition,
+    RecordFilter,
+    RecordView,
+    Refused,
+    changes_of,
+    listing,
+)
 from flask_idempotency.operations.times import format_duration
 from flask_idempotency.web.janitor import downstream_key
 from flask_idempotency.web.operator import (
@@ -293,7 +301,8 @@ def list_command(
 def show_command(named: RecordOptions, downstream: str | None, item: str | None, as_json: bool) -> None:
     """Show one record, without the body of its response.
 
-    Changes nothing. It lists the recorded steps of the request too, without their results. Name the record by the start of
+    Changes nothing. It lists the recorded steps of the request too, without their results, and who changed the record and
+    why. Name the record by the start of
     its ID (see `list`), by the id that a log line has as `record`, or by --key as the client knows it. A key that you type
     stays in the history of the shell, and other users see it while the command runs. With --key - the command reads it from
     standard input.
@@ -307,13 +316,15 @@ def show_command(named: RecordOptions, downstream: str | None, item: str | None,
     with exit_on_error(as_json=as_json):
         case = find_record(named, whole=False)
         shown = show_of(case.first, steps=True)
+        changes = changes_of(built().audit, case.first.key)
         sent = None if downstream is None else _downstream_key(case.first, downstream, item)
     if as_json:
         key = {} if sent is None else {"downstream_key": sent}
-        say(json.dumps({**asdict(shown), "also": list(case.also), **key}))
+        audited = None if changes is None else list(map(asdict, changes))
+        say(json.dumps({**asdict(shown), "also": list(case.also), "changes": audited, **key}))
     else:
         also = [f"also under:   {handle}" for handle in case.also]
-        say(facts_of(shown), *also, *([] if sent is None else [f"downstream:   {sent}"]))
+        say(facts_of(shown, changes or ()), *also, *([] if sent is None else [f"downstream:   {sent}"]))
 
 
 def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:

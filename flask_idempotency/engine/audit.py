@@ -27,6 +27,10 @@ class AuditEntry:
     actor: str
     """The operator, or `resolver`."""
     reason: str
+    step: str = ""
+    """The step that was settled. Empty: the record as a whole."""
+    forced: bool = False
+    """The operator overruled a warning."""
     certain: bool = True
     """False: the store did not answer, so the change may not have happened."""
     at: float = 0.0

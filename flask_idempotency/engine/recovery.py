@@ -1,16 +1,18 @@
 """Resolve, release or reopen records in their worker's place, for resolvers and operators.
 
-Each change applies only to the record that the caller saw, and is published with its actor and reason. The functions at the
-top say how long a vanished worker may still run.
+Each change applies only to the record that the caller saw. It is published with its actor and reason, and the store's audit
+trail keeps it. The functions at the top say how long a vanished worker may still run.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from flask_idempotency.engine.audit import AuditEntry, AuditTrail
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.claim import SealedResponse
 from flask_idempotency.engine.errors import (
@@ -23,11 +25,13 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.events import Event, Resolved, StepSettled
 from flask_idempotency.engine.journal import Effects, Entry, Journal, Journals, JournalWrite, StepState
-from flask_idempotency.engine.keys import StorageKey, successor
+from flask_idempotency.engine.keys import StorageKey, new_token, successor
 from flask_idempotency.engine.model import CORRUPT, ERASED, Record, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import KEYS_FORGOTTEN, TRIES, Codec, SealContext
 from flask_idempotency.engine.values import valueclass
+
+_log = logging.getLogger("flask_idempotency")
 
 SILENT_LEASES: Final = 3
 """How many leases a worker must let pass without renewal before an operator may release its key."""
@@ -213,6 +217,8 @@ class Settler:
     Every method returns False if the record has changed: the worker was faster, or another janitor. Then nothing is
     published. Each raises `StoreUnavailable` if the store does not answer, and publishes that the change may have happened.
     You may repeat it.
+
+    What is published also goes into the audit trail. If that fails, the change stands, and an error is logged.
     """
 
     def __init__(
@@ -223,7 +229,9 @@ class Settler:
         *,
         label: Callable[[StorageKey], str],
         journals: Journals | None = None,
+        audit: AuditTrail | None = None,
     ) -> None:
+        self._audit = audit
         self._journals = journals
         self._recovery = recovery
         self._codec = codec
@@ -282,6 +290,8 @@ class Settler:
                 verb, step = "completed" if each.happened else "never-happened", each.step
                 item = step.entry.id.hex()[:8] if step.stored_item != b"" else ""
                 self._observers(StepSettled(label, endpoint, step.name, item, verb, actor, reason, certain=certain))
+                was = seen.record.state.value
+                self._keep(seen.key, AuditEntry(verb, was, actor, reason, step.name, certain=certain))
             if not in_doubt:
                 self._publish(seen, verb="resumed", actor=actor, reason=reason, certain=certain)
 
@@ -344,6 +354,23 @@ class Settler:
                 certain=certain,
             )
         )
+        entry = AuditEntry(verb, seen.record.state.value, actor, reason, forced=forced, certain=certain)
+        self._keep(seen.key, entry)
+
+    def _keep(self, key: StorageKey, entry: AuditEntry) -> None:
+        """Add this entry to the audit trail. The change has happened by now, so no error may hide that."""
+        if self._audit is None:
+            return
+        try:
+            self._audit.append(key, entry, token=new_token())
+        except Exception as error:  # noqa: BLE001 - a custom store may raise anything
+            # The event that was published before has the whole change.
+            _log.error(
+                "the audit trail of record %s lacks a change (%s): the store failed with %s",
+                self._label(key),
+                entry.verb,
+                type(error).__name__,
+            )
 
 
 def resume_fault(record: Record, journal: Journal, settled: Sequence[SettledStep]) -> str:

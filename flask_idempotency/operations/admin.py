@@ -13,6 +13,7 @@ from itertools import chain
 from math import ceil
 from typing import Any, Final, Protocol
 
+from flask_idempotency.engine.audit import AuditTrail
 from flask_idempotency.engine.capabilities import (
     DataKeys,
     DataLoss,
@@ -41,15 +42,17 @@ def holds_sealed(data_keys: DataKeys, tids: Iterable[bytes]) -> bool:
     return any(data_keys.read_keys(tid).last for tid in tids)
 
 
-def shred(data_keys: DataKeys, tids: Iterable[bytes]) -> int:
-    """Erase the responses of a tenant, with all its ids. Return how many data keys it had.
+def shred(data_keys: DataKeys, tids: Iterable[bytes], *, audit: AuditTrail | None = None) -> int:
+    """Erase the responses of a tenant, with all its ids, and the audit trail of its records. Return how many data keys it had.
 
-    Raises `StoreUnavailable` if a data key may be left, or is still in a cache; the others are erased.
+    Raises `StoreUnavailable` if a data key or an entry may be left, or is still in a cache; the others are erased.
     """
     destroyed, failures = 0, []
     for tid in tids:
         try:
             destroyed += data_keys.shred(tid)
+            if audit is not None:
+                audit.forget(tid)
         except StoreUnavailable as error:
             failures.append(error)
     if failures:

@@ -99,7 +99,7 @@ def settler_of(built: Services, settings: Settings, observers: Callable[[Event],
     if built.recovery is None:
         return None
     label = identities(settings)[0].label
-    return Settler(built.recovery, built.codec, observers, label=label, journals=built.journals)
+    return Settler(built.recovery, built.codec, observers, label=label, journals=built.journals, audit=built.audit)
 
 
 def work_of(

@@ -133,9 +133,9 @@ class Purge:
 
     def shred(self, whom: Sequence[bytes]) -> PurgeReport:
         """Destroy the data keys of this tenant, with all its ids."""
-        data_keys = built().data_keys
-        if data_keys is not None:
-            self.data_keys = shred_keys(data_keys, whom)
+        parts = built()
+        if parts.data_keys is not None:
+            self.data_keys = shred_keys(parts.data_keys, whom, audit=parts.audit)
         return PurgeReport(self.data_keys)
 
     def wipe(

@@ -119,10 +119,17 @@ class RedisAuditTrail:
 
     def append(self, key: StorageKey, entry: AuditEntry, *, token: bytes) -> None:
         actor = entry.actor[:LONGEST_ACTOR]
-        facts = [entry.verb, entry.was, actor, entry.reason[:LONGEST_REASON], entry.certain]
+        texts = entry.verb, entry.was, actor, entry.reason[:LONGEST_REASON], entry.step
         trail, trails = layout.audit_trail(key), layout.audited_records(key.tid)
         name, kept = layout.name((trail,)), round(AUDIT_KEPT_SECONDS * 1000)
-        self._server.run(scripts.AUDIT_APPEND, (trail, trails), name, token, json.dumps(facts).encode(), kept)
+        self._server.run(
+            scripts.AUDIT_APPEND,
+            (trail, trails),
+            name,
+            token,
+            json.dumps([*texts, entry.forced, entry.certain]).encode(),
+            kept,
+        )
         # Another slot, so another call: after an error between the two, a repetition counts the change.
         self._server.run(scripts.AUDIT_NOTE_ACTOR, (layout.audit_actor(actor),), token, COUNTED_MS, MOST_COUNTED)
 
@@ -145,10 +152,10 @@ class RedisAuditTrail:
 def _entry(data: bytes) -> AuditEntry:
     at, _, rest = data.partition(b" ")
     try:
-        verb, was, actor, reason, certain = json.loads(rest[TOKEN_BYTES:])
+        verb, was, actor, reason, step, forced, certain = json.loads(rest[TOKEN_BYTES:])
     except ValueError as error:
         raise corrupt() from error
-    texts: list[Any] = [verb, was, actor, reason]
+    texts: list[Any] = [verb, was, actor, reason, step]
     if not all(isinstance(text, str) for text in texts):
         raise corrupt()
-    return AuditEntry(verb, was, actor, reason, bool(certain), whole_number(at) / 1_000_000)
+    return AuditEntry(verb, was, actor, reason, step, bool(forced), bool(certain), whole_number(at) / 1_000_000)

@@ -368,8 +368,10 @@ class SqlAuditTrail:
             "my_tenant_id": key.tid,
             "my_verb": entry.verb,
             "my_was": entry.was,
+            "my_step": escape(entry.step),
             "my_actor": escape(entry.actor[:LONGEST_ACTOR]),
             "my_reason": escape(entry.reason[:LONGEST_REASON]),
+            "my_forced": int(entry.forced),
             "my_certain": int(entry.certain),
             "now": self._now(),
         }
@@ -385,6 +387,8 @@ class SqlAuditTrail:
                 was=row.was,
                 actor=unescape(row.actor),
                 reason=unescape(row.reason),
+                step=unescape(row.step),
+                forced=bool(row.forced),
                 certain=bool(row.certain),
                 at=row.changed_at / 1_000_000,
             )
@@ -407,7 +411,7 @@ class SqlAuditTrail:
 
 def append(dialect: Dialect) -> Insert:
     """Add an entry with the server's time, unless an earlier call with this token did."""
-    names = ["token", "record_id", "tenant_id", "verb", "was", "actor", "reason", "certain"]
+    names = ["token", "record_id", "tenant_id", "verb", "was", "step", "actor", "reason", "forced", "certain"]
     values = [bindparam(f"my_{name}", type_=_u[name].type) for name in names]
     kept = literal_column(str(round(AUDIT_KEPT_SECONDS * 1_000_000)), BigInteger)
     moment = dialect.moment(bounded=False).subquery("moment")
@@ -419,7 +423,7 @@ def append(dialect: Dialect) -> Insert:
 
 def read_entries(dialect: Dialect) -> Select[Any]:
     """Select the latest entries of a record, the latest first."""
-    mine = select(_u.verb, _u.was, _u.actor, _u.reason, _u.certain, _u.changed_at).where(
+    mine = select(_u.verb, _u.was, _u.step, _u.actor, _u.reason, _u.forced, _u.certain, _u.changed_at).where(
         _u.record_id == _bytes("my_record_id"), _u.expires_at > dialect.now
     )
     return mine.order_by(_u.changed_at.desc(), _u.token.desc()).limit(bindparam("my_limit", type_=Integer))

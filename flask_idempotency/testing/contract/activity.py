@@ -454,6 +454,7 @@ class AuditTrailContract:
         key, entries = a_key(), []
         for number in range(4):
             entry = replace(SETTLED, reason=f"reason {number}", certain=number != 2, at=5.0)
+            entry = replace(entry, step="charge" if number == 1 else "", forced=number == 3)
             store.audit.append(key, entry, token=a_token())
             entries.append(replace(entry, at=near(clock.now)))
             clock.advance(1.5)

@@ -13,6 +13,7 @@ from flask_idempotency.stores.sql.admin import janitor, schema_check
 from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
 from flask_idempotency.stores.sql.schema import RECORDS, lacks, metadata
+from flask_idempotency.stores.sql.statements import server_time
 
 MANY_DEAD: Final = 10_000
 """Fewer dead rows are normal: autovacuum lets a table of some thousand rows have as many dead ones."""
@@ -289,7 +290,7 @@ class SqlHealth:
 
     def _expiry(self, connection: Connection) -> Finding:
         dialect, parameters = self._database.dialect, {"now": self._now()}
-        now = connection.execute(janitor.server_time(dialect), parameters).scalar_one()
+        now = connection.execute(server_time(dialect), parameters).scalar_one()
         horizon = now - OVERDUE_SECONDS * 1_000_000
         if connection.execute(janitor.has_overdue(dialect), {**parameters, "my_horizon": horizon}).scalar_one():
             return Finding(

@@ -44,8 +44,10 @@ CREATE TABLE IF NOT EXISTS idempotency_audit (
     expires_at BIGINT NOT NULL,
     verb VARCHAR(20) NOT NULL,
     was VARCHAR(20) NOT NULL,
+    step VARCHAR(64) NOT NULL,
     actor TEXT NOT NULL,
     reason TEXT NOT NULL,
+    forced SMALLINT NOT NULL,
     certain SMALLINT NOT NULL,
     PRIMARY KEY (token)
 )""",
@@ -81,7 +83,9 @@ _COLUMN_COMMENTS: Final = {
     "idempotency_observations.watched_at": "when the watched request began",
     "idempotency_audit.token": "of the call, so that a repeated one adds nothing",
     "idempotency_audit.was": "state of the record before",
+    "idempotency_audit.step": "the step that was settled; empty: the record as a whole",
     "idempotency_audit.actor": "the operator, or resolver",
+    "idempotency_audit.forced": "1: the operator overruled a warning",
     "idempotency_audit.certain": "0: the change may not have happened",
 }
 
