@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from html import unescape
+from inspect import iscoroutinefunction
 from typing import Any, Literal
 
 from flask import Flask, abort, request
@@ -156,7 +157,8 @@ def rig(
         made.asked.append((action, None if record is None else record.handle))
         return ask(action, record)
 
-    app.register_blueprint(Console(idempotency, authorize=remembered, **(console or {})))
+    asked = ask if iscoroutinefunction(ask) else remembered
+    app.register_blueprint(Console(idempotency, authorize=asked, **(console or {})))
     idempotency.init_app(app)
 
     def remember(sender: Any, event: Event) -> None:
