@@ -27,7 +27,7 @@ from benchmarks import (
     steps,
     storage,
 )
-from benchmarks.apps import plain_installation
+from benchmarks.apps import no_flushes, plain_installation
 from benchmarks.harness import BUSY, OURS, OURS_MEMORY, PATHS, Cores, choose_cores, describe, is_idle, pin, pinned
 from benchmarks.report import Section
 from example_app.demo.servers import RedisServer
@@ -64,7 +64,12 @@ def main(arguments: Sequence[str]) -> int:
     # After a minute the extension warns that no janitor reports.
     logging.getLogger("flask_idempotency").setLevel(logging.ERROR)
     cores = choose_cores()
-    with plain_installation(), empty_server(options.redis_url, cores) as (client, url), pinned(cores.application):
+    with (
+        plain_installation(),
+        no_flushes(),
+        empty_server(options.redis_url, cores) as (client, url),
+        pinned(cores.application),
+    ):
         about, idle = describe(client, cores), is_idle()
         if options.gate:
             return gate.report(*gate.check(client, url, cores, **_of_gate(options)))

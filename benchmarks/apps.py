@@ -6,6 +6,7 @@ One payments service, alone and with this library. `by_hand` and `peer` guard th
 from __future__ import annotations
 
 import json
+import math
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from unittest.mock import patch
 
 from flask import Flask, Response, request, request_finished
 
-from flask_idempotency import Idempotency
+from flask_idempotency import Idempotency, activity
 from flask_idempotency.codec import canonical
 from flask_idempotency.engine.fingerprint import json_digest
 
@@ -193,6 +194,11 @@ def bare(pay: View | None = None, *, gate: Gate | None = None) -> Flask:
 def plain_installation() -> Any:
     """Return a patch that leaves out the extra `speed`: figures are those of an application that did not choose it."""
     return patch.object(canonical, "fastest_json_digest", cache(lambda: json_digest))
+
+
+def no_flushes() -> Any:
+    """Return a patch that keeps counts of activity in their process: a call that adds them would be counted for a request."""
+    return patch.object(activity, "FLUSH_SECONDS", math.inf)
 
 
 def empty_hooks(*, gate: Gate | None = None) -> Flask:

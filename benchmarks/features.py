@@ -70,6 +70,7 @@ def compliance_sections(client: redis.Redis, url: str, *, rounds: int, requests:
         _requests(url, rounds=rounds, requests=requests),
         _codecs(rounds=rounds, requests=requests),
         _bodies(rounds=rounds, requests=requests),
+        activity_section(url, rounds=rounds * ACTIVITY_ROUNDS, requests=max(1, requests // ACTIVITY_ROUNDS)),
         fairness(url, rounds=min(rounds * 2, FLOODED_ROUNDS)),
     ]
 
@@ -143,6 +144,36 @@ def _codecs(*, rounds: int, requests: int) -> Section:
             Row(f"{name}, {size}", {verb: median(taken[name, verb]) for verb in ("seal", "open")}) for name in codecs
         ]
     return Section("Compliance: sealing and opening", "µs of processor time of the codec alone, medians.", rows)
+
+
+def activity_section(url: str, *, rounds: int, requests: int) -> Section:
+    """Time requests with and without activity, in the same short rounds: the difference is small."""
+    rows = []
+    with ExitStack() as running:
+        stores: dict[str, Any] = {"memory": MemoryStore(), "Redis": running.enter_context(closing(RedisStore(url)))}
+        for name, store in stores.items():
+            cases = [
+                case
+                for on in (True, False)
+                for case in _cases(str(on), apps.ours(store, config={"IDEMPOTENCY_ACTIVITY": on}))
+                if case.path.endswith("2 KB")
+            ]
+            timings = measure(cases, rounds=rounds, requests=requests)
+            for off in (timing for timing in timings if timing.case.app == "False"):
+                [on] = [each for each in timings if each.case.path == off.case.path and each is not off]
+                cells = {"on": on.typical, "off": off.typical, "+": on.added_to(off), "×": on.ratio_to(off)}
+                cpu = {"+ cpu": on.processor_added_to(off), "× cpu": on.processor_ratio_to(off)}
+                rows.append(Row(f"{name}: {off.case.path.partition(',')[0]}", {**cells, **cpu}))
+    return Section("Options: the activity of requests", ACTIVITY_NOTE, rows)
+
+
+ACTIVITY_ROUNDS: Final = 4
+"""Times as many rounds as elsewhere, each as much shorter: a microsecond is less than what two rounds differ by."""
+
+ACTIVITY_NOTE = (
+    "µs through the WSGI callable, medians of interleaved rounds: with IDEMPOTENCY_ACTIVITY, as by default, and without it. "
+    "The counts stay in the process. In 10 seconds one more call adds them to the store, from another thread."
+)
 
 
 BODIES = {

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.apps import no_flushes
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers
 
@@ -20,6 +22,13 @@ needs_peer = pytest.mark.skipif(
 )
 
 PATHS = ["GET", "POST, no key", "first", "replay", "conflict", "mismatch"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _uninterrupted() -> Iterator[None]:
+    """Let no application add its activity to the store while a test counts what a request sends."""
+    with no_flushes():
+        yield
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ def test_what_compliance_costs_is_measured(url: str, capsys: pytest.CaptureFixtu
 
     for settings in ("as it comes", "no compression", "encrypted", "with quotas", "both"):
         assert {f"{settings}: {size}" for size in sizes} <= set(cases)
+    assert {f"{store}: {path}" for store in ("memory", "Redis") for path in ("first", "replay")} <= set(cases)
     assert {"with quotas: over quota", "encrypted, 2 KB", "encrypted, 256 KB"} <= set(cases)
     assert budgets_of(document) == {
         **{f"encrypted: {path}, 2 KB": ["≤ +15 µs CPU"] for path in ("first", "replay")},
