@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from itertools import chain
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from flask import Response, current_app, request
 
@@ -192,7 +193,7 @@ def records(visit: Visit) -> str | Response:
     kept = {name: value for name, value in args.items() if value} | ({"no_tenant": "1"} if no_tenant else {})
     more = None
     if page.next is not None:
-        more = visit.url("records", **kept, cursor=cursor_of(page.next, wanted, identity().console))
+        more = _address(visit, {**kept, "cursor": cursor_of(page.next, wanted, identity().console)})
     return visit.render(
         "records.html",
         views=views,
@@ -205,9 +206,14 @@ def records(visit: Visit) -> str | Response:
         most=MOST_LOOKED_AT,
         more=more,
         first=bool(cursor),
-        first_page=visit.url("records", **kept),
+        first_page=_address(visit, kept),
         everything=visit.everything,
     )
+
+
+def _address(visit: Visit, fields: dict[str, str]) -> str:
+    """Return the address of the list with this filter. `url_for` takes a field `endpoint` for its own argument."""
+    return visit.url("records") + ("?" + urlencode(fields) if fields else "")
 
 
 def _argument(name: str) -> str:

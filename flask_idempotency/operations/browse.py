@@ -96,12 +96,13 @@ def browse(
     *,
     journals: Journals | None = None,
     labels: Callable[[SeenRecord], Collection[str]] = lambda found: (),
-    rows: int = ROWS,
+    rows: int | None = None,
 ) -> BrowsePage:
     """Return the page of this list that begins here.
 
     `labels` returns the ids of a record in logs. Raises `StoreUnavailable` if the store does not answer.
     """
+    rows = ROWS if rows is None else rows
     scans, found, looked_at, calls = wanted.scans(), dict[bytes, SeenRecord](), 0, 0
     scan, after = place.scan, place.after
     while scan < len(scans) and len(found) < rows and looked_at < MOST_LOOKED_AT and calls < MOST_CALLS:

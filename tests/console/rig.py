@@ -17,7 +17,7 @@ from flask_idempotency.console import Console, Operator
 from flask_idempotency.engine.audit import AuditEntry
 from flask_idempotency.engine.events import Event
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.operations.records import RecordView
+from flask_idempotency.operations.records import RecordView, key_of
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -85,8 +85,6 @@ class Rig:
 
     def note(self, handle: str, actor: str = ANN, *, reason: str = "asked the bank", verb: str = "completed") -> None:
         """Add an entry to the audit trail."""
-        from flask_idempotency.operations.records import key_of
-
         entry = AuditEntry(verb, "quarantined", actor, reason)
         self.store.audit.append(key_of(handle), entry, token=len(self.events).to_bytes(8, "big") + bytes(8))
 

@@ -1,0 +1,430 @@
+"""What the pages show, on every kind of store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flask_idempotency import StillUnknown
+from flask_idempotency.assembly import build_store
+from flask_idempotency.engine.activity import NEW_TIME
+from flask_idempotency.engine.capabilities import Finding, Verdict
+from flask_idempotency.engine.keys import owner_mark
+from flask_idempotency.operations.records import key_of
+from tests.console.rig import ANN, HANDLE, LIMITED, Rig, rig
+from tests.lab.programs import REDIS_KINDS
+
+STORES = ("memory", "sqlite", REDIS_KINDS[0])
+
+
+@pytest.fixture(params=STORES)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    if request.param == "memory":
+        yield rig()
+        return
+    if request.param == "sqlite":
+        store: Any = build_store(f"sqlite:///{tmp_path / 'records.db'}")
+        store.schema.upgrade()
+    else:
+        url = request.getfixturevalue("redis_servers").get(request.param).url
+        store = build_store(url, memory={"after_loss": "run"})
+    yield rig(store)
+    if request.param != "sqlite":
+        store.close()
+
+
+VOID = {"meta", "link", "input", "br", "hr", "img"}
+
+
+class Outline(HTMLParser):
+    """Collects what a page is made of, and fails for elements that are not closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[int] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.landmarks: list[str] = []
+        self.unnamed: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag in ("header", "nav", "main", "footer"):
+            self.landmarks.append(tag)
+        if "id" in given:
+            self.ids.append(given["id"] or "")
+        self.references += [
+            given[name] or "" for name in ("for", "aria-labelledby", "aria-describedby", "list") if name in given
+        ]
+        visible = tag in ("input", "select", "textarea") and given.get("type") != "hidden"
+        if visible and "id" not in given:
+            self.unnamed.append(tag)
+        assert not [name for name in given if name.startswith("on") or name == "style"], f"{tag} {given}"
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert tag == self.open.pop(), (tag, self.open)
+
+
+def outline(text: str) -> Outline:
+    found = Outline()
+    found.feed(text)
+    assert found.open == []
+    return found
+
+
+def every_page(made: Rig, handle: str) -> list[tuple[str, str]]:
+    browser = made.browser()
+    paths = (
+        "/", "/?span=7d", "/records", "/records?state=completed", f"/records/{handle}", f"/records/{handle}/settle",
+        f"/records/{handle}/release", "/tenants", "/tenants?tenant=acme", "/tenants/purge", "/endpoints", "/health",
+    )  # fmt: skip
+    pages = [(path, browser.get(path)) for path in paths]
+    pages += [
+        (f"{verdict} preview", browser.preview(f"/records/{handle}/settle", verdict=verdict, status="201", body="{}"))
+        for verdict in ("happened", "never")
+    ]
+    pages.append(("release preview", browser.preview(f"/records/{handle}/release")))
+    assert {200} == {page.status_code for _, page in pages}, [(path, page.status) for path, page in pages]
+    return [(path, page.text) for path, page in pages]
+
+
+def test_every_page_is_well_formed_and_has_its_landmarks(made: Rig) -> None:
+    handle = made.quarantined()
+    assert 201 == made.pay("done").status_code
+
+    for path, text in every_page(made, handle):
+        found = outline(text)
+        assert ["header", "nav", "main"] == found.landmarks[:3], path
+        assert 1 == found.headings.count(1), path
+        assert all(later - earlier <= 1 for earlier, later in zip(found.headings, found.headings[1:], strict=False)), (
+            path
+        )
+        assert len(found.ids) == len(set(found.ids)), path
+        assert set(found.references) <= set(found.ids), path
+        assert not found.unnamed, path
+
+
+def test_no_page_shows_a_key_a_body_or_a_token(made: Rig) -> None:
+    secret = "client-key-8d51c0"
+    handle = made.quarantined(secret)
+    record = made.store.read(key_of(handle))
+    assert 201 == made.pay("another-8d51c0").status_code
+
+    for path, text in every_page(made, handle):
+        assert "8d51c0" not in text, path
+        assert record.token.hex() not in text, path
+        assert record.fingerprint.hex() not in text, path
+
+
+def test_names_are_not_in_clear_where_they_are_hashed() -> None:
+    made = rig(hash_identities=True, principal=lambda: "alice@example.com")
+    handle = made.quarantined(tenant="acme-gmbh")
+
+    for path in ("/", "/records", f"/records/{handle}", f"/records/{handle}/settle"):
+        text = made.browser().get(path).text
+        assert "alice" not in text
+        assert "acme-gmbh" not in text
+
+
+def test_the_overview_names_what_needs_a_person(made: Rig) -> None:
+    handle = made.quarantined()
+
+    page = made.browser().get("/").text
+
+    assert "1 request with an unknown outcome" in page
+    assert f"/idempotency/records/{handle}" in page
+    assert "No task of a janitor has ever reported" in page
+
+
+def test_the_overview_is_quiet_when_all_is_in_order() -> None:
+    made = rig()
+    made.app.extensions["idempotency"].built.tasks.report("heartbeat", "{}")
+
+    page = made.browser().get("/").text
+
+    assert "No request waits for you" in page
+    assert "Janitor late" not in page
+
+
+def test_a_stuck_request_is_shown_as_stuck() -> None:
+    made = rig()
+    handle = made.quarantined()
+    made.browser().change(f"/records/{handle}/settle", verdict="happened", status="201")
+    claim(made)
+    made.clock.advance(31)
+
+    page = made.browser().get("/").text
+
+    assert "1 request with an expired lease" in page
+    assert "lease expired" in made.browser().get("/records").text
+
+
+def claim(made: Rig, tenant: str = "acme") -> str:
+    """Make a claim whose worker vanishes, and return its handle."""
+    from flask_idempotency import StillUnknown
+from flask_idempotency.assembly import identities
+    from flask_idempotency.engine.keys import Scope, new_token
+    from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, RequestInfo
+    from flask_idempotency.operations.records import handle_of
+
+    settings = made.app.extensions["idempotency"].settings
+    key = identities(settings)[0].storage_key(Scope(settings.namespace, tenant, None), "vanished")
+    asked = ClaimRequest(key, bytes(32), OnExpiry.QUARANTINE, RequestInfo(tenant, "", "POST", "pay"))
+    assert isinstance(made.store.claim(asked, token=new_token(key.mark), lease=30.0), Grant)
+    return handle_of(key)
+
+
+def test_a_fault_of_health_is_on_the_overview_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rig()
+    fault = Finding("eviction", Verdict.FAULT, "This Redis evicts keys.", "Set maxmemory-policy to noeviction.")
+    checks = made.app.extensions["idempotency"].checks
+    checks.append(lambda: [fault])
+    browser = made.browser()
+    assert "evicts keys" not in browser.get("/").text
+
+    health = browser.get("/health").text
+
+    assert "Not in order" in health
+    assert "noeviction" in health
+    assert "This Redis evicts keys." in browser.get("/").text
+
+
+def test_the_overview_sums_up_what_was_counted(made: Rig) -> None:
+    settings = made.app.extensions["idempotency"].settings
+    counts = {"pay": {"new": 1200, "replayed": 34, "mismatch": 5, f"{NEW_TIME}7": 1200}}
+    made.store.activity.add(owner_mark(settings.namespace), counts, token=bytes(16))
+
+    page = made.browser().get("/").text
+
+    assert "1,200 new, 34 replayed, 0 conflicts, 5 mismatches, 0 quarantined." in page
+    assert "half of 1,200 requests took less than 20 ms, and 99 in 100 less than 20 ms" in page
+    assert re.search(r'<th scope="row"><bdi>pay</bdi></th><td class="number">1,239</td>', page)
+    assert 3 == page.count('role="img"')
+
+
+def test_an_unknown_time_span_is_refused() -> None:
+    assert 400 == rig().browser().get("/?span=1y").status_code
+
+
+def test_a_store_that_does_not_answer_gives_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flask_idempotency.engine.errors import StoreUnavailable
+
+    made = rig()
+    handle = made.quarantined()
+
+    def away(*args: Any, **options: Any) -> Any:
+        raise StoreUnavailable("redis://:secret@host is away")
+
+    for name in ("read", "claim"):
+        monkeypatch.setattr(made.store, name, away)
+    for name in ("scan", "counts"):
+        monkeypatch.setattr(made.store.recovery, name, away)
+
+    for path in ("/", "/records", f"/records/{handle}", f"/records/{handle}/settle"):
+        page = made.browser().get(path)
+        assert 503 == page.status_code
+        assert "secret" not in page.text
+
+
+# The list.
+
+
+def test_pages_of_a_list_show_each_record_once(made: Rig) -> None:
+    expected = {made_handle for made_handle in (quarantine(made, number) for number in range(110)) if made_handle}
+    browser, seen, path, pages = made.browser(), list[str](), "/records?state=quarantined", 0
+    while path:
+        text = browser.get(path).text
+        seen += list(dict.fromkeys(HANDLE.findall(text)))
+        more = re.search(r'href="/idempotency([^"]*cursor=[^"]*)" rel="next"', text)
+        path, pages = more[1].replace("&amp;", "&") if more else "", pages + 1
+
+    assert pages >= 2
+    assert len(seen) == len(set(seen)) == 110
+    assert expected <= set(seen) or not expected
+
+
+def quarantine(made: Rig, number: int) -> str:
+    assert 500 == made.pay(f"key-{number}", fail=True).status_code
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    (
+        ("", True),
+        ("?state=quarantined", True),
+        ("?state=completed", False),
+        ("?state=in+flight", False),
+        ("?state=lease+expired", False),
+        ("?state=paused", False),
+        ("?endpoint=pay", True),
+        ("?endpoint=other", False),
+        ("?tenant=acme", True),
+        ("?tenant=globex", False),
+        ("?no_tenant=1", False),
+        ("?older=60s", False),
+        ("?id={start}", True),
+        ("?id={log}", True),
+        ("?id=zzzz", False),
+        ("?state=quarantined&endpoint=pay&tenant=acme&older=0&id={start}", True),
+    ),
+)
+def test_a_filter_shows_what_it_names(query: str, found: bool) -> None:
+    made = rig()
+    handle = made.quarantined()
+    log = re.search(r"Id in logs</dt><dd><code>([0-9a-f]{8})", made.browser().get(f"/records/{handle}").text)
+    assert log is not None
+
+    page = made.browser().get("/records" + query.format(start=handle[:6], log=log[1]))
+
+    assert found == (handle in page.text)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ("?state=open", "?older=soon", "?older=-1", "?id=a", "?id=a.b.c.d", f"?tenant={'t' * 256}", "?endpoint=a%0Ab"),
+)
+def test_a_faulty_filter_gives_400(query: str) -> None:
+    assert 400 == rig().browser().get(f"/records{query}").status_code
+
+
+def test_a_list_looks_at_so_many_records_and_offers_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter that matches nothing must not read a million records."""
+    made = rig()
+    for number in range(30):
+        assert 201 == made.pay(f"key-{number}").status_code
+    monkeypatch.setattr("flask_idempotency.operations.browse.MOST_LOOKED_AT", 10)
+    monkeypatch.setattr("flask_idempotency.operations.browse.ROWS", 5)
+    limits = list[int]()
+    scan = made.store.recovery.scan
+
+    def counted(state: Any, *, limit: int, **options: Any) -> Any:
+        limits.append(limit)
+        return scan(state, limit=limit, **options)
+
+    monkeypatch.setattr(made.store.recovery, "scan", counted)
+
+    page = made.browser().get("/records?state=completed&endpoint=nothing").text
+
+    assert sum(limits) <= 10
+    assert "Continue" in page
+    assert "None of the 10 records on this page matches" in page
+
+
+# One record.
+
+
+def test_a_record_shows_its_life(made: Rig) -> None:
+    handle = made.quarantined()
+    browser = made.browser()
+    page = browser.get(f"/records/{handle}").text
+
+    assert re.search(r"First used.*Quarantined", page, re.DOTALL)
+    assert "status-500" in page
+    assert "on_error" in page
+    assert "fence" in page
+
+    browser.change(f"/records/{handle}/settle", verdict="happened", status="201")
+    after = browser.get(f"/records/{handle}").text
+    assert re.search(r"First used.*Completed.*Expires", after, re.DOTALL)
+    assert "status 201" in after
+
+
+def test_the_trail_of_a_record_outlives_it(made: Rig) -> None:
+    handle = made.quarantined()
+    browser = made.browser()
+    browser.change(f"/records/{handle}/release")
+    trail = made.store.audit
+    if not trail.entries(key_of(handle)):
+        made.note(handle, verb="released")
+
+    page = browser.get(f"/records/{handle}")
+
+    assert 200 == page.status_code
+    assert "There is no such record now" in page.text
+    assert "Operator" in page.text
+    assert "asked the bank" in page.text
+    assert 404 == made.browser("eve@globex").get(f"/records/{handle}").status_code
+    assert 200 == made.browser(LIMITED).get(f"/records/{handle}").status_code
+
+
+def test_a_record_of_another_application_is_shown_and_not_settled() -> None:
+    made = rig()
+    handle = made.quarantined()
+    other = rig(store=made.store, namespace="other-shop")
+
+    page = other.browser().get(f"/records/{handle}").text
+
+    assert "belongs to another application" in page
+    assert 409 == other.browser().get(f"/records/{handle}/settle").status_code
+
+
+# Tenants, endpoints, health.
+
+
+def test_tenants_show_their_quota_as_bars(made: Rig) -> None:
+    limited = rig(store=made.store, quota_records=2, quota_in_flight=5)
+    for number in range(2):
+        assert 201 == limited.pay(f"key-{number}").status_code
+
+    named = limited.browser().get("/tenants?tenant=acme").text
+    every = limited.browser().get("/tenants").text
+
+    assert re.search(r'<meter min="0" max="2" value="2" .*?aria-label="live records: 2 of 2"', named)
+    assert '<span class="state bad">full</span>' in named
+    assert "2 of 2 (100 %)" in every
+
+
+def test_a_limit_of_nothing_is_full() -> None:
+    made = rig(quota_in_flight=5)
+    made.app.test_cli_runner().invoke(args=["idempotency", "quota", "set", "--tenant", "acme", "--records", "0"])
+
+    page = made.browser().get("/tenants?tenant=acme").text
+
+    assert 'aria-label="live records: 0 of 0"' in page
+    assert "set by an operator" in page
+
+
+def test_endpoints_are_those_of_the_policy_command() -> None:
+    made = rig(required=True, keep=3600)
+    made.idempotency.resolver("pay")(lambda unknown: StillUnknown())
+
+    page = made.browser().get("/endpoints").text
+
+    row = re.search(r'<th scope="row"><bdi>pay</bdi></th>(.*?)</tr>', page, re.DOTALL)
+    assert row is not None
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", row[1])
+    assert ["POST", "enforce", "yes", "plain", "quarantined", "1 h", "30 s", "yes"] == cells[:8]
+
+
+def test_the_page_of_health_is_the_doctors(made: Rig) -> None:
+    told = made.app.test_cli_runner().invoke(args=["idempotency", "doctor", "--json"])
+    checks = set(re.findall(r'"check": "([\w-]+)"', told.stdout))
+
+    page = made.browser().get("/health").text
+
+    assert len(checks) > 5
+    assert all(f'<th scope="row">{name}</th>' in page for name in checks)
+
+
+def test_an_operator_of_a_tenant_is_offered_their_page_only() -> None:
+    page = rig().browser(LIMITED).get("/records").text
+
+    assert re.findall(r'<nav aria-label="Console">.*?</nav>', page, re.DOTALL)[0].count("<a ") == 1
+    assert "Without a tenant" not in page
+    assert ANN not in page
