@@ -176,8 +176,7 @@ def test_a_stuck_request_is_shown_as_stuck() -> None:
 
 def claim(made: Rig, tenant: str = "acme") -> str:
     """Make a claim whose worker vanishes, and return its handle."""
-    from flask_idempotency import StillUnknown
-from flask_idempotency.assembly import identities
+    from flask_idempotency.assembly import identities
     from flask_idempotency.engine.keys import Scope, new_token
     from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, RequestInfo
     from flask_idempotency.operations.records import handle_of
