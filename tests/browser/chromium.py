@@ -123,11 +123,11 @@ class Browser:
         """Return what the console of the browser got since the last call: scripts' words, failed loads, CSP reports."""
         return [f"{entry['level']}: {entry['message']}" for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
 
-    def until(self, holds: Callable[[], Found]) -> Found:
-        """Wait until this returns something true, and return that. Fail after `WAIT_SECONDS`."""
+    def until(self, holds: Callable[[], Found], what: str = "") -> Found:
+        """Wait until this returns something true, and return that. Fail after `WAIT_SECONDS`, and say what was awaited."""
         # Between two pages an element is gone, and a script cannot run.
         passing = (StaleElementReferenceException, NoSuchElementException, JavascriptException)
-        return WebDriverWait(self.driver, WAIT_SECONDS, 0.05, passing).until(lambda _: holds())
+        return WebDriverWait(self.driver, WAIT_SECONDS, 0.05, passing).until(lambda _: holds(), what)
 
     def find(self, selector: str) -> WebElement:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
@@ -142,8 +142,9 @@ class Browser:
         """Do what leads to another page, and wait until that page is there."""
         old = self.find("html")
         action()
-        self.until(lambda: staleness_of(old)(self.driver))
-        self.until(lambda: self.run("return document.readyState === 'complete'"))
+        # A form that a browser holds back, because a field is empty, leads nowhere.
+        self.until(lambda: staleness_of(old)(self.driver), f"another page than {self.driver.current_url}")
+        self.until(lambda: self.run("return document.readyState === 'complete'"), "the whole page")
 
     def follow(self, selector: str) -> None:
         """Click a link or button that leads to another page."""

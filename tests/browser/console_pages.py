@@ -12,6 +12,7 @@ from tests.browser.chromium import Browser
 from tests.browser.console_site import CONSOLE, Site
 
 RECORD: Final = f"main a[href^='{CONSOLE}/records/']"
+RESPONSE: Final = '{"status": "paid"}'
 REASON: Final = "Ticket 4711: the bank has the payment."
 
 
@@ -29,7 +30,7 @@ def open_first(browser: Browser, site: Site, state: str) -> str:
     site.open(browser)
     browser.leave_by(link(browser, "Records").click)
     choose(browser, "state", state)
-    browser.follow("main form[method=get] button, main form:not([method]) button")
+    browser.follow("main form[method=get] button")
     browser.follow(RECORD)
     return browser.driver.current_url
 
@@ -39,19 +40,26 @@ def choose(browser: Browser, name: str, value: str) -> None:
     browser.find(f"select[name={name}] option[value='{value}'], input[name={name}][value='{value}']").click()
 
 
-def fill_in(browser: Browser, verdict: str, *, status: str = "201", reason: str = REASON) -> None:
-    """Fill in the form that settles a record."""
+def fill_in(browser: Browser, verdict: str, *, status: str = "201") -> None:
+    """Fill in the form that settles a record. `happened` gives retries `RESPONSE` with this status."""
     choose(browser, "verdict", verdict)
-    if verdict == "happened":
-        field = browser.find("input[name=status]")
+    given = {"status": status, "content_type": "application/json", "body": RESPONSE} if verdict == "happened" else {}
+    for name, value in {**given, "reason": REASON}.items():
+        field = browser.find(f"[name={name}]")
         field.clear()
-        field.send_keys(status)
-    browser.find("[name=reason]").send_keys(reason)
+        field.send_keys(value)
 
 
 def send(browser: Browser) -> None:
     """Send the form of the page that changes something."""
     browser.follow("main form[method=post] button")
+
+
+def confirm(browser: Browser) -> None:
+    """Read what follows, tick that it was read if the page asks for it, and press the button."""
+    for box in browser.find_all("input[name=force]"):
+        box.click()
+    send(browser)
 
 
 def walk(browser: Browser, site: Site) -> Iterator[str]:
@@ -65,6 +73,7 @@ def walk(browser: Browser, site: Site) -> Iterator[str]:
     yield "record"
     browser.follow("main a[href$='/settle']")
     yield "settle"
+    fill_in(browser, "happened", status="99")
     send(browser)
     yield "settle, with a fault"
     fill_in(browser, "happened")
@@ -77,6 +86,9 @@ def walk(browser: Browser, site: Site) -> Iterator[str]:
     send(browser)
     yield "release, before it is done"
     browser.leave_by(link(browser, "Tenants").click)
+    browser.find("input[name=tenant]").send_keys("acme")
+    browser.follow("main form[method=get] button")
+    yield "one tenant"
     browser.follow("main a[href*='/tenants/purge']")
     yield "purge"
     site.open(browser, "/nowhere")
@@ -95,6 +107,7 @@ PAGES: Final = (
     "settle, before it is done",
     "release",
     "release, before it is done",
+    "one tenant",
     "purge",
     "no such page",
 )

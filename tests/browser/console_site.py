@@ -6,7 +6,7 @@ Its store is a SQLite file whose clock stands still, so that pages and pictures 
 from __future__ import annotations
 
 import os
-from base64 import b64encode, urlsafe_b64encode
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -126,7 +126,7 @@ class Site:
 
     def sign_in(self, browser: Browser, name: str = "dana") -> None:
         """Send this operator's name with each request of the window in front."""
-        basic = urlsafe_b64encode(f"{name}:secret".encode()).decode()
+        basic = b64encode(f"{name}:secret".encode()).decode()
         browser.command("Network.enable")
         browser.command("Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {basic}"})
 
@@ -251,8 +251,9 @@ def a_minute(number: int) -> Counts:
 
 def attack(site: Site) -> None:
     """Leave hostile names in everything that a store keeps as text, in records of every state."""
+    others = ("in flight", "lapsed", "completed")
     for number, (kind, name) in enumerate(HOSTILE.items()):
-        for state in ("in flight", "lapsed", "quarantined", "completed", "stepped"):
+        for state in ("quarantined", "stepped", others[number % len(others)]):
             about = RequestInfo(name, name, name[:40], name)
             lease = 30.0 if state == "lapsed" else 86_400.0
             key, token = site.claim(f"{kind} {state}", tenant=name, principal=name, info=about, lease=lease)

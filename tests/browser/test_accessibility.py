@@ -57,8 +57,18 @@ def test_a_page_that_breaks_a_rule_is_found_with_its_element(browser: Browser, b
 
 
 @pytest.mark.slow
-def test_a_clean_page_breaks_none(browser: Browser) -> None:
-    assert violations(opened(browser, "<p>Words.</p>")) == []
+@pytest.mark.parametrize("of_looks", (False, True))
+def test_a_clean_page_breaks_none(browser: Browser, of_looks: bool) -> None:
+    assert violations(opened(browser, "<p>Words.</p>"), of_looks=of_looks) == []
+
+
+@pytest.mark.slow
+def test_rules_of_looks_are_some_of_all(browser: Browser) -> None:
+    opened(browser, '<img src="data:,"><p style="color:#aaa;background:#fff">Pale.</p>')
+
+    assert len(violations(browser)) == 2
+    (found,) = violations(browser, of_looks=True)
+    assert found.startswith("color-contrast (")
 
 
 @pytest.mark.slow
@@ -72,6 +82,9 @@ def test_a_clean_page_breaks_none(browser: Browser) -> None:
         ("<p>wwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwww</p>", "main {overflow-x: auto}", 0),
         ("<p>one<br>two<br>three</p>", "p {overflow: hidden; height: 1em}", 1),
         ("<p>moved</p>", "p {position: relative; left: -40px}", 1),
+        ("<input value=wwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwww>", "input {width: 90px}", 0),
+        ("<svg width=90 height=20><text x=-8 y=15>750</text></svg>", "", 1),
+        ("<svg width=90 height=20><text x=8 y=15>750</text></svg>", "", 0),
         ("<p><button>moved</button></p>", "button {position: relative; left: 300px}", 2),
     ],
 )
