@@ -134,7 +134,9 @@ class Console(Blueprint):
             try:
                 self._check_transport(visit)
                 if name not in MEDIA_TYPES:
-                    raise Stopped(404, "There is no such file", "The console has two: console.css and console.js.")
+                    raise Stopped(
+                        404, "There is no such file", "The console has three: console.css, console.js and icon.svg."
+                    )
             except Stopped as stopped:
                 return visit.stopped(stopped)
             content, digest = static_file(name)

@@ -20,7 +20,7 @@ from flask_idempotency.operations.activity import GROUPS, Point, Summary
 
 WIDTH: Final = 520
 HEIGHT: Final = 190
-LEFT: Final = 62
+LEFT: Final = 92
 BOTTOM: Final = 28
 TOP: Final = 10
 RIGHT: Final = 8

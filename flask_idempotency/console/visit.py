@@ -61,7 +61,11 @@ HEADERS: Final[Mapping[str, str]] = {
     "X-Robots-Tag": "noindex",
 }
 
-MEDIA_TYPES: Final[Mapping[str, str]] = {"console.css": "text/css", "console.js": "text/javascript"}
+MEDIA_TYPES: Final[Mapping[str, str]] = {
+    "console.css": "text/css",
+    "console.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 
 
 class ConsoleResponse(Response):
