@@ -22,7 +22,7 @@ WIDTH: Final = 520
 HEIGHT: Final = 190
 LEFT: Final = 92
 BOTTOM: Final = 28
-TOP: Final = 10
+TOP: Final = 18
 RIGHT: Final = 8
 
 MOST_BARS: Final = 90

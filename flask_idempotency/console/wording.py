@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -16,6 +17,9 @@ LONGEST_TITLE: Final = 1000
 LONGEST_TEXT: Final = 4000
 """Characters of any other text that a page shows."""
 
+MOST_MARKS: Final = 4
+"""Marks on one letter. Vietnamese has two, and Hebrew and Arabic with all their signs up to four."""
+
 NONE: Final = Markup('<span class="none">–</span>')
 
 
@@ -25,7 +29,22 @@ def finalize(value: Any) -> Any:
         return value
     if value is None:
         return ""
-    return bounded(printable(str(value)), LONGEST_TEXT) if isinstance(value, str) else value
+    return bounded(readable(str(value)), LONGEST_TEXT) if isinstance(value, str) else value
+
+
+def readable(text: str) -> str:
+    """Return the text with signs for what cannot be seen, and for marks that would stand in other lines of the page.
+
+    A letter may have any number of marks above and below it. The first `MOST_MARKS` of them stay marks.
+    """
+    text = printable(text)
+    if text.isascii():
+        return text
+    parts, marks = [], 0
+    for each in text:
+        marks = marks + 1 if unicodedata.category(each) in ("Mn", "Me") else 0
+        parts.append(each if marks <= MOST_MARKS else f"\\u{ord(each):04x}")
+    return "".join(parts)
 
 
 def bounded(text: str, most: int) -> str:
@@ -37,7 +56,9 @@ def name(value: str | None, most: int = LONGEST_NAME) -> Markup:
     if not value:
         return NONE
     # Cut before escaping too: a name of a megabyte costs nothing.
-    whole = printable(value[: LONGEST_TITLE + 1])
+    whole = readable(value[: LONGEST_TITLE + 1])
+    if whole != whole.strip():
+        whole = f'"{whole}"'  # a reader would not see that it begins or ends with spaces
     if len(whole) <= most:
         return Markup("<bdi>{}</bdi>").format(whole)
     return Markup('<bdi class="cut" title="{}">{}</bdi>').format(bounded(whole, LONGEST_TITLE), bounded(whole, most))

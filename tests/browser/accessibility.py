@@ -43,7 +43,8 @@ for (const element of document.body.querySelectorAll("*")) {
   if (unseen(element) || element.clientWidth === 1) continue;
   if (element.closest("svg")) {
     const [text, frame] = [element.getBoundingClientRect(), element.closest("svg").getBoundingClientRect()];
-    const over = text.left < frame.left - 1 || text.right > frame.right + 1 || text.bottom > frame.bottom + 1;
+    const over = text.left < frame.left - 1 || text.right > frame.right + 1 || text.bottom > frame.bottom + 1
+      || text.top < frame.top - 1;
     if (element.localName === "text" && over) faults.push(`cut in a chart: ${element.textContent}`);
     continue;
   }

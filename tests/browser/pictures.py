@@ -35,7 +35,7 @@ def take(browser: Browser) -> bytes:
     size = browser.command("Page.getLayoutMetrics")["cssContentSize"]
     clip = {"x": 0, "y": 0, "width": WIDTH, "height": size["height"], "scale": 1}
     taken = browser.command("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
-    return smaller(base64.b64decode(taken["data"]))
+    return base64.b64decode(taken["data"])
 
 
 def faults(png: bytes) -> list[str]:

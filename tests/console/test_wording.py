@@ -1,0 +1,40 @@
+"""What a page makes of names: every character can be seen, and none reaches beyond its line."""
+
+from __future__ import annotations
+
+import pytest
+
+from flask_idempotency.console.wording import LONGEST_NAME, LONGEST_TEXT, MOST_MARKS, finalize, name
+
+MARK = "\u0301"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    (
+        ("payments.create", "payments.create"),
+        ("Zażółć 日本語", "Zażółć 日本語"),
+        ("Ti\u00ea\u0301ng", "Ti\u00ea\u0301ng"),
+        ("e" + MARK * MOST_MARKS, "e" + MARK * MOST_MARKS),
+        ("e" + MARK * (MOST_MARKS + 2) + "e" + MARK, "e" + MARK * MOST_MARKS + "\\u0301" * 2 + "e" + MARK),
+        ("\u202egnp", "\\u202egnp"),
+        ("  ", "&#34;  &#34;"),
+        ("a ", "&#34;a &#34;"),
+        ("<b>", "&lt;b&gt;"),
+    ),
+)
+def test_a_name_can_be_read_and_stays_in_its_line(written: str, shown: str) -> None:
+    assert name(written) == f"<bdi>{shown}</bdi>"
+
+
+def test_marks_of_a_long_name_stay_in_its_line() -> None:
+    """The cut comes after the marks are written out, so that no letter has more of them."""
+    shown = name("e" + MARK * 10_000)
+
+    assert shown.count(MARK) == 2 * MOST_MARKS  # once more in the title
+    assert len(shown) < 2 * LONGEST_NAME + 1500
+
+
+def test_other_text_of_a_page_stays_in_its_line_too() -> None:
+    assert str(finalize("e" + MARK * 9)).count(MARK) == MOST_MARKS
+    assert len(str(finalize("w" * 10_000))) == LONGEST_TEXT
