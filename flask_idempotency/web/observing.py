@@ -59,6 +59,9 @@ WARNINGS: Final = {
 PAUSE_SECONDS: Final = 5.0
 """How long no request is observed after the store did not answer one: an outage must not slow down the application."""
 
+UNKNOWN_KEPT_SECONDS: Final = float(names.KEPT_SECONDS[names.HOUR])
+"""How long a key that enforcing would have quarantined is remembered, at least. A record would stay; counts go after this."""
+
 _SIGHTED: Final = {
     Sighting.REPLAY: names.REPLAYED,
     Sighting.CONFLICT: names.CONFLICT,
@@ -108,7 +111,8 @@ class Watch(Claim):
 
     def _write(self, ending: ClaimEnding) -> None:
         made_of_it = {"complete": Ending.KEPT, "quarantine": Ending.QUARANTINED}.get(ending.write, Ending.RELEASED)
-        self._watcher.end(self.key, self._token, made_of_it, keep=self._keep)
+        keep = max(self._keep, UNKNOWN_KEPT_SECONDS) if made_of_it is Ending.QUARANTINED else self._keep
+        self._watcher.end(self.key, self._token, made_of_it, keep=keep)
         self._stored = True
         seconds = self._watcher.monotonic() - self._began
         match ending.write:
