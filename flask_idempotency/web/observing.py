@@ -4,7 +4,8 @@
 the shadow. `Watcher` is its engine, and asks `Observations` instead of a store. So the view runs as a request without a key
 does, and what is counted is what enforcing would have done. Whatever fails in here is counted as `failed`, and goes no further.
 
-Not judged: quotas, replay guards, erased responses, records under older secrets and former names, and recorded steps.
+Not judged: quotas, replay guards, erased responses, records under older secrets and former names, recorded steps, and the
+early commits of transactional views.
 """
 
 from __future__ import annotations
@@ -353,8 +354,6 @@ class Observer(Guard):
             return
         try:
             shadow.mirror(state)
-            if state.unclaimed is not None and state.unclaimed.committed_early and state.watch is not None:
-                state.watch.point_of_no_return()
             if committed:
                 self.finish(shadow, response)
             else:
