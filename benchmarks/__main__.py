@@ -15,6 +15,7 @@ import redis
 from benchmarks import client as http_client
 from benchmarks import (
     comparison,
+    console,
     features,
     gate,
     imports,
@@ -48,6 +49,7 @@ PARTS = (
     "expiry",
     "outbox",
     "steps",
+    "console",
 )
 
 
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"there is no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
     if options.quick:
         options.rounds, options.requests, options.seconds = 3, 50, 0.25
-        options.rows = min(options.rows, 20_000)
+        options.rows, options.records = min(options.rows, 20_000), min(options.records, 20_000)
     if not (options.gate or options.commit):
         options.rounds, options.requests = options.rounds or ROUNDS, options.requests or REQUESTS
     # After a minute the extension warns that no janitor reports.
@@ -94,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--rows", type=int, default=storage.ROWS, help=f"records for `expiry` to remove (default {storage.ROWS:,})"
+    )
+    parser.add_argument(
+        "--records",
+        type=int,
+        default=console.RECORDS,
+        help=f"completed records for `console` (default {console.RECORDS:,}, which takes minutes and 2 GB)",
     )
     parser.add_argument("--quick", action="store_true", help="a few rounds of everything, for a first impression")
     parser.add_argument(
@@ -193,6 +201,9 @@ def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: C
         ),
         "steps": lambda: steps.sections(
             client, url, options.database_url, cores, rounds=options.rounds, requests=options.requests
+        ),
+        "console": lambda: console.sections(
+            options.database_url, cores, records=options.records, rounds=max(3, options.rounds // 2)
         ),
         "expiry": lambda: storage.expiry_sections(options.database_url, cores, rows=options.rows),
         "sql": lambda: sql.sections(options.database_url, url, cores, rounds=options.rounds, requests=options.requests),

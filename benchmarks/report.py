@@ -24,6 +24,8 @@ RECORD_BYTES = 1_600.0
 FULL_TO_EMPTY = 2.0
 LEDGER_BYTES = 4 * 1024
 FLOODED_TO_QUIET = 1.10
+# The calls of the console's first page, on a store with a million records.
+OVERVIEW_MILLISECONDS = 300.0
 REMOVING_TO_RESTING = 2.0
 # Processor time with transactional effects, as a multiple of what the same path takes by hand on the same database.
 SQL_CPU_TO_BY_HAND = {"PostgreSQL": 1.25, "SQLite": 1.4}
