@@ -24,7 +24,7 @@ needs_peer = pytest.mark.skipif(
 PATHS = ["GET", "POST, no key", "first", "replay", "conflict", "mismatch"]
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def _uninterrupted() -> Iterator[None]:
     """Let no application add its activity to the store while a test counts what a request sends."""
     with no_flushes():
