@@ -188,7 +188,7 @@ def records(visit: Visit) -> str | Response:
         journals=built().journals,
         labels=lambda found: [who.label(found.key) for who in every],
     )
-    # Whoever lists the records may not see each of them.
+    # An operator who may list records may not see each of them.
     views = [view for each in page.found if visit.sees(each, view := show_of(each)) is not None]
     kept = {name: value for name, value in args.items() if value} | ({"no_tenant": "1"} if no_tenant else {})
     more = None

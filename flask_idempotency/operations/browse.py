@@ -228,15 +228,13 @@ def timeline(
             placed.append((step.began_at, Episode(None, f"{what} is in doubt", detail, "bad")))
     for entry in audit:
         who = "A resolver" if entry.actor == "resolver" else f"Operator {entry.actor}"
-        done = {
-            "completed": "completed it",
-            "released": "released it",
-            "reopened": "reopened it",
-            "resumed": "resumed it",
-        }
-        unsure = "" if entry.certain else " The store did not answer, so this may not have happened."
-        what = f"{who} {done.get(entry.verb, entry.verb)}"
-        placed.append((entry.at, Episode(entry.at, what, f"It was {entry.was}. Reason: {entry.reason}.{unsure}")))
+        whole = {each: f"{each} it" for each in ("completed", "released", "reopened", "resumed")}
+        verb = f"settled step {entry.step} as {entry.verb}" if entry.step else whole.get(entry.verb, entry.verb)
+        said = [f"It was {entry.was}. Reason: {entry.reason}."]
+        said += ["A warning was overruled."] if entry.forced else []
+        said += [] if entry.certain else ["The store did not answer, so this may not have happened."]
+        tone = "warning" if entry.forced or not entry.certain else ""
+        placed.append((entry.at, Episode(entry.at, f"{who} {verb}", " ".join(said), tone)))
     return [episode for _, episode in sorted(placed, key=lambda pair: (pair[1].ahead, pair[0]))]
 
 

@@ -29,6 +29,7 @@ PUBLIC = (
     "flask_idempotency.client.requests",
     "flask_idempotency.codec.key_sources",
     "flask_idempotency.codec.keyring",
+    "flask_idempotency.console",
     "flask_idempotency.consumers",
     "flask_idempotency.consumers.celery",
     "flask_idempotency.consumers.kafka",
