@@ -1,0 +1,369 @@
+"""What an operator may say of a request, what follows, and what is written about it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from flask import Flask
+
+from flask_idempotency import idempotent
+from flask_idempotency.engine.audit import AuditTrail
+from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.events import Resolved, TenantErased
+from flask_idempotency.engine.model import State
+from flask_idempotency.operations.records import key_of
+from tests.console.rig import ANN, KEY, Rig, hidden, rig
+from tests.console.test_pages import claim
+
+
+def state(made: Rig, handle: str) -> State | None:
+    record = made.store.read(key_of(handle))
+    return None if record is None else record.state
+
+
+def test_retries_get_the_response_that_the_operator_gave() -> None:
+    made = rig()
+    handle = made.quarantined()
+    body = '{"id": 7}\nété\n'
+
+    done = made.browser().change(
+        f"/records/{handle}/settle", verdict="happened", status="201", body=body, content_type="application/json"
+    )
+
+    assert "Retries get 201" in done.text
+    retry = made.pay()
+    assert (201, body.encode(), "application/json") == (retry.status_code, retry.data, retry.content_type)
+    assert ["k"] == made.runs
+
+
+def test_lines_of_a_browser_are_lines_of_the_body() -> None:
+    """It sends CR and LF, and makes one of each again when a form goes from page to page."""
+    made = rig()
+    handle = made.quarantined()
+
+    made.browser().change(f"/records/{handle}/settle", verdict="happened", status="200", body="\r\na\r\n\r\nb")
+
+    assert b"\na\n\nb" == made.pay().data
+
+
+def test_without_a_body_retries_get_response_not_kept() -> None:
+    made = rig()
+    handle = made.quarantined()
+
+    preview = made.browser().preview(f"/records/{handle}/settle", verdict="happened", status="201")
+    made.browser().change(f"/records/{handle}/settle", verdict="happened", status="201")
+
+    assert "response-not-kept" in preview.text
+    retry = made.pay()
+    assert retry.json is not None
+    assert "response-not-kept" in retry.json["type"]
+
+
+def test_what_never_happened_runs_again() -> None:
+    made = rig()
+    handle = made.quarantined()
+    made.clock.advance(1000)
+
+    done = made.browser().change(f"/records/{handle}/settle", verdict="never")
+
+    assert 200 == done.status_code
+    assert state(made, handle) is None
+    assert 201 == made.pay().status_code
+    assert ["k", "k"] == made.runs
+
+
+@pytest.mark.parametrize("action", ("settle", "release"))
+def test_a_warning_is_overruled_by_a_box_and_nothing_less(action: str) -> None:
+    """The worker's call may still arrive: the lease has not ended."""
+    made = rig()
+    handle = made.quarantined()
+    browser, path = made.browser(), f"/records/{handle}/{action}"
+    shown = browser.preview(path, **({"verdict": "never"} if action == "settle" else {}))
+    assert "may still run" in shown.text
+    assert "Repeat this in" in shown.text
+    assert "--force" not in shown.text
+
+    unticked = browser.post(path, {**hidden(shown), "confirm": "yes"})
+
+    assert 200 == unticked.status_code
+    assert 'name="force"' in unticked.text
+    assert state(made, handle) is State.QUARANTINED
+    assert not made.told(Resolved)
+
+    assert 200 == browser.post(path, {**hidden(shown), "confirm": "yes", "force": "yes"}).status_code
+    (event,) = made.told(Resolved)
+    assert ("released", True, ANN) == (event.verb, event.forced, event.actor)
+
+
+def test_a_release_of_a_running_request_takes_its_claim() -> None:
+    made = rig()
+    handle = claim(made)
+
+    page = made.browser().preview(f"/records/{handle}/release")
+    assert "may still run" in page.text
+    made.browser().change(f"/records/{handle}/release")
+
+    assert state(made, handle) is None
+    assert 201 == made.pay().status_code
+
+
+def test_a_release_of_a_completed_request_warns_of_a_second_run() -> None:
+    made = rig()
+    assert 201 == made.pay().status_code
+    (handle,) = re.findall(r"/records/([a-z2-7]{77})", made.browser().get("/records?state=completed").text)
+
+    assert "Its request completed" in made.browser().get(f"/records/{handle}/release").text
+    assert 409 == made.browser().get(f"/records/{handle}/settle").status_code
+
+
+def test_a_request_in_progress_cannot_be_settled() -> None:
+    made = rig()
+
+    page = made.browser().get(f"/records/{claim(made)}/settle")
+
+    assert 409 == page.status_code
+    assert "Only a quarantined key can be resolved" in page.text
+
+
+def test_the_trail_has_who_and_why() -> None:
+    made = rig()
+    handle = made.quarantined()
+
+    made.browser().change(f"/records/{handle}/settle", verdict="happened", status="201", reason="ticket 4711")
+
+    (event,) = made.told(Resolved)
+    assert (ANN, "ticket 4711", "quarantined") == (event.actor, event.reason, event.was)
+    trail: AuditTrail = made.store.audit
+    (entry,) = trail.entries(key_of(handle))
+    assert (ANN, "ticket 4711", "completed") == (entry.actor, entry.reason, entry.verb)
+    assert "Operator ann completed it" in made.browser().get(f"/records/{handle}").text
+
+
+def test_a_fault_shows_the_form_again_with_what_was_typed() -> None:
+    made = rig()
+    handle = made.quarantined()
+
+    page = made.browser().preview(f"/records/{handle}/settle", verdict="happened", status="7", body="\n<typed>")
+
+    assert 400 == page.status_code
+    assert 'role="alert"' in page.text
+    assert "\n\n&lt;typed&gt;</textarea>" in page.text
+    assert re.search(r'value="happened" required checked', page.text)
+
+
+def test_a_body_that_the_endpoint_does_not_keep_is_refused() -> None:
+    made = rig(max_body=10)
+    handle = made.quarantined()
+
+    page = made.browser().preview(f"/records/{handle}/settle", verdict="happened", status="200", body="x" * 11)
+
+    assert 400 == page.status_code
+    assert "this endpoint keeps 10" in page.text
+
+
+def test_a_response_for_a_purged_tenant_is_announced_as_erased() -> None:
+    made = rig()
+    handle = made.quarantined()
+    browser = made.browser()
+    browser.post(
+        "/tenants/purge", {**browser.form("/tenants/purge"), "tenant": "acme", "typed": "acme", "reason": "left"}
+    )
+
+    done = browser.change(f"/records/{handle}/settle", verdict="happened", status="201", body="x")
+
+    assert "response-erased" in done.text
+    assert 410 == made.pay().status_code
+
+
+def test_a_response_that_can_be_opened_again_is_reopened() -> None:
+    """It was quarantined because a key of the ring was missing."""
+    import base64
+
+    ring = {"a": base64.b64encode(b"a" * 32).decode()}
+    made = rig(encryption="on", key_ring=ring)
+    assert 201 == made.pay().status_code
+    blind = rig(store=made.store, encryption="on", key_ring={"b": base64.b64encode(b"b" * 32).decode()})
+    assert 500 == blind.pay().status_code
+    (handle,) = made.handles()
+
+    form = made.browser().get(f"/records/{handle}/settle").text
+    assert 'value="reopen"' in form
+    made.browser().change(f"/records/{handle}/settle", verdict="reopen")
+
+    assert b"paid" == made.pay().data
+
+
+def test_a_message_is_settled_with_its_value() -> None:
+    made = rig()
+    inbox = made.idempotency.inbox("billing", effects="plain")
+
+    def fail() -> None:
+        raise RuntimeError("the bank is away")
+
+    with made.app.app_context():
+        inbox.process("message-1", fail)
+    (handle,) = made.handles()
+    path = f"/records/{handle}/settle"
+
+    assert "Value, as JSON" in made.browser().get(path).text
+    assert 400 == made.browser().preview(path, verdict="happened", body="no JSON").status_code
+    made.browser().change(path, verdict="happened", body='{"paid": true}')
+
+    with made.app.app_context():
+        again = inbox.process("message-1", fail)
+    assert {"paid": True} == again.result
+
+
+def test_a_request_between_steps_goes_on() -> None:
+    """It is quarantined because the code lacked a step, and the fix is deployed."""
+    made = rig()
+    from flask_idempotency import durable_step
+
+    fails = [True]
+
+    @durable_step(effects="deduplicated")
+    def charge() -> str:
+        return "ch_1"
+
+    @durable_step
+    def send() -> str:
+        if fails[0]:
+            raise RuntimeError("the mail server is away")
+        return "sent"
+
+    @made.app.post("/order")
+    @idempotent(steps=[charge, send], effects="steps")
+    def order() -> dict[str, str]:
+        made.runs.append("order")
+        return {"charge": charge(), "mail": send()}
+
+    assert 500 == made.pay("order", path="/order").status_code
+    (handle,) = made.handles()
+    page = made.browser().get(f"/records/{handle}").text
+
+    assert re.search(r"<bdi>send</bdi></th>.*?in doubt", page, re.DOTALL)
+    assert "flask idempotency resolve" in page
+    warned = made.browser().get(f"/records/{handle}/settle").text
+    assert "Steps of its request are recorded: charge, send" in warned
+    assert 'value="resume"' not in warned  # a step is in doubt: it must be settled first
+    told = made.app.test_cli_runner().invoke(
+        args=[
+            "idempotency",
+            "resolve",
+            handle,
+            "--never-happened",
+            "--step",
+            "send",
+            "--reason",
+            "x",
+            "--yes",
+            "--force",
+        ]
+    )
+    assert 0 == told.exit_code, told.output
+    fails[0] = False
+    assert {"charge": "ch_1", "mail": "sent"} == made.pay("order", path="/order").json
+    assert 409 == made.browser().get(f"/records/{handle}/settle").status_code
+
+
+def test_records_under_two_secrets_are_settled_together() -> None:
+    from flask_idempotency.console import Console
+    from flask_idempotency.extension import Idempotency
+    from tests.console.rig import SECRET, Browser
+
+    made = rig()
+    app = Flask("tests.console.app")
+    app.config.update(TESTING=True, PROPAGATE_EXCEPTIONS=False)
+    newer = "n-0000000000000000000000000000000a"
+    idempotency = Idempotency(
+        store=made.store, secret=[newer, SECRET], on_error="quarantine", tenant=lambda: "acme", allow_anonymous=True
+    )
+    app.register_blueprint(Console(idempotency, authorize=lambda action, record: ANN))
+    idempotency.init_app(app)
+
+    @app.post("/pay")
+    def pay() -> str:
+        raise RuntimeError("the view failed")
+
+    assert 500 == app.test_client().post("/pay", headers={KEY: "k"}).status_code
+    browser = Browser(app.test_client(), ANN)
+    handles = set(re.findall(r"/records/([a-z2-7]{77})", browser.get("/records").text))
+    both = [each.key for each in made.store.recovery.scan(State.QUARANTINED, limit=10).found]
+    assert (1, 2) == (len(handles), len(both))
+
+    done = browser.change(f"/records/{handles.pop()}/settle", verdict="happened", status="201")
+
+    assert 200 == done.status_code
+    assert {State.COMPLETED} == {made.store.read(key).state for key in both}
+
+
+def test_a_late_worker_loses_its_claim() -> None:
+    made = rig()
+    handle = made.quarantined()
+    token = made.store.read(key_of(handle)).token
+    made.browser().change(f"/records/{handle}/settle", verdict="happened", status="201")
+
+    from flask_idempotency.engine.model import StoredPayload
+
+    with pytest.raises(LeaseLost):
+        made.store.complete(key_of(handle), token, StoredPayload(b"", 201, success=True, byte_size=0), keep=60)
+
+
+# Purge.
+
+
+def test_a_purge_erases_the_responses_of_one_tenant() -> None:
+    made = rig()
+    assert 201 == made.pay("a", tenant="acme").status_code
+    assert 201 == made.pay("b", tenant="globex").status_code
+    browser = made.browser()
+    assert "Purge…" in browser.get("/tenants?tenant=acme").text
+
+    done = browser.post(
+        "/tenants/purge", {**browser.form("/tenants/purge"), "tenant": "acme", "typed": "acme", "reason": "left us"}
+    )
+
+    assert 200 == done.status_code
+    assert "Responses wiped: 1" in done.text
+    assert (410, 201) == (made.pay("a", tenant="acme").status_code, made.pay("b", tenant="globex").status_code)
+    (event,) = made.told(TenantErased)
+    assert (ANN, "left us", True) == (event.actor, event.reason, event.finished)
+
+
+def test_a_purge_that_has_no_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rig()
+    for number in range(3):
+        assert 201 == made.pay(f"key-{number}").status_code
+    monkeypatch.setattr("flask_idempotency.console.actions.PURGE_SECONDS", -1.0)
+    monkeypatch.setattr("flask_idempotency.web.purge.BATCH", 1)
+    browser = made.browser()
+
+    done = browser.post(
+        "/tenants/purge", {**browser.form("/tenants/purge"), "tenant": "acme", "typed": "acme", "reason": "left us"}
+    )
+
+    assert "Purged in part" in done.text
+    assert "Purge again to go on" in done.text
+    assert 410 == made.pay("key-2").status_code
+
+
+def test_the_names_of_a_purge_are_the_tenant_loaders() -> None:
+    made = rig()
+
+    page = made.browser().get("/tenants/purge?tenant=" + "t" * 256)
+
+    assert 400 == page.status_code
+
+
+def test_the_commands_and_the_console_say_the_same_of_a_release() -> None:
+    made = rig()
+    handle = made.quarantined()
+    told = made.app.test_cli_runner().invoke(
+        args=["idempotency", "release", handle, "--reason", "x", "--yes", "--json"]
+    )
+    warning = json.loads(told.stdout)["error"].partition(" It was last seen")[0].partition(": it was last seen")[0]
+
+    assert 1 == told.exit_code
+    assert warning in made.browser().get(f"/records/{handle}/release").text.replace("&#39;", "'")
