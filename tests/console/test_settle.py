@@ -8,7 +8,8 @@ import re
 import pytest
 from flask import Flask
 
-from flask_idempotency import idempotent
+from flask_idempotency import current_claim, idempotent
+from flask_idempotency.consumers import Processed
 from flask_idempotency.engine.audit import AuditTrail
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.events import Resolved, TenantErased
@@ -197,12 +198,13 @@ def test_a_response_that_can_be_opened_again_is_reopened() -> None:
 
 def test_a_message_is_settled_with_its_value() -> None:
     made = rig()
-    inbox = made.idempotency.inbox("billing", effects="plain")
+    inbox = made.idempotency.inbox("billing", effects="marked")
 
     def fail() -> None:
+        current_claim.point_of_no_return()
         raise RuntimeError("the bank is away")
 
-    with made.app.app_context():
+    with made.app.app_context(), pytest.raises(RuntimeError):
         inbox.process("message-1", fail)
     (handle,) = made.handles()
     path = f"/records/{handle}/settle"
@@ -213,7 +215,7 @@ def test_a_message_is_settled_with_its_value() -> None:
 
     with made.app.app_context():
         again = inbox.process("message-1", fail)
-    assert {"paid": True} == again.result
+    assert Processed({"paid": True}, replayed=True) == again
 
 
 def test_a_request_between_steps_goes_on() -> None:
@@ -223,18 +225,18 @@ def test_a_request_between_steps_goes_on() -> None:
 
     fails = [True]
 
-    @durable_step(effects="deduplicated")
+    @durable_step("charge", effects="deduplicated")
     def charge() -> str:
         return "ch_1"
 
-    @durable_step
+    @durable_step("send")
     def send() -> str:
         if fails[0]:
             raise RuntimeError("the mail server is away")
         return "sent"
 
     @made.app.post("/order")
-    @idempotent(steps=[charge, send], effects="steps")
+    @idempotent(steps=(charge, send))
     def order() -> dict[str, str]:
         made.runs.append("order")
         return {"charge": charge(), "mail": send()}
