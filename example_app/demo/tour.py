@@ -461,13 +461,21 @@ def settled_by_an_operator(shop: Shop) -> Seen:
         waited = comes_true(lambda: shop.records("charges.create", "quarantined") == len(DOUBTFUL))
         record = dana.open(dana.open(f"{CONSOLE}/records?state=quarantined&tenant=acme").link("/records/"))
         form = dana.open(record.link("/settle")).form("/settle")
-        preview = dana.send(form, outcome="happened", status="200", reason="The bank has the charge.")
-        dana.send(preview.form("/settle"))
+        preview = dana.send(
+            form,
+            verdict="happened",
+            status="200",
+            content_type="application/json",
+            body='{"object": "charge", "amount": 2500, "status": "succeeded"}',
+            reason="The bank has the charge.",
+        )
+        dana.send(preview.form("/settle"), confirm="yes")
     response = shop.charge("doubtful-1", CHARGE | {"simulate[crash]": "after_commit"})
     return seen(
         [response],
         both_were_in_doubt=waited,
         status_is_200=response.status_code == 200,
+        has_the_body=member(response, "amount") == 2500,
         replayed=response.headers.get("Idempotent-Replayed") == "true",
         ran_once=executions(response) == 1,
         the_other_waits=shop.records("charges.create", "quarantined") == len(DOUBTFUL) - 1,

@@ -21,7 +21,7 @@ def client(app: Flask) -> FlaskClient:
     return app.test_client()
 
 
-@pytest.mark.parametrize("name", ["dana"])
+@pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_opens_the_console_with_their_password(client: FlaskClient, name: str) -> None:
     page = client.get(PAGE, auth=(name, OPERATORS[name].password))
 
@@ -73,6 +73,19 @@ def test_passwords_are_compared_in_constant_time_also_for_an_unknown_name(
         client.get(PAGE, auth=(name, "guess"))
 
     assert [(b"guess", b"op_dana"), (b"guess", b"")] == compared
+
+
+def test_an_operator_of_one_company_sees_its_records_alone(customer: Customer, client: FlaskClient) -> None:
+    customer.pay("key-1")
+    customer.pay("key-2", bearer="tok_carol")
+
+    everything, acme = (
+        client.get(f"{PAGE}?state=completed", auth=(name, OPERATORS[name].password)).text for name in ("dana", "gus")
+    )
+
+    assert ("acme" in everything, "globex" in everything) == (True, True)
+    assert ("acme" in acme, "globex" in acme) == (True, False)
+    assert 403 == client.get("/idempotency/", auth=("gus", "op_gus")).status_code
 
 
 def test_a_token_of_a_customer_opens_no_page_and_an_operator_pays_nothing(customer: Customer) -> None:
