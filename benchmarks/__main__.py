@@ -20,6 +20,7 @@ from benchmarks import (
     gate,
     imports,
     messages,
+    modes,
     outbox,
     page,
     paths,
@@ -44,6 +45,7 @@ PARTS = (
     "import",
     "client",
     "messages",
+    "modes",
     "compliance",
     "promises",
     "expiry",
@@ -192,6 +194,7 @@ def _chosen(options: argparse.Namespace, client: redis.Redis, url: str, cores: C
         "import": lambda: [imports.import_section(url, rounds=max(3, options.rounds // 2))],
         "client": lambda: [http_client.section(rounds=options.rounds, requests_each=max(1, options.requests // 4))],
         "messages": lambda: [messages.section(url, rounds=options.rounds, messages=options.requests)],
+        "modes": lambda: [modes.section(url, rounds=options.rounds, requests=options.requests)],
         "compliance": lambda: features.compliance_sections(
             client, url, rounds=options.rounds, requests=options.requests
         ),

@@ -25,3 +25,11 @@ def test_what_compliance_costs_is_measured(url: str, capsys: pytest.CaptureFixtu
         **{f"encrypted: {path}, 2 KB": ["≤ +15 µs CPU"] for path in ("first", "replay")},
         **{store: ["p99 within 10 %"] for store in ("memory", "Redis")},
     }
+
+
+def test_every_mode_is_timed_beside_the_bare_application(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A retry that is replayed in mode observe, or runs under enforce, would be refused as a wrong response."""
+    cases = cases_of(measured(capsys, "modes", "--redis-url", url))
+
+    guises = ("without the extension", "observe", "warn", "enforce")
+    assert {f"{path}: {guise}" for path in ("no key", "first", "retry") for guise in guises} == set(cases)
