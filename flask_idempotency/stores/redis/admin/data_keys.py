@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, Page, TenantKeys
 from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing
@@ -17,7 +17,7 @@ from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, decode, payload_bytes, tid_of
-from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
 
 BATCH = 500
 """Keys per SCAN: less than a millisecond of the server's time."""
@@ -196,6 +196,11 @@ def _kid_and_wrapped(kept: bytes) -> tuple[str, bytes]:
         raise corrupt() from error
 
 
+KEYS_AT_ONCE: Final = 2000
+"""Keys that one SCAN of a tenant's page looks at: about a millisecond of the server's time."""
+MOST_KEYS: Final = 20_000
+"""Keys that a tenant's page looks at: some ten milliseconds."""
+
 BATCH_BYTES = 1 << 20
 """Bytes per MGET: less than a millisecond of the server's time. A larger record gets an MGET alone."""
 
@@ -221,9 +226,20 @@ class RedisResponses:
         return Page(tuple(self._told(filter(is_wanted, self._whole(wanted)))), after=following)
 
     def glance(self, *, after: bytes, limit: int, tid: bytes | None) -> Page:
-        """Scan without reading the responses: their bytes are empty."""
-        names, following = self._scan.page(layout.records_of(tid), after=after, count=min(limit, BATCH))
-        answers = (glanced.answer for glanced in self._glanced(names))
+        """Scan without reading the responses: their bytes are empty.
+
+        A tenant may have few of many records. So look at as many keys as probably hold the page, and stop after
+        `MOST_KEYS`, however few were found.
+        """
+        names, looked, count = dict[bytes, None](), 0, min(limit, BATCH)
+        following: bytes | None = after
+        while following is not None and looked < MOST_KEYS and (looked == 0 or 2 * len(names) < limit):
+            found, following = self._scan.page(layout.records_of(tid), after=following, count=count)
+            names.update(dict.fromkeys(found))
+            looked += count
+            wanted = (limit - len(names)) * looked // max(len(names), 1)
+            count = max(min(wanted, KEYS_AT_ONCE), min(limit, BATCH))
+        answers = (glanced.answer for glanced in self._glanced(list(names)))
         return Page(tuple(self._told(answer for answer in answers if _is_live(answer, tid))), after=following)
 
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
@@ -249,10 +265,9 @@ class RedisResponses:
 
     def _glanced(self, names: Sequence[bytes]) -> Iterator[_Glanced]:
         """Yield the readable completed records under these names."""
-        for _, group in groupby(sorted(names), layout.partition):
-            keys = list(group)
-            now, *found = self._server.run(scripts.SCAN_COMPLETED, keys)
-            for key, size, data in zip(keys, found[::2], found[1::2], strict=True):
+        calls = [Call(list(group)) for _, group in groupby(sorted(names), layout.partition)]
+        for call, (now, *found) in zip(calls, self._server.run_all(scripts.SCAN_COMPLETED, calls), strict=True):
+            for key, size, data in zip(call.keys, found[::2], found[1::2], strict=True):
                 # Skip a record that is too long: a claim reports it as corrupt.
                 answer = _answer(key, data, now) if size <= LARGEST_BYTES else None
                 if answer is not None:

@@ -2,7 +2,7 @@
 --
 -- An entry is its time in microseconds, a blank, its token of 16 bytes, and its text.
 --
--- KEYS: 1 trail of the record, 2 records of the tenant that have a trail
+-- KEYS: 1 trail of the record, 2 names of the tenant's records that have a trail
 -- ARGV: 1 now, 2 name of the record, 3 token, 4 text, 5 for how many ms to keep it
 -- Returns: 'DONE'
 -- Durable: no

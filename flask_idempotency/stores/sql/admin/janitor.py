@@ -94,6 +94,9 @@ SQLITE_BATCH: Final = 200
 COUNTED: Final = 10_000
 """Completed records that are counted one by one, in 6 ms. Above that, an estimate is good enough."""
 
+LOOKED_AT: Final = 2000
+"""Rows that a page of one tenant's completed records looks at: some milliseconds. No index has them by tenant."""
+
 AFTER_LAST_KEY: Final = b"\xff" * 33
 """Sorts after every record id: an id has 32 bytes."""
 
@@ -343,10 +346,12 @@ class SqlRecovery:
 
         def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
             # Read the end of a page first: most records are completed, and one tenant may own few of them.
-            ends = connection.execute(completion.page_end(dialect), parameters).scalars().all()
+            looked = limit if tid is None else max(limit, LOOKED_AT)
+            ends = connection.execute(completion.page_end(dialect), {**parameters, "my_limit": looked}).scalars().all()
             last = ends[0] if len(ends) > 1 else None
             bounded = {**parameters, "my_until": last or AFTER_LAST_KEY, "now": self._now()}
-            return connection.execute(scan_completed(dialect), bounded).all(), last
+            rows = connection.execute(scan_completed(dialect), bounded).all()
+            return rows, rows[-1].record_id if len(rows) == limit < looked else last
 
         rows, last = self._database.run(page)
         return RecordPage(_readable(rows), after=last)
