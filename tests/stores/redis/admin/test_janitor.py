@@ -15,6 +15,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import CORRUPT, OnExpiry, State, Unknown
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.stores.redis import layout
+from flask_idempotency.stores.redis.admin import data_keys
 from flask_idempotency.stores.redis.admin.janitor import FREED_MS, PARTITIONS_AT_ONCE, RECORDS_AT_ONCE
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
@@ -622,3 +623,30 @@ def test_a_recount_clears_the_buckets_of_idle_tenants(
 
     assert fields(redis_client, tid, b"b") == {}
     assert fields(redis_client, tid, b"t") == {b"t": b"0 0 0"}
+
+
+def test_a_page_of_a_tenant_passes_over_many_records_of_others(
+    store: RedisStore, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a list of a small tenant would take a page for every few records of the others. A page stops in time."""
+    mine, other = a_key(), a_key()
+    for key in (mine, other):
+        complete(store, key.tid)
+    record = redis_client.get(next(iter(redis_client.scan_iter(layout.records_of(other.tid)))))
+    pipeline = redis_client.pipeline(transaction=False)
+    for _ in range(3000):
+        pipeline.set(layout.keys(a_key(tid=other.tid))[0], record or b"")
+    pipeline.execute()
+
+    def pages() -> list[int]:
+        sizes, after = list[int](), b""
+        while after is not None:
+            page = store.recovery.scan(State.COMPLETED, after=after, limit=10, tid=mine.tid)
+            sizes.append(len(page.found))
+            after = page.after
+        return sizes
+
+    assert [1] == [size for size in pages() if size]
+    assert 1 <= len(pages()) <= 2
+    monkeypatch.setattr(data_keys, "MOST_KEYS", 1000)
+    assert 2 <= len(pages()) <= 5

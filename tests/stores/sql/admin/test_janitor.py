@@ -18,10 +18,10 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, InFlight, Record, State
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.stores.sql import dialects
+from flask_idempotency.stores.sql import activity, dialects
 from flask_idempotency.stores.sql.admin import janitor
 from flask_idempotency.stores.sql.claiming import RETRY_SECONDS
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, dialect_of, in_microseconds
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, dialect_of, in_microseconds
 from flask_idempotency.stores.sql.schema import quota_buckets, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
@@ -441,6 +441,55 @@ def test_expired_rows_are_found_by_an_index(store: SqlStore, clock: FrozenClock,
 
     assert "idempotency_expiry" in plan
     assert "Seq Scan on idempotency_records" not in plan
+
+
+@pytest.mark.parametrize("swept", activity.SWEPT, ids=lambda swept: swept.__name__)
+def test_what_expired_beside_records_is_found_by_an_index(
+    store: SqlStore, make_engine: MakeEngine, swept: Callable[[Dialect], Any]
+) -> None:
+    """A sweep that finds nothing costs four looks at an index."""
+    with make_engine().connect() as connection:
+        if store.database.dialect.name == POSTGRESQL:
+            # Of an empty table the planner would read the whole.
+            connection.execute(text("SET enable_seqscan = off"))
+        plan = plan_of(connection, swept(store.database.dialect), my_horizon=1)
+
+    assert "_expiry" in plan
+
+
+def test_a_page_of_a_tenant_leaves_out_no_record(store: SqlStore, clock: FrozenClock) -> None:
+    """It looks at more rows than it may show, so it may stop in the middle of them."""
+    tid = a_key().tid
+    keys = {a_key(tid=tid) for _ in range(25)}
+    for key in keys:
+        stand(store, clock, key, "completed")
+    answers(store, 25)
+    found, sizes, after = set[StorageKey](), list[int](), b""
+    while after is not None:
+        page = store.recovery.scan(State.COMPLETED, after=after, limit=10, tid=tid)
+        found.update(each.key for each in page.found)
+        sizes.append(len(page.found))
+        after = page.after
+
+    assert keys == found
+    assert [10, 10, 5] == sizes
+
+
+def test_a_page_of_a_tenant_passes_over_many_records_of_others(
+    store: SqlStore, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a list of a small tenant would take a page for every few records of the others."""
+    answers(store, 60)
+    key = a_key()
+    stand(store, clock, key, "completed")
+
+    assert [key] == [each.key for each in store.recovery.scan(State.COMPLETED, limit=2, tid=key.tid).found]
+    monkeypatch.setattr(janitor, "LOOKED_AT", 20)
+    pages, after = 0, b""
+    while after is not None:
+        after = store.recovery.scan(State.COMPLETED, after=after, limit=2, tid=key.tid).after
+        pages += 1
+    assert 4 == pages
 
 
 def _somebody_waits(connection: Connection) -> bool:
