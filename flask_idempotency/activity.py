@@ -151,9 +151,13 @@ class Activity:
             finally:
                 self._lock.release()
         if not self._planned:
-            self._planned = True
-            _open.add(self)
-            self._renewer.add(self, after=FLUSH_SECONDS)
+            try:
+                self._planned = True
+                _open.add(self)
+                self._renewer.add(self, after=FLUSH_SECONDS)
+            except BaseException:  # such as the time limit of a task: no flush is planned, so the next event plans it
+                self._planned = False
+                raise
 
     # In the thread of the renewer.
 

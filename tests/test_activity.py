@@ -239,6 +239,24 @@ def test_an_event_during_the_last_look_plans_the_next_flush(log: Log, renewer: L
     assert log.total == {"pay": {"replayed": 2}}
 
 
+def test_an_event_that_was_interrupted_does_not_keep_later_ones_from_the_store(
+    activity: Activity, log: Log, renewer: LeaseRenewer, later: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time limit of a task may raise anywhere, also while the flush is planned."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(renewer, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            activity.event(REPLAY)
+
+    activity.event(REPLAY)
+    later()
+    assert log.total == {"pay": {"replayed": 2}}
+
+
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
     before = sys.getswitchinterval()

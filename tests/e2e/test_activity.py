@@ -55,7 +55,13 @@ def counted(url: str) -> Iterator[Callable[[], Figures]]:
 def serve_two(serve_once: Serve, url: str, *, flush: str) -> list[Server]:
     """Start two servers of one process each, so that a test can choose which one it asks and kills."""
     return [
-        serve_once(url, app=APP, name=name, environment={"E2E_FLUSH_SECONDS": flush}, kind="gthread")
+        serve_once(
+            url,
+            app=APP,
+            name=name,
+            environment={"E2E_FLUSH_SECONDS": flush},
+            config={"IDEMPOTENCY_ACTIVITY": True},
+        )
         for name in ("one", "two")
     ]
 
