@@ -293,6 +293,25 @@ def test_another_tenants_operator_lists_nothing_by_filter(made: Rig, query: str)
     assert not re.search(r"/records/[a-z2-7]{77}", page.text)
 
 
+def test_a_tenant_that_is_not_theirs_is_not_even_scanned(made: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time of an answer shows how many records the other has."""
+    scanned = list[bytes | None]()
+    scan = made.store.recovery.scan
+
+    def remembered(state: State, *, tid: bytes | None = None, **options: Any) -> Any:
+        scanned.append(tid)
+        return scan(state, tid=tid, **options)
+
+    monkeypatch.setattr(made.store.recovery, "scan", remembered)
+
+    for query in ("?tenant=globex", "?no_tenant=1"):
+        assert 200 == made.browser(LIMITED).get(f"/records{query}").status_code
+    assert not scanned
+    assert 200 == made.browser(LIMITED).get("/records").status_code
+    assert scanned
+    assert None not in scanned
+
+
 @pytest.mark.parametrize("hashed", (False, True))
 def test_an_operator_of_a_tenant_settles_its_records(hashed: bool) -> None:
     made = rig(hash_identities=hashed)
