@@ -80,6 +80,7 @@ class Browser:
                 self.driver.switch_to.window(handle)
                 self.driver.close()
         self.driver.switch_to.window(self._first_window)
+        self.driver.set_window_rect(0, 0, 1200, 900)  # which shows it again, if it was minimized
         self.driver.get("about:blank")
         self.javascript(True)
         self.scheme("light")
@@ -115,6 +116,15 @@ class Browser:
     def javascript(self, on: bool) -> None:
         """Run the scripts of the pages that are opened from now on, or none of them."""
         self.command("Emulation.setScriptExecutionDisabled", value=not on)
+
+    def pass_time(self, seconds: int) -> None:
+        """Let the timers of the page run as if so much time passed, and return when it has. Then the page's time stands still.
+
+        Open a new window before, because this holds for the window until it is closed.
+        """
+        self.run("window.later = false; setTimeout(() => { window.later = true; }, arguments[0])", seconds * 1000 - 1)
+        self.command("Emulation.setVirtualTimePolicy", policy="pauseIfNetworkFetchesPending", budget=seconds * 1000)
+        self.until(lambda: self.run("return window.later"), f"{seconds} s of the page's time")
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)

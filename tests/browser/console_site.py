@@ -81,6 +81,11 @@ class Site:
             Console(self.idempotency, authorize=authorize, allow_http=True, changes_per_hour=1000)
         )
         self.origin = ""
+        self.asked: list[str] = []
+        """The paths of all requests that browsers sent."""
+        self.down = False
+        """Whether the application answers each request with 503."""
+        self.app.before_request(self._note)
 
     def post(
         self, path: str, key: str | None, *, tenant: str = "acme", principal: str = "alice", body: str = ""
@@ -141,6 +146,10 @@ class Site:
     @property
     def identity(self) -> Any:
         return identities(self.settings)[0]
+
+    def _note(self) -> Response | None:
+        self.asked.append(request.path)
+        return Response("down", 503) if self.down else None
 
     def _add_views(self, endpoints: tuple[str, ...]) -> None:
         app, clock = self.app, self.clock

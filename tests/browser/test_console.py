@@ -211,6 +211,48 @@ def test_pages_of_a_long_list_are_links(browser: Browser, site: Site) -> None:
     assert 2 <= pages <= 6
 
 
+def test_numbers_refresh_by_themselves_while_the_page_is_seen(browser: Browser, site: Site) -> None:
+    """No page is loaded again for it. A page that cannot be seen asks for nothing, and asks at once when it can."""
+    browser.new_window()
+    site.sign_in(browser)
+    site.open(browser)
+    overview = f"{CONSOLE}/"
+    states = "[data-live=states]"
+    assert "Quarantined\n1\n" in browser.text(states)
+    browser.run("window.same = true")
+
+    site.post("/payments", "order-2", body="lost")
+    asked = site.asked.count(overview)
+    browser.pass_time(35)
+    browser.until(lambda: "Quarantined\n2\n" in browser.text(states))
+    assert 1 <= site.asked.count(overview) - asked <= 4
+
+    browser.driver.minimize_window()
+    assert browser.run("return document.hidden")
+    site.post("/payments", "order-3", body="lost")
+    asked = site.asked.count(overview)
+    browser.pass_time(120)
+    assert site.asked.count(overview) == asked
+    browser.driver.set_window_rect(0, 0, 1200, 900)
+    browser.until(lambda: "Quarantined\n3\n" in browser.text(states))
+
+    assert browser.run("return window.same")
+    assert browser.messages() == []
+
+
+def test_a_refresh_that_fails_says_so_and_changes_nothing(browser: Browser, site: Site) -> None:
+    browser.new_window()
+    site.sign_in(browser)
+    site.open(browser)
+    before = browser.text("main")
+
+    site.down = True
+    browser.pass_time(35)
+
+    browser.until(lambda: "could not be refreshed" in browser.text("[data-status]"))
+    assert browser.text("main") == before
+
+
 def test_keys_alone_settle_a_payment(browser: Browser, site: Site) -> None:
     """Tab reaches each link and field in the order of the page, shows where it is, and Enter and Space do the rest."""
     site.sign_in(browser)
