@@ -61,16 +61,15 @@ _CALLER_COLUMNS: Final = (
     "--since",
     callback=span,
     default="7d",
-    show_default=True,
     metavar="DURATION",
-    help="The time to look back: 1h, 24h, 7d.",
+    help="The time to look back, 7 days if you leave it out: 1h, 24h, 30d.",
 )
 @wide_option
 @as_json_option
 def report_command(since: float, wide: bool, as_json: bool) -> None:
-    """Report what enforcing would have done at each endpoint in mode observe or warn, and suggest its policy.
+    """Report what enforcing would do at each endpoint.
 
-    Requests of endpoints in mode enforce are counted in the same columns: there it has happened. A time is an upper bound. The
+    And suggest its policy, with reasons. In mode observe and warn no request is refused or replayed. Requests of endpoints in mode enforce are counted in the same columns: there it has happened. A time is an upper bound. The
     processes add their counts every 10 seconds. Changes nothing.
 
     \b

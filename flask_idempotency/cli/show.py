@@ -67,7 +67,6 @@ from flask_idempotency.web.policy_table import (
 _POLICY_COLUMNS: Final = (
     Column("endpoint", least=14),
     Column("methods", least=8),
-    Column("mode", least=None),
     Column("required", least=None),
     Column("effects", least=None),
     Column("on abandoned", least=10),
@@ -160,7 +159,6 @@ def _as_line(row: PolicyRow) -> tuple[str, ...]:
     return (
         row.endpoint,
         ",".join(row.methods),
-        policy.mode if guarded else "-",
         "yes" if policy.required else "no",
         policy.effects,
         abandoned(policy) if guarded and policy.mode == "enforce" else "-",
@@ -182,7 +180,7 @@ def _policy_text(row: PolicyRow, *, wide: bool) -> list[Part]:
     ]
     resolver = "calls its resolver" if row.resolver else "has no resolver"
     facts = [
-        *([f"not protected (mode {policy.mode}); under enforce:"] if policy.mode != "enforce" else []),
+        *(["not protected, and under enforce"] if row.explained.resolved.observed else []),
         f"a vanished worker's key is {abandoned(policy)}",
         f"a failed view's is {failed(policy)}",
         resolver,

@@ -100,6 +100,8 @@ def scope_of(row: PolicyRow) -> str:
         return "closed: " + " ".join(resolved.faults)
     if not resolved.chosen:
         return "not chosen (IDEMPOTENCY_GUARD)"
+    if resolved.observed:
+        return f"only observed (mode {resolved.policy.mode})"
     return "exempt" if resolved.exempt else "claimed in the view" if resolved.deferred else ""
 
 

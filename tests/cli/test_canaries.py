@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "redis status": ((),),
     "relay": (("--once",),),
     "release": ((*NAMED, *WHY, "--yes", "--force"), (*NAMED, *WHY, "--yes"), (*NAMED, *WHY)),
+    "report": ((),),
     "resolve": (
         (*NAMED, *WHY, "--yes", "--happened", "--status", "201", "--body-file", "-"),
         (*NAMED, *WHY, "--yes", "--happened", "--status", "201", "--header", f"Location: /{BODY}"),

@@ -77,7 +77,7 @@ def bash(shell: dict[str, str], *words: str, **variables: str) -> list[str]:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 class TestBash:
     def test_it_completes_commands_of_the_group(self, shell: dict[str, str]) -> None:
-        assert ["reap", "reconcile", "redis", "relay", "release", "resolve"] == sorted(
+        assert ["reap", "reconcile", "redis", "relay", "release", "report", "resolve"] == sorted(
             bash(shell, "flask", "idempotency", "re")
         )
 

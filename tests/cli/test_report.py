@@ -107,10 +107,10 @@ def test_what_cannot_be_reported_is_refused_with_a_sentence() -> None:
 def test_the_policy_table_shows_who_only_observes(world: World) -> None:
     rows = {row[0]: row for row in cells(run(world, "policy"))}
 
-    assert ["pay", "POST", "observe", "no", "plain", "-"] == rows["pay"][:6]
-    assert ["safe", "POST", "enforce", "no", "plain", "quarantined"] == rows["safe"][:6]
-    assert "-" == rows["login"][2]
-    assert "not protected (mode observe)" in run(world, "policy", "pay").output
+    assert ["pay", "POST", "no", "plain", "-", "only observed (mode observe)"] == rows["pay"]
+    assert ["safe", "POST", "no", "plain", "quarantined"] == rows["safe"]
+    assert "exempt" == rows["login"][-1]
+    assert "pay POST: not protected, and under enforce; a vanished worker's key is" in run(world, "policy", "pay").output
 
 
 def test_doctor_names_the_endpoints_that_only_observe(world: World) -> None:
