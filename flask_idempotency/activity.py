@@ -21,7 +21,7 @@ from weakref import WeakSet
 from flask_idempotency.assembly import Services
 from flask_idempotency.engine import activity as names
 from flask_idempotency.engine import events
-from flask_idempotency.engine.activity import EDGES, MOST_ENDPOINTS, OTHER_ENDPOINTS, ActivityLog
+from flask_idempotency.engine.activity import EDGES, MOST_ENDPOINTS, OTHER_ENDPOINTS, ActivityLog, slot
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, Observers
 from flask_idempotency.engine.forks import after_fork

@@ -110,7 +110,9 @@ def test_the_policy_table_shows_who_only_observes(world: World) -> None:
     assert ["pay", "POST", "no", "plain", "-", "only observed (mode observe)"] == rows["pay"]
     assert ["safe", "POST", "no", "plain", "quarantined"] == rows["safe"]
     assert "exempt" == rows["login"][-1]
-    assert "pay POST: not protected, and under enforce; a vanished worker's key is" in run(world, "policy", "pay").output
+    assert (
+        "pay POST: not protected, and under enforce; a vanished worker's key is" in run(world, "policy", "pay").output
+    )
 
 
 def test_doctor_names_the_endpoints_that_only_observe(world: World) -> None:
