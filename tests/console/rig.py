@@ -136,6 +136,7 @@ def rig(
     app: Flask | None = None,
     testing: bool = True,
     ask: Callable[..., Any] = authorize,
+    tenant: Callable[[], str | None] = lambda: request.headers.get("X-Tenant"),
     console: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Rig:
@@ -148,7 +149,7 @@ def rig(
     store = MemoryStore(clock=clock) if store is None else store
     settings.setdefault("allow_anonymous", True)
     idempotency = Idempotency(store=store, secret=SECRET, on_error="quarantine", **settings)
-    idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
+    idempotency.tenant_loader(tenant)
     made = Rig(app, idempotency, store, clock)
 
     def remembered(action: Any, record: RecordView | None) -> Any:

@@ -376,8 +376,7 @@ HOSTILE = (
 def test_a_hostile_name_is_shown_as_text(text: str) -> None:
     """As the tenant, the principal, an operator, a reason and a filter, on every page."""
     shown = text.replace("\x00", "").replace("\x1b", "")
-    made = rig(principal=lambda: shown)
-    made.idempotency._loaders.tenant = lambda: shown
+    made = rig(principal=lambda: shown, tenant=lambda: shown)
     assert 500 == made.pay(fail=True).status_code
     browser = made.browser()
     (handle,) = made.handles()

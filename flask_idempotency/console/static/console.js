@@ -40,12 +40,22 @@ async function refresh() {
     replace(new DOMParser().parseFromString(await response.text(), "text/html"));
     wait = EVERY;
     say("");
+    look();
   } catch (error) {
     if (error.name === "AbortError") return;
     wait = Math.min(wait * 2, LONGEST);
     say(`The numbers could not be refreshed. Next try in ${Math.round(wait / 1000)} s.`);
   }
   plan();
+}
+
+// The overview shows the faults that its process knows of. Looking at Health takes long, so no page waits for it.
+let looked = -Infinity;
+function look() {
+  const link = document.querySelector("a[data-look]");
+  if (!link || performance.now() - looked < 60_000) return;
+  looked = performance.now();
+  fetch(link.href, { credentials: "same-origin", cache: "no-store", redirect: "error" }).then(refresh, () => {});
 }
 
 function plan() {
@@ -62,3 +72,4 @@ document.addEventListener("visibilitychange", () => {
   }
 });
 plan();
+look();
