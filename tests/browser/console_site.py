@@ -235,27 +235,30 @@ def a_minute(number: int) -> Counts:
     """Return what the endpoints did in a minute of the morning: more and more, with an outage of the bank in between."""
     outage = 38 <= number < 44
     new = 24 + number // 3 + 9 * (number % 4) - (10 if outage else 0)
-    counts = {
+    replayed = 3 + number % 5 + (14 if outage else 0)
+    payments = {
         "new": new,
-        "replayed": 3 + number % 5 + (14 if outage else 0),
+        "replayed": replayed,
         "conflict": 1 + number % 2 + (5 if outage else 0),
         "mismatch": int(number % 9 == 4),
         "missing-key": int(number % 7 == 2),
         "completed": new - (3 if outage else 0),
         "quarantined": 3 if outage else 0,
-        f"t:new:{slot(1.8 if outage else 0.14)}": new * 9 // 10,
-        f"t:new:{slot(6.0 if outage else 0.42)}": new - new * 9 // 10,
-        f"t:replayed:{slot(0.004)}": 3 + number % 5 + (14 if outage else 0),
+        **times("t:new", new, median=2.4 if outage else 0.11 + 0.02 * (number % 3)),
+        **times("t:replayed", replayed, median=0.004),
     }
-    small = {
-        "new": 4 + number % 3,
-        "replayed": number % 2,
-        "completed": 4 + number % 3,
-        f"t:new:{slot(0.07)}": 4 + number % 3,
-    }
-    report = {"would:new@cookie": 6, "would:replayed@cookie": number % 3, "would:missing-key@anonymous": number % 4}
-    parts = {"payments.create": counts, "refunds.create": small, "checkouts.create": report}
+    refunded, carts = 4 + number % 3, 2 + number % 4
+    refunds = {"new": refunded, "replayed": number % 2, "completed": refunded, **times("t:new", refunded, median=0.07)}
+    checkouts = {"new": carts, "replayed": number % 3, "completed": carts, **times("t:new", carts, median=0.4)}
+    parts = {"payments.create": payments, "refunds.create": refunds, "checkouts.create": checkouts}
     return {name: {counter: n for counter, n in each.items() if n} for name, each in parts.items()}
+
+
+def times(histogram: str, requests: int, *, median: float) -> dict[str, int]:
+    """Return the counters of so many durations: most are about the median, and one in ten takes three times as long."""
+    slow, quick = requests // 10, requests // 3
+    parts = {slot(median * 0.6): quick, slot(median): requests - quick - slow, slot(median * 3.1): slow}
+    return {f"{histogram}:{number}": count for number, count in parts.items()}
 
 
 def attack(site: Site) -> None:
