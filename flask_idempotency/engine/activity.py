@@ -12,6 +12,8 @@ from typing import Final, Protocol
 
 from flask_idempotency.engine.values import valueclass
 
+__all__ = ["ActivityBucket", "ActivityLog", "ActivityPage"]
+
 MINUTE: Final = 60
 HOUR: Final = 3600
 

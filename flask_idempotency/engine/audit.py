@@ -8,6 +8,8 @@ from typing import Final, Protocol
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.values import valueclass
 
+__all__ = ["AuditEntry", "AuditTrail"]
+
 AUDIT_KEPT_SECONDS: Final = 400 * 86400.0
 """How long the store keeps an entry: a year and a month, as auditors of payments ask for."""
 

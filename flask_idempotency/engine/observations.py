@@ -11,6 +11,8 @@ from typing import Protocol
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.values import valueclass
 
+__all__ = ["Ending", "Observations", "Observed", "Sighting"]
+
 
 class Sighting(Enum):
     """What a request in observe mode found under its key."""
