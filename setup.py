@@ -37,15 +37,8 @@ setup(
     packages=[*find_packages(include=["flask_idempotency", "flask_idempotency.*"]), *JANITOR],
     package_dir={"flask_idempotency.janitor": "janitor"},
     package_data={
-        "": [
-            "py.typed",
-            "lua/*.lua",
-            "lua/lib/*.lua",
-            "*.schema.json",
-            "browser/*.js",
-            "console/static/*",
-            "console/templates/*.html",
-        ]
+        "": ["py.typed", "lua/*.lua", "lua/lib/*.lua", "*.schema.json", "browser/*.js"],
+        "flask_idempotency.console": ["static/*", "templates/*.html"],
     },
     # Found even where the application cannot start: the first key of a ring is made before there is a ring.
     entry_points={"flask.commands": ["idempotency = flask_idempotency.cli:cli"]},
