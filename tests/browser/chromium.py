@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from unittest.mock import patch
 
 from selenium import webdriver
-from selenium.common.exceptions import JavascriptException, NoSuchElementException, StaleElementReferenceException
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -135,8 +135,8 @@ class Browser:
 
     def until(self, holds: Callable[[], Found], what: str = "") -> Found:
         """Wait until this returns something true, and return that. Fail after `WAIT_SECONDS`, and say what was awaited."""
-        # Between two pages an element is gone, and a script cannot run.
-        passing = (StaleElementReferenceException, NoSuchElementException, JavascriptException)
+        # Between two pages an element is gone, a script cannot run, or its result has no page to come from.
+        passing = (WebDriverException,)
         return WebDriverWait(self.driver, WAIT_SECONDS, 0.05, passing).until(lambda _: holds(), what)
 
     def find(self, selector: str) -> WebElement:

@@ -17,14 +17,21 @@ MARK = "\u0301"
         ("Ti\u00ea\u0301ng", "Ti\u00ea\u0301ng"),
         ("e" + MARK * MOST_MARKS, "e" + MARK * MOST_MARKS),
         ("e" + MARK * (MOST_MARKS + 2) + "e" + MARK, "e" + MARK * MOST_MARKS + "\\u0301" * 2 + "e" + MARK),
-        ("\u202egnp", "\\u202egnp"),
-        ("  ", "&#34;  &#34;"),
-        ("a ", "&#34;a &#34;"),
         ("<b>", "&lt;b&gt;"),
     ),
 )
 def test_a_name_can_be_read_and_stays_in_its_line(written: str, shown: str) -> None:
     assert name(written) == f"<bdi>{shown}</bdi>"
+
+
+@pytest.mark.parametrize("text", ("\u202egnp", "\u200b", "a\x1b[31m", "\u2066", "\ud800"))
+def test_what_turns_or_hides_text_is_written_out(text: str) -> None:
+    assert name(text).isprintable()
+    assert str(finalize(text)).isprintable()
+
+
+def test_spaces_at_the_ends_can_be_seen() -> None:
+    assert [name(text) for text in ("  ", "a ")] == ["<bdi>&#34;  &#34;</bdi>", "<bdi>&#34;a &#34;</bdi>"]
 
 
 def test_marks_of_a_long_name_stay_in_its_line() -> None:

@@ -31,6 +31,7 @@ function replace(fresh) {
 }
 
 async function refresh() {
+  if (document.hidden) return; // `visibilitychange` asks again
   running = new AbortController();
   try {
     const response = await fetch(location.href, {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ from contextlib import closing, contextmanager
 from itertools import takewhile
 from pathlib import Path
 
+import httpx
 import pytest
 
 from example_app.demo import __main__ as program
@@ -94,7 +96,7 @@ def test_tour_sees_broken_promises(port: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_serves_on(port: int, tmp_path: Path) -> None:
-    """Without `--exit` the service stays after the tour, its curl lines work as they are printed, and Ctrl-C is a good end.
+    """Without `--exit` the service stays after the tour, its lines work as they are printed, and Ctrl-C is a good end.
 
     The database is a SQLite file here.
     """
@@ -103,8 +105,13 @@ def test_serves_on(port: int, tmp_path: Path) -> None:
         heard = []
         for line in process.stdout:
             heard.append(line)
-            if line.startswith("  curl http"):
+            if line.endswith("/idempotency/\n"):
                 break
+        printed = re.search(r"the operator (\w+) with the password (\w+)\.", "".join(heard))
+        assert printed
+        with httpx.Client(auth=(printed[1], printed[2]), trust_env=False, timeout=DEMO_SECONDS) as operator:
+            overview = operator.get(heard[-1].strip())
+            waiting = operator.get(f"{heard[-1].strip()}records?state=quarantined")
         lines = "".join(heard).replace("\\\n", "").splitlines()
         commands = [line for line in lines if line.startswith("  curl")]
         said = [subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True).stdout for line in commands]
@@ -114,6 +121,9 @@ def test_serves_on(port: int, tmp_path: Path) -> None:
     assert (0, "\ndemo: ended\n") == (process.returncode, errors)
     assert_every_promise_was_kept("".join(heard))
     assert [] == list(tmp_path.iterdir())
+    assert 200 == overview.status_code
+    assert "Outcomes over time" in overview.text
+    assert 1 == waiting.text.count("charges.create</bdi>")
     if shutil.which("curl") is not None:
         paid, charged, crashed, payments = said
         assert paid.startswith("HTTP/1.1 201")
