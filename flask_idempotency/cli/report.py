@@ -23,11 +23,11 @@ from flask_idempotency.operations.report import (
     Suggestion,
     as_object,
     report,
-    suggestions,
     time,
 )
 from flask_idempotency.operations.times import format_duration, moment
-from flask_idempotency.web.operator import built, policies, settings
+from flask_idempotency.web.operator import built, settings
+from flask_idempotency.web.policy_table import suggested
 
 _COLUMNS: Final = (
     Column("endpoint", least=14),
@@ -78,24 +78,16 @@ def report_command(since: float, wide: bool, as_json: bool) -> None:
       $ flask idempotency report --since 7d
     """
     with exit_on_error(as_json=as_json):
-        parts, rules = built(), policies()
+        parts = built()
         if parts.activity is None:
             raise Refused("The store of this application keeps no activity, so there is nothing to report.")
         found = report(parts.activity, owner_mark(settings().namespace), seconds=since)
-        known: dict[str, Policy] = {}
-        for endpoint, method in rules.pairs():
-            resolved = rules.resolve(endpoint, method)
-            if not resolved.exempt:
-                known.setdefault(endpoint, resolved.policy)
-        joint = parts.engine.transactions is not None
-        suggested = {
-            name: suggestions(each, known[name], joint=joint) for name, each in found.endpoints.items() if name in known
-        }
-    say(*([json.dumps(as_object(found, suggested))] if as_json else _page(found, known, suggested, wide=wide)))
+        known, made = suggested(found)
+    say(*([json.dumps(as_object(found, made))] if as_json else _page(found, known, made, wide=wide)))
 
 
 def _page(
-    found: Report, known: Mapping[str, Policy], suggested: Mapping[str, Sequence[Suggestion]], *, wide: bool
+    found: Report, known: Mapping[str, Policy], made: Mapping[str, Sequence[Suggestion]], *, wide: bool
 ) -> list[Part]:
     if not found.endpoints:
         off = " IDEMPOTENCY_ACTIVITY is False here." if settings().activity is False else ""
@@ -119,7 +111,7 @@ def _page(
             "The observed requests, by the credential of the caller:",
             Table(_CALLER_COLUMNS, tuple(callers), wide),
         ]
-    return [*page, *_suggestions(suggested)]
+    return [*page, *_suggestions(made)]
 
 
 def _row(name: str, policy: Policy | None, found: EndpointReport) -> tuple[str, ...]:

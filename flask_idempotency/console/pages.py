@@ -16,6 +16,7 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.console import charts
 from flask_idempotency.console.access import Stopped, may
 from flask_idempotency.console.visit import ConsoleResponse, Visit
+from flask_idempotency.engine.activity import CALLERS
 from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts, Verdict
 from flask_idempotency.engine.journal import EMPTY
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
@@ -23,7 +24,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
-from flask_idempotency.operations.activity import Figures, Summary, summary
+from flask_idempotency.operations.activity import Summary, summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show
 from flask_idempotency.operations.browse import MOST_LOOKED_AT, UNFINISHED, Browsing, Place, browse, cursor_of, place_of
 from flask_idempotency.operations.browse import timeline as life_of
@@ -34,6 +35,7 @@ from flask_idempotency.operations.records import (
     Refused,
     short_ids,
 )
+from flask_idempotency.operations.report import report
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import is_known
 from flask_idempotency.web.operator import (
@@ -61,6 +63,7 @@ from flask_idempotency.web.policy_table import (
     policy_rows,
     scope_of,
     spelled,
+    suggested,
 )
 
 HANDLE: Final = re.compile(r"[a-z2-7]{77}")
@@ -117,11 +120,15 @@ def overview(visit: Visit) -> str:
     )
 
 
-def _activity() -> tuple[str, Summary | None]:
-    span = request.args.get("span", "1h")
+def _span(default: str) -> str:
+    span = request.args.get("span", default)
     if span not in SPANS:
         raise Stopped(400, "There is no such time span", f"Choose one of {', '.join(SPANS)}.")
-    log = built().activity
+    return span
+
+
+def _activity() -> tuple[str, Summary | None]:
+    span, log = _span("1h"), built().activity
     if log is None:
         return span, None
     return span, summary(log, owner_mark(settings().namespace), seconds=SPANS[span])
@@ -379,20 +386,18 @@ def _bars(shown: TenantUsage, configured: Quota | None) -> list[dict[str, Any]]:
 
 def endpoints(visit: Visit) -> str:
     visit.admit_to_all()
-    span, shown = _activity()
-    figures: dict[str, Figures] = {} if shown is None else dict(shown.endpoints)
+    span, log = _span("7d"), built().activity
+    found = None if log is None else report(log, owner_mark(settings().namespace), seconds=SPANS[span])
+    counted = {} if found is None else found.endpoints
+    _, made = ({}, {}) if found is None else suggested(found)
     return visit.render(
         "endpoints.html",
         rows=[
             {
                 "row": row,
-                "abandoned": abandoned(row.policy)
-                if row.explained.resolved.chosen and not row.explained.resolved.exempt
-                else None,
-                "failed": failed(row.policy),
+                "abandoned": abandoned(row.policy),
                 "scope": scope_of(row),
-                "mode": getattr(row.policy, "mode", "enforce"),
-                "figures": figures.get(row.endpoint),
+                "counted": counted.get(row.endpoint),
             }
             for row in policy_rows(policies())
         ],
@@ -402,13 +407,19 @@ def endpoints(visit: Visit) -> str:
                 "abandoned": abandoned(each.policy),
                 "attempts": consumer_values(each)["max_attempts"],
                 "resolver": each.name in state().loaders.resolvers,
-                "figures": figures.get(each.name),
+                "counted": counted.get(each.name),
             }
             for each in consumers()
         ],
+        callers={
+            name: [(caller, *each.keyed_of(caller)) for caller in CALLERS if each.keyed_of(caller)[1]]
+            for name, each in counted.items()
+            if each.callers
+        },
+        suggested={name: some for name, some in made.items() if some},
         span=span,
         spans=SPANS,
-        activity=shown,
+        report=found,
     )
 
 

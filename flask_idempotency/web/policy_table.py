@@ -10,8 +10,9 @@ from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.operations import Operation, Operations
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.step_rules import Step
+from flask_idempotency.operations.report import Report, Suggestion, suggestions
 from flask_idempotency.settings.consumers import ConsumerSchema
-from flask_idempotency.web.operator import state
+from flask_idempotency.web.operator import built, policies, state
 from flask_idempotency.web.policies import SAFE, Policies, PolicySource
 
 _BY_EFFECTS: Final = frozenset({"on_abandoned", "on_error"})
@@ -150,3 +151,16 @@ def _ranges(numbers: list[int]) -> str:
         else:
             said.append([number])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in said)
+
+
+def suggested(found: Report) -> tuple[dict[str, Policy], dict[str, list[Suggestion]]]:
+    """Return the first policy of each endpoint that is in scope, and what the report suggests for those it names."""
+    rules, joint = policies(), built().engine.transactions is not None
+    known: dict[str, Policy] = {}
+    for endpoint, method in rules.pairs():
+        resolved = rules.resolve(endpoint, method)
+        if not resolved.exempt:
+            known.setdefault(endpoint, resolved.policy)
+    return known, {
+        name: suggestions(each, known[name], joint=joint) for name, each in found.endpoints.items() if name in known
+    }

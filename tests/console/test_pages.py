@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -414,6 +416,31 @@ def test_endpoints_are_those_of_the_policy_command() -> None:
     assert row is not None
     cells = re.findall(r"<td[^>]*>(.*?)</td>", row[1])
     assert ["POST", "enforce", "yes", "plain", "quarantined", "1 h", "30 s", "yes"] == cells[:8]
+
+
+def test_endpoints_show_what_enforcing_would_have_done() -> None:
+    """The counts and suggestions of `flask idempotency report`."""
+    made = rig(mode="observe")
+    settings = made.app.extensions["idempotency"].settings
+    observed = {
+        "would:new@cookie": 90,
+        "would:replayed@cookie": 7,
+        "would:missing-key@cookie": 3,
+        "would:mismatch@cookie": 2,
+    }
+    made.store.activity.add(owner_mark(settings.namespace), {"pay": observed}, token=bytes(16))
+    told = made.app.test_cli_runner().invoke(args=["idempotency", "report", "--json"])
+
+    page = unescape(made.browser().get("/endpoints").text)
+
+    row = re.search(r'<th scope="row"><bdi>pay</bdi></th>(.*?)</tr>', page, re.DOTALL)
+    assert row is not None
+    assert ["102", "99", "7", "0", "2"] == re.findall(r'<td class="number">(.*?)</td>', row[1])
+    assert "<td>observe</td>" in row[1]
+    reasons = [each["reason"] for each in json.loads(told.stdout)["endpoints"]["pay"]["suggestions"]]
+    assert reasons
+    assert all(reason in page for reason in reasons)
+    assert "cookie: 99 of 102 with a key" in page
 
 
 def test_the_page_of_health_is_the_doctors(made: Rig) -> None:
