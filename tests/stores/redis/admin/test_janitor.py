@@ -639,7 +639,8 @@ def test_a_page_of_a_tenant_passes_over_many_records_of_others(
     pipeline.execute()
 
     def pages() -> list[int]:
-        sizes, after = list[int](), b""
+        sizes = list[int]()
+        after: bytes | None = b""
         while after is not None:
             page = store.recovery.scan(State.COMPLETED, after=after, limit=10, tid=mine.tid)
             sizes.append(len(page.found))

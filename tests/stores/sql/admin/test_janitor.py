@@ -464,7 +464,8 @@ def test_a_page_of_a_tenant_leaves_out_no_record(store: SqlStore, clock: FrozenC
     for key in keys:
         stand(store, clock, key, "completed")
     answers(store, 25)
-    found, sizes, after = set[StorageKey](), list[int](), b""
+    found, sizes = set[StorageKey](), list[int]()
+    after: bytes | None = b""
     while after is not None:
         page = store.recovery.scan(State.COMPLETED, after=after, limit=10, tid=tid)
         found.update(each.key for each in page.found)
@@ -485,7 +486,8 @@ def test_a_page_of_a_tenant_passes_over_many_records_of_others(
 
     assert [key] == [each.key for each in store.recovery.scan(State.COMPLETED, limit=2, tid=key.tid).found]
     monkeypatch.setattr(janitor, "LOOKED_AT", 20)
-    pages, after = 0, b""
+    pages = 0
+    after: bytes | None = b""
     while after is not None:
         after = store.recovery.scan(State.COMPLETED, after=after, limit=2, tid=key.tid).after
         pages += 1
