@@ -676,7 +676,7 @@ def test_an_erased_value_is_no_second_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ("on_store_down", "methods", "header", "required", "key_format", "profile", "max_body")
+    "name", ("on_store_down", "methods", "header", "required", "key_format", "profile", "max_body", "mode")
 )
 def test_keywords_of_http_are_refused(world: World, name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{name}: .*Did you mean"):

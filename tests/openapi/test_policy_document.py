@@ -177,6 +177,22 @@ def test_an_operation_can_be_left_out(leave_out: Callable[[Any], Any]) -> None:
     assert ["/payments/{id}"] == [each["path"] for each in published(app)["operations"]]
 
 
+@pytest.mark.parametrize("mode", ("observe", "warn"))
+def test_an_endpoint_that_only_observes_is_not_promised(mode: str) -> None:
+    """A path of another operation that fits it names it as an exception."""
+    app = new_app()
+    app.post("/payments/first", endpoint="first")(idempotent(mode=mode)(lambda: "x"))
+    app.post("/payments/<name>", endpoint="named")(lambda name: "x")
+
+    listed = {each["path"]: each.get("except", []) for each in published(app)["operations"]}
+    assert "/payments/first" not in listed
+    assert "/payments/first" in listed["/payments/{name}"]
+
+
+def test_an_application_that_only_observes_promises_nothing() -> None:
+    assert [] == published(new_app(mode="observe"))["operations"]
+
+
 def test_a_blueprint_can_be_left_out() -> None:
     app, extension, internal = Flask("tests.openapi"), Idempotency(publish=True, secret="s"), Blueprint("internal", "x")
     app.testing = True

@@ -502,3 +502,22 @@ def test_fields_have_no_type_parameter_in_marshmallow_3() -> None:
     package = Path(flask_idempotency.__file__).parent
 
     assert [] == [str(file) for file in package.rglob("*.py") if "(fields.Field[" in file.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("mode", ("observe", "warn", "enforce"))
+def test_the_summary_says_if_endpoints_are_not_protected(mode: str) -> None:
+    said = summary(load(mode=mode), quota_loader=False)
+
+    assert (f"mode {mode}: endpoints that do not say otherwise are not protected" in said) is (mode != "enforce")
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"IDEMPOTENCY_MODE: must be one of: observe, warn, enforce."):
+        load({"IDEMPOTENCY_MODE": "watch"})
+
+
+def test_a_mode_beside_a_switched_off_extension_warns() -> None:
+    """Nothing would be counted, and the report would stay empty."""
+    assert any("so no request is observed" in each for each in load(enabled=False, mode="observe").warnings)
+    assert not any("observed" in each for each in load(enabled=False).warnings)
+    assert not any("observed" in each for each in load(mode="observe").warnings)

@@ -451,21 +451,22 @@ def reading(guise: Guise, how: str) -> None:
 
     @guise.app.post("/read")
     def read() -> Any:
+        got: list[bytes] = []
         try:
             match how:
                 case "data":
-                    got = request.get_data()
+                    got.append(request.get_data())
                 case "pieces":
-                    got = b"".join(iter(lambda: request.stream.read(100), b""))
+                    got.extend(iter(lambda: request.stream.read(100), b""))
                 case "lines":
-                    got = b"".join(request.stream)
+                    got.extend(request.stream)
                 case "environ":
-                    got = request.environ["wsgi.input"].read(10) + request.environ["wsgi.input"].read()
+                    got += [request.environ["wsgi.input"].read(10), request.environ["wsgi.input"].read()]
                 case _:
-                    got = repr(sorted(request.form.items())).encode()
+                    got.append(repr(sorted(request.form.items())).encode())
         except ClientDisconnected:
-            return "disconnected", 400
-        return got
+            return b"".join([*got, b" and then it was disconnected"]), 400
+        return b"".join(got)
 
 
 BODIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {

@@ -115,6 +115,17 @@ def test_a_commit_that_fails_is_answered_as_without_a_key(
     assert ["new", "released"] == counted(observed)
 
 
+def test_a_commit_that_fails_is_never_counted_as_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under a policy that keeps the 5xx of views: this one is ours."""
+    shop = open_shop(f"sqlite:///{tmp_path / 'kept.db'}", IDEMPOTENCY_MODE="observe", IDEMPOTENCY_KEEP_STATUSES=["5xx"])
+    views(shop)
+    broken_commit(shop, monkeypatch, applied=False)
+    shop.post()
+    shop.close()
+
+    assert ["new", "released"] == counted(shop)
+
+
 def test_a_transactional_step_is_committed(shops: list[Shop]) -> None:
     observed, _, unkeyed = shops
     for shop, key in ((observed, "k"), (unkeyed, None)):
