@@ -7,6 +7,7 @@ carry the version of the record, so a form about a record that has changed since
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Mapping
 from math import ceil
 from typing import Any, Final, TypeAlias
@@ -63,6 +64,8 @@ PURGE_SECONDS: Final = 20.0
 
 LONGEST_TYPE: Final = 100
 """Characters of a media type."""
+
+_STATUS: Final = re.compile(r"[2-5][0-9]{2}")
 
 VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
     "happened": ("It happened", "Retries get the response that you give here, and the view does not run again."),
@@ -305,7 +308,7 @@ def _response(fields: Mapping[str, str], view: RecordView, case: Case) -> tuple[
         except Refused as refused:
             raise Invalid(str(refused)) from None
     status, media_type = fields.get("status", "").strip(), fields.get("content_type", "").strip()
-    if not status.isascii() or not status.isdigit() or not 200 <= int(status[:4]) <= 599:
+    if not _STATUS.fullmatch(status):
         raise Invalid("Give the status of the response: a number from 200 to 599. Nothing was changed.")
     if not media_type.isprintable() or not media_type.isascii() or len(media_type) > LONGEST_TYPE:
         raise Invalid("A media type is one line in ASCII, such as application/json. Nothing was changed.")
