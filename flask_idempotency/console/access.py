@@ -16,7 +16,7 @@ from flask import Request, current_app
 from werkzeug.exceptions import HTTPException, Unauthorized
 
 from flask_idempotency.assembly import identities
-from flask_idempotency.engine.audit import LONGEST_ACTOR
+from flask_idempotency.engine.audit import LONGEST_ACTOR, RESOLVER
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.keys import encode
@@ -49,7 +49,7 @@ class Operator:
 
     Return it from `authorize`. `name` goes into the audit trail, so it must tell your operators apart. `tenants` are names as
     the `tenant_loader` returns them; None is all of them, and records without a tenant. Raises `ConfigurationError` for a
-    name that is empty or too long.
+    name that is empty, too long, or `resolver`.
     """
 
     name: str
@@ -57,9 +57,10 @@ class Operator:
 
     def __post_init__(self) -> None:
         name: object = self.name
-        if not isinstance(name, str) or not name or len(name) > LONGEST_ACTOR:
+        if not isinstance(name, str) or not name or len(name) > LONGEST_ACTOR or name == RESOLVER:
             raise ConfigurationError(
-                f"Operator(): name must be a text of 1 to {LONGEST_ACTOR} characters: the audit trail holds it."
+                f"Operator(): name must be a text of 1 to {LONGEST_ACTOR} characters, and not {RESOLVER}: the audit trail "
+                "holds it, and there that is the actor of your resolvers."
             )
         if isinstance(self.tenants, str) or not (self.tenants is None or all(isinstance(t, str) for t in self.tenants)):
             raise ConfigurationError('Operator(): tenants must be a collection of names, such as {"acme"}, or None.')
@@ -89,7 +90,8 @@ def ask(authorize: Authorize, action: Action, record: RecordView | None) -> Oper
     if answer is None or answer is False:
         return None
     if isinstance(answer, Operator):
-        return Operator(printable(answer.name)[:LONGEST_ACTOR], answer.tenants)
+        # A plain `str`: templates would not escape markup.
+        return Operator(printable(str(answer.name))[:LONGEST_ACTOR], answer.tenants)
     if isinstance(answer, str):
         return Operator(printable(str(answer)))
     raise ConfigurationError(

@@ -13,6 +13,9 @@ __all__ = ["AuditEntry", "AuditTrail"]
 AUDIT_KEPT_SECONDS: Final = 400 * 86400.0
 """How long the store keeps an entry: a year and a month, as auditors of payments ask for."""
 
+RESOLVER: Final = "resolver"
+"""The actor of what resolvers changed, so no operator may have this name."""
+
 LONGEST_ACTOR: Final = 200
 LONGEST_REASON: Final = 1000
 """The most characters of these texts. A store may cut a longer one."""
@@ -27,7 +30,7 @@ class AuditEntry:
     was: str
     """The state of the record before."""
     actor: str
-    """The operator, or `resolver`."""
+    """The operator, or `RESOLVER`."""
     reason: str
     step: str = ""
     """The step that was settled. Empty: the record as a whole."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from flask_idempotency.engine.audit import RESOLVER
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.errors import (
     ConfigurationError,
@@ -211,7 +212,7 @@ def _apply(
         case Happened(response):
             if not isinstance(response, StoredResponse):
                 raise TypeError(f"the response of a resolver is no StoredResponse, but {type(response).__name__}")
-            resolved = settler.complete(found, response, keep=policy.keep, actor="resolver", reason="resolved")
+            resolved = settler.complete(found, response, keep=policy.keep, actor=RESOLVER, reason="resolved")
             return "completed" if resolved else "overtaken"
         case NeverHappened():
             if found.record.payload is not None:
@@ -226,13 +227,13 @@ def _apply(
                 )
             if _may_still_act(found, policy, horizon=horizon):
                 return "unknown"
-            return "released" if settler.force_release(found, actor="resolver", reason="resolved") else "overtaken"
+            return "released" if settler.force_release(found, actor=RESOLVER, reason="resolved") else "overtaken"
         case SettledStep() | Resume():
             settled = (resolution,) if isinstance(resolution, SettledStep) else resolution.settled
             waits = not all(step.happened for step in settled)
             if waits and _may_still_act(found, policy, horizon=horizon):
                 return "unknown"
-            resumed = settler.resume(found, journal, settled, actor="resolver", reason="resolved")
+            resumed = settler.resume(found, journal, settled, actor=RESOLVER, reason="resolved")
             return "resumed" if resumed else "overtaken"
         case StillUnknown():
             return "unknown"

@@ -12,7 +12,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
-from flask_idempotency.engine.audit import AuditEntry
+from flask_idempotency.engine.audit import RESOLVER, AuditEntry
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.journal import Journal, Journals
 from flask_idempotency.engine.keys import KeyedDigest, encode
@@ -227,7 +227,7 @@ def timeline(
             detail = "It has begun and not finished, so its effect may have happened."
             placed.append((step.began_at, Episode(None, f"{what} is in doubt", detail, "bad")))
     for entry in audit:
-        who = "A resolver" if entry.actor == "resolver" else f"Operator {entry.actor}"
+        who = "A resolver" if entry.actor == RESOLVER else f"Operator {entry.actor}"
         whole = {each: f"{each} it" for each in ("completed", "released", "reopened", "resumed")}
         verb = f"settled step {entry.step} as {entry.verb}" if entry.step else whole.get(entry.verb, entry.verb)
         said = [f"It was {entry.was}. Reason: {entry.reason}."]

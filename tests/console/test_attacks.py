@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from flask import Flask
+from markupsafe import Markup
 
+from flask_idempotency.console import Operator
 from flask_idempotency.console.access import COOKIE, LARGEST_FORM
 from flask_idempotency.engine.events import Resolved, TenantErased
 from flask_idempotency.engine.model import State
@@ -325,8 +327,6 @@ def test_an_operator_of_a_tenant_settles_its_records(hashed: bool) -> None:
 
 def test_a_permission_of_one_tenant_to_settle_is_none_for_another(handle: str) -> None:
     """`authorize` shows all records, and lets settle those of one tenant."""
-    from flask_idempotency.console import Operator
-
     made = rig(ask=lambda action, record: "ann" if action == "view" else Operator("ann", {"acme"}))
     theirs = made.quarantined(tenant="globex")
     browser = made.browser()
@@ -402,6 +402,17 @@ def test_a_hostile_name_is_shown_as_text(text: str) -> None:
         # The fields of a form hold what the operator typed.
         visible = re.sub(r'value="[^"]*"|<textarea.*?</textarea>', "", page.text, flags=re.DOTALL)
         assert not set("\u202e\u2066\x00\x1b") & set(visible)
+
+
+def test_markup_as_the_operators_name_is_escaped() -> None:
+    """`current_user.name` may be markup that its application made, and the name of a user is what the user typed."""
+    made = rig(ask=lambda action, record: Operator(Markup("<script>alert(1)</script>")))
+    handle = made.quarantined()
+
+    done = made.browser().change(f"/records/{handle}/settle", verdict="happened", status="201")
+
+    assert "<script>alert" not in done.text
+    assert "<script>alert" not in made.browser().get(f"/records/{handle}").text
 
 
 def test_a_long_name_is_cut(made: Rig) -> None:

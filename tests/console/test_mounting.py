@@ -58,13 +58,14 @@ def test_tenants_are_a_collection_of_names(tenants: Any) -> None:
         Operator("ann", tenants)
 
 
-@pytest.mark.parametrize("name", ("", "a" * 201, None, 7))
+@pytest.mark.parametrize("name", ("", "a" * 201, None, 7, "resolver"))
 def test_an_operator_has_a_name(name: Any) -> None:
+    """One of their own: changes by `resolver` show as those of the application's code."""
     with pytest.raises(ConfigurationError, match="name must be a text"):
         Operator(name)
 
 
-@pytest.mark.parametrize("answer", (True, 1, object(), ["ann"], ""))
+@pytest.mark.parametrize("answer", (True, 1, object(), ["ann"], "", "resolver", "o" * 201))
 def test_an_answer_of_authorize_that_names_no_operator_opens_nothing(answer: Any) -> None:
     made = rig(ask=lambda action, record: answer)
 
