@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from flask import Flask, Request
 from werkzeug.wrappers import Response
@@ -58,7 +58,15 @@ WARNINGS: Final = {
 """The values of `Idempotency-Status` under `mode="warn"`, by outcome. Other outcomes change no response."""
 
 PAUSE_SECONDS: Final = 5.0
-"""How long no request is observed after the store did not answer one: an outage must not slow down the application."""
+"""How long no request is observed after the store did not answer one, at least. Then one request tries it."""
+
+PAUSE_FACTOR: Final = 20
+"""How many times as long as a slow call took no request is observed. So the store takes a twentieth of a thread's time."""
+
+LONGEST_PAUSE_SECONDS: Final = 300.0
+
+SLOW_SECONDS: Final = 1.0
+"""A call that took longer is followed by a pause, even if the store answered: no request may become slow."""
 
 UNKNOWN_KEPT_SECONDS: Final = float(names.KEPT_SECONDS[names.HOUR])
 """How long a key that enforcing would have quarantined is remembered, at least. A record would stay; counts go after this."""
@@ -72,6 +80,8 @@ _SIGHTED: Final = {
 
 _UNUSED: Any = None
 """A watch writes no record and seals no response. If it tried to, it would fail."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -138,6 +148,10 @@ def _report_nothing(outcome: str, seconds: float = 0.0) -> None:
     """The watch of a request that was not observed: no request knows of it."""
 
 
+class _NotAsked(StoreUnavailable):
+    """The store was not called, so it has noted nothing."""
+
+
 class Watcher(Engine):
     """Decide what enforcing would do with a key, from the keys of earlier observed requests."""
 
@@ -154,7 +168,9 @@ class Watcher(Engine):
         super().__init__(self.deps)
         self.monotonic = monotonic
         self._observations = observations
-        self._silent_until = float("-inf")
+        self._paused_until = float("-inf")
+        self._trying = False
+        """Whether the store failed last, so that one call tries it after the pause."""
 
     def claim(
         self,
@@ -166,23 +182,25 @@ class Watcher(Engine):
     ) -> Outcome:
         """Note that this request began. Return a watch if enforcing would let it run, else what was seen before.
 
-        Raises `StoreUnavailable`, also for `PAUSE_SECONDS` after the store did not answer.
+        Raises `StoreUnavailable`, also in the pause after the store did not answer, or was slow.
         """
         token = new_token(request.key.mark)
         try:
-            seen = self._store().observe(
-                request.key,
-                token=token,
-                fingerprint=request.fingerprint,
-                lease=policy.lease,
-                keep=policy.keep,
-                hold_lapsed=request.on_expiry is OnExpiry.QUARANTINE,
+            seen = self._ask(
+                lambda store: store.observe(
+                    request.key,
+                    token=token,
+                    fingerprint=request.fingerprint,
+                    lease=policy.lease,
+                    keep=policy.keep,
+                    hold_lapsed=request.on_expiry is OnExpiry.QUARANTINE,
+                )
             )
+        except _NotAsked as error:
+            raise StoreUnavailable(str(error)) from None
         except StoreUnavailable:
-            if not self._silent:
-                self._silent_until = self.monotonic() + PAUSE_SECONDS
-                # It may have noted the request, which will not be watched.
-                Watch(self, policy, request, token, 1).release_later()
+            # It may have noted the request, which will not be watched.
+            Watch(self, policy, request, token, 1).release_later()
             raise
         if seen.sighting in (Sighting.NEW, Sighting.TAKEN_OVER):
             watch = Watch(self, policy, request, token, 1 if seen.sighting is Sighting.NEW else 2)
@@ -192,27 +210,38 @@ class Watcher(Engine):
 
     def renew(self, key: Any, token: bytes, *, lease: float) -> None:
         """Extend the lease of a watch. Raises `StoreUnavailable`."""
-        self._store().renew(key, token, lease=lease)
+        self._ask(lambda store: store.renew(key, token, lease=lease))
 
     def end(self, key: Any, token: bytes, ending: Ending, *, keep: float) -> None:
         """Note how an observed request ended. Raises `StoreUnavailable`."""
-        try:
-            self._store().end(key, token, ending, keep=keep)
-        except StoreUnavailable:
-            if not self._silent:
-                self._silent_until = self.monotonic() + PAUSE_SECONDS
-            raise
+        self._ask(lambda store: store.end(key, token, ending, keep=keep))
 
-    @property
-    def _silent(self) -> bool:
-        return self.monotonic() < self._silent_until
+    def _ask(self, call: Callable[[Observations], T]) -> T:
+        """Call the store, unless it failed or was slow a short while ago. Then raise `StoreUnavailable` at once.
 
-    def _store(self) -> Observations:
+        Requests wait for these calls. After a pause one call tries the store, and no other waits beside it.
+        """
         if self._observations is None:
-            raise StoreUnavailable("the store remembers no observed keys: it has no `observations`")
-        if self._silent:
-            raise StoreUnavailable(f"the store did not answer in the last {PAUSE_SECONDS:g} s")
-        return self._observations
+            raise _NotAsked("the store remembers no observed keys: it has no `observations`")
+        began = self.monotonic()
+        if began < self._paused_until:
+            raise _NotAsked("the store did not answer in time a short while ago")
+        trying = self._trying
+        if trying:
+            self._paused_until = began + PAUSE_SECONDS
+        failed = False
+        try:
+            return call(self._observations)
+        except StoreUnavailable:
+            failed = True
+            raise
+        finally:
+            now = self.monotonic()
+            if failed or now - began > SLOW_SECONDS:
+                pause = min(max(PAUSE_SECONDS, PAUSE_FACTOR * (now - began)), LONGEST_PAUSE_SECONDS)
+                self._paused_until, self._trying = max(self._paused_until, now + pause), True
+            elif trying:
+                self._paused_until, self._trying = now, False
 
 
 class _Callers:

@@ -19,7 +19,7 @@ from flask_idempotency.engine.events import Observation
 from flask_idempotency.settings.profiles import cors_headers
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.web.observing import PAUSE_SECONDS, WARNINGS, Observer, Watcher
+from flask_idempotency.web.observing import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, WARNINGS, Observer, Watcher
 from tests.apps import LONG, FaultyMemory, World, new_world
 from tests.web.observed import Guise, granted, guarded, in_threads, joined, plain, sent
 
@@ -353,6 +353,83 @@ def test_an_outage_delays_one_request_in_five_seconds(caplog: pytest.LogCaptureF
 
     assert ["failed", "failed", "failed", "new", "completed"] == observed.outcomes()
     assert 1 == sum("could not observe" in message for message in caplog.messages)
+
+
+def test_after_an_outage_one_request_tries_the_store_and_no_other_waits_beside_it() -> None:
+    """A store that is silent, and not refusing, takes seconds to fail."""
+    observed = shop()
+    now = 100.0
+    watcher_of(observed).monotonic = lambda: now
+    observations, asked = observed.store.observations, []
+
+    def silent(*arguments: Any, **options: Any) -> Any:
+        asked.append(now)
+        if len(asked) == 2:
+            observed.send(key="beside")
+        raise StoreUnavailable("down")
+
+    observations._observations.observe = silent
+    observed.send()
+    now += PAUSE_SECONDS
+    observed.send()
+
+    assert [100.0, 100.0 + PAUSE_SECONDS] == asked
+    assert ["failed"] * 3 == observed.outcomes()
+
+
+@pytest.mark.parametrize("fails", (True, False))
+@pytest.mark.parametrize("method", ("observe", "end"))
+def test_a_slow_store_takes_a_twentieth_of_a_workers_time(method: str, fails: bool) -> None:
+    """Also if it answers in the end. A call that took four seconds is followed by eighty without one."""
+    observed = shop()
+    now = 100.0
+    watcher_of(observed).monotonic = lambda: now
+    observations, asked = observed.store.observations, []
+    real = getattr(observations._observations, method)
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        nonlocal now
+        asked.append(now)
+        now += 4
+        if fails:
+            raise StoreUnavailable("down")
+        return real(*arguments, **options)
+
+    setattr(observations._observations, method, slow)
+    observed.send()
+    for second in range(79):
+        now += 1
+        observed.send(key=f"k{second}")
+    assert [100.0] == asked
+    now += 1
+    observed.send(key="another")
+    assert [100.0, 184.0] == asked
+    now += LONGEST_PAUSE_SECONDS
+    setattr(observations._observations, method, real)
+    observed.send(key="third")
+    observed.send(key="fourth")
+    assert ["new", "completed"] * 2 == observed.outcomes()[-4:]
+
+
+def test_a_worker_that_was_stopped_soon_observes_again() -> None:
+    observed = shop()
+    now = 100.0
+    watcher_of(observed).monotonic = lambda: now
+    observations = observed.store.observations
+    real = observations._observations.observe
+
+    def stopped(*arguments: Any, **options: Any) -> Any:
+        nonlocal now
+        now += 7200
+        return real(*arguments, **options)
+
+    observations._observations.observe = stopped
+    observed.send()
+    observations._observations.observe = real
+    now += LONGEST_PAUSE_SECONDS
+    observed.send(key="another")
+
+    assert ["new", "completed"] == observed.outcomes()[-2:]
 
 
 def test_an_end_that_the_store_did_not_take_is_repeated() -> None:
