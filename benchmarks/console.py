@@ -37,6 +37,7 @@ SMALL: Final = 20
 QUARANTINED: Final = 3_000
 IN_FLIGHT: Final = 2_000
 ENDPOINTS: Final = 30
+MINUTES: Final = 24 * 60
 ROUNDS: Final = 9
 AT_ONCE: Final = 5_000
 ROWS_OF_A_PAGE: Final = 50
@@ -112,11 +113,14 @@ def parts(store: Filled) -> dict[str, Callable[[], object]]:
     big, small = tenants()[0], tenants()[-1]
 
     def pages(tid: bytes | None, *, number: int = 1) -> bytes:
-        after: bytes | None = b""
+        """Read so many pages, or all but the last, and return where the next one begins."""
+        begin = b""
         for _ in range(number):
-            assert after is not None, "the list ends before this page"
-            after = recovery.scan(State.COMPLETED, after=after, limit=ROWS_OF_A_PAGE, tid=tid).after
-        return after or b""
+            after = recovery.scan(State.COMPLETED, after=begin, limit=ROWS_OF_A_PAGE, tid=tid).after
+            if after is None:
+                break
+            begin = after
+        return begin
 
     def whole(tid: bytes) -> None:
         """Read pages until the tenant's records are found, as a page of the console does, or until the end."""
@@ -182,10 +186,12 @@ def fill_redis(url: str, store: RedisStore, records: int) -> None:
 
 
 COPIES: Final = text(
-    "INSERT INTO idempotency_records SELECT (jsonb_populate_record(original, jsonb_build_object('record_id',"
-    " '\\x' || replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '')))).*"
-    " FROM idempotency_records AS original, generate_series(2, :number) WHERE record_id = :original"
+    "INSERT INTO idempotency_records SELECT copied.* FROM idempotency_records AS original,"
+    " generate_series(2, :number) AS copies (number), LATERAL jsonb_populate_record(original, jsonb_build_object("
+    "'record_id', '\\x' || encode(sha256(original.record_id || number::text::bytea), 'hex'))) AS copied"
+    " WHERE original.record_id = :original"
 )
+"""In FROM, so that PostgreSQL makes each copy once, and not once for each of its columns."""
 
 
 def fill_sql(database: Database, store: SqlStore, records: int) -> None:
@@ -217,7 +223,7 @@ def fill_rest(store: Filled, by_clock: Callable[[Clock], Filled]) -> None:
     moment = now
     with closing(by_clock(lambda: moment)) as earlier:
         counts = {f"shop.endpoint_{number}": COUNTERS for number in range(ENDPOINTS)}
-        for minute in range(24 * 60):
+        for minute in range(MINUTES):
             moment = now - 60 * minute
             earlier.activity.add(OWNER, counts, token=os.urandom(16))
 

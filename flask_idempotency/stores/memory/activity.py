@@ -25,7 +25,7 @@ class MemoryActivity:
 
     def add(self, owner: bytes, counts: Counts, *, token: bytes) -> None:
         with self._shared.lock:
-            if token in self._tokens:
+            if not counts or token in self._tokens:
                 return
             self._tokens[token] = None
             if len(self._tokens) > _TOKENS_REMEMBERED:

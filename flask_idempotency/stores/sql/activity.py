@@ -74,6 +74,8 @@ class SqlActivity:
         self._now = now
 
     def add(self, owner: bytes, counts: Counts, *, token: bytes) -> None:
+        if not counts:
+            return
         dialect, given = self._database.dialect, {"my_token": token, "now": self._now()}
 
         def add(connection: Connection) -> None:

@@ -82,7 +82,7 @@ class ActivityContract:
         owner = an_owner()
         store.activity.add(owner, {}, token=a_token())
 
-        assert counted(store, owner) == {}
+        assert list(store.activity.read(owner, length=MINUTE, seconds=HOUR).buckets) == []
 
     def test_each_minute_and_each_hour_has_its_bucket(self, store: ActivityStore, clock: FrozenClock) -> None:
         """The oldest first. Their starts are whole minutes and hours, and empty ones are left out."""
