@@ -166,6 +166,9 @@ class Visit:
         self.mounted = mounted
         self.operator: Operator | None = None
         self.cookie: str | None = None
+        self._limit: frozenset[str] | None = None
+        """The tenants that `authorize` names for the pages about everything. It may name only the operator for a record."""
+        self._tids = dict[str, frozenset[bytes]]()
         self.transported = False
         """Whether this request came over HTTPS, or plain HTTP is allowed: else no file of the console is served."""
 
@@ -173,13 +176,28 @@ class Visit:
 
     def admit(self) -> Operator:
         """Return the operator, if they may see the pages about everything. Stop the request if not."""
-        operator = ask(self.mounted.authorize, "view", None)
+        operator = self._ask_in_general()
         if operator is None:
             raise Stopped(
                 403, "You may not see this", "The application's authorize(…) refused it. Sign in as an operator."
             )
         self.operator = operator
         return operator
+
+    def _ask_in_general(self) -> Operator | None:
+        """Ask for the pages about everything, and remember the tenants that the answer names."""
+        operator = ask(self.mounted.authorize, "view", None)
+        if operator is not None and operator.tenants is not None:
+            self._limit = frozenset(operator.tenants)
+        return operator
+
+    def _ask(self, action: Action, view: RecordView | None) -> Operator | None:
+        """Ask for this action. The tenants of the general answer limit this one too."""
+        operator = ask(self.mounted.authorize, action, view)
+        if operator is None or self._limit is None:
+            return operator
+        named = self._limit if operator.tenants is None else self._limit.intersection(operator.tenants)
+        return Operator(operator.name, named)
 
     def admit_to_all(self) -> Operator:
         """Return the operator, if they may see all tenants."""
@@ -190,9 +208,9 @@ class Visit:
 
     def admit_to(self, action: Action, found: SeenRecord | None = None, view: RecordView | None = None) -> Operator:
         """Return the operator, if they may do this. They see this record already."""
-        operator = ask(self.mounted.authorize, action, view)
+        operator = self._ask(action, view)
         of_all = operator is not None and operator.tenants is None
-        if operator is None or not (of_all if found is None else _is_of(operator.tenants, found)):
+        if operator is None or not (of_all if found is None else self._is_of(operator.tenants, found)):
             what = "this" if found is None else "this record"
             raise Stopped(
                 403, f"You may not {action} {what}", "The application's authorize(…) refused it. Nothing was changed."
@@ -222,10 +240,23 @@ class Visit:
         An `abort()` refuses too: an answer of its own would show that the record exists.
         """
         try:
-            operator = ask(self.mounted.authorize, "view", view)
+            operator = self._ask("view", view)
         except HTTPException:
             return None
-        return operator if operator is not None and _is_of(operator.tenants, found) else None
+        return operator if operator is not None and self._is_of(operator.tenants, found) else None
+
+    def _is_of(self, tenants: Collection[str] | None, found: SeenRecord) -> bool:
+        """Return whether this record is of one of these tenants. None: of any."""
+        if tenants is None:
+            return True
+        own, stored = found.key.tid, found.record.info.tenant
+        return any(own in self._tids_of(tenant) and is_spelled(stored, tenant) for tenant in tenants)
+
+    def _tids_of(self, tenant: str) -> frozenset[bytes]:
+        """Return the ids of this tenant. Derived once a request: an operator may have a thousand tenants."""
+        if tenant not in self._tids:
+            self._tids[tenant] = frozenset(tids(tenant))
+        return self._tids[tenant]
 
     def may_purge(self) -> bool:
         """Return whether to offer a purge."""
@@ -237,7 +268,7 @@ class Visit:
         A handle that is malformed, one of no record, and one of a record that the operator may not see stop the request
         alike. `authorize` gets the same first question for each.
         """
-        general = ask(self.mounted.authorize, "view", None)
+        general = self._ask_in_general()
         if not _HANDLE.fullmatch(handle):
             raise self.not_found()
         try:
@@ -247,7 +278,7 @@ class Visit:
         record = read(key)
         if record is None:
             known = general is not None and (
-                general.tenants is None or any(key.tid in tids(tenant) for tenant in general.tenants)
+                general.tenants is None or any(key.tid in self._tids_of(tenant) for tenant in general.tenants)
             )
             if not known:
                 raise self.not_found()
@@ -344,12 +375,6 @@ class Visit:
         for name, value in stopped.headers.items():
             response.headers[name] = value
         return response
-
-
-def _is_of(tenants: Collection[str] | None, found: SeenRecord) -> bool:
-    if tenants is None:
-        return True
-    return any(found.key.tid in tids(tenant) and is_spelled(found.record.info.tenant, tenant) for tenant in tenants)
 
 
 PAGES: Final = (

@@ -13,8 +13,9 @@ from markupsafe import Markup
 from flask_idempotency.console import Operator
 from flask_idempotency.console.access import COOKIE, LARGEST_FORM
 from flask_idempotency.engine.events import Resolved, TenantErased
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import State
-from flask_idempotency.operations.records import key_of
+from flask_idempotency.operations.records import handle_of, key_of
 from tests.console.rig import ANN, LIMITED, VIEWER, Browser, Rig, hidden, rig
 
 HAPPENED = {"verdict": "happened", "status": "201", "reason": "asked the bank", "confirm": "yes"}
@@ -333,6 +334,49 @@ def test_a_permission_of_one_tenant_to_settle_is_none_for_another(handle: str) -
 
     assert 200 == browser.get(f"/records/{theirs}").status_code
     assert 403 == browser.get(f"/records/{theirs}/settle").status_code
+
+
+def test_tenants_limit_an_operator_whom_authorize_names_only_later(made: Rig) -> None:
+    """It names the tenants for the pages about everything, and for a record only who acts."""
+    made = rig(ask=lambda action, record: Operator("bob", {"acme"}) if record is None else "bob")
+    mine = made.quarantined("mine", tenant="acme")
+    theirs = handle_of_globex(made)
+    browser = made.browser()
+
+    assert 404 == browser.get(f"/records/{theirs}").status_code
+    assert 404 == browser.get(f"/records/{theirs}/settle").status_code
+    done = browser.change(f"/records/{mine}/settle", verdict="happened", status="201")
+    assert 200 == done.status_code
+    assert "Health" not in done.text
+
+
+def handle_of_globex(made: Rig) -> str:
+    before = {found.key for found in made.store.recovery.scan(State.QUARANTINED, limit=10).found}
+    assert 500 == made.pay("theirs", tenant="globex", fail=True).status_code
+    (key,) = {found.key for found in made.store.recovery.scan(State.QUARANTINED, limit=10).found} - before
+    return handle_of(key)
+
+
+@pytest.mark.parametrize("hashed", (False, True))
+def test_many_tenants_of_an_operator_are_named_once_a_page(hashed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each record: an operator of a thousand tenants would wait for seconds."""
+    tenants = [f"tenant-{number}" for number in range(30)]
+    made = rig(ask=lambda action, record: Operator("bob", tenants), hash_identities=hashed)
+    for number, tenant in enumerate(tenants):
+        assert 500 == made.pay(str(number), tenant=tenant, fail=True).status_code
+    asked = list[str | None]()
+    derive = Identity.tenant_ids
+
+    def remembered(self: Identity, namespace: str, tenant: str | None) -> tuple[bytes, ...]:
+        asked.append(tenant)
+        return derive(self, namespace, tenant)
+
+    monkeypatch.setattr(Identity, "tenant_ids", remembered)
+
+    page = made.browser().get("/records")
+
+    assert 30 == len(set(re.findall(r"/records/[a-z2-7]{77}", page.text)))
+    assert len(asked) <= 2 * len(tenants)
 
 
 def test_a_cursor_of_another_operator_is_refused(made: Rig) -> None:
@@ -751,8 +795,6 @@ def test_a_handle_is_answered_alike_where_authorize_aborts() -> None:
     made = rig(ask=ask)
     assert 500 == made.pay(tenant="globex", fail=True).status_code
     (found,) = made.store.recovery.scan(State.QUARANTINED, limit=10).found
-    from flask_idempotency.operations.records import handle_of
-
     theirs, browser = handle_of(found.key), made.browser()
 
     assert theirs not in browser.get("/records").text
