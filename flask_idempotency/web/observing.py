@@ -280,7 +280,8 @@ class Meter(Tee):
         except BaseException:
             self._ended(StreamEnd.ERROR)
             raise
-        self._byte_size += len(chunk) if isinstance(chunk, bytes) else len(chunk.encode("utf-8", "replace"))
+        # Some servers take whatever has bytes.
+        self._byte_size += len(chunk.encode("utf-8", "replace")) if isinstance(chunk, str) else len(chunk)
         return cast("bytes", chunk)
 
     def close(self) -> None:
@@ -327,8 +328,9 @@ class Observer(Guard):
         state.shadow, shadow.context = shadow, state.context
         session = session_here()
         unread = session is not None and getattr(session, "accessed", None) is False
-        body = _Rewinding(request)
+        body: _Rewinding | None = None
         try:
+            body = _Rewinding(request)
             shadow.caller = self._credentials.kind_of(request)
             super().begin(shadow, request)
             if (claim := shadow.claim) is not None:
@@ -336,12 +338,14 @@ class Observer(Guard):
                 if isinstance(claim, Watch):
                     claim.report = partial(self._report, shadow)
                 state.watch, state.body = claim, shadow.body
-        except Exception as error:  # noqa: BLE001 - a loader may raise anything, and the request goes on
-            body.rewind()
-            self._failed(shadow, error)
-        else:
             if shadow.body is None:
                 body.rewind()
+        except Exception as error:  # noqa: BLE001 - a loader may raise anything, and the request goes on
+            if body is not None:
+                with suppress(Exception):  # of a stream that cannot be put back: the view may not read it
+                    body.rewind()
+            self._failed(shadow, error)
+        else:
             self._report(shadow, shadow.outcome, apart=shadow.apart)
         finally:
             if unread and session is not None:
@@ -519,13 +523,16 @@ class _Rewinding:
 class _Recording(CountingStream):
     """Keeps what is read from the server's stream."""
 
-    __slots__ = ("_copy", "_error", "_whole")
+    __slots__ = ("_copy", "_error", "_kept", "_tail", "_whole")
 
     def __init__(self, whole: CountingStream) -> None:
         super().__init__(whole)
         self.bytes_read = whole.bytes_read
         self._whole = whole
         self._copy: Any = io.BytesIO()
+        self._kept = 0
+        self._tail = b""
+        """What was read last, if the copy could not take it."""
         self._error: Exception | None = None
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
@@ -544,24 +551,40 @@ class _Recording(CountingStream):
         return super().__getattr__(name)
 
     def _keep(self, got: bytes) -> None:
-        if self._copy.tell() + len(got) > MEMORY_BYTES and isinstance(self._copy, io.BytesIO):
-            memory, self._copy = self._copy, TemporaryBody()
-            self._copy.write(memory.getbuffer())
-        self._copy.write(got)
+        """Add to the copy. Raises `RuntimeError` if the disk is full: an `OSError` would pass for one of the client's."""
+        try:
+            if self._kept + len(got) > MEMORY_BYTES and isinstance(self._copy, io.BytesIO):
+                file = TemporaryBody()
+                _write(file, self._copy.getbuffer())
+                self._copy = file
+            _write(self._copy, got)
+        except OSError as error:
+            self._tail = got
+            self._copy.truncate(self._kept)
+            raise RuntimeError(f"no copy of the body could be made: {error}") from error
+        self._kept += len(got)
 
     def restored(self) -> Any:
         """Return a stream that gives what was read again, and then the rest, or the same error."""
-        if self._copy.tell() == 0 and self._error is None:
+        if not self._kept and not self._tail and self._error is None:
             return self._whole
         self._copy.seek(0)
-        return _Restored(self._copy, self._whole, self._error)
+        return _Restored(self._copy, self._tail, self._whole, self._error)
+
+
+def _write(file: Any, data: Any) -> None:
+    """Write this at the end of the copy. Past a file's buffer: what it could not flush would be lost."""
+    view = memoryview(data)
+    file = getattr(file, "raw", file)
+    while view:
+        view = view[file.write(view) :]
 
 
 class _Restored(io.RawIOBase):
     """What was read before, then the rest of the stream."""
 
-    def __init__(self, begun: Any, rest: CountingStream, error: Exception | None) -> None:
-        self._begun, self._rest, self._error = begun, rest, error
+    def __init__(self, begun: Any, tail: bytes, rest: CountingStream, error: Exception | None) -> None:
+        self._begun, self._tail, self._rest, self._error = begun, io.BytesIO(tail), rest, error
 
     def readable(self) -> bool:
         return True
@@ -569,11 +592,11 @@ class _Restored(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         if size >= 0:
             return super().read(size) or b""
-        begun: bytes = self._begun.read()
+        begun: bytes = self._begun.read() + self._tail.read()
         return begun if begun and self._error is not None else begun + self._rest_of_it(-1)
 
     def readinto(self, buffer: Any) -> int:
-        got = self._begun.read(len(buffer)) or self._rest_of_it(len(buffer))
+        got = self._begun.read(len(buffer)) or self._tail.read(len(buffer)) or self._rest_of_it(len(buffer))
         buffer[: len(got)] = got
         return len(got)
 

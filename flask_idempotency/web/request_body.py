@@ -351,5 +351,5 @@ def _position(stream: IO[bytes] | CountingStream) -> int | None:
         return stream.bytes_read
     try:
         return stream.tell()
-    except (AttributeError, OSError, ValueError):
+    except Exception:  # noqa: BLE001 - a middleware's stream may raise anything
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 from collections import Counter
@@ -20,6 +21,7 @@ from flask_idempotency.settings.profiles import cors_headers
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.web.observing import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, WARNINGS, Observer, Watcher
+from flask_idempotency.web.request_body import TemporaryBody
 from tests.apps import LONG, FaultyMemory, World, new_world
 from tests.web.observed import Guise, granted, guarded, in_threads, joined, plain, sent
 
@@ -585,6 +587,55 @@ def test_the_view_reads_the_body_as_if_it_were_unread(mode: str, body: str, how:
     assert 1 <= len(observed.outcomes())
 
 
+class FullDisk(TemporaryBody):
+    """A temporary file on a disk that takes some bytes and then no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = 100_000
+
+    raw: Any = property(lambda self: self)
+
+    def write(self, data: Any) -> int:
+        taken = min(self._left, len(data))
+        self._left -= taken
+        super().write(bytes(data)[:taken])
+        if taken < len(data):
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return taken
+
+
+@pytest.mark.parametrize("module", ("observing", "request_body"))
+@pytest.mark.parametrize("how", ("data", "pieces", "lines"))
+def test_a_full_disk_costs_no_byte_of_a_body(how: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    observed, bare = shop(max_request_body=None), plain()
+    monkeypatch.setattr(f"flask_idempotency.web.{module}.TemporaryBody", FullDisk)
+    answers = []
+    for guise in (bare, observed):
+        reading(guise, how)
+        about = {"CONTENT_LENGTH": "270000", "wsgi.input": OneWay(b"line %d\n" * 33_750)}
+        answers.append(guise.send("/read", environ=about, content_type="text/plain"))
+
+    assert 270_000 == len(answers[0].body)
+    assert answers[0] == answers[1]
+    assert ["failed"] == observed.outcomes()
+
+
+@pytest.mark.parametrize("method", ("tell", "seek"))
+def test_a_stream_that_cannot_be_rewound_is_no_error(method: str) -> None:
+    class Odd(io.BytesIO):
+        pass
+
+    observed, bare = shop(), plain()
+    answers = []
+    for guise in (bare, observed):
+        stream = Odd(b"abc")
+        setattr(stream, method, failing)
+        answers.append(guise.send(environ={"wsgi.input": stream, "CONTENT_LENGTH": "3"}, do="201"))
+
+    assert answers[0] == answers[1]
+
+
 def test_a_body_that_a_hook_has_read_is_no_error() -> None:
     """Enforcing answers 500, because it could not compare the payload."""
     observed, bare = shop(), plain()
@@ -864,6 +915,21 @@ def test_a_stream_that_is_dropped_is_judged_later() -> None:
     assert ["new"] == observed.outcomes()
     observed.send(key="other")
     assert ["new", "completed", "not-kept", "new", "completed"] == observed.outcomes()
+
+
+@pytest.mark.parametrize("kind", (bytes, bytearray, memoryview, str))
+def test_a_stream_may_send_whatever_its_server_takes(kind: Any) -> None:
+    observed, bare = shop(), plain()
+    answers = []
+    for guise in (observed, bare):
+        pieces = [b"abc", b"def"] if kind is not str else ["abc", "def"]
+        guise.app.post("/stream")(
+            lambda pieces=pieces: Response(kind(piece) for piece in pieces if kind is not str or piece)
+        )
+        answers.append(guise.send("/stream"))
+
+    assert answers[0] == answers[1]
+    assert ["new", "completed"] == observed.outcomes()
 
 
 def test_the_body_of_a_stream_is_not_kept() -> None:
