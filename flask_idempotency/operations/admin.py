@@ -42,7 +42,7 @@ def holds_sealed(data_keys: DataKeys, tids: Iterable[bytes]) -> bool:
     return any(data_keys.read_keys(tid).last for tid in tids)
 
 
-def shred(data_keys: DataKeys, tids: Iterable[bytes], *, audit: AuditTrail | None = None) -> int:
+def shred(data_keys: DataKeys, tids: Sequence[bytes], *, audit: AuditTrail | None = None) -> int:
     """Erase the responses of a tenant, with all its ids, and the audit trail of its records. Return how many data keys it had.
 
     Raises `StoreUnavailable` if a data key or an entry may be left, or is still in a cache; the others are erased.
@@ -51,10 +51,15 @@ def shred(data_keys: DataKeys, tids: Iterable[bytes], *, audit: AuditTrail | Non
     for tid in tids:
         try:
             destroyed += data_keys.shred(tid)
-            if audit is not None:
-                audit.forget(tid)
         except StoreUnavailable as error:
             failures.append(error)
+    if audit is not None:
+        # After every data key: a database without this table yet, or without the right to it, must not keep one.
+        for tid in tids:
+            try:
+                audit.forget(tid)
+            except StoreUnavailable as error:
+                failures.append(error)
     if failures:
         raise StoreUnavailable(" ".join(dict.fromkeys(map(str, failures)))) from failures[0]
     return destroyed
