@@ -335,7 +335,7 @@ def tenants(visit: Visit) -> str:
     name, after = _argument("tenant"), request.args.get("after", "")
     if not re.fullmatch(r"(?:[0-9a-f]{32})?", after):
         raise Stopped(400, "There is no such page of the list", "Begin at Tenants.")
-    ledger = ledger_of()
+    ledger, configured, parts = ledger_of(), settings().quota, 1
     if name:
         shown, more = [quota_show(ledger, tids_by_secret(name), name=name)], None
     else:
@@ -344,11 +344,13 @@ def tenants(visit: Visit) -> str:
         shown = [quota_show(ledger, [[tid]], name=None) for tid in page]
         more = visit.url("tenants", after=page[-1].hex()) if len(every) > len(page) else None
         shown = [TenantUsage(tid.hex(), each.usage, each.limits) for tid, each in zip(page, shown, strict=True)]
-    configured = settings().quota
+        parts = settings().tenant_shards
+        configured = None if configured is None else configured.divided(parts)
     return visit.render(
         "tenants.html",
         tenant=name,
         rows=[(each, _bars(each, configured)) for each in shown],
+        parts=parts,
         counting=counting(),
         not_counting=NOT_COUNTING,
         more=more,

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import fakeredis
 import pytest
 
 from flask_idempotency import StillUnknown
@@ -394,6 +395,20 @@ def test_tenants_show_their_quota_as_bars(made: Rig) -> None:
     assert re.search(r'<meter min="0" max="2" value="2" .*?aria-label="live records: 2 of 2"', named)
     assert '<span class="state bad">full</span>' in named
     assert "2 of 2 (100 %)" in every
+
+
+def test_a_part_of_a_tenant_shows_its_share_of_the_limits() -> None:
+    """A part is full at its share, and then refuses. Beside the limit of the whole tenant it would look empty."""
+    made = rig(fakeredis.FakeRedis(), tenant_shards=4, quota_records=8)
+    for number in range(3):
+        assert 201 == made.pay(f"key-{number}").status_code
+
+    every, named = made.browser().get("/tenants").text, made.browser().get("/tenants?tenant=acme").text
+
+    assert {"2"} == set(re.findall(r"live records: [\d,]+ of ([\d,]+)", every))
+    assert "4 parts" in every
+    assert ["3 of 8"] == re.findall(r"live records: ([\d,]+ of [\d,]+)", named)
+    assert "4 parts" not in named
 
 
 def test_a_limit_of_nothing_is_full() -> None:
