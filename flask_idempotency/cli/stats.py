@@ -240,6 +240,8 @@ def _page_of_text(found: Summary, *, wide: bool, lines: int | None, old: str = "
     if not found.endpoints:
         off = " IDEMPOTENCY_ACTIVITY is False here." if settings().activity is False else ""
         return [f"No request with a key was counted in the last {format_duration(found.seconds)}.{off}", *notes]
+    if observed := found.total.observed:
+        notes.append(f"{observed:,} more with a key were only observed: see `flask idempotency report`.")
     shown = list(found.endpoints.items())
     most = len(shown) if lines is None else max(lines - LINES_AROUND - len(notes), 1)
     rows = [_activity_row(clean(endpoint), figures, wide=wide) for endpoint, figures in shown[:most]]

@@ -47,6 +47,10 @@ REFUSED: Final = tuple(
 )
 """The outcomes of requests whose view did not run, and whose client got no stored response."""
 
+_OBSERVED_WITH_KEY: Final = frozenset(names.OBSERVED) - {
+    *ENDINGS, names.NOT_KEPT, names.SETS_COOKIE, names.UNKEYED, names.MISSING_KEY,
+}  # fmt: skip
+
 
 @valueclass(frozen=True, slots=True)
 class Times:
@@ -76,6 +80,16 @@ class Figures:
     def requests(self) -> int:
         """Requests with a key, requests that lack the key they need, and messages."""
         return self.of(*OUTCOMES)
+
+    @property
+    def observed(self) -> int:
+        """Requests with a key of endpoints in mode `observe` or `warn`. `requests` leaves them out; `report` has more."""
+        return sum(
+            number
+            for counter, number in self.counts.items()
+            if counter.startswith(names.WOULD)
+            and counter.removeprefix(names.WOULD).partition("@")[0] in _OBSERVED_WITH_KEY
+        )
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -193,6 +207,7 @@ def as_object(figures: Figures) -> dict[str, object]:
     """Return these figures for JSON. A percentile above the last edge is that edge: JSON has no infinity."""
     return {
         "requests": figures.requests,
+        "observed": figures.observed,
         "outcomes": figures.outcomes,
         "endings": figures.endings,
         "times": times_object(figures),

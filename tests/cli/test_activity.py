@@ -56,6 +56,16 @@ def cells(result: Result) -> list[list[str]]:
     return [re.split(r"  +", line.strip()) for line in result.output.splitlines()]
 
 
+def test_requests_that_were_only_observed_have_a_line(world: World) -> None:
+    assert "observed" not in run(world, "stats", "--since", "30m").stdout
+    unseen = {"would:unkeyed@cookie": 9, "would:missing-key@cookie": 9, "would:completed@cookie": 9}
+    add(world, {"pay": {"would:new@cookie": 1100, "would:replayed@anonymous": 11, **unseen}})
+
+    line = "1,111 more with a key were only observed: see `flask idempotency report`."
+    assert line in run(world, "stats", "--since", "30m").stdout
+    assert 1111 == said(run(world, "stats", "--since", "30m", "--json"))["total"]["observed"]
+
+
 def test_a_table_shows_endpoints_with_outcomes_and_percentiles(world: World) -> None:
     head, *rows = cells(run(world, "stats", "--since", "30m"))
 

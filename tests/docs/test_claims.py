@@ -89,9 +89,9 @@ def test_sizes() -> None:
 def test_tables() -> None:
     text = page("sql")
 
-    assert "Nine tables:" in text
+    assert "Thirteen tables:" in text
     assert set(re.findall(r"^\| `(idempotency_\w+)`", text, re.MULTILINE)) == set(metadata.tables)
-    assert 9 == len(metadata.tables)
+    assert 13 == len(metadata.tables)
 
 
 def test_header_fields_that_a_replay_carries() -> None:
