@@ -114,9 +114,11 @@ def may(authorize: Authorize, action: Action, record: RecordView | None) -> bool
 
 
 def cookie_of(request: Request) -> str | None:
-    """Return the value of our cookie. None: it is missing, or not one that we set."""
-    value = request.cookies.get(COOKIE, "")
-    return value if _COOKIE_VALUE.fullmatch(value) else None
+    """Return the value of our cookie. None: it is missing, or not one that we set.
+
+    Another host of the domain can plant more of them, and a browser may send those first.
+    """
+    return next(filter(_COOKIE_VALUE.fullmatch, request.cookies.getlist(COOKIE)), None)
 
 
 def new_cookie() -> str:

@@ -105,6 +105,16 @@ def test_a_planted_cookie_gets_no_token(made: Rig, handle: str, value: str) -> N
     assert value != page.headers["Set-Cookie"].split(";")[0].removeprefix(f"{COOKIE}=")
 
 
+def test_a_planted_cookie_stops_no_operator(made: Rig, handle: str) -> None:
+    """Another host of the domain plants one for a longer path: the browser sends it first, and our answer cannot remove it."""
+    browser = made.browser()
+    browser.client.set_cookie(COOKIE, "planted", path=f"/idempotency/records/{handle}/settle")
+    fields = browser.form(f"/records/{handle}/settle")
+
+    assert 200 == browser.post(f"/records/{handle}/settle", {**fields, **HAPPENED}).status_code
+    assert state(made, handle) is State.COMPLETED
+
+
 def test_the_cookie_is_kept_from_scripts_and_other_sites(handle: str, made: Rig) -> None:
     client = made.app.test_client()
     page = client.get(f"https://localhost/idempotency/records/{handle}/settle", headers={"X-Operator": ANN})
