@@ -27,7 +27,9 @@ ROWS: Final = 50
 MOST_LOOKED_AT: Final = 1000
 """Records that one page looks at: some tens of milliseconds on every store."""
 MOST_CALLS: Final = 40
-"""Calls of the store for one page. A call may find nothing, such as in an empty part of the tenant."""
+"""Scans of the store for one page. A scan may find nothing, such as in an empty part of the tenant."""
+MOST_JOURNALS: Final = 200
+"""Journals that one page reads, or up to a scan more: each is a call of the store."""
 
 LONGEST_CURSOR: Final = 2000
 """Characters. A store's place in an index takes some hundred at most."""
@@ -103,15 +105,27 @@ def browse(
     `labels` returns the ids of a record in logs. Raises `StoreUnavailable` if the store does not answer.
     """
     rows = ROWS if rows is None else rows
-    scans, found, looked_at, calls = wanted.scans(), dict[bytes, SeenRecord](), 0, 0
+    scans, found, looked_at, calls, reads = wanted.scans(), dict[bytes, SeenRecord](), 0, 0, 0
     scan, after = place.scan, place.after
-    while scan < len(scans) and len(found) < rows and looked_at < MOST_LOOKED_AT and calls < MOST_CALLS:
+
+    def paused(each: SeenRecord) -> bool:
+        nonlocal reads
+        reads += 1
+        return journals is not None and is_paused(each.record, journals.read(each.key))
+
+    while (
+        scan < len(scans)
+        and len(found) < rows
+        and looked_at < MOST_LOOKED_AT
+        and calls < MOST_CALLS
+        and reads < MOST_JOURNALS
+    ):
         state, tid = scans[scan]
         page = recovery.scan(state, after=after, limit=rows, tid=tid)
         looked_at, calls = looked_at + len(page.found), calls + 1
         for each in page.found:
             # One of each: during a rotation of secrets a use of a key has several records.
-            if each.record.token not in found and _wants(wanted, each, journals, labels):
+            if each.record.token not in found and _wants(wanted, each, None if journals is None else paused, labels):
                 found[each.record.token] = each
         scan, after = (scan + 1, b"") if page.after is None else (scan, page.after)
     ordered = sorted(found.values(), key=_urgency)
@@ -121,7 +135,7 @@ def browse(
 def _wants(
     wanted: Browsing,
     found: SeenRecord,
-    journals: Journals | None,
+    paused: Callable[[SeenRecord], bool] | None,
     labels: Callable[[SeenRecord], Collection[str]],
 ) -> bool:
     record = found.record
@@ -131,12 +145,11 @@ def _wants(
     if beginning and not (handle_of(found.key).startswith(beginning) or beginning in labels(found)):
         return False
     seen = condition(record)
-    may_be_paused = seen is Condition.LEASE_EXPIRED and record.on_expiry is OnExpiry.TAKEOVER and journals is not None
+    may_be_paused = seen is Condition.LEASE_EXPIRED and record.on_expiry is OnExpiry.TAKEOVER and paused is not None
     if not may_be_paused or {Condition.LEASE_EXPIRED, Condition.PAUSED} <= set(wanted.conditions):
         return seen in wanted.conditions
     # Last, because it asks the store once more.
-    paused = journals is not None and is_paused(record, journals.read(found.key))
-    return (Condition.PAUSED if paused else seen) in wanted.conditions
+    return (Condition.PAUSED if paused is not None and paused(found) else seen) in wanted.conditions
 
 
 _ORDER: Final = list(Condition)

@@ -9,7 +9,7 @@ import pytest
 
 from flask_idempotency.engine.audit import AuditEntry
 from flask_idempotency.engine.capabilities import RecordPage, SeenRecord
-from flask_idempotency.engine.journal import EMPTY
+from flask_idempotency.engine.journal import EMPTY, Journal
 from flask_idempotency.engine.keys import StorageKey, keyed_digest
 from flask_idempotency.engine.model import OnExpiry, Record, RequestInfo, State, StoredPayload
 from flask_idempotency.engine.policy import Policy
@@ -117,6 +117,30 @@ def test_a_filter_of_many_empty_parts_stops_after_so_many_calls() -> None:
 
     assert 40 == len(store.calls)
     assert page.next == Place(40, b"")
+
+
+class Journalling:
+    """Journals without entries, which count how often they are read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read(self, key: StorageKey) -> Journal:
+        self.reads += 1
+        return EMPTY
+
+
+def test_a_search_for_paused_records_stops_after_so_many_journals() -> None:
+    """Each is a call of the store, and only a journal tells a paused record from one whose lease expired."""
+    lapsed = [seen(number, on_expiry=OnExpiry.TAKEOVER, remaining=-1.0) for number in range(900)]
+    store: Any = Scans(processing=lapsed)
+    journals: Any = Journalling()
+
+    page = browse(store, Browsing({Condition.PAUSED}), Place(), journals=journals)
+
+    assert (200, 200) == (journals.reads, page.looked_at)
+    assert page.next is not None
+    assert ([], 5) == every(store, Browsing({Condition.PAUSED}), journals=journals)
 
 
 def test_no_tenant_means_no_scan() -> None:
