@@ -21,7 +21,7 @@ from flask_idempotency.console.visit import (
     add_missing_headers,
     static_file,
 )
-from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.web.policies import MARK, Mark
 
@@ -116,6 +116,9 @@ class Console(Blueprint):
                 return visit.stopped(stopped)
             except Refused as refused:
                 return visit.stopped(Stopped(409, "This is refused", str(refused)))
+            except CorruptRecord as error:
+                current_app.logger.error("the console cannot read what the store holds: %s", error)
+                return visit.stopped(Stopped(500, "A part of the store is damaged", f"{error}. See Health."))
             except StoreUnavailable as error:
                 current_app.logger.warning("the console cannot read the store: %s", type(error).__name__)
                 return visit.stopped(

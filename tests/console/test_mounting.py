@@ -17,6 +17,7 @@ from werkzeug.wrappers import Response
 from flask_idempotency import ConfigurationError, Idempotency
 from flask_idempotency.console import Console, Operator
 from flask_idempotency.console.visit import POLICY
+from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.events import Resolved
 from tests.console.rig import ANN, HANDLE, KEY, LIMITED, SECRET, VIEWER, hidden, rig
 
@@ -241,6 +242,23 @@ def test_a_console_shows_a_store_whose_guard_is_switched_off(tmp_path: Any) -> N
 
     assert 200 == page.status_code
     assert "IDEMPOTENCY_ENABLED is False" in page.text
+
+
+@pytest.mark.parametrize("path", ("/", "/records", "/endpoints"))
+def test_a_damaged_row_is_named_and_closes_no_other_page(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store says which rows, and what to do about them."""
+
+    def fail(*given: Any, **named: Any) -> Any:
+        raise CorruptRecord("a row of idempotency_activity cannot be read: delete it")
+
+    made = rig()
+    made.quarantined()
+    monkeypatch.setattr(made.store.activity, "read", fail)
+
+    page = made.browser().get(path)
+
+    assert (200 if path == "/records" else 500) == page.status_code
+    assert ("a row of idempotency_activity cannot be read: delete it" in page.text) == (path != "/records")
 
 
 def test_every_link_and_form_works_behind_a_mount_and_a_nested_blueprint() -> None:
