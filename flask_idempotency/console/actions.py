@@ -312,6 +312,8 @@ def _response(fields: Mapping[str, str], view: RecordView, case: Case) -> tuple[
         raise Invalid("Give the status of the response: a number from 200 to 599. Nothing was changed.")
     if not media_type.isprintable() or not media_type.isascii() or len(media_type) > LONGEST_TYPE:
         raise Invalid("A media type is one line in ASCII, such as application/json. Nothing was changed.")
+    if body is not None and status in ("204", "304"):
+        raise Invalid(f"A response with status {status} has no body. Leave it empty. Nothing was changed.")
     if media_type and body is None:
         raise Invalid("A media type goes with a body. Nothing was changed.")
     if body is not None and len(body) > policy.max_body:

@@ -164,6 +164,18 @@ def test_a_body_that_the_endpoint_does_not_keep_is_refused() -> None:
     assert "this endpoint keeps 10" in page.text
 
 
+@pytest.mark.parametrize("status", ("204", "304"))
+def test_a_body_that_no_retry_would_get_is_refused(status: str) -> None:
+    made = rig()
+    path = f"/records/{made.quarantined()}/settle"
+
+    typed = made.browser().preview(path, verdict="happened", status=status, body="paid")
+    without = made.browser().preview(path, verdict="happened", status=status)
+
+    assert (400, 200) == (typed.status_code, without.status_code)
+    assert f"A response with status {status} has no body" in typed.text
+
+
 def test_a_response_for_a_purged_tenant_is_announced_as_erased() -> None:
     made = rig()
     handle = made.quarantined()
