@@ -15,6 +15,7 @@ from flask_idempotency.console.visit import (
     EXTENSION,
     MEDIA_TYPES,
     ConsoleResponse,
+    KnownTenants,
     LastHealth,
     Mounted,
     Visit,
@@ -97,6 +98,7 @@ class Console(Blueprint):
             changes_per_hour=self._changes_per_hour,
             attempts=Attempts(most=self._changes_per_hour),
             health=LastHealth(),
+            tenants=KnownTenants(),
         )
 
     def _visit(self) -> Visit:

@@ -339,10 +339,9 @@ def tenants(visit: Visit) -> str:
     if name:
         shown, more = [quota_show(ledger, tids_by_secret(name), name=name)], None
     else:
-        every = sorted(tid for tid in ledger.tenants() if tid.hex() > after)
-        page = every[:MOST_TENANTS]
+        page, go_on = visit.mounted.tenants.after(bytes.fromhex(after), ledger.tenants, most=MOST_TENANTS)
         shown = [quota_show(ledger, [[tid]], name=None) for tid in page]
-        more = visit.url("tenants", after=page[-1].hex()) if len(every) > len(page) else None
+        more = visit.url("tenants", after=page[-1].hex()) if go_on else None
         shown = [TenantUsage(tid.hex(), each.usage, each.limits) for tid, each in zip(page, shown, strict=True)]
         parts = settings().tenant_shards
         configured = None if configured is None else configured.divided(parts)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
@@ -135,6 +136,27 @@ class LastHealth:
         return ago, kept[1]
 
 
+TENANTS_SECONDS: Final = 300.0
+"""For how long this process shows the list of tenants that it read."""
+
+
+class KnownTenants:
+    """Remembers which tenants are counted. Redis looks through all of its keys for them, which no page may repeat."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._kept: tuple[float, Sequence[bytes]] | None = None
+
+    def after(self, tid: bytes, read: Callable[[], Sequence[bytes]], *, most: int) -> tuple[Sequence[bytes], bool]:
+        """Return the next tenants in the order of their ids, and whether more follow. `read` returns all, in any order."""
+        now, kept = self._monotonic(), self._kept
+        if kept is None or now - kept[0] > TENANTS_SECONDS:
+            self._kept = kept = now, sorted(read())
+        every = kept[1]
+        begin = bisect_right(every, tid)
+        return every[begin : begin + most], begin + most < len(every)
+
+
 @valueclass(frozen=True, slots=True)
 class Mounted:
     """The console as one application has it, in this process."""
@@ -145,6 +167,7 @@ class Mounted:
     changes_per_hour: int
     attempts: Attempts
     health: LastHealth
+    tenants: KnownTenants
 
 
 @valueclass(frozen=True, slots=True)

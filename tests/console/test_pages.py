@@ -411,6 +411,26 @@ def test_a_part_of_a_tenant_shows_its_share_of_the_limits() -> None:
     assert "4 parts" not in named
 
 
+def test_the_store_is_searched_for_tenants_every_five_minutes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis looks through all of its keys for them, and an open page refreshes itself every ten seconds."""
+    made = rig(quota_records=10)
+    assert 201 == made.pay("first").status_code
+    (mounted,) = made.app.extensions["idempotency_console"].values()
+    clock = [1000.0]
+    monkeypatch.setattr(mounted.tenants, "_monotonic", lambda: clock[0])
+    assert "1 of 10" in made.browser().get("/tenants").text
+
+    assert 201 == made.pay("second").status_code
+    assert 201 == made.pay("third", tenant="globex").status_code
+    known = made.browser().get("/tenants").text
+    clock[0] += 301
+    later = made.browser().get("/tenants").text
+
+    assert ["2 of 10"] == re.findall(r"live records: (\d+ of \d+)", known)
+    assert {"1 of 10", "2 of 10"} == set(re.findall(r"live records: (\d+ of \d+)", later))
+    assert "up to 5 min old" in known
+
+
 def test_a_limit_of_nothing_is_full() -> None:
     made = rig(quota_in_flight=5)
     made.app.test_cli_runner().invoke(args=["idempotency", "quota", "set", "--tenant", "acme", "--records", "0"])
