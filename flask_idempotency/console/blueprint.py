@@ -22,7 +22,12 @@ from flask_idempotency.console.visit import (
     add_missing_headers,
     static_file,
 )
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    KeyProviderUnavailable,
+    StoreUnavailable,
+)
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.web.policies import MARK, Mark
 
@@ -121,6 +126,15 @@ class Console(Blueprint):
             except CorruptRecord as error:
                 current_app.logger.error("the console cannot read what the store holds: %s", error)
                 return visit.stopped(Stopped(500, "A part of the store is damaged", f"{error}. See Health."))
+            except KeyProviderUnavailable as error:
+                current_app.logger.warning("the console cannot encrypt a response: %s", type(error).__name__)
+                return visit.stopped(
+                    Stopped(
+                        503,
+                        "The key provider does not answer",
+                        "The response was not encrypted, so not stored. Try again.",
+                    )
+                )
             except StoreUnavailable as error:
                 current_app.logger.warning("the console cannot read the store: %s", type(error).__name__)
                 return visit.stopped(

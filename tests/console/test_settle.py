@@ -11,7 +11,8 @@ from flask import Flask
 from flask_idempotency import current_claim, idempotent
 from flask_idempotency.consumers import Processed
 from flask_idempotency.engine.audit import AuditTrail
-from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.claim import SealedResponse
+from flask_idempotency.engine.errors import KeyProviderUnavailable, LeaseLost
 from flask_idempotency.engine.events import Resolved, TenantErased
 from flask_idempotency.engine.model import State
 from flask_idempotency.operations.records import key_of
@@ -174,6 +175,25 @@ def test_a_body_that_no_retry_would_get_is_refused(status: str) -> None:
 
     assert (400, 200) == (typed.status_code, without.status_code)
     assert f"A response with status {status} has no body" in typed.text
+
+
+def test_a_key_provider_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store answers, and an operator who looks for its fault loses time."""
+    made = rig()
+    handle = made.quarantined()
+    browser, path = made.browser(), f"/records/{handle}/settle"
+    shown = browser.preview(path, verdict="happened", status="201", body="paid")
+
+    def fail(*given: object, **named: object) -> None:
+        raise KeyProviderUnavailable("kms.example")
+
+    monkeypatch.setattr(SealedResponse, "write", fail)
+    page = browser.post(path, {**hidden(shown), "confirm": "yes"})
+
+    assert 503 == page.status_code
+    assert "The key provider does not answer" in page.text
+    assert "kms.example" not in page.text
+    assert state(made, handle) is State.QUARANTINED
 
 
 def test_a_response_for_a_purged_tenant_is_announced_as_erased() -> None:
