@@ -14,7 +14,7 @@ import io
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -269,7 +269,23 @@ class _SilentLog(QuarantineLog):
 
 
 class Meter(Tee):
-    """Pass a body on as it is, and count its bytes. It keeps no copy, and looks at nothing before it is asked for."""
+    """Pass a body on as it is, and count its bytes. It keeps no copy, and looks at nothing before it is asked for.
+
+    A hook finds the length and the attributes of the body that it replaces.
+    """
+
+    changes = False
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._source))
+
+    def __bool__(self) -> bool:
+        return bool(self._source)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._source, name)
 
     def __next__(self) -> bytes:
         try:

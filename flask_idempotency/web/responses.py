@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import field
 from enum import Enum
 from functools import lru_cache, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from werkzeug.datastructures import Headers
 from werkzeug.http import HTTP_STATUS_CODES
@@ -50,6 +50,9 @@ class Tee(Iterator[bytes]):
     is stored before the client knows it to be complete. `on_end` may raise `LeaseLost` for `EXHAUSTED`, and nothing else.
     Then the client gets no end, and does not take the response for complete.
     """
+
+    changes: ClassVar[bool] = True
+    """Whether the response may become another object: a list of its body, say."""
 
     def __init__(
         self,
@@ -279,7 +282,7 @@ def capture(
     # A body that is too long is left alone, so that a server's sendfile() still works.
     elif storable and (announced or 0) <= policy.max_body:
         buffered = isinstance(response.response, ClosingIterator) and announced is not None
-        if buffered and not response.direct_passthrough:
+        if buffered and tee.changes and not response.direct_passthrough:
             # abort() makes an iterator of a body that is complete. As a stream, it would keep the claim open until a client
             # reads the body, and some clients only read the status.
             response.make_sequence()

@@ -11,7 +11,7 @@ from threading import Semaphore
 from typing import Any
 
 import pytest
-from flask import Flask, Response, abort, request, session
+from flask import Flask, Response, abort, request, send_file, session
 from werkzeug.exceptions import ClientDisconnected
 
 from flask_idempotency import Idempotency, claim_here, current_claim, exempt, idempotent
@@ -930,6 +930,53 @@ def test_a_stream_may_send_whatever_its_server_takes(kind: Any) -> None:
 
     assert answers[0] == answers[1]
     assert ["new", "completed"] == observed.outcomes()
+
+
+class Two:
+    """A body with a length, and an attribute that a hook may know."""
+
+    pieces = 2
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter((b"abc", b"def"))
+
+    def __len__(self) -> int:
+        return self.pieces
+
+
+@pytest.mark.parametrize("kind", ("abort", "sized", "empty", "generator", "file"))
+def test_a_hook_finds_the_response_as_the_view_left_it(kind: str) -> None:
+    """Whether a response is streamed decides, for one, what Flask-Compress compresses."""
+    observed, bare = shop(), plain()
+    answers, seen = [], []
+    for guise in (observed, bare):
+
+        @guise.app.post("/made")
+        def made() -> Any:
+            match kind:
+                case "abort":
+                    return abort(409)
+                case "file":
+                    return send_file(io.BytesIO(b"abcdef"), mimetype="text/plain")
+                case "generator":
+                    return Response(iter([b"abc"]))
+                case _:
+                    body = Two()
+                    body.pieces = 2 if kind == "sized" else 0
+                    return Response(body)
+
+        @guise.app.after_request
+        def looks(response: Response) -> Response:
+            body = response.response
+            about = response.is_streamed, response.is_sequence, bool(body), hasattr(body, "seek")
+            seen.append((*about, getattr(body, "pieces", None)))
+            return response
+
+        answers.append(guise.send("/made"))
+
+    assert answers[0] == answers[1]
+    assert seen[0] == seen[1]
+    assert ["new", "released" if kind == "abort" else "completed"] == observed.outcomes()
 
 
 def test_the_body_of_a_stream_is_not_kept() -> None:
