@@ -24,7 +24,7 @@ from flask_idempotency.engine import events
 from flask_idempotency.engine.activity import EDGES, MOST_ENDPOINTS, OTHER_ENDPOINTS, ActivityLog, slot
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, Observers
-from flask_idempotency.engine.forks import after_fork
+from flask_idempotency.engine.forks import after_fork, notice
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.settings import Settings
@@ -178,6 +178,7 @@ class Activity:
 
         What failed is logged once until the store takes counts again; or not at all, if `quietly`.
         """
+        notice()  # a child that was forked below Python may end before its first request
         with self._lock:
             self._fold()
             if self._sending is None:

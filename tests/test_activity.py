@@ -413,6 +413,20 @@ def test_a_forked_child_adds_only_what_it_counted_itself(activity: Activity, log
     assert "conflict" not in log.total["pay"]
 
 
+def test_a_child_that_was_forked_below_python_and_ends_adds_nothing_of_its_parent(
+    activity: Activity, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ran no fork hook, and may end before its first request: the parent has the same counts, under another token."""
+    from flask_idempotency.engine import forks
+
+    activity.count("pay", "conflict")
+    monkeypatch.setattr(forks, "_callbacks", {0: (weakref.ref(activity), Activity._start_empty)})
+    monkeypatch.setattr(forks, "_pid", -1)
+
+    assert activity.flush()
+    assert {} == log.total
+
+
 ENDING = """
 import sys
 from flask_idempotency.activity import Activity
