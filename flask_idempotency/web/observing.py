@@ -139,6 +139,8 @@ class Watch(Claim):
                 self.report(names.RELEASED, seconds)
             case _:
                 pass  # it may have been noted by a store that did not answer, and was counted as failed
+        # It refers to the shadow, and that to this watch: a cycle keeps the request's body until garbage is collected.
+        self.report = _report_nothing
 
     def _renew(self) -> None:
         self._watcher.renew(self.key, self._token, lease=self._lease)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from threading import Semaphore
@@ -20,7 +22,7 @@ from flask_idempotency.engine.events import Observation
 from flask_idempotency.settings.profiles import cors_headers
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.web.observing import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, WARNINGS, Observer, Watcher
+from flask_idempotency.web.observing import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, WARNINGS, Observer, Shadow, Watcher
 from flask_idempotency.web.request_body import TemporaryBody
 from tests.apps import LONG, FaultyMemory, World, new_world
 from tests.web.observed import Guise, granted, guarded, in_threads, joined, plain, sent
@@ -653,6 +655,29 @@ def test_a_body_is_fingerprinted_without_memory_of_it() -> None:
         observed.send(data=body)
 
     assert ["new", "completed", "replayed", "mismatch"] == observed.outcomes()
+
+
+@pytest.mark.parametrize("do", ("", "stream", "409"))
+def test_a_body_goes_with_its_request(do: str) -> None:
+    """Without a garbage collection, as an enforced one does: each may have 64 KB."""
+    observed = shop()
+    bodies: list[weakref.ref[Any]] = []
+    made = Shadow.__init__
+
+    def remember(shadow: Shadow, *arguments: Any) -> None:
+        made(shadow, *arguments)
+        bodies.append(weakref.ref(shadow))
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Shadow, "__init__", remember)
+            for data in (b"a", b"a", b"b"):
+                observed.send(do=do, data=data)
+        assert [None] * 3 == [body() for body in bodies]
+    finally:
+        gc.enable()
 
 
 def test_a_key_in_a_form_is_found() -> None:
