@@ -258,11 +258,11 @@ def activity_of(settings: Settings, built: Services, observers: Observers, *, te
     return activity
 
 
-def _add_the_last() -> None:
+def add_the_last() -> None:
     """Add what a process has counted before it ends. A store that failed before is not tried: it would delay the end."""
     for activity in list(_open):
         if not activity._failed:
             activity.flush(quietly=True)
 
 
-atexit.register(_add_the_last)
+atexit.register(add_the_last)

@@ -24,6 +24,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from flask import Flask, current_app, has_app_context, has_request_context
 from kombu.utils.json import dumps
 
+from flask_idempotency.activity import add_the_last
 from flask_idempotency.consumers import interrupts
 from flask_idempotency.consumers.celery_messages import (
     AnyTask,
@@ -589,6 +590,8 @@ def _check_worker(sender: Any, **_: Any) -> None:
 def _drain(**_: Any) -> None:
     for served in list(_served):
         served.drain()
+    # A process of the pool ends without the functions of `atexit`.
+    add_the_last()
 
 
 _served: WeakSet[_Served] = WeakSet()

@@ -21,6 +21,7 @@ from flask_sqlalchemy import SQLAlchemy
 from kombu.exceptions import OperationalError
 
 from flask_idempotency import ConfigurationError, Idempotency, current_claim
+from flask_idempotency.activity import Activity
 from flask_idempotency.consumers import (
     Later,
     MessageReused,
@@ -31,9 +32,11 @@ from flask_idempotency.consumers import (
 )
 from flask_idempotency.consumers.celery import idempotent_task, serve
 from flask_idempotency.consumers.celery_messages import WAITS, countdown, visibility_timeout
+from flask_idempotency.engine.activity import MINUTE
 from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.web.doctor import run_checks
 
@@ -885,6 +888,18 @@ def test_a_pool_process_writes_what_is_left_before_it_ends(flask_app: Flask, cel
         worker_process_shutdown.send(sender=None, pid=1, exitcode=0)
 
     drain.assert_called_with(10.0)
+
+
+def test_a_pool_process_adds_its_last_counts_before_it_ends(celery_app: Celery) -> None:
+    """It ends without the functions of `atexit`. Under `max_tasks_per_child=1` no count would ever reach the store."""
+    store = MemoryStore()
+    activity = Activity(store.activity, owner=b"own", renewer=LeaseRenewer(threaded=False))
+    activity.count("task:pay", "new")
+
+    worker_process_shutdown.send(sender=None, pid=1, exitcode=0)
+
+    page = store.activity.read(b"own", length=MINUTE, seconds=MINUTE)
+    assert [{"task:pay": {"new": 1}}] == [bucket.counts for bucket in page.buckets]
 
 
 def test_a_forked_child_leaves_the_applications_connections_alone(tmp_path: Path) -> None:
