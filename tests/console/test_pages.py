@@ -441,6 +441,18 @@ def test_a_limit_of_nothing_is_full() -> None:
     assert "set by an operator" in page
 
 
+def test_without_quotas_no_tenant_is_said_to_use_nothing() -> None:
+    """No key is counted then: a 0 beside live records would be wrong."""
+    made = rig()
+    assert 201 == made.pay().status_code
+
+    page = made.browser().get("/tenants?tenant=acme").text
+
+    assert "Quotas are off" in page
+    assert "live records" not in page
+    assert "Purge…" in page
+
+
 def test_endpoints_are_those_of_the_policy_command() -> None:
     made = rig(required=True, keep=3600)
     made.idempotency.resolver("pay")(lambda unknown: StillUnknown())
