@@ -392,7 +392,11 @@ class Visit:
     def stopped(self, stopped: Stopped) -> Response:
         """Send a page that says why there is no other. It is complete: plain HTTP gets no file of the console."""
         page = _pages.get_template("stopped.html").render(
-            stopped=stopped, styled=self.transported, url=self.url, static=self._static
+            stopped=stopped,
+            styled=self.transported,
+            limited=self._limit is not None,  # and not `everything`, which would show whether a record exists
+            url=self.url,
+            static=self._static,
         )
         response = ConsoleResponse(page, status=stopped.status, mimetype="text/html")
         for name, value in stopped.headers.items():

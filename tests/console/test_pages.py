@@ -506,3 +506,12 @@ def test_an_operator_of_a_tenant_is_offered_their_page_only() -> None:
     assert re.findall(r'<nav aria-label="Console">.*?</nav>', page, re.DOTALL)[0].count("<a ") == 1
     assert "Without a tenant" not in page
     assert ANN not in page
+
+
+def test_an_operator_of_a_tenant_is_led_to_no_page_that_refuses_them() -> None:
+    browser = rig().browser(LIMITED)
+
+    for path in ("/", "/health", "/records/" + "a" * 77):
+        page = browser.get(path).text
+        assert ">Records</a>" in page, path
+        assert ">Overview</a>" not in page, path
