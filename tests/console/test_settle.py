@@ -76,6 +76,20 @@ def test_what_never_happened_runs_again() -> None:
     assert ["k", "k"] == made.runs
 
 
+def test_the_preview_of_a_release_shows_no_body_of_a_response() -> None:
+    """What was typed before is of no use: the next retry runs."""
+    made = rig()
+    browser, handle = made.browser(), made.quarantined()
+    made.clock.advance(1000)
+    form = {**browser.form(f"/records/{handle}/settle"), "reason": "r", "status": "201", "body": "x"}
+
+    never = browser.post(f"/records/{handle}/settle", {**form, "verdict": "never"}).text
+    happened = browser.post(f"/records/{handle}/settle", {**form, "verdict": "happened"}).text
+
+    assert "The body, " not in never
+    assert "The body, 1 character<" in happened
+
+
 @pytest.mark.parametrize("action", ("settle", "release"))
 def test_a_warning_is_overruled_by_a_box_and_nothing_less(action: str) -> None:
     """The worker's call may still arrive: the lease has not ended."""
