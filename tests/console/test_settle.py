@@ -368,6 +368,7 @@ def test_a_purge_erases_the_responses_of_one_tenant() -> None:
     assert 201 == made.pay("b", tenant="globex").status_code
     browser = made.browser()
     assert "Purge…" in browser.get("/tenants?tenant=acme").text
+    assert "audit trail" not in browser.get("/tenants/purge?tenant=acme").text  # a purge deletes it
 
     done = browser.post(
         "/tenants/purge", {**browser.form("/tenants/purge"), "tenant": "acme", "typed": "acme", "reason": "left us"}
