@@ -46,6 +46,12 @@ def _one(*counters: str) -> Counters:
     return lambda event: counters
 
 
+def _failed(event: events.StoreFailed) -> tuple[str, ...]:
+    if event.waiting:
+        return ()  # what becomes of the request is counted when the wait ends
+    return (names.UNPROTECTED if event.unprotected else names.STORE_FAILED,)
+
+
 def _observed(event: events.Observation) -> tuple[str, ...]:
     counter = names.would(event.outcome, event.caller)
     if event.outcome in (names.CONFLICT, names.WAIT):
@@ -67,7 +73,7 @@ COUNTERS: Mapping[type[Event], Counters] = MappingProxyType(
         events.RefusedAfterDataLoss: _one(names.DATA_LOSS),
         events.RecordCorrupt: _one(names.CORRUPT),
         events.ReplayForbidden: _one(names.FORBIDDEN),
-        events.StoreFailed: lambda event: (names.UNPROTECTED if event.unprotected else names.STORE_FAILED,),
+        events.StoreFailed: _failed,
         events.Completed: lambda event: (names.COMPLETED,) if event.kept else (names.COMPLETED, names.NOT_KEPT),
         events.Released: _one(names.RELEASED),
         events.Quarantined: _one(names.QUARANTINED),

@@ -142,8 +142,8 @@ def test_every_event_is_counted_or_listed_here(kind: type[Event]) -> None:
         (made(events.RefusedAfterDataLoss), ["data-loss"]),
         (made(events.RecordCorrupt), ["corrupt"]),
         (made(events.ReplayForbidden), ["forbidden"]),
-        (made(events.StoreFailed, unprotected=False), ["store-failed"]),
-        (made(events.StoreFailed, unprotected=True), ["unprotected"]),
+        (made(events.StoreFailed, unprotected=False, waiting=False), ["store-failed"]),
+        (made(events.StoreFailed, unprotected=True, waiting=False), ["unprotected"]),
         (made(events.Completed, kept=True), ["completed"]),
         (made(events.Completed, kept=False), ["completed", "not-kept"]),
         (made(events.Released), ["released"]),
@@ -160,8 +160,18 @@ def test_an_event_adds_1_to_its_counters(activity: Activity, log: Log, event: Ev
     assert log.total == {"pay": dict.fromkeys(counters, 1)}
 
 
+def test_a_request_that_waits_through_an_outage_is_counted_once(activity: Activity, log: Log) -> None:
+    """It publishes an event for the outage, and another for what became of it."""
+    activity.event(made(events.StoreFailed, unprotected=False, waiting=True))
+    activity.event(made(events.ConflictRefused))
+
+    assert activity.flush()
+    assert log.total == {"pay": {"conflict": 1}}
+
+
 def test_every_counter_of_an_event_has_a_meaning() -> None:
     used = {name for kind, counters in COUNTERS.items() for value in (0, 1, 2) for name in counters(_with(kind, value))}
+    used |= {*COUNTERS[events.StoreFailed](made(events.StoreFailed, unprotected=True, waiting=False))}
 
     used -= {would(str(value), str(value)) for value in (0, 1, 2)}  # those of an observed request are in `OBSERVED`
     assert used <= {*OUTCOMES, *ENDINGS, NOT_KEPT}

@@ -393,7 +393,11 @@ class Engine:
                 except StoreUnavailable as error:
                     if not failed:
                         event = StoreFailed(
-                            newest.key.label, newest.info.operation, error=type(error).__name__, unprotected=False
+                            newest.key.label,
+                            newest.info.operation,
+                            error=type(error).__name__,
+                            unprotected=False,
+                            waiting=True,
                         )
                         self._deps.observers(event)
                     failed = True

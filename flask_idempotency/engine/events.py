@@ -388,13 +388,17 @@ class CompletionFailed(Event):
 
 @valueclass(frozen=True, slots=True)
 class StoreFailed(Event):
-    """The store could not decide a claim. `unprotected`: the policy let the request run anyway."""
+    """The store could not decide a claim. `unprotected`: the policy let the request run anyway.
+
+    `waiting`: the request waited for another one, and goes on to wait.
+    """
 
     LEVELS = (logging.INFO, logging.WARNING)
     SENTENCE = "The store could not decide a claim."
 
     error: str
     unprotected: bool
+    waiting: bool = False
 
     def level(self) -> int:
         # `web/guard.py` reports an outage once; a line for each refusal must not bury the rest of the log.
