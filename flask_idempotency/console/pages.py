@@ -391,6 +391,7 @@ def endpoints(visit: Visit) -> str:
     found = None if log is None else report(log, owner_mark(settings().namespace), seconds=SPANS[span])
     counted = {} if found is None else found.endpoints
     _, made = ({}, {}) if found is None else suggested(found)
+    own = f"{request.blueprint}."  # the console's own views are exempt
     return visit.render(
         "endpoints.html",
         rows=[
@@ -401,6 +402,7 @@ def endpoints(visit: Visit) -> str:
                 "counted": counted.get(row.endpoint),
             }
             for row in policy_rows(policies())
+            if not row.endpoint.startswith(own)
         ],
         consumers=[
             {
