@@ -150,7 +150,7 @@ def test_json_has_numbers_only() -> None:
 
     assert json.loads(json.dumps(as_object(figures), allow_nan=False)) == {
         "requests": 1,
-            "observed": 7,
+        "observed": 7,
         "outcomes": dict.fromkeys(OUTCOMES, 0) | {"new": 1},
         "endings": {"completed": 1, "released": 0, "quarantined": 0, "paused": 0, "not-kept": 0},
         "times": {
