@@ -281,12 +281,15 @@ def capture(
         body = b""
     # A body that is too long is left alone, so that a server's sendfile() still works.
     elif storable and (announced or 0) <= policy.max_body:
+        # abort() makes an iterator of a body that is complete. As a stream, it would keep the claim open until a client reads
+        # the body, and some clients only read the status.
         buffered = isinstance(response.response, ClosingIterator) and announced is not None
-        if buffered and tee.changes and not response.direct_passthrough:
-            # abort() makes an iterator of a body that is complete. As a stream, it would keep the claim open until a client
-            # reads the body, and some clients only read the status.
+        buffered = buffered and not response.direct_passthrough
+        if buffered and tee.changes:
             response.make_sequence()
-        if response.is_sequence:
+        if buffered and not tee.changes:
+            body = b""  # of an observed response, whose body is stored nowhere
+        elif response.is_sequence:
             pieces: Any = response.response
             body = pieces[0] if len(pieces) == 1 and type(pieces[0]) is bytes else b"".join(response.iter_encoded())
             body = body if len(body) <= policy.max_body else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Response, request
+from flask import Response, abort, make_response, request
 
 from flask_idempotency import Step, current_claim, idempotent
 from flask_idempotency.engine.events import ClaimGranted as Granted
@@ -52,6 +52,8 @@ def views(shop: Shop) -> None:
             case "early":
                 shop.db.session.commit()
                 raise RuntimeError("the view failed after its own commit")
+            case "abort":
+                return abort(make_response("no such account", 422))
             case "stream":
                 return Response(iter(["a", "b"]))
             case "422" | "503" | "302" as status:
@@ -72,7 +74,7 @@ def counted(shop: Shop) -> list[str]:
     return [OF_ENFORCED[type(event)] for event in shop.events if type(event) in OF_ENFORCED]
 
 
-@pytest.mark.parametrize("do", ("", "raise", "declined", "422", "503", "302", "refused", "stream"))
+@pytest.mark.parametrize("do", ("", "raise", "declined", "422", "503", "302", "refused", "abort", "stream"))
 def test_rows_are_committed_as_without_a_key_and_counted_as_with_one(shops: list[Shop], do: str) -> None:
     """The first request, and then its retry on what became of it."""
     observed, enforced, unkeyed = shops
