@@ -35,6 +35,6 @@ def test_an_unknown_part_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         main(["request"])
 
     assert (
-        "compare, sql, memory, growth, import, client, messages, compliance, promises, expiry"
+        "compare, sql, memory, growth, import, client, messages, modes, compliance, promises, expiry"
         in capsys.readouterr().err
     )

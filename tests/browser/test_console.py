@@ -244,6 +244,8 @@ def test_a_refresh_that_fails_says_so_and_changes_nothing(browser: Browser, site
     browser.new_window()
     site.sign_in(browser)
     site.open(browser)
+    # The script looks at Health first, and refreshes the page with what it found.
+    browser.until(lambda: "Health was looked at" in browser.text("main"))
     before = browser.text("main")
 
     site.down = True
