@@ -427,7 +427,8 @@ def killed_consumer(shop: Shop) -> Seen:
         for moment in ("before_commit", "after_commit")
     ]
     paid = sorted(response.json()["id"] for response in responses)
-    done = shop.messages() > 0 and comes_true(lambda: shop.is_quiet() and set(paid) <= set(shop.bookings()))
+    # In this order: a booking commits together with the message that reports it.
+    done = shop.messages() > 0 and comes_true(lambda: set(paid) <= set(shop.bookings()) and shop.is_quiet())
     return seen(
         responses,
         messages_were_handled=done,
