@@ -114,11 +114,16 @@ class Shop:
 
     def is_quiet(self) -> bool:
         """Return whether no message waits, neither in the outbox nor in the broker nor in a worker."""
+        with redis.Redis.from_url(self._broker.url, socket_timeout=PATIENCE_SECONDS) as broker:
+            if self._unsent() or broker.llen("celery") or broker.hlen("unacked"):
+                return False
+        # Again: a worker that ended between the two looks may have published more.
+        return not self._unsent()
+
+    def _unsent(self) -> int:
         query = text("SELECT count(*) FROM idempotency_outbox WHERE published_at IS NULL AND dead = 0")
         with self._database.connect() as connection:
-            waiting = connection.scalar(query)
-        with redis.Redis.from_url(self._broker.url, socket_timeout=PATIENCE_SECONDS) as broker:
-            return not waiting and not broker.llen("celery") and not broker.hlen("unacked")
+            return int(connection.scalar(query) or 0)
 
     def forget_what_was_sent(self) -> int:
         """Let the relay send every message again, as if it had vanished before it noted that. Return their number."""
