@@ -22,7 +22,7 @@ CHOICES: Final = ("radio", "checkbox")
 
 @dataclass(slots=True)
 class Form:
-    """A form of a page, with what it would send if nobody filled it in."""
+    """A form of a page, with what it sends as it stands."""
 
     action: str
     method: str

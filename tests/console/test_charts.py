@@ -1,4 +1,4 @@
-"""Charts show what was counted, to those who see and to those who do not."""
+"""Charts show what was counted, as a picture and as a table."""
 
 from __future__ import annotations
 
