@@ -2,7 +2,9 @@
 """The commands of this project. They need Python 3.11 and pip (or ensurepip): no make, no root, no activated environment.
 
     python3 run.py demo [--exit] [--port N]   the example payments service, with a tour
-    python3 run.py test [pytest arguments]    the tests
+    python3 run.py test                       the core tests, on all processors
+    python3 run.py test --all                 every stage of the tests that CI and releases run
+    python3 run.py test pytest arguments      the tests that these choose
     python3 run.py check                      lint, format, types, the direction of imports and luacheck
     python3 run.py docs [linkcheck]           the documentation site, into build/docs
     python3 run.py bench [arguments]          the benchmarks
@@ -53,7 +55,7 @@ TYPED = (
     "setup.py",
 )
 # Each of these becomes the process of run.py, so signals, the terminal and the exit code are its own.
-MODULES = {"demo": "example_app.demo", "test": "pytest", "bench": "benchmarks", "walk": "benchmarks.walk"}
+MODULES = {"demo": "example_app.demo", "test": "tests", "bench": "benchmarks", "walk": "benchmarks.walk"}
 MODULES.update({"mutants": "tests.mutants", "lock": "requirements.lock", "docs": "docs"})
 # The variables that name another version of a package than the pinned one.
 OTHER_VERSIONS = {"FLASK_VERSION": "Flask", "SQLALCHEMY_VERSION": "SQLAlchemy", "MARSHMALLOW_VERSION": "marshmallow"}

@@ -14,7 +14,7 @@ import pytest
 from flask_idempotency.engine.lease import THREAD_NAME
 
 # The first starts servers, and imports what it needs for one only when a test uses it.
-pytest_plugins = ["tests.lab.fixtures", "tests.stages"]
+pytest_plugins = ["tests.lab.fixtures", "tests.stages", "tests.progress"]
 
 
 EARLIER_THREADS: Final[set[threading.Thread]] = set()

@@ -58,6 +58,14 @@ def further_stages(item: pytest.Item) -> Iterator[str]:
         yield "slow"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # Nothing in them is of the core, and to import them takes seconds.
+    parts = (
+        collection_path.relative_to(config.rootpath).parts if collection_path.is_relative_to(config.rootpath) else ()
+    )
+    return True if config.getoption("markexpr") == "core" and parts[1:2] and parts[1] in SLOW_FOLDERS else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

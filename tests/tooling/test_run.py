@@ -56,7 +56,7 @@ def tree(tmp_path: Path) -> Path:
         "example_app/demo.py": DEMO,
         "pip/__init__.py": "",  # or the real one comes first
         "pip/__main__.py": PIP,
-        "pytest.py": "",
+        "tests/__main__.py": "",
         "requirements/lock.py": "",
         "requirements/demo.txt": "flask==1.0\n",
         "requirements/postgresql.txt": "driver[c]==2.0\n",
