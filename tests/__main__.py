@@ -22,9 +22,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tests.selection import Selection, select
+if TYPE_CHECKING:
+    from tests.selection import Selection
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CONTRACT: Final = "tests/stores/test_contract.py"
@@ -121,11 +122,14 @@ STAGES: Final = (
 
 def main(arguments: Sequence[str]) -> int:
     if arguments and "--all" not in arguments:
+        # Before anything else is imported: a file of tests ends within a second.
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])  # noqa: S606
     parser = argparse.ArgumentParser(prog="run.py test", usage=__doc__)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--since", metavar="COMMIT")
     options = parser.parse_args(arguments)
+    from tests.selection import Selection, select
+
     # A signal ends the pytest of the stage first, with its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run = Run(select(ROOT, options.since) if options.since else Selection())
@@ -179,7 +183,15 @@ class Run:
         return True
 
     def _pytest(self, stage: Stage, *arguments: str, cache: str | None) -> int:
-        command = [sys.executable, str(ROOT / "run.py"), "test", "-q", "--progress", f"--randomly-seed={self.seed}"]
+        command = [
+            sys.executable,
+            str(ROOT / "run.py"),
+            "test",
+            "-q",
+            "--progress",
+            "--override-ini=console_output_style=classic",
+            f"--randomly-seed={self.seed}",
+        ]
         if cache is not None:
             command += ["-o", f"cache_dir={cache}"]
         process = subprocess.Popen([*command, *arguments], env={**os.environ, **stage.versions})

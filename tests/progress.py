@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from typing import Any, Final
 
@@ -16,16 +15,20 @@ REPEATED_AT_MOST: Final = 10
 class Progress:
     """Counts tests. Rewrites its line on a terminal, and prints a line every ten seconds elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: pytest.Config) -> None:
+        # Not sys.stdout, which a test may have replaced.
+        self.writer = config.get_terminal_writer()
         self.total = self.ended = self.failed = 0
         self.began = self.printed = time.monotonic()
-        self.terminal = sys.stdout.isatty()
+        self.terminal = self.writer.hasmarkup
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
         # No letter and no word, so pytest prints nothing for it.
-        ended = report.skipped or (report.passed and report.when == "call")
-        return (report.outcome, "", "") if ended else None
+        if report.passed and report.when != "call":
+            return None
+        category = "error" if report.failed and report.when != "call" else report.outcome
+        return category, "", ""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.total = len(session.items)
@@ -35,7 +38,9 @@ class Progress:
         self.total = len(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.failed += report.failed
+        if report.failed:
+            self.failed += 1
+            self.writer.line(f"FAILED {report.nodeid}")
         if report.when == "teardown":
             self.ended += 1
             self._show()
@@ -46,17 +51,17 @@ class Progress:
             return
         self.printed = now
         line = f"{self.ended:,} of {self.total:,} tests, {self.failed} failed, {now - self.began:.0f} s"
-        sys.stdout.write(f"\r{line}" if self.terminal and self.ended < self.total else f"{line}\n")
-        sys.stdout.flush()
+        self.writer.write(f"\r{line}" if self.terminal and self.ended < self.total else f"{line}\n", flush=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--progress", action="store_true", help="print counts in place of dots")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("progress") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Progress())
+        config.pluginmanager.register(Progress(config))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
