@@ -105,6 +105,10 @@ class House:
 
 @pytest.fixture
 def house() -> House:
+    return new_house()
+
+
+def new_house() -> House:
     clock = FrozenClock()
     store = Unsteady(MemoryStore(clock=clock))
     events: list[Event] = []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, permutations, product
 from typing import Any
 
 import pytest
@@ -25,10 +24,11 @@ from flask_idempotency.engine.journal import IN_DOUBT, LARGEST_JOURNAL, LARGEST_
 from flask_idempotency.engine.model import State, StoredResponse, Unknown
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.step_rules import Step, UndeclaredStep
-from tests.engine.conftest import House, Unsteady
+from tests.engine.conftest import House, Unsteady, new_house
 
 CREATED = StoredResponse(201, body=b"done")
 SHOP = (Step("charge", harmless=(LookupError,)), Step("ship", effects="deduplicated"), Step("quote", effects="pure"))
+MAIL = Step("mail", effects="deduplicated", intent=False)
 
 
 @dataclass
@@ -94,6 +94,10 @@ class Shop:
 
 @pytest.fixture
 def shop(house: House) -> Shop:
+    return new_shop(house)
+
+
+def new_shop(house: House) -> Shop:
     journals = Unsteady(house.store._store.journals)
     house.around = replace(house.around, journals=journals)
     house.engine = Engine(house.around)
@@ -121,10 +125,7 @@ def test_calls_of_a_request(shop: Shop) -> None:
         calls.append(len(shop.journals.calls))
 
     assert [0, 2, 4] == calls
-    assert ["write"] * 4 == shop.journals.calls
-
-
-MAIL = Step("mail", effects="deduplicated", intent=False)
+    assert {"write"} == set(shop.journals.calls)
 
 
 def test_a_step_without_intent_takes_one_call(shop: Shop) -> None:
@@ -223,29 +224,19 @@ def test_a_step_that_did_nothing_leaves_nothing(shop: Shop) -> None:
     assert ["status-503"] == [event.reason for event in shop.told(events.Released)]
     again = shop.won()
     assert 1 == again.attempt
+    shop.raises(again, "charge", LookupError())
+    assert b"3" == shop.take(again, "charge")
 
 
-def test_a_harmless_step_may_be_asked_for_again(shop: Shop) -> None:
-    claim = shop.won()
-    shop.raises(claim, "charge", LookupError())
-
-    assert b"2" == shop.take(claim, "charge")
-
-
-@pytest.mark.parametrize("call", ("write",))
 @pytest.mark.parametrize("nth", (1, 2, 3, 4))
-def test_a_lost_reply_runs_nothing_twice(shop: Shop, call: str, nth: int) -> None:
+def test_a_lost_reply_runs_nothing_twice(shop: Shop, nth: int) -> None:
     claim = shop.won()
-    names = iter(("charge", "ship"))
     done = 0
     paused = False
-    for name in names:
+    for name in ("charge", "ship"):
         for part in ("begin", "finish"):
             done += 1
-            if done == nth:
-                shop.journals.mute = {call}
-            else:
-                shop.journals.mute = set()
+            shop.journals.mute = {"write"} if done == nth else set()
             assert claim.steps is not None
             if part == "begin":
                 try:
@@ -398,19 +389,19 @@ def test_other_arguments_are_noticed(shop: Shop) -> None:
         shop.take(claim, "charge", digest=b"11 EUR")
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_gathered_steps_resume_in_any_order(shop: Shop, seed: int) -> None:
+def test_gathered_steps_resume_in_any_order() -> None:
     """Their order says nothing: see dbos-transact-py #688."""
-    order = random.Random(seed)
-    items = [b"a", b"b", b"c"]
-    shop.take(shop.won(), "charge", order.choice(items), in_line=False)
-    shop.dies()
-    claim = shop.won()
-    for item in order.sample(items, 3):
-        shop.take(claim, "charge", item, in_line=False)
+    items = (b"a", b"b", b"c")
+    for first, order in product(items, permutations(items)):
+        shop = new_shop(new_house())
+        shop.take(shop.won(), "charge", first, in_line=False)
+        shop.dies()
+        claim = shop.won()
+        for item in order:
+            shop.take(claim, "charge", item, in_line=False)
 
-    assert Decision.KEEP is shop.end(claim, Decision.KEEP)
-    assert {"chargea": 1, "chargeb": 1, "chargec": 1} == shop.ran
+        assert Decision.KEEP is shop.end(claim, Decision.KEEP), (first, order)
+        assert {"chargea": 1, "chargeb": 1, "chargec": 1} == shop.ran, (first, order)
 
 
 def test_a_large_result_does_not_fail_the_request(shop: Shop) -> None:
