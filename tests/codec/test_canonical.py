@@ -112,74 +112,72 @@ def test_a_long_search_finds_no_body_with_two_digests(raw: bytes) -> None:
 CHARGE = {"amount": 1299, "currency": "EUR", "items": [{"sku": "A-1", "gift": False}, {"sku": "B-2", "gift": None}]}
 
 
-@pytest.mark.parametrize(
-    "body",
-    (
-        json.dumps(CHARGE),
-        json.dumps(CHARGE, separators=(",", ":")),
-        json.dumps(CHARGE, indent=4),
-        '{"b":1,"a":{"d":2,"c":[true,null]}}',
-        '{"amount":19.99,"tax":-0.19,"rate":1.123456,"most":1234567.123456}',
-        '{"at":"2026-11-23T07:00:00.000Z","id":"3e5f8a10-7b1e-4c0d-9e77-12ab34cd56ef"}',
-        '{"name":"François","city":"Zürich","price":"10 €","\ufb33":1}',
-        '{"text":"\\"a\\"\\n\\tb\\\\c\\u0000\\u001F"}',
-        "[9007199254740991,-9007199254740991,0,-1]",
-        "[]",
-        " {} ",
-        "[" * (MAX_DEPTH - 1) + "1" + "]" * (MAX_DEPTH - 1),
-    ),
+USUAL = (
+    json.dumps(CHARGE),
+    json.dumps(CHARGE, separators=(",", ":")),
+    json.dumps(CHARGE, indent=4),
+    '{"b":1,"a":{"d":2,"c":[true,null]}}',
+    '{"amount":19.99,"tax":-0.19,"rate":1.123456,"most":1234567.123456}',
+    '{"at":"2026-11-23T07:00:00.000Z","id":"3e5f8a10-7b1e-4c0d-9e77-12ab34cd56ef"}',
+    '{"name":"François","city":"Zürich","price":"10 €","\ufb33":1}',
+    '{"text":"\\"a\\"\\n\\tb\\\\c\\u0000\\u001F"}',
+    "[9007199254740991,-9007199254740991,0,-1]",
+    "[]",
+    " {} ",
+    "[" * (MAX_DEPTH - 1) + "1" + "]" * (MAX_DEPTH - 1),
 )
-def test_usual_bodies_take_the_short_way(body: str) -> None:
+
+
+def test_usual_bodies_take_the_short_way() -> None:
     """Else the package would gain nothing, and the tests here would compare nothing."""
-    raw = body.encode()
+    for body in USUAL:
+        assert canonical_json(body.encode()) is not None, body
+        check(body.encode())
 
-    assert canonical_json(raw) is not None
-    check(raw)
+
+DOUBTFUL = {
+    "a name twice": b'{"a":1,"a":1}',
+    "a name twice, once escaped": b'{"a":1,"\\u0061":1}',
+    "an escape that is not needed": b'{"\\u00e9":1}',
+    "a short escape that is not needed": b'["\\/"]',
+    "names beyond the BMP": '{"😀":1,"\ufb33":2}'.encode(),
+    "names beyond the BMP, escaped": b'{"\\ud83d\\ude00":1,"\\ufb33":2}',
+    "minus zero": b"[-0]",
+    "a decimal that is an integer": b"[1.0]",
+    "a decimal with a zero at its end": b"[1.50]",
+    "an exponent": b"[1E2]",
+    "an exponent of the same length": b"[1e-2]",
+    "an exponent that orjson prints so": b"[1e22]",
+    "a small decimal": b"[0.0001]",
+    "a long decimal before the point": b"[12345678.5]",
+    "a long decimal after the point": b"[0.1234567]",
+    "a decimal between two doubles": b"[9007199254740993.5]",
+    "an integer that a double cannot count to": b"[9007199254740992]",
+    "an integer that overflows": b"[18446744073709551616]",
+    "an integer that grows where a string shrinks": b'["\\/",18446744073709551616]',
+    "an integer that grows where a string shrinks twice": b'["\\/\\/",18446744073709551616]',
+    "a decimal that grows where a string shrinks": b'[0.001,1e-3,"\\/"]',
+    "an infinite number": b"[1e400]",
+    "NaN": b"[NaN]",
+    "half a pair": b'["\\ud800"]',
+    "not UTF-8": b'["\xff"]',
+    "a byte order mark": b"\xef\xbb\xbf{}",
+    "nothing": b"",
+    "two documents": b"{} {}",
+    "a number alone": b"12",
+    "a decimal alone": b"1.5",
+    "too deep": b"[" * MAX_DEPTH + b"[]" + b"]" * MAX_DEPTH,
+    "objects too deep": b'{"a":' * MAX_DEPTH + b"{}" + b"}" * MAX_DEPTH,
+    "far too deep": b"[" * 100_000 + b"]" * 100_000,
+    "too long": b" " * (MAX_CANONICAL_BYTES - 1) + b"{}",
+}
 
 
-@pytest.mark.parametrize(
-    "body",
-    (
-        pytest.param(b'{"a":1,"a":1}', id="a name twice"),
-        pytest.param(b'{"a":1,"\\u0061":1}', id="a name twice, once escaped"),
-        pytest.param(b'{"\\u00e9":1}', id="an escape that is not needed"),
-        pytest.param(b'["\\/"]', id="a short escape that is not needed"),
-        pytest.param('{"😀":1,"\ufb33":2}'.encode(), id="names beyond the BMP"),
-        pytest.param(b'{"\\ud83d\\ude00":1,"\\ufb33":2}', id="names beyond the BMP, escaped"),
-        pytest.param(b"[-0]", id="minus zero"),
-        pytest.param(b"[1.0]", id="a decimal that is an integer"),
-        pytest.param(b"[1.50]", id="a decimal with a zero at its end"),
-        pytest.param(b"[1E2]", id="an exponent"),
-        pytest.param(b"[1e-2]", id="an exponent of the same length"),
-        pytest.param(b"[1e22]", id="an exponent that orjson prints so"),
-        pytest.param(b"[0.0001]", id="a small decimal"),
-        pytest.param(b"[12345678.5]", id="a long decimal before the point"),
-        pytest.param(b"[0.1234567]", id="a long decimal after the point"),
-        pytest.param(b"[9007199254740993.5]", id="a decimal between two doubles"),
-        pytest.param(b"[9007199254740992]", id="an integer that a double cannot count to"),
-        pytest.param(b"[18446744073709551616]", id="an integer that overflows"),
-        pytest.param(b'["\\/",18446744073709551616]', id="an integer that grows where a string shrinks"),
-        pytest.param(b'["\\/\\/",18446744073709551616]', id="an integer that grows where a string shrinks twice"),
-        pytest.param(b'[0.001,1e-3,"\\/"]', id="a decimal that grows where a string shrinks"),
-        pytest.param(b"[1e400]", id="an infinite number"),
-        pytest.param(b"[NaN]", id="NaN"),
-        pytest.param(b'["\\ud800"]', id="half a pair"),
-        pytest.param(b'["\xff"]', id="not UTF-8"),
-        pytest.param(b"\xef\xbb\xbf{}", id="a byte order mark"),
-        pytest.param(b"", id="nothing"),
-        pytest.param(b"{} {}", id="two documents"),
-        pytest.param(b"12", id="a number alone"),
-        pytest.param(b"1.5", id="a decimal alone"),
-        pytest.param(b"[" * MAX_DEPTH + b"[]" + b"]" * MAX_DEPTH, id="too deep"),
-        pytest.param(b'{"a":' * MAX_DEPTH + b"{}" + b"}" * MAX_DEPTH, id="objects too deep"),
-        pytest.param(b"[" * 100_000 + b"]" * 100_000, id="far too deep"),
-        pytest.param(b" " * (MAX_CANONICAL_BYTES - 1) + b"{}", id="too long"),
-    ),
-)
-def test_doubtful_bodies_are_left_to_the_engine(body: bytes) -> None:
+def test_doubtful_bodies_are_left_to_the_engine() -> None:
     """Each has another form in RFC 8785 than orjson prints, none at all, or is not worth a proof."""
-    assert canonical_json(body) is None
-    check(body)
+    assert [] == [name for name, body in DOUBTFUL.items() if canonical_json(body) is not None]
+    for body in DOUBTFUL.values():
+        check(body)
 
 
 def test_ignored_fields_are_left_to_the_engine() -> None:

@@ -86,14 +86,14 @@ def test_an_envelope_has_the_status_and_size_that_stand_beside_it(status: int, s
         CODEC.open(replace(sealed, status=status, byte_size=size), BINDING)
 
 
-@pytest.mark.parametrize("size", (-(2**63), 0, 1, 100, 5_000))
-def test_an_envelope_unfolds_to_no_more_than_its_record_says(size: int, unfolding: Unfolding) -> None:
-    """Fifty kilobytes that would be fifty megabytes. All that unfolds is counted, and thrown away after it."""
-    bomb = envelope(zlib.compress(b"200\r\n\r\n" + b"\0" * 50_000_000, 9), 0x12)
-    with pytest.raises(CorruptRecord):
-        CODEC.open(StoredPayload(bomb, 200, True, size), BINDING)
-
-    assert unfolding.made <= max(size, 0) + MAX_REASON + 16
+def test_an_envelope_unfolds_to_no_more_than_its_record_says(unfolding: Unfolding) -> None:
+    """Five kilobytes that would be five megabytes. All that unfolds is counted, and thrown away after it."""
+    bomb = envelope(zlib.compress(b"200\r\n\r\n" + b"\0" * 5_000_000, 9), 0x12)
+    for size in (-(2**63), 0, 1, 100, 5_000):
+        unfolding.made = 0
+        with pytest.raises(CorruptRecord):
+            CODEC.open(StoredPayload(bomb, 200, True, size), BINDING)
+        assert unfolding.made <= max(size, 0) + MAX_REASON + 16
 
 
 def test_whatever_its_record_says_an_envelope_unfolds_to_no_more_than_the_limit(unfolding: Unfolding) -> None:
@@ -104,33 +104,25 @@ def test_whatever_its_record_says_an_envelope_unfolds_to_no_more_than_the_limit(
     assert 0 < unfolding.made <= 10_001
 
 
-@pytest.mark.parametrize(
-    "content",
-    (
+def test_a_head_has_a_limit() -> None:
+    for content in (
         b"200 " + b"r" * (MAX_REASON + 1) + b"\r\n\r\n",
         b"200\r\n" + b"A: b\r\n" * (MAX_PAIRS + 1) + b"\r\n",
         b"200\r\nA: " + b"b" * MAX_HEAD_BYTES + b"\r\n\r\n",
         b"200\r\n" * MAX_HEAD_BYTES,
-    ),
-    ids=("reason", "pairs", "head", "no end"),
-)
-def test_a_head_has_a_limit(content: bytes) -> None:
-    with pytest.raises(CorruptRecord):
-        CODEC.unwrap(envelope(content))
+    ):
+        with pytest.raises(CorruptRecord):
+            CODEC.unwrap(envelope(content))
 
 
-@pytest.mark.parametrize(
-    "result",
-    (
+def test_no_head_is_sealed_that_would_not_open() -> None:
+    for result in (
         StoredResponse(200, reason="r" * (MAX_REASON + 1)),
         StoredResponse(200, metadata=(("A", "b"),) * (MAX_PAIRS + 1)),
         StoredResponse(200, metadata=(("A", "b" * MAX_HEAD_BYTES),)),
-    ),
-    ids=("reason", "pairs", "head"),
-)
-def test_no_head_is_sealed_that_would_not_open(result: StoredResponse) -> None:
-    with pytest.raises(NotStorable):
-        CODEC.wrap(result)
+    ):
+        with pytest.raises(NotStorable):
+            CODEC.wrap(result)
 
 
 def test_the_largest_heads_open() -> None:

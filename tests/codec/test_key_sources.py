@@ -34,6 +34,21 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ring.json"
 
 
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What a file with the keys `summer` and `spring` holds. To stretch a passphrase is slow, so it is made once."""
+    made = tmp_path_factory.mktemp("made") / "ring.json"
+    PassphraseKeyFile.make(made, PASSPHRASE, "spring", cost=CHEAP)
+    PassphraseKeyFile.add(made, PASSPHRASE, "summer")
+    return made.read_bytes()
+
+
+def private(path: Path, content: str) -> Path:
+    path.write_text(content)
+    path.chmod(0o600)
+    return path
+
+
 def test_a_file_is_made_and_wraps(path: Path) -> None:
     """What was wrapped opens again after a restart."""
     wrapped = PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
@@ -132,89 +147,57 @@ CHANGES = (swap, rename, shorten, salt)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_file_does_not_open(path: Path, change: Any) -> None:
+def test_a_changed_file_does_not_open(path: Path, content: bytes, change: Any) -> None:
     """No key of it can take another's place, or be left out."""
-    PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
-    PassphraseKeyFile.add(path, PASSPHRASE, "summer")
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+    changed = json.loads(content)
+    change(changed)
 
     with pytest.raises(ConfigurationError, match="file was changed"):
-        PassphraseKeyFile(path, PASSPHRASE)
+        PassphraseKeyFile(private(path, json.dumps(changed)), PASSPHRASE)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    (
-        ("n", 2**13),
-        ("n", 2**21),
-        ("n", 2**14 + 1),
-        ("n", "16384"),
-        ("n", None),
-        ("n", 16384.0),
-        ("r", 2**20),
-        ("p", 2**20),
-        ("salt", ""),
-        ("salt", 5),
-        ("salt", "é"),
-    ),
+COSTS: tuple[tuple[str, object], ...] = (
+    ("n", 2**13),
+    ("n", 2**21),
+    ("n", 2**14 + 1),
+    ("n", "16384"),
+    ("n", None),
+    ("n", 16384.0),
+    ("r", 2**20),
+    ("p", 2**20),
+    ("salt", ""),
+    ("salt", 5),
+    ("salt", "é"),
 )
-def test_costs_are_bounded_before_they_are_paid(
-    path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object
-) -> None:
+
+
+def test_costs_are_bounded_before_they_are_paid(path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who can write the file cannot have us take all memory, nor make guessing cheap."""
-    PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
-    content = json.loads(path.read_text())
-    content["scrypt"][name] = value
-    path.write_text(json.dumps(content))
     monkeypatch.setattr(key_sources, "Scrypt", lambda **_: pytest.fail("it was paid"))
-
-    with pytest.raises(ConfigurationError, match="cannot be read by this release"):
-        PassphraseKeyFile(path, PASSPHRASE)
-
-
-def test_a_format_of_a_later_release_is_not_guessed_at(path: Path) -> None:
-    """It may look the same and mean something else."""
-    PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-
-    with pytest.raises(ConfigurationError, match="cannot be read by this release"):
-        PassphraseKeyFile(path, PASSPHRASE)
+    for name, value in COSTS:
+        changed = json.loads(content)
+        changed["scrypt"][name] = value
+        with pytest.raises(ConfigurationError, match="cannot be read by this release"):
+            PassphraseKeyFile(private(path, json.dumps(changed)), PASSPHRASE)
 
 
-@pytest.mark.parametrize(
-    "content",
-    (
-        "",
-        "{",
-        "[]",
-        "5",
-        "{}",
-        '{"format": 1}',
-        '{"format": 1, "scrypt": 5, "keys": []}',
-        "[" * 60000,
-    ),
-)
-def test_any_text_is_refused(path: Path, content: str) -> None:
+# The last is what a later release may write. It may look the same and mean something else.
+TEXTS = ("", "{", "[]", "5", "{}", '{"format": 1}', '{"format": 1, "scrypt": 5, "keys": []}', "[" * 60000, "later")
+
+
+def test_any_text_is_refused(path: Path, content: bytes) -> None:
     """With the one kind of error that start-up reports."""
-    path.write_text(content)
-    path.chmod(0o600)
-
-    with pytest.raises(ConfigurationError, match="cannot be read by this release"):
-        PassphraseKeyFile(path, PASSPHRASE)
+    for found in TEXTS:
+        text = content.decode().replace('"format": 1', '"format": 2') if found == "later" else found
+        with pytest.raises(ConfigurationError, match="cannot be read by this release"):
+            PassphraseKeyFile(private(path, text), PASSPHRASE)
 
 
 @pytest.mark.parametrize("keys", ([], [5], [{}], [{"kid": "a"}], [{"kid": "\ud800", "wrapped": ""}], 5))
-def test_any_keys_are_refused(path: Path, keys: object) -> None:
+def test_any_keys_are_refused(path: Path, content: bytes, keys: object) -> None:
     """Also those that are nearly in the right form."""
-    PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
-    content = json.loads(path.read_text())
-    content["keys"] = keys
-    path.write_text(json.dumps(content))
-
     with pytest.raises(ConfigurationError):
-        PassphraseKeyFile(path, PASSPHRASE)
+        PassphraseKeyFile(private(path, json.dumps({**json.loads(content), "keys": keys})), PASSPHRASE)
 
 
 def test_the_default_cost_is_what_is_recommended() -> None:
