@@ -22,12 +22,17 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=KINDS)
+EACH = pytest.mark.parametrize("make_caller", KINDS, indirect=True)
+"""For a test of what the transports do by themselves. The others show what `delivery.py` decides for all of them."""
+
+
+@pytest.fixture
 def make_caller(request: pytest.FixtureRequest, clock: Clock) -> MakeCaller:
-    """Each HTTP library. Keywords are those of `Retries`; `transport` has those of the transport."""
+    """Make a caller with a transport. Keywords are those of `Retries`; `transport` has those of the transport."""
 
     def make(*, transport: dict[str, Any] | None = None, **retries: Any) -> Caller:
-        return caller(request.param, Retries(**retries, timing=clock.timing()), **(transport or {}))
+        kind = getattr(request, "param", KINDS[0])
+        return caller(kind, Retries(**retries, timing=clock.timing()), **(transport or {}))
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import subprocess
@@ -22,11 +23,6 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "intents.sqlite3"
 
 
-def run(ledger: Path, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "flask_idempotency.client", "--ledger", str(ledger), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=60)
-
-
 def pay(server: ScriptedServer, ledger: Path, *more: str) -> int:
     return main(
         ["POST", f"{server.url}/payments", "--data", '{"amount": 5}', "--intent", "pay", "--ledger", str(ledger), *more]
@@ -39,10 +35,10 @@ def test_a_request_is_sent_once_and_its_response_is_printed(
     server.script = [Drop(), reply(201, b'{"id": 7}')]
     (tmp_path / "payment.json").write_text('{"amount": 5}')
 
-    done = run(
-        ledger, "POST", f"{server.url}/payments", "--data", f"@{tmp_path / 'payment.json'}", "--intent", "pay",
-        "--header", "Authorization: Bearer t",
-    )  # fmt: skip
+    command = [sys.executable, "-m", "flask_idempotency.client", "--ledger", str(ledger), "POST", server.url]
+    options = ["--data", f"@{tmp_path / 'payment.json'}", "--intent", "pay", "--header", "Authorization: Bearer t"]
+
+    done = subprocess.run([*command, *options], capture_output=True, check=False, timeout=60)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, b'{"id": 7}', b"")
     first, second = server.seen
@@ -118,8 +114,9 @@ def test_after_a_401_the_same_body_is_sent_with_other_credentials(server: Script
     assert len(set(server.keys)) == 1
 
 
-@pytest.mark.parametrize(("answer", "code"), [(reply(201), 10), (reply(402), 1), (reply(401), 9)])
-@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize(
+    ("answer", "code", "closed"), [(reply(201), 10, True), (reply(201), 10, False), (reply(402), 1, False)]
+)
 def test_a_response_that_cannot_be_written(
     server: ScriptedServer, ledger: Path, answer: bytes, code: int, closed: bool
 ) -> None:
@@ -188,49 +185,47 @@ def test_no_key_is_printed(server: ScriptedServer, ledger: Path, capsys: pytest.
     assert server.keys[0] not in printed.out + printed.err
 
 
-def test_the_body_may_come_from_a_pipe(server: ScriptedServer, ledger: Path) -> None:
-    done = run(ledger, "PUT", server.url, "--data", "@-", "--intent", "put", stdin=b"plain words")
+def test_the_body_may_come_from_a_pipe(server: ScriptedServer, ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"plain words")))
 
-    assert done.returncode == 0
+    assert main(["PUT", server.url, "--data", "@-", "--intent", "put", "--ledger", str(ledger)]) == 0
     assert server.seen[0].body == b"plain words"
     assert server.seen[0].headers["content-type"] == "text/plain"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["POST"],
-        ["POST", "http://127.0.0.1:1"],
-        ["POST", "http://127.0.0.1:1", "--intent", "x", "--unsettled"],
-        ["POST", "http://127.0.0.1:1", "--intent", "x", "--data", "@/none/such"],
-        ["POST", "http://127.0.0.1:1", "--intent", "x", "--header", "no colon"],
-        ["--unsettled", "--forget", "x"],
-        ["GET", "http://127.0.0.1:1", "--intent", "x"],
-        ["OPTIONS", "http://127.0.0.1:1", "--intent", "x"],
-        ["POST", "nohost", "--intent", "x"],
-        ["POST", "127.0.0.1:1", "--intent", "x"],
-        ["POST", "ftp://127.0.0.1:1", "--intent", "x"],
-        ["POST", "http://", "--intent", "x"],
-        ["POST", "http://h:port/", "--intent", "x"],
-        ["POST", "http://[::1", "--intent", "x"],
-        ["POST", "http://127.0.0.1:1/\x01", "--intent", "x"],
-        ["POST", "http://127.0.0.1:1", "--intent", ""],
-        ["POST", "http://127.0.0.1:1", "--intent", "x", "--deadline", "0"],
-        ["POST", "http://127.0.0.1:1", "--intent", "x", "--key-header", "a b"],
-        ["POST", "http://127.0.0.1:1", "--intent", "x", "--header", "a b: c"],
-        ["POST", "http://127.0.0.1:1", "--intent", "x", "--header", ": c"],
-    ],
-)
-def test_a_faulty_command_line_sends_nothing(
-    ledger: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([*arguments, "--ledger", str(ledger)])
+FAULTY: list[list[str]] = [
+    [],
+    ["POST"],
+    ["POST", "http://127.0.0.1:1"],
+    ["POST", "http://127.0.0.1:1", "--intent", "x", "--unsettled"],
+    ["POST", "http://127.0.0.1:1", "--intent", "x", "--data", "@/none/such"],
+    ["POST", "http://127.0.0.1:1", "--intent", "x", "--header", "no colon"],
+    ["--unsettled", "--forget", "x"],
+    ["GET", "http://127.0.0.1:1", "--intent", "x"],
+    ["OPTIONS", "http://127.0.0.1:1", "--intent", "x"],
+    ["POST", "nohost", "--intent", "x"],
+    ["POST", "127.0.0.1:1", "--intent", "x"],
+    ["POST", "ftp://127.0.0.1:1", "--intent", "x"],
+    ["POST", "http://", "--intent", "x"],
+    ["POST", "http://h:port/", "--intent", "x"],
+    ["POST", "http://[::1", "--intent", "x"],
+    ["POST", "http://127.0.0.1:1/\x01", "--intent", "x"],
+    ["POST", "http://127.0.0.1:1", "--intent", ""],
+    ["POST", "http://127.0.0.1:1", "--intent", "x", "--deadline", "0"],
+    ["POST", "http://127.0.0.1:1", "--intent", "x", "--key-header", "a b"],
+    ["POST", "http://127.0.0.1:1", "--intent", "x", "--header", "a b: c"],
+    ["POST", "http://127.0.0.1:1", "--intent", "x", "--header", ": c"],
+]
 
-    assert caught.value.code == 2
-    assert "usage:" in capsys.readouterr().err
-    assert not ledger.exists() or Ledger(ledger).find("x") is None
+
+def test_a_faulty_command_line_sends_nothing(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in FAULTY:
+        with pytest.raises(SystemExit) as caught:
+            main([*arguments, "--ledger", str(ledger)])
+
+        assert caught.value.code == 2, arguments
+        assert "usage:" in capsys.readouterr().err
+        assert not ledger.exists() or Ledger(ledger).find("x") is None
 
 
 def test_a_method_may_be_in_lower_case(server: ScriptedServer, ledger: Path) -> None:

@@ -34,7 +34,7 @@ from flask_idempotency.client import (
 )
 from flask_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from flask_idempotency.client.requests import IdempotentAdapter
-from tests.client.conftest import MakeCaller
+from tests.client.conftest import EACH, MakeCaller
 from tests.client.scripted import Caller, Clock, Drop, Line, ScriptedServer, problem, reply
 
 JSON = {"amount": 5}
@@ -80,6 +80,7 @@ def test_a_key_is_a_uuid_of_version_7_and_later_keys_are_greater() -> None:
     assert [key[:8] for key in keys] == sorted(key[:8] for key in keys)
 
 
+@EACH
 def test_all_attempts_of_an_intent_have_its_key(server: ScriptedServer, call: Caller, intents: Intents) -> None:
     server.script = [Drop(), reply(201, b"{}", REPLAYED)]
 
@@ -90,6 +91,7 @@ def test_all_attempts_of_an_intent_have_its_key(server: ScriptedServer, call: Ca
     assert (intent.status, intent.replayed) == (201, True)
 
 
+@EACH
 def test_an_intents_key_replaces_one_that_an_sdk_drew(server: ScriptedServer, call: Caller, intents: Intents) -> None:
     with intents("pay") as intent:
         call("POST", server.url, json=JSON, headers={"Idempotency-Key": "drawn by an SDK"})
@@ -141,6 +143,7 @@ def test_a_finished_name_is_asked_for_again_under_its_key(
     assert state(ledger) == "done"
 
 
+@EACH
 def test_another_body_is_refused_before_it_is_sent(server: ScriptedServer, call: Caller, intents: Intents) -> None:
     with intents("pay"):
         call("POST", server.url, json=JSON)
@@ -184,6 +187,7 @@ def test_json_is_compared_by_meaning(server: ScriptedServer, call: Caller, inten
     assert len(server.seen) == 2
 
 
+@EACH
 def test_multipart_bodies_are_not_compared(server: ScriptedServer, call: Caller, intents: Intents) -> None:
     with intents("upload"):
         for _ in range(2):
@@ -256,18 +260,22 @@ def test_an_intent_says_whether_a_response_left_it_in_doubt(
     assert ledger.unsettled() == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "doubt"),
-    [(reply(201), False), (reply(303), False), (reply(401), False), (reply(302), True), (reply(501), True)],
-)
-def test_the_doubt_of_an_intent_is_that_of_the_ledger(
-    server: ScriptedServer, call: Caller, intents: Intents, ledger: Ledger, answer: bytes, doubt: bool
+def test_which_statuses_settle_a_name(
+    server: ScriptedServer, make_caller: MakeCaller, intents: Intents, ledger: Ledger
 ) -> None:
-    server.script = [answer]
-    with intents("pay") as intent:
-        call("POST", server.url, json=JSON)
+    """The doubt of an intent is that of the ledger. A request with a 401 was not carried out, and has no end."""
+    call = make_caller(budget=10**6)
+    settled = {201: "done", 303: "done", 402: "refused"}
+    doubtful = (301, 302, 501)
+    for status in (*settled, *doubtful, 307, 308, 401, 403, 408, 421):
+        server.script = [reply(status)]
+        name = f"pay {status}"
+        with intents(name) as intent:
+            call("POST", server.url, json=JSON)
 
-    assert intent.in_doubt == doubt == bool(ledger.unsettled())
+        assert state(ledger, name) == settled.get(status, "sent"), status
+        assert intent.in_doubt == (status in doubtful), status
+    assert {entry.name for entry in ledger.unsettled()} == {f"pay {status}" for status in doubtful}
 
 
 def test_a_note_that_another_call_made_void_leaves_the_doubt(intents: Intents, ledger: Ledger) -> None:
@@ -278,17 +286,6 @@ def test_a_note_that_another_call_made_void_leaves_the_doubt(intents: Intents, l
 
     assert intent.in_doubt
     assert [entry.name for entry in ledger.unsettled()] == ["pay"]
-
-
-@pytest.mark.parametrize("status", [301, 302, 307, 308, 401, 403, 408, 421, 501])
-def test_these_statuses_settle_nothing(
-    server: ScriptedServer, call: Caller, intents: Intents, ledger: Ledger, status: int
-) -> None:
-    server.script = [reply(status)]
-    with intents("pay"):
-        call("POST", server.url, json=JSON)
-
-    assert state(ledger) == "sent"
 
 
 def test_a_request_that_comes_again_with_credentials_has_no_doubt(
@@ -314,16 +311,17 @@ def test_an_intent_without_a_name_leaves_no_row(server: ScriptedServer, call: Ca
     assert ledger.unsettled() == []
 
 
-@pytest.mark.parametrize(("mark", "settled"), [((), "sent"), ((REPLAYED,), "done")])
+@EACH
 def test_a_redirect_that_may_lead_to_a_sign_in_leaves_a_doubt(
-    server: ScriptedServer, call: Caller, intents: Intents, ledger: Ledger, mark: tuple[str, ...], settled: str
+    server: ScriptedServer, call: Caller, intents: Intents, ledger: Ledger
 ) -> None:
-    server.script = [reply(302, b"", "Location: /somewhere", *mark), reply(200)]
-    with intents("pay"):
-        call("POST", server.url, json=JSON)
+    for name, mark, settled in (("pay", (), "sent"), ("again", (REPLAYED,), "done")):
+        server.script = [reply(302, b"", "Location: /somewhere", *mark), reply(200)]
+        with intents(name):
+            call("POST", server.url, json=JSON)
 
-    assert state(ledger) == settled
-    assert [entry.name for entry in ledger.unsettled()] == ([] if mark else ["pay"])
+        assert state(ledger, name) == settled
+    assert [entry.name for entry in ledger.unsettled()] == ["pay"]
 
 
 def test_a_replayed_failure_settles_nothing(
@@ -336,17 +334,18 @@ def test_a_replayed_failure_settles_nothing(
     assert state(ledger) == "sent"
 
 
-@pytest.mark.parametrize("code", ["response-not-kept", "response-erased", "replay-forbidden"])
 def test_a_response_that_cannot_be_had_ends_the_name(
-    server: ScriptedServer, call: Caller, intents: Intents, ledger: Ledger, code: str
+    server: ScriptedServer, call: Caller, intents: Intents, ledger: Ledger
 ) -> None:
-    server.script = [problem(code, 410)]
-    with pytest.raises(client.CarriedOut), intents("pay"):
-        call("POST", server.url, json=JSON)
+    for code in ("response-not-kept", "response-erased", "replay-forbidden"):
+        server.script = [problem(code, 410)]
+        with pytest.raises(client.CarriedOut), intents(code):
+            call("POST", server.url, json=JSON)
 
-    assert state(ledger) == "done"
+        assert state(ledger, code) == "done"
 
 
+@EACH
 def test_what_was_never_sent_leaves_the_name_new(
     server: ScriptedServer, call: Caller, intents: Intents, ledger: Ledger, days: Days
 ) -> None:
@@ -362,6 +361,7 @@ def test_what_was_never_sent_leaves_the_name_new(
         intent.take()
 
 
+@EACH
 def test_an_earlier_run_leaves_a_doubt(
     server: ScriptedServer, make_caller: MakeCaller, intents: Intents, ledger: Ledger
 ) -> None:
@@ -634,9 +634,7 @@ def test_the_exceptions_of_the_libraries_do_not_catch_ours() -> None:
     assert not any(issubclass(kind, (httpx.HTTPError, requests.RequestException, OSError)) for kind in ours)
 
 
-@pytest.mark.parametrize(
-    "kind", [value for value in vars(client).values() if isinstance(value, type) and issubclass(value, ClientError)]
-)
+@pytest.mark.parametrize("kind", [ClientError, OutcomeUnknown, client.AnswerNotKept])
 def test_an_exception_survives_pickling_without_its_response(kind: type[ClientError]) -> None:
     error = kind(
         "Why.", key="k", intent="pay", attempts=2, code="in-flight", response=object(), retry_after=1.5, status_url="u"
@@ -764,6 +762,7 @@ def test_the_credentials_of_a_request_are_not_pickled(server: ScriptedServer, cl
     assert b"hunter2" not in pickle.dumps(caught.value)
 
 
+@EACH
 def test_a_status_url_has_no_password(server: ScriptedServer, call: Caller) -> None:
     server.script = [problem("outcome-unknown", 409, 'Link: </keys>; rel="status"')]
 

@@ -24,7 +24,8 @@ from flask_idempotency.client import (
 )
 from flask_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from flask_idempotency.client.requests import IdempotentAdapter
-from tests.client.conftest import MakeCaller
+from flask_idempotency.client.responses import REPLAY_MARKS
+from tests.client.conftest import EACH, MakeCaller
 from tests.client.scripted import Caller, Clock, Drip, Drop, Line, ScriptedServer, Silence, problem, reply
 
 JSON = {"amount": 5}
@@ -32,6 +33,7 @@ BLOCKING = ("httpx", "requests")
 """These callers use one transport for all calls. An event loop ends with its call, so the others make a new one."""
 
 
+@EACH
 def test_a_lost_reply_is_asked_for_again_under_the_same_key(server: ScriptedServer, call: Caller) -> None:
     server.script = [Drop(), reply()]
 
@@ -51,6 +53,7 @@ def test_each_call_without_an_intent_has_its_own_key(server: ScriptedServer, cal
     assert len(set(server.keys)) == 2
 
 
+@EACH
 def test_the_callers_own_key_is_sent_as_it_is(server: ScriptedServer, call: Caller) -> None:
     server.script = [Drop(), reply()]
 
@@ -59,6 +62,7 @@ def test_the_callers_own_key_is_sent_as_it_is(server: ScriptedServer, call: Call
     assert server.keys == ['"My Key"'] * 2
 
 
+@EACH
 def test_another_header_may_have_the_key(server: ScriptedServer, make_caller: MakeCaller) -> None:
     make_caller(transport={"header": "X-Idempotency-Key"})("POST", server.url, json=JSON)
 
@@ -66,6 +70,7 @@ def test_another_header_may_have_the_key(server: ScriptedServer, make_caller: Ma
     assert server.keys == [None]
 
 
+@EACH
 def test_a_read_passes_untouched(server: ScriptedServer, call: Caller) -> None:
     server.script = [reply(503)]
 
@@ -73,6 +78,7 @@ def test_a_read_passes_untouched(server: ScriptedServer, call: Caller) -> None:
     assert server.keys == [None]
 
 
+@EACH
 def test_without_automatic_keys_a_request_without_one_passes_untouched(
     server: ScriptedServer, make_caller: MakeCaller
 ) -> None:
@@ -82,6 +88,7 @@ def test_without_automatic_keys_a_request_without_one_passes_untouched(
     assert server.keys == [None]
 
 
+@EACH
 def test_waits_are_random_parts_of_the_backoff(server: ScriptedServer, call: Caller, clock: Clock) -> None:
     server.script = [reply(503), reply(503), reply(503), reply(503), reply()]
 
@@ -111,49 +118,37 @@ def test_a_date_counts_from_the_date_of_the_response(server: ScriptedServer, cal
     assert clock.pauses == [3.1]
 
 
-@pytest.mark.parametrize("status", [425, 429, 500, 502, 503, 504, 507, 599])
-def test_these_statuses_are_retried(server: ScriptedServer, call: Caller, status: int) -> None:
-    server.script = [reply(status), reply()]
-
-    assert call("POST", server.url, json=JSON).status == 201
+def sent(server: ScriptedServer, call: Caller, *script: Line) -> tuple[int, int]:
+    """Return the status that the caller gets if the server follows this script, and how often the request was sent."""
+    server.script = list(script)
+    server.seen.clear()
+    got = call("POST", server.url, json=JSON)
     assert len(set(server.keys)) == 1
+    return got.status, len(server.seen)
 
 
-@pytest.mark.parametrize("status", [200, 400, 401, 402, 403, 404, 409, 412, 413, 422, 501, 505])
-def test_these_statuses_are_returned(server: ScriptedServer, call: Caller, status: int) -> None:
-    server.script = [reply(status, b'{"message": "of the view"}')]
+def test_which_statuses_are_retried(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    call = make_caller(budget=10**6)
+    for status in (425, 429, 500, 502, 503, 504, 507, 599):
+        assert (201, 2) == sent(server, call, reply(status), reply()), status
+    for status in (200, 400, 401, 402, 403, 404, 409, 412, 413, 422, 501, 505):
+        assert (status, 1) == sent(server, call, reply(status, b'{"message": "of the view"}')), status
 
-    assert call("POST", server.url, json=JSON).status == status
-    assert len(server.seen) == 1
 
-
-@pytest.mark.parametrize(
-    "mark",
-    [
-        "Idempotency-Replayed: true",
-        "Idempotent-Replayed: true",
-        "X-Idempotency-Replay: true",
-        "X-Idempotency-Replayed: true",
-    ],
-)
-def test_a_replayed_failure_is_returned(server: ScriptedServer, call: Caller, mark: str) -> None:
-    server.script = [reply(500, b"{}", mark)]
-
-    assert call("POST", server.url, json=JSON).status == 500
-    assert len(server.seen) == 1
+def test_a_replayed_failure_is_returned(server: ScriptedServer, call: Caller) -> None:
+    for mark in REPLAY_MARKS:
+        assert (500, 1) == sent(server, call, reply(500, b"{}", f"{mark}: true")), mark
 
 
 STRIPE_IN_USE = reply(409, b'{"error": {"type": "invalid_request_error", "code": "idempotency_key_in_use"}}')
 PLAYBOOK_RUNS = reply(409, b'{"error_code": "request_in_progress", "error_message": "runs"}')
+RUNNING = (STRIPE_IN_USE, PLAYBOOK_RUNS, problem("in-flight", 409), reply(409, b"{}", "Retry-After: 1"))
 
 
-@pytest.mark.parametrize(
-    "answer", [STRIPE_IN_USE, PLAYBOOK_RUNS, problem("in-flight", 409), reply(409, b"{}", "Retry-After: 1")]
-)
-def test_an_attempt_that_runs_is_waited_for(server: ScriptedServer, call: Caller, answer: bytes) -> None:
-    server.script = [answer, reply()]
+def test_an_attempt_that_runs_is_waited_for(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    call = make_caller(budget=10**6)
 
-    assert call("POST", server.url, json=JSON).status == 201
+    assert [(201, 2)] * 4 == [sent(server, call, answer, reply()) for answer in RUNNING]
 
 
 def test_waiting_for_a_running_attempt_does_not_count(server: ScriptedServer, call: Caller, clock: Clock) -> None:
@@ -164,6 +159,7 @@ def test_waiting_for_a_running_attempt_does_not_count(server: ScriptedServer, ca
     assert sum(clock.pauses) < 45
 
 
+@EACH
 def test_an_attempt_that_still_runs_at_the_deadline(server: ScriptedServer, call: Caller, clock: Clock) -> None:
     link = 'Link: </keys>; rel="status", <https://docs.example/x>; rel="describedby"'
     server.script = [problem("in-flight", 409, "Retry-After: 5", link)]
@@ -195,35 +191,36 @@ def test_stripe_should_retry_decides_if_no_code_does(server: ScriptedServer, cal
     assert call("POST", server.url, json=JSON).status == 201
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (problem("missing-key", 400), Refused),
-        (problem("invalid-key", 400), Refused),
-        (problem("request-too-large", 413), Refused),
-        (problem("principal-required", 403), Refused),
-        (problem("key-reused", 422), KeyReused),
-        (reply(400, b'{"error": {"type": "idempotency_error", "message": "x"}}'), KeyReused),
-        (reply(409, b'{"error_code": "idempotency_payload_mismatch"}'), KeyReused),
-        (problem("outcome-unknown", 409, "Retry-After: 1"), OutcomeUnknown),
-        (problem("record-corrupt", 500), OutcomeUnknown),
-        (problem("response-not-kept", 201, "Location: /payments/7"), AnswerNotKept),
-        (problem("replay-forbidden", 403), AnswerNotKept),
-        (problem("response-erased", 410), AnswerErased),
-    ],
+ENDINGS = (
+    (problem("missing-key", 400), Refused),
+    (problem("invalid-key", 400), Refused),
+    (problem("request-too-large", 413), Refused),
+    (problem("principal-required", 403), Refused),
+    (problem("key-reused", 422), KeyReused),
+    (reply(400, b'{"error": {"type": "idempotency_error", "message": "x"}}'), KeyReused),
+    (reply(409, b'{"error_code": "idempotency_payload_mismatch"}'), KeyReused),
+    (problem("outcome-unknown", 409, "Retry-After: 1"), OutcomeUnknown),
+    (problem("record-corrupt", 500), OutcomeUnknown),
+    (problem("response-not-kept", 201, "Location: /payments/7"), AnswerNotKept),
+    (problem("replay-forbidden", 403), AnswerNotKept),
+    (problem("response-erased", 410), AnswerErased),
 )
-def test_a_problem_that_ends_the_call(server: ScriptedServer, call: Caller, answer: bytes, error: type) -> None:
-    server.script = [answer]
-
-    with pytest.raises(ClientError) as caught:
-        call("POST", server.url, json=JSON)
-
-    assert type(caught.value) is error
-    assert len(server.seen) == 1
-    assert caught.value.key == server.keys[0]
-    assert caught.value.key not in str(caught.value)
 
 
+def test_a_problem_that_ends_the_call(server: ScriptedServer, call: Caller) -> None:
+    for answer, error in ENDINGS:
+        server.script = [answer]
+        server.seen.clear()
+
+        with pytest.raises(ClientError) as caught:
+            call("POST", server.url, json=JSON)
+
+        assert (type(caught.value), len(server.seen)) == (error, 1), answer
+        assert caught.value.key == server.keys[0]
+        assert caught.value.key not in str(caught.value)
+
+
+@EACH
 def test_a_response_that_was_not_kept_shows_where_the_resource_is(server: ScriptedServer, call: Caller) -> None:
     server.script = [problem("response-not-kept", 201, "Location: /payments/7")]
 
@@ -260,6 +257,7 @@ def test_failures_to_the_end_leave_a_doubt(server: ScriptedServer, call: Caller)
     assert len(server.seen) == 5
 
 
+@EACH
 def test_nothing_is_sent_to_a_closed_port(server: ScriptedServer, call: Caller) -> None:
     url = server.url
     server.close()
@@ -271,6 +269,7 @@ def test_nothing_is_sent_to_a_closed_port(server: ScriptedServer, call: Caller) 
     assert caught.value.attempts == 5
 
 
+@EACH
 def test_after_a_lost_reply_refused_connections_prove_nothing(server: ScriptedServer, make_caller: MakeCaller) -> None:
     server.script = [Drop()]
     call = make_caller(observer=lambda attempt: server.close() if attempt.number == 1 else None)
@@ -282,21 +281,14 @@ def test_after_a_lost_reply_refused_connections_prove_nothing(server: ScriptedSe
     assert len(server.seen) == 1
 
 
-@pytest.mark.parametrize("status", [401, 403, 407, 408, 419, 421, 429])
-def test_after_a_lost_reply_these_statuses_settle_nothing(server: ScriptedServer, call: Caller, status: int) -> None:
-    server.script = [Drop(), reply(status)]
-
-    with pytest.raises(OutcomeUnknown) as caught:
-        call("POST", server.url, json=JSON)
-
-    assert caught.value.response.status_code == status
-
-
-def test_after_a_lost_reply_a_refusal_settles_nothing(server: ScriptedServer, call: Caller) -> None:
-    server.script = [Drop(), problem("quota-exceeded", 429)]
-
-    with pytest.raises(OutcomeUnknown):
-        call("POST", server.url, json=JSON)
+def test_after_a_lost_reply_these_responses_settle_nothing(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    call = make_caller(budget=10**6)
+    refusals = [reply(status) for status in (401, 403, 407, 408, 419, 421, 429)]
+    for answer in (*refusals, problem("quota-exceeded", 429)):
+        server.script = [Drop(), answer]
+        with pytest.raises(OutcomeUnknown) as caught:
+            call("POST", server.url, json=JSON)
+        assert str(caught.value.response.status_code).encode() in answer
 
 
 def test_after_a_lost_reply_another_final_status_is_returned(server: ScriptedServer, call: Caller) -> None:
@@ -305,6 +297,7 @@ def test_after_a_lost_reply_another_final_status_is_returned(server: ScriptedSer
     assert call("POST", server.url, json=JSON).status == 402
 
 
+@EACH
 def test_a_reply_cut_in_its_body_is_asked_for_again(server: ScriptedServer, call: Caller) -> None:
     server.script = [reply()[:-3], reply()]
 
@@ -312,6 +305,7 @@ def test_a_reply_cut_in_its_body_is_asked_for_again(server: ScriptedServer, call
     assert len(set(server.keys)) == 1
 
 
+@EACH
 def test_a_reply_cut_anywhere_is_never_taken_for_a_whole_one(server: ScriptedServer, make_caller: MakeCaller) -> None:
     whole = reply(201, b'{"id": 1}', "Idempotency-Replayed: false", "Location: /payments/1")
     call = make_caller(budget=10**6)
@@ -327,6 +321,7 @@ def test_a_reply_cut_anywhere_is_never_taken_for_a_whole_one(server: ScriptedSer
         assert (len(server.seen), len(set(server.keys))) == (2, 1), position
 
 
+@EACH
 def test_a_compressed_response_stays_as_it_was_sent(server: ScriptedServer, call: Caller) -> None:
     server.script = [reply(201, gzip.compress(b'{"id": 1}'), "Content-Encoding: gzip")]
 
@@ -336,6 +331,7 @@ def test_a_compressed_response_stays_as_it_was_sent(server: ScriptedServer, call
     assert got.headers["Content-Encoding"] == "gzip"
 
 
+@EACH
 def test_a_compressed_problem_is_read(server: ScriptedServer, call: Caller) -> None:
     body = gzip.compress(b'{"type": "https://docs.example/key-reused", "code": "key-reused"}')
     server.script = [reply(422, body, "Content-Encoding: gzip", kind="application/problem+json")]
@@ -344,6 +340,7 @@ def test_a_compressed_problem_is_read(server: ScriptedServer, call: Caller) -> N
         call("POST", server.url, json=JSON)
 
 
+@EACH
 def test_a_chunked_response_is_read(server: ScriptedServer, call: Caller) -> None:
     head = b"HTTP/1.1 201 X\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     server.script = [head + b'4\r\n{"id\r\n', head + b'4\r\n{"id\r\n5\r\n": 1}\r\n0\r\n\r\n']
@@ -352,6 +349,7 @@ def test_a_chunked_response_is_read(server: ScriptedServer, call: Caller) -> Non
     assert len(server.seen) == 2
 
 
+@EACH
 def test_a_response_without_content_is_whole(server: ScriptedServer, call: Caller) -> None:
     server.script = [b"HTTP/1.1 204 X\r\nLocation: /payments/1\r\n\r\n"]
 
@@ -361,6 +359,7 @@ def test_a_response_without_content_is_whole(server: ScriptedServer, call: Calle
     assert len(server.seen) == 1
 
 
+@EACH
 def test_a_body_of_unknown_length_is_sent_once(server: ScriptedServer, make_caller: MakeCaller) -> None:
     call = make_caller()
     server.script = [Drop(), reply()]
@@ -381,6 +380,7 @@ def test_a_body_of_unknown_length_is_sent_once(server: ScriptedServer, make_call
     assert server.keys[0] is not None
 
 
+@EACH
 def test_a_body_above_the_limit_is_sent_once(server: ScriptedServer, make_caller: MakeCaller) -> None:
     server.script = [reply(503), reply()]
 
@@ -390,6 +390,7 @@ def test_a_body_above_the_limit_is_sent_once(server: ScriptedServer, make_caller
     assert len(server.seen) == 1
 
 
+@EACH
 def test_a_file_is_sent_again_from_its_start(server: ScriptedServer, make_caller: MakeCaller, tmp_path: Any) -> None:
     call = make_caller()
     path = tmp_path / "upload.csv"
@@ -404,6 +405,7 @@ def test_a_file_is_sent_again_from_its_start(server: ScriptedServer, make_caller
     assert first.body == second.body
 
 
+@EACH
 def test_no_attempt_outlives_the_deadline(server: ScriptedServer, make_caller: MakeCaller) -> None:
     server.script = [Silence()]
 
@@ -451,6 +453,7 @@ def test_success_returns_the_tokens(server: ScriptedServer, make_caller: MakeCal
         assert call("POST", server.url, json=JSON).status == 201
 
 
+@EACH
 def test_an_observer_sees_each_attempt_and_may_fail(server: ScriptedServer, make_caller: MakeCaller) -> None:
     seen: list[Attempt] = []
 
@@ -470,6 +473,7 @@ def test_an_observer_sees_each_attempt_and_may_fail(server: ScriptedServer, make
     assert seen[0].error is not None
 
 
+@EACH
 def test_a_temporary_redirect_keeps_the_key(server: ScriptedServer, call: Caller) -> None:
     server.script = [reply(307, b"", "Location: /elsewhere"), reply()]
 
@@ -480,6 +484,7 @@ def test_a_temporary_redirect_keeps_the_key(server: ScriptedServer, call: Caller
     assert [request.path for request in server.seen] == ["/", "/elsewhere"]
 
 
+@EACH
 def test_see_other_is_followed_by_a_read_without_retries(server: ScriptedServer, call: Caller) -> None:
     server.script = [reply(303, b"", "Location: /payments/1"), reply(503)]
 
@@ -489,6 +494,7 @@ def test_see_other_is_followed_by_a_read_without_retries(server: ScriptedServer,
     assert [request.method for request in server.seen] == ["POST", "GET"]
 
 
+@EACH
 def test_a_torn_reply_without_content_is_never_taken_for_a_whole_one(
     server: ScriptedServer, make_caller: MakeCaller
 ) -> None:
@@ -500,6 +506,7 @@ def test_a_torn_reply_without_content_is_never_taken_for_a_whole_one(
         assert call("POST", server.url, json=JSON).status == 201, position
 
 
+@EACH
 def test_content_that_cannot_be_decoded_leaves_a_doubt(server: ScriptedServer, call: Caller) -> None:
     server.script = [reply(201, b"no gzip", "Content-Encoding: gzip")]
 
@@ -507,6 +514,7 @@ def test_content_that_cannot_be_decoded_leaves_a_doubt(server: ScriptedServer, c
         call("POST", server.url, json=JSON)
 
 
+@EACH
 def test_a_reply_with_two_lengths_leaves_a_doubt(server: ScriptedServer, call: Caller) -> None:
     server.script = [reply(201, b"12", "Content-Length: 3")]
 
@@ -544,13 +552,13 @@ def test_a_replayed_response_is_returned_whatever_its_body_says(server: Scripted
     assert len(server.seen) == 1
 
 
-@pytest.mark.parametrize("body", [b"[" * 60_000, b'{"a": ' * 9_000])
-def test_a_hostile_response_breaks_nothing(server: ScriptedServer, call: Caller, body: bytes) -> None:
-    server.script = [reply(400, body, 'Link: <http://[x>; rel="status"')]
+@EACH
+def test_a_hostile_response_breaks_nothing(server: ScriptedServer, call: Caller) -> None:
+    for body in (b"[" * 60_000, b'{"a": ' * 9_000):
+        assert (400, 1) == sent(server, call, reply(400, body, 'Link: <http://[x>; rel="status"'))
 
-    assert call("POST", server.url, json=JSON).status == 400
 
-
+@EACH
 def test_the_response_of_an_error_can_be_read(server: ScriptedServer, call: Caller) -> None:
     server.script = [problem("outcome-unknown", 409)]
 
@@ -561,11 +569,12 @@ def test_the_response_of_an_error_can_be_read(server: ScriptedServer, call: Call
     assert "outcome-unknown" in caught.value.response.text
 
 
-@pytest.mark.parametrize("wrong", [{"retries": 3}, {"methods": "POST"}])
 @pytest.mark.parametrize("kind", [IdempotentAdapter, IdempotentTransport, AsyncIdempotentTransport])
-def test_arguments_of_the_wrong_type_are_a_fault(kind: Any, wrong: dict[str, object]) -> None:
-    with pytest.raises(TypeError, match=next(iter(wrong))):
-        kind(**wrong)
+def test_arguments_of_the_wrong_type_are_a_fault(kind: Any) -> None:
+    with pytest.raises(TypeError, match="retries"):
+        kind(retries=3)
+    with pytest.raises(TypeError, match="methods"):
+        kind(methods="POST")
 
 
 def test_a_file_follows_a_temporary_redirect(server: ScriptedServer, clock: Clock, tmp_path: Any) -> None:
