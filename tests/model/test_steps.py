@@ -32,22 +32,24 @@ RENAMED = replace(BRANCH, one_endpoint=False, any_order=True)
 SHORTER = replace(PLAIN, codes=((CHARGE, SHIP), (CHARGE,)), losses=0)
 
 HOLDS = {
-    "plain": ONE,
     "plain, views fail and calls are given up": replace(FAILS, gives_up=True),
     "plain, a resolver": replace(ONE, resolver=True),
     "plain, plain": PLAIN,
-    "plain, plain, views fail, three attempts": replace(PLAIN, fails=True, losses=0, attempts=3),
     "transactional": replace(FAILS, codes=((ROW,),), gives_up=True),
     "pure, plain": QUOTED,
     "pure, deduplicated without intent": QUOTED_MAIL,
-    "threads": THREADS,
     "threads, views fail": replace(THREADS, fails=True, losses=0),
     "asked for again": replace(ONE, again=1),
     "another branch": BRANCH,
     "renamed": RENAMED,
     "a branch that leaves a step out": SHORTER,
 }
-"""What every push looks at, in seconds."""
+"""What every push looks at first, in seconds."""
+WIDE = {
+    "plain, plain, views fail, three attempts": replace(PLAIN, fails=True, losses=0, attempts=3),
+    "threads": THREADS,
+}
+"""What the slow stage looks at as well."""
 LARGE = {
     "plain, plain, views fail and calls are given up": replace(PLAIN, fails=True, gives_up=True),
     "plain, plain, a resolver": replace(PLAIN, resolver=True),
@@ -156,10 +158,10 @@ def explored(steps: Steps) -> Explored[World]:
     return explore(steps.start, steps.moves, steps.wrong, ends=None)
 
 
-@pytest.mark.parametrize("row", sorted(HOLDS))
+@pytest.mark.parametrize("row", [*sorted(HOLDS), *(pytest.param(row, marks=pytest.mark.slow) for row in WIDE)])
 def test_every_state_is_as_promised(row: str) -> None:
     """An effect happens at most once, each attempt gets the same result of it, and a doubt keeps the others out."""
-    found = explored(HOLDS[row])
+    found = explored((HOLDS | WIDE)[row])
 
     assert ("", ()) == (found.violation, found.trace)
 
