@@ -12,7 +12,7 @@ import pytest
 
 from flask_idempotency.codec.key_sources import load_ring
 from flask_idempotency.codec.keyring import KeyRing
-from flask_idempotency.engine.capabilities import DataLossStatus, Finding, RecordPage, TaskLog, TaskReport, Verdict
+from flask_idempotency.engine.capabilities import Finding, RecordPage, TaskLog, TaskReport, Verdict
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
@@ -86,12 +86,12 @@ def test_findings_are_sorted_worst_first() -> None:
     assert expected == verdicts(found.findings)
 
 
-@pytest.mark.parametrize(("verdict", "in_order"), ((FINE, True), (ADVICE, True), (UNKNOWN, True), (FAULT, False)))
-def test_only_a_fault_makes_the_report_not_in_order(verdict: Verdict, in_order: bool) -> None:
-    """Advice is none, and what cannot be looked at from here would be out of order on every managed server for ever."""
-    found = examine([says("a", verdict)], reach=there)
+def test_only_a_fault_makes_the_report_not_in_order() -> None:
+    """What cannot be looked at from here would be out of order on every managed server for ever."""
+    for verdict in (FINE, ADVICE, UNKNOWN, FAULT):
+        found = examine([says("a", verdict)], reach=there)
 
-    assert (in_order, True) == (found.in_order, found.complete)
+        assert (verdict is not FAULT, True) == (found.in_order, found.complete)
 
 
 def test_a_check_that_fails_is_unknown_and_hides_no_other() -> None:
@@ -215,18 +215,11 @@ def looks(*times: float) -> Callable[[], float]:
     return lambda: next(given)
 
 
-@pytest.mark.parametrize("ahead", (1, -1))
-@pytest.mark.parametrize(
-    ("apart", "verdict"),
-    ((0.9, Verdict.FINE), (1.1, Verdict.ADVICE), (29.9, Verdict.ADVICE), (30.1, Verdict.FAULT), (86400, Verdict.FAULT)),
-)
-def test_the_clock_skew_decides_the_verdict(
-    apart: float, verdict: Verdict, ahead: int, book: TaskLog, clock: FrozenClock
-) -> None:
+def test_the_clock_skew_decides_the_verdict(book: TaskLog, clock: FrozenClock) -> None:
     """In either direction."""
-    host = clock.now - ahead * apart
-
-    assert verdict is worst(clock_skew(book, host_clock=looks(host, host)))
+    for apart, verdict in ((0.9, FINE), (1.1, ADVICE), (29.9, ADVICE), (30.1, FAULT), (86400, FAULT)):
+        for host in (clock.now - apart, clock.now + apart):
+            assert verdict is worst(clock_skew(book, host_clock=looks(host, host))), apart
 
 
 def test_the_text_says_which_clock_is_ahead(book: TaskLog, clock: FrozenClock) -> None:
@@ -267,25 +260,25 @@ def test_a_clock_step_is_reported(report: str | None, verdict: Verdict, book: Ta
 MISSING = standing(missing=PARTS, store_id=None)
 
 
-@pytest.mark.parametrize(
-    ("how", "rule", "verdict"),
-    (
-        pytest.param(standing(), "refuse", Verdict.FINE, id="fine"),
-        pytest.param(standing(acknowledged=PARTS), "refuse", Verdict.FINE, id="acknowledged"),
-        pytest.param(MISSING, "refuse", Verdict.FAULT, id="missing"),
-        pytest.param(standing(missing=1), "refuse", Verdict.FAULT, id="a part is missing"),
-        pytest.param(standing(changed=1), "refuse", Verdict.FAULT, id="changed"),
-        pytest.param(standing(foreign=PARTS), "refuse", Verdict.FAULT, id="foreign"),
-        pytest.param(standing(changed=1), "hold", Verdict.FAULT, id="changed, held"),
-        pytest.param(standing(changed=1, hold=1.0), "hold", Verdict.ADVICE, id="nobody has looked"),
-        pytest.param(MISSING, "run", Verdict.FINE, id="whatever it is"),
-        pytest.param(standing(foreign=PARTS), "run", Verdict.FAULT, id="but foreign"),
-        pytest.param(standing(blind=True), "refuse", Verdict.UNKNOWN, id="not told which process"),
-        pytest.param(standing(blind=True, missing=1), "refuse", Verdict.FAULT, id="which hides no other"),
-    ),
+LOSSES = (
+    (standing(), "refuse", FINE),  # fine
+    (standing(acknowledged=PARTS), "refuse", FINE),  # acknowledged
+    (MISSING, "refuse", FAULT),  # missing
+    (standing(missing=1), "refuse", FAULT),  # a part is missing
+    (standing(changed=1), "refuse", FAULT),  # changed
+    (standing(foreign=PARTS), "refuse", FAULT),  # foreign
+    (standing(changed=1), "hold", FAULT),  # changed, held
+    (standing(changed=1, hold=1.0), "hold", ADVICE),  # nobody has looked
+    (MISSING, "run", FINE),  # whatever it is
+    (standing(foreign=PARTS), "run", FAULT),  # but foreign
+    (standing(blind=True), "refuse", UNKNOWN),  # not told which process
+    (standing(blind=True, missing=1), "refuse", FAULT),  # which hides no other
 )
-def test_a_data_loss_is_a_fault_while_new_keys_are_refused(how: DataLossStatus, rule: str, verdict: Verdict) -> None:
-    assert verdict is worst(canary(Kept(how, Told(after_loss=rule))))
+
+
+def test_a_data_loss_is_a_fault_while_new_keys_are_refused() -> None:
+    for how, rule, verdict in LOSSES:
+        assert verdict is worst(canary(Kept(how, Told(after_loss=rule)))), (how, rule)
 
 
 @pytest.mark.parametrize(
@@ -486,42 +479,40 @@ def endpoint(name: str = "pay", **policy: Any) -> Endpoint:
     return Endpoint(name, Policy(**policy))
 
 
-@pytest.mark.parametrize(
-    ("command_line", "seconds"),
-    (
-        ("", None),
-        ("--bind 0.0.0.0:80", None),
-        ("--timeout 45", 45.0),
-        ("--timeout=45 --workers 2", 45.0),
-        ("-w 2 -t 45", 45.0),
-        ("-t45", 45.0),
-        ("-t 0", inf),
-        ("-t 45 -k sync", 45.0),
-        ("-t 45 --threads 1", 45.0),
-        ("-t 45 --threads 8", inf),
-        ("-t 45 -k gthread", inf),
-        ("--worker-class=gevent -t 45", inf),
-        ("-t soon", None),
-        ("-t", None),
-        ("--timeout '45", None),
-    ),
+COMMAND_LINES = (
+    ("", None),
+    ("--bind 0.0.0.0:80", None),
+    ("--timeout 45", 45.0),
+    ("--timeout=45 --workers 2", 45.0),
+    ("-w 2 -t 45", 45.0),
+    ("-t45", 45.0),
+    ("-t 0", inf),
+    ("-t 45 -k sync", 45.0),
+    ("-t 45 --threads 1", 45.0),
+    ("-t 45 --threads 8", inf),
+    ("-t 45 -k gthread", inf),
+    ("--worker-class=gevent -t 45", inf),
+    ("-t soon", None),
+    ("-t", None),
+    ("--timeout '45", None),
 )
-def test_the_worker_timeout_is_read_from_gunicorns_arguments(command_line: str, seconds: float | None) -> None:
+
+
+def test_the_worker_timeout_is_read_from_gunicorns_arguments() -> None:
     """Only a worker that does one thing at a time is taken for dead while it does it; 0 is never."""
-    assert seconds == gunicorn_timeout(command_line)
+    for command_line, seconds in COMMAND_LINES:
+        assert seconds == gunicorn_timeout(command_line), command_line
 
 
-@pytest.mark.parametrize("effects", ("plain", "marked"))
-def test_a_worker_timeout_below_max_runtime_is_a_fault_if_outcomes_become_unknown(effects: str) -> None:
-    found = worker_timeout([endpoint(effects=effects, max_runtime=60.0)], worker_timeout=30.0)
+def test_a_worker_timeout_below_max_runtime_is_a_fault_if_outcomes_become_unknown() -> None:
+    """It is advice if retries take over."""
+    for effects in ("plain", "marked"):
+        found = worker_timeout([endpoint(effects=effects, max_runtime=60.0)], worker_timeout=30.0)
 
-    assert Verdict.FAULT is worst(found)
-    assert ("30 s" in found[0].text, "60 s" in found[0].text, "pay" in found[0].text) == (True, True, True)
-
-
-@pytest.mark.parametrize("effects", ("deduplicated", "transactional"))
-def test_a_worker_timeout_below_max_runtime_is_advice_if_retries_take_over(effects: str) -> None:
-    assert Verdict.ADVICE is worst(worker_timeout([endpoint(effects=effects)], worker_timeout=30.0))
+        assert FAULT is worst(found)
+        assert all(text in found[0].text for text in ("30 s", "60 s", "pay"))
+    for effects in ("deduplicated", "transactional"):
+        assert ADVICE is worst(worker_timeout([endpoint(effects=effects)], worker_timeout=30.0))
 
 
 @pytest.mark.parametrize(
@@ -535,9 +526,9 @@ def test_a_worker_timeout_below_max_runtime_is_a_fault_if_a_step_may_be_in_doubt
     assert verdict is worst(worker_timeout([Endpoint("pay", policy)], worker_timeout=30.0))
 
 
-@pytest.mark.parametrize("seconds", (60.0, 61.0, inf))
-def test_a_worker_timeout_above_max_runtime_is_fine(seconds: float) -> None:
-    assert Verdict.FINE is worst(worker_timeout([endpoint(max_runtime=60.0)], worker_timeout=seconds))
+def test_a_worker_timeout_above_max_runtime_is_fine() -> None:
+    for seconds in (60.0, inf):
+        assert FINE is worst(worker_timeout([endpoint(max_runtime=60.0)], worker_timeout=seconds))
 
 
 def test_a_timeout_that_is_not_configured_is_unknown() -> None:
@@ -551,23 +542,16 @@ def test_a_finding_names_only_the_first_endpoints() -> None:
     assert "pay0, pay1, pay2, pay3, pay4 and 3 more." in worker_timeout(every, worker_timeout=1.0)[0].text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "verdict"), ((9.0, Verdict.ADVICE), (10.0, Verdict.ADVICE), (10.1, Verdict.FINE), (inf, Verdict.FINE))
-)
-def test_a_proxy_timeout_must_exceed_the_wait_of_a_duplicate(seconds: float, verdict: Verdict) -> None:
-    """Else its caller gets a 504 of the proxy's, and not our answer."""
-    assert verdict is worst(proxy_timeout([endpoint(in_flight="wait", wait=10.0)], proxy_timeout=seconds))
+def test_a_proxy_timeout_must_exceed_the_wait_of_a_duplicate() -> None:
+    """Else its caller gets a 504 of the proxy. If no duplicate waits, any is fine, known or not."""
+    for seconds, verdict in ((10.0, ADVICE), (10.1, FINE), (inf, FINE)):
+        assert verdict is worst(proxy_timeout([endpoint(in_flight="wait", wait=10.0)], proxy_timeout=seconds))
+    for any_seconds in (1.0, None):
+        assert FINE is worst(proxy_timeout([endpoint(wait=10.0)], proxy_timeout=any_seconds))
 
 
-@pytest.mark.parametrize("seconds", (1.0, None))
-def test_any_proxy_timeout_is_fine_if_no_duplicate_waits(seconds: float | None) -> None:
-    """Known or not."""
-    assert Verdict.FINE is worst(proxy_timeout([endpoint(wait=10.0)], proxy_timeout=seconds))
-
-
-@pytest.mark.parametrize(("seconds", "verdict"), ((5.9, Verdict.ADVICE), (6.0, Verdict.FINE), (30.0, Verdict.FINE)))
-def test_a_lease_below_six_seconds_is_advised_against(seconds: float, verdict: Verdict) -> None:
-    assert verdict is worst(lease([endpoint(lease=seconds)]))
+def test_a_lease_below_six_seconds_is_advised_against() -> None:
+    assert [ADVICE, FINE] == [worst(lease([endpoint(lease=seconds)])) for seconds in (5.9, 6.0)]
 
 
 # Keys that wait.
