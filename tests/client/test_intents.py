@@ -706,8 +706,6 @@ def test_a_taken_key_keeps_the_doubt_in_a_pool(
 def test_a_call_beside_another_of_its_name_proves_nothing(
     server: ScriptedServer, make_caller: MakeCaller, intents: Intents, ledger: Ledger, answer: Line
 ) -> None:
-    """The other one began after this one, and may be carried out."""
-
     def other(attempt: Attempt) -> None:
         with Intents(ledger)("pay") as beside:
             beside.begin(None)
@@ -779,7 +777,6 @@ def test_a_key_that_no_header_can_have_is_a_fault(intents: Intents, key: str) ->
 
 
 def test_a_block_may_be_left_in_another_context(intents: Intents) -> None:
-    """Frameworks do so with dependencies that are generators."""
     intent = intents("pay")
     contextvars.copy_context().run(intent.__enter__)
     intent.take()

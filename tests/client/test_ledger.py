@@ -245,7 +245,6 @@ def test_a_ledger_that_fails_after_the_response_loses_no_response(
 
 
 def test_a_relative_path_stays_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that becomes a daemon changes its folder."""
     monkeypatch.chdir(tmp_path)
     ledger = Ledger("intents.sqlite3")
     ledger.begin("pay", "k", None)

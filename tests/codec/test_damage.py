@@ -126,7 +126,6 @@ def test_no_head_is_sealed_that_would_not_open() -> None:
 
 
 def test_the_largest_heads_open() -> None:
-    """The limits hold in both directions."""
     most = StoredResponse(200, "r" * MAX_REASON, (("A", "b"),) * MAX_PAIRS)
     room = MAX_HEAD_BYTES - len("200\r\nA: ")
     longest = StoredResponse(200, metadata=(("A", "b" * room),), body=b"\r\n\r\n")
@@ -185,7 +184,6 @@ def test_a_damaged_data_key_opens_nothing_and_seals_nothing(data: st.DataObject)
 
 
 def test_a_key_service_gets_no_bytes_that_are_no_key() -> None:
-    """Nor does a store keep what it would not be given back."""
     shelf = Shelf()
     made = ring_on(shelf).for_sealing(TENANT)
     asked = list[int]()

@@ -48,7 +48,6 @@ def test_the_first_key_of_a_tenant_is_made(shelf: Shelf) -> None:
 
 
 def test_another_process_has_the_same_keys(shelf: Shelf) -> None:
-    """To seal, and to open what was sealed elsewhere."""
     made = ring_on(shelf).for_sealing(TENANT)
 
     assert made == ring_on(shelf).for_sealing(TENANT)
@@ -64,7 +63,6 @@ def test_processes_with_other_newest_keys_leave_each_other_alone(shelf: Shelf) -
 
 
 def test_the_highest_number_seals(shelf: Shelf) -> None:
-    """An operator who adds a key means it to be used."""
     first = ring_on(shelf).for_sealing(TENANT)
     made = ring_on(shelf)._make(TENANT, "new", shelf.inner.read_keys(TENANT))
     assert shelf.add(TENANT, DataKey(2, "new", made.wrapped), store=first.store, after=1)
@@ -171,8 +169,6 @@ def test_a_provider_that_garbles_keys_is_found_out(shelf: Shelf) -> None:
 
 @pytest.mark.parametrize("answer", (b"", b"short", None, "text" * 8))
 def test_a_provider_that_unwraps_no_key_is_found_out(shelf: Shelf, answer: object) -> None:
-    """Whatever it gives back, nothing is sealed with it or opened."""
-
     class Careless(Service):
         def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
             return answer  # type: ignore[return-value]
@@ -186,7 +182,6 @@ def test_a_provider_that_unwraps_no_key_is_found_out(shelf: Shelf, answer: objec
 
 
 def test_a_provider_with_an_impossible_id_is_a_fault_of_the_configuration(shelf: Shelf) -> None:
-    """It would not fit where the store keeps it."""
     service = Service(KeyRing({"new": NEW}))
     service.__class__ = type("Long", (Service,), {"newest": "n" * 33})
 
@@ -221,7 +216,6 @@ def test_a_shelf_that_was_tampered_with_opens_nothing(shelf: Shelf, change: Call
 
 
 def test_a_key_of_another_tenant_does_not_serve(shelf: Shelf) -> None:
-    """Though it has the same number and is wrapped by the same key."""
     ring_on(shelf).for_sealing(TENANT)
     theirs = shelf.inner.read_keys(TENANT)
     shelf.changed = lambda _: theirs
@@ -245,7 +239,6 @@ def test_a_key_of_another_tenant_does_not_serve(shelf: Shelf) -> None:
     ),
 )
 def test_an_answer_that_names_no_key_is_corrupt(shelf: Shelf, by: SealedBy, says: str) -> None:
-    """Whether the right one is remembered or not; no other is tried."""
     ring = ring_on(shelf)
     ring.for_sealing(TENANT)
 
@@ -255,7 +248,6 @@ def test_an_answer_that_names_no_key_is_corrupt(shelf: Shelf, by: SealedBy, says
 
 
 def test_nothing_secret_is_shown(shelf: Shelf) -> None:
-    """A repr ends up in logs."""
     ring = ring_on(shelf)
     key = ring.for_sealing(TENANT)
 
@@ -312,7 +304,6 @@ def test_a_new_newest_key_seals_immediately() -> None:
 
 
 def test_forgetting_is_of_one_tenant(shelf: Shelf) -> None:
-    """The others' keys stay at hand."""
     ring = ring_on(shelf)
     for tid in (TENANT, OTHER_TENANT):
         ring.prepare(tid)
@@ -342,7 +333,6 @@ def test_memory_is_bounded(shelf: Shelf) -> None:
 
 
 def test_old_keys_leave_memory_when_another_comes() -> None:
-    """Not only on a read of these keys."""
     time = Monotonic()
     memory = DataKeyCache(monotonic=time)
     key = UnwrappedKey(b"k" * 32, "new", 1, b"store", b"wrapped")
@@ -355,7 +345,6 @@ def test_old_keys_leave_memory_when_another_comes() -> None:
 
 
 def test_a_key_that_was_learnt_again_shields_no_older_one() -> None:
-    """It was the first to come; it is no longer the oldest."""
     time = Monotonic()
     memory = DataKeyCache(monotonic=time)
     key = UnwrappedKey(b"k" * 32, "new", 1, b"store", b"wrapped")

@@ -89,7 +89,6 @@ def test_flipped_bytes_are_found_wherever_they_are() -> None:
 
 
 def test_answers_cut_anywhere_or_lengthened_are_found() -> None:
-    """Nothing of it opens, from none of it to all but a byte."""
     for length in (0, 1, 12, 13, 28, 29, len(SEALED.data) - 1):
         assert_corrupt(replace(SEALED, data=SEALED.data[:length]))
     assert_corrupt(replace(SEALED, data=SEALED.data + b"\0"))
@@ -228,7 +227,6 @@ def test_authentic_bytes_that_are_no_envelope_are_corrupt(content: bytes) -> Non
     ),
 )
 def test_any_record_is_a_corrupt_record(payload: StoredPayload, binding: SealContext) -> None:
-    """Whatever a store tells, in fields that it does not check."""
     assume((payload, binding) != (SEALED, BINDING))
     assert_corrupt(payload, binding)
 
@@ -282,7 +280,6 @@ def test_what_cannot_be_replayed_is_not_sealed() -> None:
 
 
 def test_answers_from_before_encryption_still_open() -> None:
-    """Switching it on loses no replay."""
     assert RESULT == codec().open(PLAIN.seal(RESULT, BINDING), BINDING)
 
 
@@ -310,7 +307,6 @@ def test_answers_from_when_encryption_was_on_still_open() -> None:
 
 
 def test_all_keys_of_the_ring_open() -> None:
-    """During a rotation, in both directions."""
     shelf = MemoryStore().data_keys
     before, after = codec(shelf, provider=KeyRing({"old": OLD, "new": NEW})), codec(shelf)
 
@@ -320,7 +316,6 @@ def test_all_keys_of_the_ring_open() -> None:
 
 
 def test_a_key_that_left_the_ring_opens_nothing() -> None:
-    """The text says which key to put back."""
     shelf = MemoryStore().data_keys
     sealed = codec(shelf, provider=KeyRing({"old": OLD})).seal(RESULT, BINDING)
 
@@ -393,7 +388,6 @@ def test_a_destroyed_key_opens_nothing_anywhere_it_is_not_remembered() -> None:
 
 
 def test_a_provider_that_is_away_is_noticed_before_the_work() -> None:
-    """Preparing fails, and sealing after a preparation does not."""
     service, shelf = Service(), MemoryStore().data_keys
     sealed = codec(shelf).seal(RESULT, BINDING)
     sealing = codec(shelf, provider=service)

@@ -53,7 +53,6 @@ def envelope(content: bytes, head: int = 0x10) -> bytes:
 
 
 def test_golden_envelopes_open_for_ever() -> None:
-    """What any release has written, every later one reads."""
     files = {path.stem: bytes.fromhex(path.read_text()) for path in GOLDEN.glob("*.hex")}
 
     assert EXAMPLES == {name: CODEC.unwrap(data) for name, data in files.items()}
@@ -72,7 +71,6 @@ def test_plain_envelopes_are_written_as_ever() -> None:
 @example(StoredResponse(200, " ", (("A", " : "), ("A", " : ")), b""))
 @example(StoredResponse(200, "200", (("A", "\x85\x0b\x1c"),), b""))
 def test_opening_gives_what_was_sealed(result: StoredResponse) -> None:
-    """Duplicates, order, blanks, and an empty body: all the same."""
     assert result == CODEC.unwrap(CODEC.wrap(result))
     assert result == PLAIN.unwrap(PLAIN.wrap(result))
     assert result == CODEC.unwrap(ZSTD.wrap(result))
@@ -115,7 +113,6 @@ def test_cut_or_lengthened_envelopes_are_found(result: StoredResponse, data: st.
     st.sampled_from((0x10, 0x11)),
 )
 def test_good_checksum_around_anything_is_not_enough(content: bytes, head: int) -> None:
-    """What opens is what would have been sealed, to the byte."""
     data = envelope(content, head)
     try:
         result = PLAIN.unwrap(data)
@@ -154,14 +151,12 @@ def test_malformed_content_is_corrupt() -> None:
 
 
 def test_unknown_versions_and_compressions_are_corrupt() -> None:
-    """A later release's envelope is not an absent record."""
     for head in (0x00, 0x20, 0xF0, 0x1E, 0x16):
         with pytest.raises(CorruptRecord, match="is unknown"):
             CODEC.unwrap(envelope(b"200\r\n\r\n", head))
 
 
 def test_tombstone_with_a_body_is_corrupt() -> None:
-    """One of the two would be a lie."""
     with pytest.raises(CorruptRecord):
         CODEC.unwrap(envelope(b"200\r\n\r\nbody", 0x11))
     with pytest.raises(NotStorable):
@@ -222,7 +217,6 @@ def test_bombs_are_refused_without_being_unfolded() -> None:
 
 
 def test_compressed_content_must_end_where_it_ends() -> None:
-    """Damage with a good checksum is still damage."""
     content = zlib.compress(b"200\r\n\r\nbody")
 
     assert StoredResponse(200, body=b"body") == CODEC.unwrap(envelope(content, 0x12))
@@ -277,7 +271,6 @@ def test_without_zstd_a_response_is_unavailable_and_not_corrupt(monkeypatch: pyt
 
 
 def test_nothing_is_sealed_that_would_not_open() -> None:
-    """The limit holds in both directions."""
     small = EnvelopeCodec(max_bytes=100)
     fits = StoredResponse(200, body=b"x" * (100 - len(b"200\r\n\r\n")))
 

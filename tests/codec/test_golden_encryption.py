@@ -87,7 +87,6 @@ def test_golden_answers_open_for_ever(name: str) -> None:
 
 
 def test_every_golden_file_is_tested() -> None:
-    """A file that nothing reads protects nothing."""
     assert {*ANSWERS, "wrapped-file-1"} == {path.stem for path in GOLDEN.glob("*.json")}
 
 
@@ -101,7 +100,6 @@ def test_answers_are_sealed_as_ever(name: str) -> None:
 
 @given(st.sampled_from(sorted(ANSWERS)), st.data())
 def test_mutated_golden_answers_are_corrupt(name: str, data: st.DataObject) -> None:
-    """A piece overwritten, cut out, or put in, anywhere."""
     sealed = golden(name)
     whole = sealed.payload.data
     begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
@@ -114,7 +112,6 @@ def test_mutated_golden_answers_are_corrupt(name: str, data: st.DataObject) -> N
 
 @given(st.sampled_from(sorted(ANSWERS)), st.data())
 def test_mutated_data_keys_make_golden_answers_corrupt(name: str, data: st.DataObject) -> None:
-    """The wrapped key is read as carefully as what it opens."""
     sealed = golden(name)
     key = sealed.shelf.keys[0]
     begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(key.wrapped))] * 2)))
@@ -127,7 +124,6 @@ def test_mutated_data_keys_make_golden_answers_corrupt(name: str, data: st.DataO
 
 
 def test_no_golden_answer_opens_in_the_place_of_another() -> None:
-    """Each with the other's record, and with the other's shelf."""
     examples = [golden(name) for name in ANSWERS]
     for ours in examples:
         for theirs in examples:
@@ -139,7 +135,6 @@ def test_no_golden_answer_opens_in_the_place_of_another() -> None:
 
 
 def test_golden_key_files_open_for_ever(tmp_path: Path) -> None:
-    """The ring in it is that of the golden answers."""
     path = tmp_path / "ring.json"
     shutil.copyfile(GOLDEN / "wrapped-file-1.json", path)
     path.chmod(0o600)

@@ -50,7 +50,6 @@ def private(path: Path, content: str) -> Path:
 
 
 def test_a_file_is_made_and_wraps(path: Path) -> None:
-    """What was wrapped opens again after a restart."""
     wrapped = PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
     again = load_ring(PassphraseKeyFile(path, PASSPHRASE))
 
@@ -110,14 +109,12 @@ def test_refusals_change_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize(("passphrase", "cost"), (("too short", CHEAP), (PASSPHRASE, 2**13), (PASSPHRASE, 2**14 + 1)))
 def test_weak_files_are_not_made(path: Path, passphrase: str, cost: int) -> None:
-    """A thief of the file can guess without limit."""
     with pytest.raises(ConfigurationError):
         PassphraseKeyFile.make(path, passphrase, "spring", cost=cost)
     assert not path.exists()
 
 
 def test_another_passphrase_does_not_open_it(path: Path) -> None:
-    """The error shows neither passphrase nor file content."""
     PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
 
     with pytest.raises(ConfigurationError, match="passphrase is wrong") as caught:
@@ -148,7 +145,6 @@ CHANGES = (swap, rename, shorten, salt)
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_file_does_not_open(path: Path, content: bytes, change: Any) -> None:
-    """No key of it can take another's place, or be left out."""
     changed = json.loads(content)
     change(changed)
 
@@ -186,7 +182,6 @@ TEXTS = ("", "{", "[]", "5", "{}", '{"format": 1}', '{"format": 1, "scrypt": 5, 
 
 
 def test_any_text_is_refused(path: Path, content: bytes) -> None:
-    """With the one kind of error that start-up reports."""
     for found in TEXTS:
         text = content.decode().replace('"format": 1', '"format": 2') if found == "later" else found
         with pytest.raises(ConfigurationError, match="cannot be read by this release"):
@@ -195,7 +190,6 @@ def test_any_text_is_refused(path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("keys", ([], [5], [{}], [{"kid": "a"}], [{"kid": "\ud800", "wrapped": ""}], 5))
 def test_any_keys_are_refused(path: Path, content: bytes, keys: object) -> None:
-    """Also those that are nearly in the right form."""
     with pytest.raises(ConfigurationError):
         PassphraseKeyFile(private(path, json.dumps({**json.loads(content), "keys": keys})), PASSPHRASE)
 
@@ -219,7 +213,6 @@ def recipe() -> dict[str, Any]:
 
 
 def test_the_recipe_seals_and_opens(recipe: dict[str, Any]) -> None:
-    """Each process has its own ring of the same service."""
     shelf = MemoryStore().data_keys
     sealed = codec(shelf, provider=load_ring(recipe["ring"])).seal(RESULT, BINDING)
 
@@ -243,7 +236,6 @@ def test_the_recipe_binds_keys_to_their_place(recipe: dict[str, Any]) -> None:
 
 
 def test_a_service_that_is_away_is_unavailable(recipe: dict[str, Any]) -> None:
-    """What the client raises need not be translated."""
     ring = recipe["ring"]
     sealing = codec(provider=ring)
     sealing.prepare(KEY)

@@ -52,14 +52,12 @@ NO_FUNCTION = 1
 
 
 def test_a_ring_in_the_configuration() -> None:
-    """As a mapping or as one text, the newest first."""
     assert opens({"new": text(NEW), "old": text(OLD)})
     assert opens(WRITTEN)
     assert opens(f"  new: {text(NEW)} , old:{text(OLD)} ,\n")
 
 
 def test_a_ring_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a name that the configuration gives."""
     monkeypatch.setenv("PAYMENT_KEYS", WRITTEN)
 
     assert opens("env:PAYMENT_KEYS")
@@ -67,7 +65,6 @@ def test_a_ring_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", (None, "", "  "))
 def test_an_environment_without_a_ring_is_refused(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    """The text says which variable it is."""
     monkeypatch.delenv("PAYMENT_KEYS", raising=False)
     if value is not None:
         monkeypatch.setenv("PAYMENT_KEYS", value)
@@ -77,14 +74,12 @@ def test_an_environment_without_a_ring_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_ring_in_a_file(tmp_path: Path) -> None:
-    """A key on each line; comments and blanks are passed over."""
     file = private(tmp_path / "keys")
 
     assert opens(f"file:{file}")
 
 
 def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path) -> None:
-    """To read or to write: the text says what to run."""
     file = private(tmp_path / "keys")
     for mode in (0o640, 0o604, 0o620, 0o602, 0o610, 0o644, 0o777):
         file.chmod(mode)
@@ -195,7 +190,6 @@ def test_a_link_that_others_may_turn_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_link_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with the sticky bit lets every user make one."""
     mine, tmp = tmp_path / "mine", tmp_path / "tmp"
     for folder in (mine, tmp):
         folder.mkdir()
@@ -259,7 +253,6 @@ def test_a_function_that_makes_no_ring_is_refused(source: str) -> None:
 
 
 def test_a_provider_is_used_as_it_is() -> None:
-    """Any class will do. The error names missing methods."""
     service = Service()
 
     assert load_ring(service) is service
@@ -313,7 +306,6 @@ def test_a_mapping_holds_text() -> None:
 
 @given(st.text())
 def test_any_text_is_a_ring_or_refused(source: str) -> None:
-    """With one kind of error, whatever it is."""
     with pytest.raises(ConfigurationError):
         load_ring({"new": source})
     with pytest.raises(ConfigurationError):
@@ -355,7 +347,6 @@ def test_a_wrapped_key_opens_under_its_own_id_and_context_only() -> None:
 
 @given(st.binary())
 def test_any_bytes_are_no_wrapped_key(wrapped: bytes) -> None:
-    """And nothing but CorruptRecord says so."""
     with pytest.raises(CorruptRecord):
         RING.unwrap("old", wrapped, context=CONTEXT)
     with pytest.raises(CorruptRecord):
@@ -373,10 +364,8 @@ def test_an_unknown_key_is_named_with_the_remedy() -> None:
 
 
 def test_wrapping_twice_gives_two_texts() -> None:
-    """A nonce that came again would give away both keys."""
     assert RING.wrap("new", OLD, context=CONTEXT) != RING.wrap("new", OLD, context=CONTEXT)
 
 
 def test_a_ring_says_its_ids_and_no_keys() -> None:
-    """A repr ends up in logs."""
     assert "KeyRing(new, old)" == repr(RING) == str(RING)

@@ -126,7 +126,6 @@ def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
 @settings(deadline=None)
 @given(st.sampled_from(sorted(EXAMPLES)), st.data())
 def test_flipped_bits_are_found(name: str, data: st.DataObject) -> None:
-    """In a plain entry by the checksum, in a sealed one by the tag."""
     for steps in (STEPS, codec().steps):
         payload = steps.seal(*EXAMPLES[name], CONTEXT)
         flipped = bytearray(payload.data)
@@ -149,7 +148,6 @@ def test_a_sealed_step_opens_in_its_own_entry_only(where: str) -> None:
 
 
 def test_a_step_is_no_response_and_a_response_no_step() -> None:
-    """Both are sealed in format 2, under the same data key."""
     ours = codec()
     step, response = ours.steps.seal(b"", b"1", CONTEXT), ours.seal(RESULT, BINDING)
 

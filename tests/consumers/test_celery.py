@@ -79,7 +79,6 @@ def shop(sender: Shop, worker: Worker, killed: object) -> Shop:
 def test_a_killed_worker_costs_what_the_effects_say(
     shop: Shop, killed: dict[tuple[str, str], tuple[str, Any]], name: str
 ) -> None:
-    """Killed before the effect, and after it but before the record."""
     ends = {}
     for blow in BLOWS:
         case, message = killed[name, blow]
@@ -101,7 +100,6 @@ def test_a_killed_worker_costs_what_the_effects_say(
 def test_a_message_goes_on_behind_the_finished_steps_of_a_killed_worker(
     shop: Shop, killed: dict[tuple[str, str], tuple[str, Any]]
 ) -> None:
-    """In doubt about the charge, no worker goes on."""
     doubtful, in_doubt = killed["stepped", "die:charging"]
     finished, goes_on = killed["stepped", "die:charged"]
 
@@ -303,7 +301,6 @@ def test_a_task_that_replaces_itself_runs_each_step_once(shop: Shop) -> None:
 
 
 def test_a_failed_task_may_be_sent_again(shop: Shop) -> None:
-    """Under the same id: the record was released."""
     case = shop.case("ValueError")
     message = shop.task("patient").delay(case)
     assert shop.failure(message) == "ValueError"
@@ -315,7 +312,6 @@ def test_a_failed_task_may_be_sent_again(shop: Shop) -> None:
 
 
 def test_an_ignored_task_is_ignored_when_it_is_delivered_again(shop: Shop, worker: Worker) -> None:
-    """It was done: its record is completed."""
     case = shop.case("Ignore")
     signature = shop.task("patient").s(case)
     message, messages = shop.hold_back(signature)
@@ -341,7 +337,6 @@ def test_a_rejected_task_may_run_again(shop: Shop) -> None:
 
 
 def test_a_soft_time_limit_ends_the_body_and_releases_the_record(shop: Shop) -> None:
-    """The same message sent again runs."""
     case = shop.case("stay:before")
     message = shop.task("hurried").delay(case)
     assert shop.ledger.awaited("ended", case) == "soft"
@@ -353,6 +348,5 @@ def test_a_soft_time_limit_ends_the_body_and_releases_the_record(shop: Shop) -> 
 
 
 def test_a_missing_argument_is_refused_where_the_message_is_made(shop: Shop) -> None:
-    """As before: the decorated function has the same arguments."""
     with pytest.raises(TypeError):
         shop.task("by_order").delay()

@@ -57,18 +57,32 @@ def make_celery(**config: Any) -> Celery:
     return celery_app
 
 
+Served = Callable[..., Any]
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    """Makes Celery applications, served by a Flask application on this store, and closes them: `served(store)`."""
+    with contextlib.ExitStack() as ends:
+
+        def make(store: Any = None, *, by: Flask | None = None, **config: Any) -> Celery:
+            celery_app = make_celery(**config)
+            ends.callback(celery_app.close)
+            serve(celery_app, by or make_flask(store))
+            return celery_app
+
+        yield make
+
+
 @pytest.fixture
 def flask_app() -> Flask:
     return make_flask()
 
 
 @pytest.fixture
-def celery_app(flask_app: Flask) -> Iterator[Celery]:
+def celery_app(flask_app: Flask, served: Served) -> Any:
     """Tasks that are called run at once, in this process."""
-    celery_app = make_celery(task_always_eager=True, task_store_eager_result=False)
-    serve(celery_app, flask_app)
-    yield celery_app
-    celery_app.close()
+    return served(by=flask_app, task_always_eager=True, task_store_eager_result=False)
 
 
 Register = Callable[..., Any]
@@ -98,8 +112,6 @@ def runs() -> list[Any]:
 
 
 def test_called_as_a_function_it_is_one(task: Register, runs: list[Any]) -> None:
-    """No claim, and no application is needed."""
-
     @functools.partial(task, key="order")
     def charge(order: str) -> bool:
         runs.append(order)
@@ -130,8 +142,6 @@ def test_within_another_task_it_is_a_function_too(task: Register, runs: list[Any
 
 
 def test_an_eager_task_claims(task: Register, runs: list[Any]) -> None:
-    """Twice with one key: one effect, and the same value."""
-
     @functools.partial(task, key="order")
     def charge(order: str) -> int:
         runs.append(current_claim.attempt)
@@ -174,8 +184,6 @@ def test_an_eager_task_in_a_request_has_a_context_of_its_own(flask_app: Flask, t
 
 
 def test_arguments_are_checked_where_the_message_is_made(task: Register) -> None:
-    """As without us, also of a bound task."""
-
     @functools.partial(task, options={"bind": True})
     def charge(self: Any, order: str) -> None: ...
 
@@ -197,8 +205,7 @@ def test_arguments_are_checked_where_the_message_is_made(task: Register) -> None
         ("order", [((UUID(int=7),), {}), ((), {"order": UUID(int=7)})]),
     ),
 )
-@pytest.mark.parametrize("bind", (False, True))
-def test_a_key_makes_two_messages_one(task: Register, runs: list[Any], key: Any, calls: list[Any], bind: bool) -> None:
+def test_a_key_makes_two_messages_one(task: Register, runs: list[Any], key: Any, calls: list[Any]) -> None:
     """An argument's name, however it is passed, or a function of the arguments."""
 
     def charge(order: Any, at: datetime | None = None) -> None:
@@ -207,11 +214,12 @@ def test_a_key_makes_two_messages_one(task: Register, runs: list[Any], key: Any,
     def bound(self: Any, order: Any, at: datetime | None = None) -> None:
         runs.append(order)
 
-    made = task(bound if bind else charge, key=key, options={"bind": bind})
-    for args, kwargs in calls:
-        made.apply_async(args, kwargs).get()
+    for number, function in enumerate((charge, bound)):
+        made = task(function, key=key, name=f"charge-{number}", options={"bind": function is bound})
+        for args, kwargs in calls:
+            made.apply_async(args, kwargs).get()
 
-    assert len(runs) == 1
+    assert len(runs) == 2
 
 
 def test_other_arguments_under_one_key_are_refused(task: Register, runs: list[Any]) -> None:
@@ -230,8 +238,6 @@ def test_other_arguments_under_one_key_are_refused(task: Register, runs: list[An
 
 @pytest.mark.parametrize("fingerprint", ("amount", lambda order, amount, **_: {"amount": amount}))
 def test_a_fingerprint_narrows_what_must_be_the_same(task: Register, runs: list[Any], fingerprint: Any) -> None:
-    """A trace id, for example, may differ."""
-
     @functools.partial(task, key="order", fingerprint=fingerprint)
     def charge(order: str, amount: int, trace: str = "") -> None:
         runs.append(order)
@@ -246,8 +252,6 @@ def test_a_fingerprint_narrows_what_must_be_the_same(task: Register, runs: list[
 @pytest.mark.parametrize("key", ("order", lambda order: order))
 @pytest.mark.parametrize("order", (None, ""))
 def test_a_message_without_its_key_is_an_error(task: Register, runs: list[Any], key: Any, order: str | None) -> None:
-    """It would be taken for every other one, or for none."""
-
     @functools.partial(task, key=key)
     def charge(order: str | None) -> None:
         runs.append(order)
@@ -271,8 +275,6 @@ def test_tenants_have_their_own_keys(task: Register, runs: list[Any]) -> None:
 
 
 def test_two_tasks_have_their_own_ids_unless_they_share_a_name(task: Register, runs: list[Any]) -> None:
-    """Give it before a function is renamed."""
-
     def charge(order: str) -> None:
         runs.append("charge")
 
@@ -320,8 +322,6 @@ def test_positional_arguments_of_a_bound_task_are_compared(task: Register) -> No
 
 
 def test_a_tenant_is_the_same_text_in_every_process(task: Register, runs: list[Any]) -> None:
-    """The text of other objects holds their address."""
-
     @functools.partial(task, key="order", tenant="shop", fingerprint="order")
     def charge(order: str, shop: object) -> None:
         runs.append(order)
@@ -335,8 +335,6 @@ def test_a_tenant_is_the_same_text_in_every_process(task: Register, runs: list[A
 def test_a_decorator_that_repeats_the_call_repeats_a_run_of_the_message(
     celery_app: Celery, runs: list[Any], failure: Exception
 ) -> None:
-    """Never a run without a claim: its effect would have no record."""
-
     def repeating(function: Any) -> Any:
         @functools.wraps(function)
         def run(*args: Any) -> Any:
@@ -360,8 +358,7 @@ def test_a_decorator_that_repeats_the_call_repeats_a_run_of_the_message(
     assert runs == [True] * (1 if isinstance(failure, Ignore) else 2)
 
 
-@pytest.mark.parametrize("on_error", ("keep", "quarantine", "release"))
-@pytest.mark.parametrize("kind", (Retry, Reject))
+@pytest.mark.parametrize(("kind", "on_error"), ((Retry, "keep"), (Reject, "quarantine")))
 def test_a_body_that_asks_for_another_run_gets_it(
     task: Register, runs: list[Any], kind: type[Exception], on_error: str
 ) -> None:
@@ -383,8 +380,6 @@ def test_a_body_that_asks_for_another_run_gets_it(
 
 
 def test_a_value_that_is_not_kept_is_returned_once(task: Register) -> None:
-    """Too large, or no JSON. The copy fails, and does not run."""
-
     @functools.partial(task, key="order", max_result=8)
     def charge(order: str) -> str:
         return "x" * 9
@@ -444,10 +439,8 @@ def test_an_outcome_that_is_unknown_is_a_failure(task: Register, runs: list[Any]
     assert runs == ["o-1"]
 
 
-def test_it_runs_unguarded_where_the_extension_is_switched_off(runs: list[Any]) -> None:
-    """As views do."""
-    celery_app = make_celery(task_always_eager=True)
-    serve(celery_app, make_flask(IDEMPOTENCY_ENABLED=False))
+def test_it_runs_unguarded_where_the_extension_is_switched_off(served: Served, runs: list[Any]) -> None:
+    celery_app = served(by=make_flask(IDEMPOTENCY_ENABLED=False), task_always_eager=True)
 
     def charge(order: str) -> int:
         runs.append(order)
@@ -456,49 +449,44 @@ def test_it_runs_unguarded_where_the_extension_is_switched_off(runs: list[Any]) 
     made: Any = celery_app.task(shared=False)(idempotent_task(key="order")(charge))
 
     assert [made.delay("o-1").get() for _ in range(2)] == [1, 2]
-    celery_app.close()
 
 
 # Waiting.
 
 
-@pytest.mark.parametrize(
-    ("waits", "lease_left", "visibility", "seconds"),
-    (
-        *((waits, None, None, seconds) for waits, seconds in enumerate((1, 2, 4, 8, 16, 30, 30))),
-        (10**9, None, None, 30),
-        (9, None, 3600.0, 30),
-        (9, None, 60.0, 20),
-        (9, None, 2.0, 1),
-        (9, 5.2, None, 6),
-        (9, 0.0, None, 1),
-        (9, 600.0, 30.0, 10),
-    ),
+COUNTDOWNS: tuple[tuple[int, float | None, float | None, int], ...] = (
+    *((waits, None, None, seconds) for waits, seconds in enumerate((1, 2, 4, 8, 16, 30, 30))),
+    (10**9, None, None, 30),
+    (9, None, 3600.0, 30),
+    (9, None, 60.0, 20),
+    (9, None, 2.0, 1),
+    (9, 5.2, None, 6),
+    (9, 0.0, None, 1),
+    (9, 600.0, 30.0, 10),
 )
-def test_a_message_waits_longer_each_time(
-    waits: int, lease_left: float | None, visibility: float | None, seconds: int
-) -> None:
+
+
+def test_a_message_waits_longer_each_time() -> None:
     """Whole seconds, at most 30, a third of the visibility timeout, and not beyond the lease."""
-    assert countdown(waits, Later(1.0, "in-flight", lease_left=lease_left), visibility=visibility) == seconds
+    for waits, lease_left, visibility, seconds in COUNTDOWNS:
+        later = Later(1.0, "in-flight", lease_left=lease_left)
+        assert countdown(waits, later, visibility=visibility) == seconds, (waits, lease_left, visibility)
 
 
-@pytest.mark.parametrize(
-    ("broker", "options", "seconds"),
-    (
-        ("redis://localhost/0", {}, 3600.0),
-        ("redis://localhost/0", {"visibility_timeout": 60}, 60.0),
-        ("sentinel://localhost:26379/0", {"visibility_timeout": 60, "master_name": "m"}, 60.0),
-        ("amqp://localhost//", {"visibility_timeout": 60}, None),
-        ("memory://", {}, None),
-    ),
+TIMEOUTS: tuple[tuple[str, dict[str, Any], float | None], ...] = (
+    ("redis://localhost/0", {}, 3600.0),
+    ("redis://localhost/0", {"visibility_timeout": 60}, 60.0),
+    ("sentinel://localhost:26379/0", {"visibility_timeout": 60, "master_name": "m"}, 60.0),
+    ("amqp://localhost//", {"visibility_timeout": 60}, None),
+    ("memory://", {}, None),
 )
-def test_only_redis_has_a_visibility_timeout(broker: str, options: dict[str, Any], seconds: float | None) -> None:
-    """One hour by default."""
-    celery_app = Celery("shop", broker=broker, set_as_current=False)
-    celery_app.conf.broker_transport_options = options
 
-    assert visibility_timeout(celery_app) == seconds
-    celery_app.close()
+
+def test_only_redis_has_a_visibility_timeout() -> None:
+    for broker, options, seconds in TIMEOUTS:
+        with contextlib.closing(Celery("shop", broker=broker, set_as_current=False)) as celery_app:
+            celery_app.conf.broker_transport_options = options
+            assert visibility_timeout(celery_app) == seconds, (broker, options)
 
 
 class Away(MemoryStore):
@@ -530,10 +518,9 @@ def run_as_worker(made: Any, request: dict[str, Any]) -> Any:
     return tracer(request["id"], [["o-1"]], {}, request)
 
 
-def test_what_is_sent_again_is_the_same_message() -> None:
+def test_what_is_sent_again_is_the_same_message(served: Served) -> None:
     """Same id, retries, chain and queue; changed by no body; one wait more; and without RabbitMQ's own headers."""
-    celery_app = make_celery()
-    serve(celery_app, make_flask(Away()))
+    celery_app = served(Away())
 
     def charge(orders: list[str]) -> None: ...
 
@@ -553,14 +540,12 @@ def test_what_is_sent_again_is_the_same_message() -> None:
     assert (options["task_id"], options["countdown"], options["retries"]) == (request["id"], 4, 1)
     assert (options["queue"], options["priority"], options["root_id"]) == ("payments", 3, "root")
     assert (options["chain"], options["ignore_result"]) == (request["chain"], True)
-    celery_app.close()
 
 
 @pytest.mark.parametrize("options", ({}, {"autoretry_for": (Exception,)}))
-def test_a_message_that_cannot_be_sent_again_goes_back_to_its_broker(options: dict[str, Any]) -> None:
+def test_a_message_that_cannot_be_sent_again_goes_back_to_its_broker(served: Served, options: dict[str, Any]) -> None:
     """After a second: the broker gives it back at once. It is no failure of the body, so Celery does not retry it."""
-    celery_app = make_celery()
-    serve(celery_app, make_flask(Away()))
+    celery_app = served(Away())
     register: Any = celery_app.task
     made = register(shared=False, **options)(idempotent_task()(idle))
 
@@ -575,13 +560,10 @@ def test_a_message_that_cannot_be_sent_again_goes_back_to_its_broker(options: di
 
     assert (ended.info.state, ended.info.retval.requeue) == ("REJECTED", True)
     sleep.assert_called_once_with(1.0)
-    celery_app.close()
 
 
-def test_a_task_that_replaces_itself_is_another_message_at_each_depth(runs: list[Any]) -> None:
-    """It keeps its id."""
-    celery_app = make_celery()
-    serve(celery_app, make_flask())
+def test_a_task_that_replaces_itself_is_another_message_at_each_depth(served: Served, runs: list[Any]) -> None:
+    celery_app = served()
 
     def descend(orders: list[str]) -> None:
         runs.append(orders)
@@ -592,13 +574,11 @@ def test_a_task_that_replaces_itself_is_another_message_at_each_depth(runs: list
         run_as_worker(made, {**request, "replaced_task_nesting": depth})
 
     assert len(runs) == 3
-    celery_app.close()
 
 
-def test_links_keep_their_ids_when_a_message_is_replayed(runs: list[Any]) -> None:
+def test_links_keep_their_ids_when_a_message_is_replayed(served: Served, runs: list[Any]) -> None:
     """Celery gives a link a new id at each dispatch. Those that have one, and those of other messages, are left alone."""
-    celery_app = make_celery()
-    serve(celery_app, make_flask())
+    celery_app = served()
 
     def charge(orders: list[str]) -> int:
         runs.append(orders)
@@ -623,7 +603,6 @@ def test_links_keep_their_ids_when_a_message_is_replayed(runs: list[Any]) -> Non
     assert sent[0] == sent[1]
     assert len(set(sent[0])) == 3
     assert set(sent[0]) & set(sent[2]) == {"chosen"}
-    celery_app.close()
 
 
 def test_a_task_class_that_pushes_a_context_and_a_request_is_claimed_once(runs: list[Any]) -> None:
@@ -683,29 +662,25 @@ def test_a_link_that_eager_calls_share_runs_for_each(task: Register, runs: list[
 # Start.
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    (
-        {"key": "colour"},
-        {"tenant": "colour"},
-        {"fingerprint": "colour"},
-        {"lease": -1},
-        {"on_store_down": "allow"},
-        {"maxattempts": 3},
-    ),
+WRONG: tuple[dict[str, Any], ...] = (
+    {"key": "colour"},
+    {"tenant": "colour"},
+    {"fingerprint": "colour"},
+    {"lease": -1},
+    {"on_store_down": "allow"},
+    {"maxattempts": 3},
 )
-def test_a_wrong_keyword_is_refused_where_it_stands(wrong: dict[str, Any]) -> None:
-    """And not at the first message."""
 
+
+def test_a_wrong_keyword_is_refused_where_it_stands() -> None:
     def charge(order: str) -> None: ...
 
-    with pytest.raises(ConfigurationError):
-        idempotent_task(**wrong)(charge)
+    for wrong in WRONG:
+        with pytest.raises(ConfigurationError):
+            idempotent_task(**wrong)(charge)
 
 
 def test_it_decorates_functions(celery_app: Celery) -> None:
-    """Not the task, a coroutine, a generator, or nothing."""
-
     async def coroutine() -> None: ...
 
     def generator() -> Iterator[int]:
@@ -817,6 +792,7 @@ def test_a_worker_does_not_start_with_a_task_that_cannot_hold_its_policy(
     ),
 )
 def test_settings_that_cost_messages_are_advised_against(
+    served: Served,
     flask_app: Flask,
     caplog: pytest.LogCaptureFixture,
     broker: str,
@@ -826,10 +802,9 @@ def test_settings_that_cost_messages_are_advised_against(
     advice: list[str],
 ) -> None:
     """By `doctor`, and in the log of a worker that starts."""
-    celery_app = make_celery(**config, broker_url=broker)
+    celery_app = served(by=flask_app, **config, broker_url=broker)
     register: Any = celery_app.task
     register(shared=False, name="charge", **options)(idempotent_task(**policy)(idle))
-    serve(celery_app, flask_app)
 
     worker_init.send(sender=mock.Mock(app=celery_app))
 
@@ -840,7 +815,6 @@ def test_settings_that_cost_messages_are_advised_against(
     for text in advice:
         assert any(text in line for line in logged)
         assert any(text in finding.text and finding.remedy for finding in found)
-    celery_app.close()
 
 
 def test_max_runtime_is_the_tasks_time_limit(flask_app: Flask, celery_app: Celery) -> None:
@@ -866,10 +840,11 @@ def test_max_runtime_is_the_tasks_time_limit(flask_app: Flask, celery_app: Celer
 @pytest.mark.parametrize(
     ("policy", "limit", "seconds"), (({}, 3600, 3600), ({}, 1, 5), ({}, None, 5), ({"max_runtime": 90}, 3600, 90))
 )
-def test_a_message_may_set_a_longer_time_limit(policy: dict[str, Any], limit: int | None, seconds: float) -> None:
+def test_a_message_may_set_a_longer_time_limit(
+    served: Served, policy: dict[str, Any], limit: int | None, seconds: float
+) -> None:
     """`apply_async(time_limit=…)`: without a renewed lease, another worker would take the message over while it runs."""
-    celery_app = make_celery()
-    serve(celery_app, make_flask())
+    celery_app = served()
     register: Any = celery_app.task
     made = register(shared=False, time_limit=5)(idempotent_task(**policy)(idle))
 
@@ -878,7 +853,6 @@ def test_a_message_may_set_a_longer_time_limit(policy: dict[str, Any], limit: in
 
     assert ended.info is None
     assert claim.call_args.args[2].max_runtime == seconds
-    celery_app.close()
 
 
 def test_a_pool_process_writes_what_is_left_before_it_ends(flask_app: Flask, celery_app: Celery) -> None:
@@ -903,7 +877,6 @@ def test_a_pool_process_adds_its_last_counts_before_it_ends(celery_app: Celery) 
 
 
 def test_a_forked_child_leaves_the_applications_connections_alone(tmp_path: Path) -> None:
-    """Also where the records are elsewhere: the pool is another one."""
     app = Flask("shop")
     app.config.update(
         IDEMPOTENCY_STORE=MemoryStore(),
@@ -941,7 +914,7 @@ def soft_limit() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("call", ("claim", "complete", "release", "mark_point_of_no_return"))
-def test_a_soft_limit_ends_no_call_of_the_store(soft_limit: int, runs: list[Any], call: str) -> None:
+def test_a_soft_limit_ends_no_call_of_the_store(served: Served, soft_limit: int, runs: list[Any], call: str) -> None:
     """It ends the body, or comes too late: it is never raised in the middle of a call."""
     store = MemoryStore()
     finished: list[str] = []
@@ -954,8 +927,7 @@ def test_a_soft_limit_ends_no_call_of_the_store(soft_limit: int, runs: list[Any]
         return answer
 
     setattr(store, call, interrupted)
-    celery_app = make_celery(task_always_eager=True)
-    serve(celery_app, make_flask(store))
+    celery_app = served(store, task_always_eager=True)
 
     def charge(order: str) -> str:
         if call == "mark_point_of_no_return":
@@ -977,11 +949,12 @@ def test_a_soft_limit_ends_no_call_of_the_store(soft_limit: int, runs: list[Any]
             assert result == "o-1"
         case "release":
             assert isinstance(result, ValueError)
-    celery_app.close()
 
 
 @pytest.mark.parametrize("on_error", ("release", "keep", "quarantine"))
-def test_a_signal_before_the_body_leaves_the_key_free(soft_limit: int, runs: list[Any], on_error: str) -> None:
+def test_a_signal_before_the_body_leaves_the_key_free(
+    served: Served, soft_limit: int, runs: list[Any], on_error: str
+) -> None:
     """Under `plain` too: the body did not begin."""
     store = MemoryStore()
     claim, signalled = store.claim, [True]
@@ -993,8 +966,7 @@ def test_a_signal_before_the_body_leaves_the_key_free(soft_limit: int, runs: lis
         return claim(*args, **kwargs)
 
     store.claim = interrupted  # type: ignore[method-assign]
-    celery_app = make_celery(task_always_eager=True)
-    serve(celery_app, make_flask(store))
+    celery_app = served(store, task_always_eager=True)
 
     def charge(order: str) -> None:
         runs.append(order)
@@ -1004,7 +976,6 @@ def test_a_signal_before_the_body_leaves_the_key_free(soft_limit: int, runs: lis
     assert isinstance(made.apply(("o-1",)).result, SoftTimeLimitExceeded)
     assert made.apply(("o-1",)).successful()
     assert runs == ["o-1"]
-    celery_app.close()
 
 
 def test_a_handler_that_a_body_sets_for_a_while_leaves_the_workers_own(task: Register, runs: list[Any]) -> None:

@@ -124,7 +124,6 @@ def test_a_message_is_acknowledged_only_when_its_record_is_durable(shop: Shop, h
 
 @pytest.mark.soak
 def test_a_worker_with_a_task_that_cannot_hold_its_policy_does_not_start(hire: Hire, server: RedisServer) -> None:
-    """Its message is what stands in the log."""
     worker = hire("-c", "1", store=at(server, 3), broken=True)
 
     assert worker.process.wait(DEADLINE_SECONDS) == 1

@@ -250,8 +250,6 @@ def test_a_message_that_commits_by_itself_and_fails_is_dead(shop: Shop, inbox: I
 
 
 def test_a_transactional_message_in_transactional_work_is_refused(shop: Shop, inbox: Inbox) -> None:
-    """Both would commit the rows of both."""
-
     def nested() -> None:
         inbox.process("m-2", shop.pay)
 

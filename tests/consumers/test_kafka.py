@@ -99,7 +99,6 @@ def consuming(make: Make, cluster: KafkaCluster, topic: str, inbox: Any, handler
 
 
 def test_messages_take_effect_once_and_are_committed(make: Make, cluster: KafkaCluster, topic: str) -> None:
-    """By the id that their sender gave them, or by their offset."""
     inbox, effects = Hasty(memory_inbox()), Effects()
     for value, message_id in ((b"0", "m-0"), (b"0", "m-0"), (b"1", None), (b"1", None), (b"2", "m-2")):
         cluster.produce(topic, value, message_id=message_id)
@@ -187,7 +186,6 @@ def test_dead_messages_go_to_the_function_of_the_application(make: Make, cluster
 def test_without_that_function_a_dead_message_stops_its_partition(
     make: Make, cluster: KafkaCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until a person settles it. The other partitions go on."""
     monkeypatch.setattr(kafka, "STOPPED_SECONDS", 0.05)
     real, effects = memory_inbox(on_error="quarantine"), Effects()
     inbox = Hasty(real)
@@ -206,7 +204,6 @@ def test_without_that_function_a_dead_message_stops_its_partition(
 
 
 def test_a_topic_that_was_made_again_is_refused(cluster: KafkaCluster, topic: str) -> None:
-    """Its offsets begin again, and other messages are at them."""
     inbox, effects, told = memory_inbox(), Effects(), Effects()
     inbox.process(f"{topic}/0/0", lambda: None, payload=b"what was there before")
     cluster.produce(topic, b"5")

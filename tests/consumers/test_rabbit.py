@@ -214,7 +214,6 @@ def test_dead_messages_go_to_the_function_of_the_application(queue: Queue, consu
 
 
 def test_a_handler_that_fails_is_tried_again_here(queue: Queue, consume: Consumer) -> None:
-    """More often than the queue would deliver it."""
     inbox, effects = memory_inbox(), Effects()
     queue.publish("5 euro")
 
@@ -247,7 +246,6 @@ def test_a_handler_that_fails_for_ever_is_given_up(queue: Queue, consume: Consum
 
 
 def test_a_fault_of_the_configuration_stops_the_consumer(queue: Queue, consume: Consumer) -> None:
-    """It is the fault of no message, so each of them stays."""
     inbox, effects = memory_inbox(), Effects()
     queue.publish("5 euro")
 
@@ -311,7 +309,6 @@ def test_each_message_has_an_application_context_of_its_own(queue: Queue, consum
 
 
 def test_others_overtake_a_message_that_waits(queue: Queue) -> None:
-    """Only where the application asked for more than one ahead."""
     real, effects = memory_inbox(), Effects()
     inbox = Hasty(real)
     for number in range(3):

@@ -91,7 +91,6 @@ def receiving(queue: Queue, inbox: Any, handler: Any, **options: Any) -> Any:
 
 
 def test_a_batch_keeps_what_failed_and_what_is_in_flight(queue: Queue) -> None:
-    """Two of ten. Lambda deletes the rest."""
     inbox, effects = memory_inbox(), Effects()
     sent = {number: queue.send(f"{number}", f"m-{number}") for number in range(10)}
     event = queue.event()
@@ -138,7 +137,6 @@ def test_a_record_that_no_worker_may_do(queue: Queue, dead: bool) -> None:
 
 
 def test_a_group_of_a_fifo_queue_stops_at_its_first_failure() -> None:
-    """The later ones of the group would overtake it."""
     inbox, effects = memory_inbox(), Effects()
     groups = ["a", "b", "a", "b"]
     records = [
@@ -170,7 +168,6 @@ def test_messages_are_deleted_when_they_are_done(queue: Queue) -> None:
 
 
 def test_visibility_is_prolonged_while_a_handler_runs(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each third of it, and until the message is deleted."""
     # Twenty times faster than the queue's clock, so that a host that stalls does not show the message.
     monkeypatch.setattr(sqs, "time", SimpleNamespace(monotonic=lambda: time.monotonic() * 20))
     inbox, prolonged, received = memory_inbox(), Effects(), Effects()
@@ -208,7 +205,6 @@ def test_visibility_is_prolonged_while_a_handler_runs(queue: Queue, monkeypatch:
 
 
 def test_a_message_waits_here_while_its_owner_works(queue: Queue) -> None:
-    """It is received once, and not given back."""
     real, effects = memory_inbox(), Effects()
     inbox = Hasty(real)
     queue.send("5", "m-1")

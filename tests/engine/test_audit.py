@@ -164,7 +164,6 @@ def test_a_trail_that_fails_neither_undoes_nor_hides_the_change(
 def test_a_trail_that_fails_does_not_hide_the_error_of_the_change(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both fail if the store is down."""
     held = office.held()
     monkeypatch.setattr(office.store.recovery, "resolve", raising(StoreUnavailable("of the change")))
 

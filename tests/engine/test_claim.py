@@ -19,7 +19,6 @@ def odd(*args: object, **kwargs: object) -> None:
 
 
 def test_p10_renewal_keeps_one_runner_for_many_leases(house: House) -> None:
-    """A view that takes ten leases is still the only one."""
     house.won()
     for _ in range(30):
         house.pass_time(10)
@@ -28,7 +27,6 @@ def test_p10_renewal_keeps_one_runner_for_many_leases(house: House) -> None:
 
 
 def test_renewal_ends_at_max_runtime(house: House) -> None:
-    """A view that hangs for ever does not hold its key for ever."""
     house.won(max_runtime=60.0)
     for _ in range(10):
         house.pass_time(10)
@@ -37,7 +35,6 @@ def test_renewal_ends_at_max_runtime(house: House) -> None:
 
 
 def test_it_knows_whether_the_store_has_its_end(house: House) -> None:
-    """A message is acknowledged only then."""
     claim = house.won()
     assert not claim.stored
     house.store.down |= {"complete"}
@@ -65,7 +62,6 @@ def test_an_end_that_came_too_late_is_not_stored(house: House) -> None:
 
 @pytest.mark.parametrize("settle", ["complete", "release", "quarantine"])
 def test_renewal_ends_with_the_claim(house: House, settle: str) -> None:
-    """Whatever ends it."""
     claim = house.won()
     claim.complete(DONE) if settle == "complete" else getattr(claim, settle)("test")
     house.store.calls.clear()
@@ -91,7 +87,6 @@ def test_p59_a_store_that_fails_at_complete_costs_the_caller_nothing(house: Hous
 
 
 def test_a_lost_reply_of_complete_is_as_if_it_had_come(house: House) -> None:
-    """The repeated write finds its own answer stored."""
     claim = house.won()
     house.store.mute |= {"complete"}
     claim.complete(DONE)
@@ -164,7 +159,6 @@ def test_a_superseded_owner_learns_it_and_finds_the_stored_answer(house: House) 
 
 
 def test_a_superseded_owner_learns_of_a_successor_that_still_runs(house: House) -> None:
-    """409, and when to come again."""
     slow = house.won(effects="marked")
     house.clock.advance(31)
     house.won(effects="marked")
@@ -173,7 +167,6 @@ def test_a_superseded_owner_learns_of_a_successor_that_still_runs(house: House) 
 
 
 def test_an_owner_whose_record_is_gone_learns_that_nothing_is_known(house: House) -> None:
-    """The store forgot; nobody may take the owner's word for it now."""
     claim = house.won()
     claim.release("test")
 
@@ -205,7 +198,6 @@ def test_a_successor_with_another_request_is_nobodys_answer(house: House) -> Non
 
 
 def test_a_renewal_that_fails_oddly_is_tried_again_before_the_lease_ends(house: House) -> None:
-    """Whatever the store raises, and however short the lease is."""
     house.won(lease=0.9)
     house.store._store.renew, renew = odd, house.store._store.renew
     house.pass_time(0.3)
@@ -272,7 +264,6 @@ def test_a_late_settlement_is_repeated_as_long_as_an_early_one(house: House) -> 
 
 
 def test_the_point_of_no_return_turns_take_over_into_quarantine(house: House) -> None:
-    """Durably, before the effect."""
     house.won(effects="marked").point_of_no_return()
     house.clock.advance(31)
 
@@ -306,7 +297,6 @@ def test_a_superseded_owner_cannot_pass_the_point(house: House) -> None:
 
 
 def test_a_point_that_the_store_was_not_told_of_is_not_passed(house: House) -> None:
-    """No effect without the mark: the view must end here."""
     claim = house.won(effects="marked")
     house.store.down |= {"mark_point_of_no_return"}
 
@@ -317,7 +307,6 @@ def test_a_point_that_the_store_was_not_told_of_is_not_passed(house: House) -> N
 
 
 def test_a_renewal_that_meets_a_successor_is_told_once_and_ends(house: House) -> None:
-    """The lease was lost; nothing is renewed any more."""
     house.won(effects="marked")
     house.clock.advance(31)
     house.won(effects="marked")
@@ -343,7 +332,6 @@ def test_what_cannot_be_stored_leaves_a_tombstone(house: House) -> None:
 
 
 def test_a_held_claim_can_still_be_completed_by_its_owner(house: House) -> None:
-    """The token stays good: a late answer heals a quarantine."""
     claim = house.won()
     claim.quarantine("effect-unknown")
     assert Unknown("effect-unknown") == house.claim()

@@ -25,7 +25,6 @@ DONE = StoredResponse(201, metadata=(("Content-Type", "text/plain"),), body=b"pa
 
 
 def test_the_first_request_runs_and_its_retry_gets_the_same_answer(house: House) -> None:
-    """The main promise, at its smallest."""
     house.won().complete(DONE)
 
     outcome = house.claim()
@@ -47,7 +46,6 @@ def test_store_calls_per_path_are_two_one_one(house: House) -> None:
 
 
 def test_a_duplicate_of_a_running_request_learns_the_remaining_lease(house: House) -> None:
-    """And is told about, once."""
     house.won()
     house.clock.advance(12)
 
@@ -63,7 +61,6 @@ def test_another_payload_is_a_mismatch_also_while_the_first_runs(house: House) -
 
 
 def test_a_vanished_plain_owner_leaves_an_unknown_outcome(house: House) -> None:
-    """At most once: nobody runs the key again."""
     house.won()
     house.clock.advance(31)
 
@@ -72,7 +69,6 @@ def test_a_vanished_plain_owner_leaves_an_unknown_outcome(house: House) -> None:
 
 
 def test_a_vanished_marked_owner_is_taken_over(house: House) -> None:
-    """Before its point of no return nothing had happened."""
     first = house.won(effects="marked")
     house.clock.advance(31)
 
@@ -83,7 +79,6 @@ def test_a_vanished_marked_owner_is_taken_over(house: House) -> None:
 
 
 def test_an_unreadable_answer_is_an_error_and_never_a_run(house: House) -> None:
-    """A miss would charge again."""
     claim = house.won()
     payload = StoredPayload(data=b"not an envelope", status=201, success=True, byte_size=4)
     house.store.complete(house.key, claim.contexts[0].token, payload, keep=60.0)
@@ -140,7 +135,6 @@ def test_a_worker_that_dies_in_the_claim_gives_it_back(house: House) -> None:
 
 
 def test_no_repr_tells_what_a_log_must_not_hold(house: House) -> None:
-    """Debug pages and error trackers print every local variable."""
     claim = house.won()
     token = claim.contexts[0].token
     claim.complete(StoredResponse(201, metadata=(("Location", "/canary"),), body=b"canary"))
@@ -168,7 +162,6 @@ def test_an_unreadable_record_leaves_nothing_to_look_after(house: House) -> None
 
 
 def test_two_requests_share_no_token(house: House) -> None:
-    """Equality of tokens is ownership."""
     assert house.won(house.request("a")).contexts[0].token != house.won(house.request("b")).contexts[0].token
 
 
@@ -176,7 +169,6 @@ class TestWaiting:
     """`in_flight="wait"`: a seat, a bounded wait, and never a write."""
 
     def test_a_waiter_gets_the_owners_answer(self, house: House) -> None:
-        """Woken by the settlement, not by luck."""
         claim = house.won()
         looked = threading.Event()
         read = house.store._store.read
@@ -193,7 +185,6 @@ class TestWaiting:
         assert DONE == outcomes[0].response
 
     def test_a_waiter_that_sees_nothing_in_time_is_refused(self, house: House) -> None:
-        """Then it may come again; how long it waited is told."""
         house.won()
         house.slow_reads(2)
 
@@ -201,7 +192,6 @@ class TestWaiting:
         assert 6.0 == house.events[-1].waited  # type: ignore[attr-defined]
 
     def test_p103_a_waiter_never_writes(self, house: House) -> None:
-        """It reads until there is something to ask for."""
         house.won()
         house.slow_reads(1)
         house.store.calls.clear()
@@ -211,7 +201,6 @@ class TestWaiting:
         assert ["claim", "read"] == list(dict.fromkeys(house.store.calls))
 
     def test_exactly_one_waiter_runs_after_a_release(self, house: House) -> None:
-        """The others go on waiting for it."""
         claim = house.won()
         barrier = threading.Barrier(3)
         outcomes: list[object] = []
@@ -234,7 +223,6 @@ class TestWaiting:
         assert ["Claim", "Replay"] == sorted(type(outcome).__name__ for outcome in outcomes)
 
     def test_without_a_seat_the_duplicate_is_refused_at_once(self, house: House) -> None:
-        """Waiters hold threads; there are few."""
         house.won()
         with house.around.waiters.slot(house.key), house.around.waiters.slot(house.key):
             house.store.calls.clear()
@@ -243,7 +231,6 @@ class TestWaiting:
             assert ["claim"] == house.store.calls
 
     def test_a_waiter_takes_over_from_an_owner_that_vanishes(self, house: House) -> None:
-        """Where the record says so: it asks again, as anybody would."""
         house.won(effects="marked")
         house.slow_reads(10)
 
@@ -306,7 +293,6 @@ class TestRotatedSecrets:
         return house.request(), house.request(identity=1)
 
     def test_an_answer_stored_under_the_old_secret_is_replayed(self, house: House) -> None:
-        """A rotation forgets nothing."""
         house.won(house.request(identity=1)).complete(DONE)
 
         outcome = house.claim(house.request(), house.request(identity=1))
@@ -316,14 +302,12 @@ class TestRotatedSecrets:
 
     @pytest.mark.parametrize("only", [0, 1])
     def test_a_release_that_knows_one_secret_is_excluded_by_one_that_knows_both(self, house: House, only: int) -> None:
-        """A rolling deployment runs a payment once, in either direction."""
         house.won(house.request(), house.request(identity=1))
 
         assert isinstance(house.claim(house.request(identity=only)), InFlight)
 
     @pytest.mark.parametrize("only", [0, 1])
     def test_a_release_that_knows_both_is_excluded_by_one_that_knows_one(self, house: House, only: int) -> None:
-        """And it leaves nothing behind under the other."""
         house.won(house.request(identity=only))
 
         assert isinstance(house.claim(house.request(), house.request(identity=1)), InFlight)
@@ -351,7 +335,6 @@ class TestRotatedSecrets:
         assert {"read"} == set(house.store.calls[3:])
 
     def test_an_error_under_one_secret_gives_the_other_back(self, house: House) -> None:
-        """Any error: the first key must not be left claimed by nobody."""
         claim, calls = house.store._store.claim, iter([False, True])
 
         def second_is_corrupt(*args: Any, **kwargs: Any) -> Any:
@@ -397,7 +380,6 @@ class TestRotatedSecrets:
         assert isinstance(house.claim(house.request(), house.request(identity=1)), InFlight)
 
     def test_the_fence_is_one_that_rises_over_both(self, house: House) -> None:
-        """The larger of the two: a successor's is larger than either."""
         first = house.won(house.request(), house.request(identity=1))
         first.release("test")
 

@@ -264,8 +264,6 @@ def test_equal_documents_have_one_form(document: Any, random: Any, indent: int |
 @example({"a": None}, {})
 @example("", None)
 def test_different_documents_have_different_forms(left: Any, right: Any) -> None:
-    """What two readers can tell apart stays apart."""
-
     def typed(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: typed(item) for name, item in value.items()}
@@ -358,7 +356,6 @@ def test_doubtful_documents_have_no_form() -> None:
 
 @given(st.binary() | st.text(alphabet='{}[]",:0123456789.eE+-\\utrfalsn ').map(str.encode))
 def test_no_bytes_are_an_error(raw: bytes) -> None:
-    """What a client sends decides a digest, never a status 500."""
     assert 33 == len(json_digest(raw, ignore=("/a", "/0/b")))
 
 
@@ -413,7 +410,6 @@ def test_close_relatives_are_told_apart() -> None:
 
 
 def test_depth_limit_is_exact() -> None:
-    """At the limit there is a form, one deeper there is none."""
     nested: Callable[[int], bytes] = lambda depth: b"[" * depth + b"]" * depth  # noqa: E731
 
     assert nested(MAX_DEPTH) == canonical_json(nested(MAX_DEPTH))
@@ -559,7 +555,6 @@ def test_parts_never_run_into_each_other(m1: str, m2: str, p1: bytes, p2: bytes,
 
 
 def test_kinds_of_body_never_meet() -> None:
-    """The same bytes read as different things are different bodies."""
     nothing = (raw_digest([]), form_digest([]), multipart_digest([], []), unread_digest(), unread_digest())
 
     assert len(nothing) == len(set(nothing))
@@ -567,7 +562,6 @@ def test_kinds_of_body_never_meet() -> None:
 
 
 def test_cutting_the_bytes_differently_changes_nothing() -> None:
-    """A body that arrives in other pieces is the same body."""
     assert raw_digest([b"ab", b"", b"c"]) == raw_digest([b"abc"])
 
 

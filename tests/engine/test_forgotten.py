@@ -101,7 +101,6 @@ def test_a_result_of_a_forgotten_claim_is_replayed(house: House, memory: Memory)
 
 
 def test_nothing_is_put_back_where_nothing_was_forgotten(house: House, memory: Memory) -> None:
-    """The owner learns that it has lost its claim, as ever."""
     claim = house.won()
     house.store._store = MemoryStore(clock=house.clock)
     with pytest.raises(LeaseLost):
@@ -111,7 +110,6 @@ def test_nothing_is_put_back_where_nothing_was_forgotten(house: House, memory: M
 
 
 def test_whoever_may_have_been_taken_over_puts_nothing_back(house: House, memory: Memory) -> None:
-    """It would call back to life what its successor has finished."""
     claim = house.won(effects="deduplicated")
     memory.forget()
     with pytest.raises(LeaseLost):
@@ -183,7 +181,6 @@ class Lost(MemoryStore):
 
 
 def test_a_loss_is_told_once_and_every_refusal(house: House) -> None:
-    """Nothing was granted, so there is nothing to give back."""
     house.store._store = Lost(clock=house.clock)
     for _ in range(2):
         with pytest.raises(StoreDataLoss):

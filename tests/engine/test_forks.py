@@ -71,7 +71,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_each_part_is_called_once_and_in_order(caplog: pytest.LogCaptureFixture) -> None:
-    """One that fails is logged, and holds up none of the others."""
     told: list[str] = []
     parts = [Part(told, "first"), Part(told, "fails", ValueError("half-way")), Part(told, "last")]
     dropped = Part(told, "dropped")

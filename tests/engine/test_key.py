@@ -81,14 +81,12 @@ def test_uuid_format_takes_uuids_and_nothing_else() -> None:
 
 
 def test_regular_expression_must_match_the_whole_key() -> None:
-    """A match of the beginning is no match."""
     assert "ord_12" == parse_key("ord_12", key_format=r"ord_[0-9]+")
     assert refused("ord_12x", key_format=r"ord_[0-9]+")
     assert refused("xord_12", key_format=r"ord_[0-9]+")
 
 
 def test_refusals_never_repeat_the_key() -> None:
-    """The text reaches the client and the logs."""
     assert "s3cret" not in refused("s3cret s3cret")
     assert "s3cret" not in refused("s3cret" * 50)
 
@@ -162,7 +160,6 @@ def test_no_client_byte_reaches_a_storage_key(parts: Parts) -> None:
 
 @given(st.binary(max_size=64), st.lists(st.binary(max_size=200), max_size=3))
 def test_the_keyed_digest_is_hmac(key: bytes, messages: list[bytes]) -> None:
-    """The copies of the padded key are never used up."""
     mac = keyed_digest(key)
 
     assert [mac(message) for message in messages] == [hmac.digest(key, message, "sha256") for message in messages]

@@ -55,7 +55,6 @@ def renewer(time: Time) -> LeaseRenewer:
 
 
 def test_tends_when_due_and_not_before(renewer: LeaseRenewer, time: Time) -> None:
-    """A lease of 30 s is renewed every 10 s."""
     patient = Patient()
     renewer.add(patient, after=10.0)
 
@@ -67,7 +66,6 @@ def test_tends_when_due_and_not_before(renewer: LeaseRenewer, time: Time) -> Non
 
 
 def test_forgets_what_is_settled_and_what_says_it_is_done(renewer: LeaseRenewer, time: Time) -> None:
-    """Nothing keeps a claim alive that has ended."""
     settled, done = Patient(), Patient(lambda: None)
     renewer.add(settled, after=1.0)
     renewer.add(done, after=1.0)
@@ -238,7 +236,6 @@ def test_drain_runs_what_is_not_due_yet_until_nothing_is_left() -> None:
 
 
 def test_drain_runs_by_itself_where_no_thread_does(renewer: LeaseRenewer) -> None:
-    """One that ends: the interpreter starts no new thread then."""
     patient = Patient(lambda: None)
     renewer.add(patient, after=3600.0)
 
@@ -247,7 +244,6 @@ def test_drain_runs_by_itself_where_no_thread_does(renewer: LeaseRenewer) -> Non
 
 
 def test_drain_gives_up_after_its_timeout(renewer: LeaseRenewer) -> None:
-    """A store that stays away does not keep the process."""
     renewer.add(Patient(unavailable), after=0.0)
 
     assert 1 == renewer.drain(timeout=0.0)

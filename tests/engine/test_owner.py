@@ -54,7 +54,6 @@ def test_a_silent_owner_may_live_as_long_as_a_view_may_run(state: State, remaini
 
 @pytest.mark.parametrize("remaining", (-900.0, -901.0, -1e9))
 def test_an_owner_that_has_had_its_time_is_taken_for_gone(remaining: float) -> None:
-    """And never for less than that."""
     assert may_live(record(State.QUARANTINED, remaining=remaining, reason=LAPSED)) == 0.0
 
 
@@ -84,14 +83,12 @@ def test_a_clock_that_was_set_forward_declares_no_owner_dead() -> None:
 
 
 def test_a_horizon_that_is_ahead_says_nothing() -> None:
-    """It is the earlier of two clocks that is believed."""
     claimed = record(State.PROCESSING, remaining=20.0)
 
     assert claimed == clamp_clock(claimed, NOW + 1e6)
 
 
 def test_the_life_of_an_answer_has_one_clock() -> None:
-    """The store's: it is over when that says so."""
     answered = record(State.COMPLETED, remaining=-1.0)
 
     assert answered == clamp_clock(answered, NOW - 1e6)

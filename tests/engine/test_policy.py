@@ -40,7 +40,6 @@ def test_p45_default_outcome_of_every_status() -> None:
 
 @pytest.mark.parametrize("effects", EFFECTS)
 def test_effects_decide_what_an_unhandled_exception_leaves(effects: str) -> None:
-    """The status is that of an error page, not of the view."""
     policy = merge(Policy(), {"effects": effects})
 
     assert [unknown(effects)] * 3 == [decide(policy, status, error=ValueError()) for status in (200, 500, 503)]
@@ -58,7 +57,6 @@ def test_p47_on_error_decides_for_exceptions_and_for_5xx(on_error: str) -> None:
 
 @pytest.mark.parametrize(("named", "expected"), [("keep_statuses", KEEP), ("release_statuses", RELEASE)])
 def test_the_status_lists_come_before_on_error(named: str, expected: Decision) -> None:
-    """A number is more exact than a class of them."""
     policy = merge(Policy(), {named: frozenset({502}), "on_error": "quarantine"})
 
     assert expected == decide(policy, 502)
@@ -80,7 +78,6 @@ def test_a_status_that_a_hook_put_over_a_success_does_not_say_that_nothing_happe
 
 
 def test_nothing_is_released_past_the_point_of_no_return() -> None:
-    """The effect may have happened. A known response is still kept."""
     assert [QUARANTINE] * 4 == [decide(Policy(), status, past_point=True) for status in (409, 429, 500, 503)]
     assert QUARANTINE == decide(merge(Policy(), {"effects": "marked"}), 500, error=ValueError(), past_point=True)
     assert QUARANTINE == decide(merge(Policy(), {"decide": lambda response, error: RELEASE}), 201, past_point=True)
@@ -136,13 +133,11 @@ def test_the_innermost_layer_that_names_a_value_decides() -> None:
 
 
 def test_transactional_effects_are_refused_without_their_store() -> None:
-    """The sentence says why, and what to use instead."""
     with pytest.raises(ConfigurationError, match=r"needs a SQL store.*deduplicated"):
         merge(Policy(), {"effects": "transactional"}).check(joint=False)
 
 
 @pytest.mark.parametrize("values", [{"lease": 0.0}, {"keep": -1.0}, {"lease": 60.0, "max_runtime": 30.0}])
 def test_p05_durations_that_cannot_hold_are_refused(values: dict[str, float]) -> None:
-    """A lease of nothing would let everybody in."""
     with pytest.raises(ConfigurationError):
         merge(Policy(), values).check(joint=False)

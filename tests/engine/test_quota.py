@@ -30,13 +30,11 @@ def test_a_limit_is_a_number_that_every_store_can_count_to() -> None:
 
 @pytest.mark.parametrize("rate", (NewKeys(-1, 60), NewKeys(1, 0), NewKeys(1, float("inf")), NewKeys(1, float("nan"))))
 def test_a_rate_has_a_count_and_a_time(rate: NewKeys) -> None:
-    """Not a window that never ends, nor one that ends at once."""
     with pytest.raises(ConfigurationError, match="new_keys"):
         Quota(new_keys=rate)
 
 
 def test_all_faults_of_a_quota_are_told_together() -> None:
-    """One by one they would take three deployments."""
     with pytest.raises(ConfigurationError) as refused:
         Quota(records=-1, bytes=-1, in_flight=-1, new_keys=NewKeys(1, 0))
 
@@ -44,7 +42,6 @@ def test_all_faults_of_a_quota_are_told_together() -> None:
 
 
 def test_what_the_upper_quota_names_is_taken_from_it() -> None:
-    """Zero is a limit; None leaves what is below."""
     below, above = Quota(records=5, in_flight=2), Quota(records=0, new_keys=NewKeys(1, 60))
 
     assert Quota(records=0, in_flight=2, new_keys=NewKeys(1, 60)) == below.overlaid(above)
@@ -65,7 +62,6 @@ def test_a_life_ends_at_an_edge_that_is_not_far(now: int, keep: int) -> None:
 
 @given(now=st.integers(0, 2**52), seconds=st.floats(0.001, 1e6))
 def test_a_window_is_open_until_it_closes(now: int, seconds: float) -> None:
-    """And the next one is open then."""
     rate = NewKeys(1, seconds)
     number, left = window_of(now, rate)
 
@@ -74,6 +70,5 @@ def test_a_window_is_open_until_it_closes(now: int, seconds: float) -> None:
 
 
 def test_drift_is_none_when_nothing_is_wrong() -> None:
-    """What was too busy to be looked at is not wrong."""
     assert Drift(busy=3).none
     assert not Drift(bytes=-1).none

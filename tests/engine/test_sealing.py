@@ -106,7 +106,6 @@ def test_what_is_known_needs_no_keys_to_seal_with(house: House, keys: Keys) -> N
 
 
 def test_an_answer_that_waits_for_its_keys_is_not_taken_over(house: House, keys: Keys) -> None:
-    """Its owner lives, and renews its lease until it can be stored."""
     house.policy = Policy(effects="deduplicated")
     first = house.won()
     keys.away = True
@@ -138,7 +137,6 @@ def test_what_was_taken_over_without_keys_is_not_released(house: House, keys: Ke
 
 
 def test_an_answer_waits_for_its_keys_and_its_key_is_not_released(house: House, keys: Keys) -> None:
-    """The effect has happened, and the client has its answer."""
     claim = house.won()
     keys.away = True
     claim.complete(PAID)
@@ -198,7 +196,6 @@ def test_an_answer_whose_tenant_was_erased_is_kept_as_done(house: House, keys: K
 
 
 def test_an_erased_answer_is_an_outcome_of_its_own(house: House, keys: Keys) -> None:
-    """Neither a replay nor a miss; and it is told."""
     house.won().complete(PAID)
     house.store._store.data_keys.shred(house.key.tid)
 

@@ -117,7 +117,6 @@ def desk() -> Desk:
 
 
 def test_a_completed_key_is_replayed_and_told(desk: Desk) -> None:
-    """For as long as was asked, with who did it and why."""
     held, token = desk.held()
 
     assert desk.settler.complete(held, PAID, keep=KEEP, **WHY)
@@ -145,7 +144,6 @@ def test_an_answer_is_sealed_under_the_fresh_token(desk: Desk) -> None:
 
 
 def test_an_answer_without_keys_is_not_stored(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record stands as it was, and nothing is told."""
     held, _ = desk.held()
 
     def away(result: StoredResponse, binding: SealContext) -> StoredPayload:
@@ -158,7 +156,6 @@ def test_an_answer_without_keys_is_not_stored(desk: Desk, monkeypatch: pytest.Mo
 
 
 def test_an_answer_whose_key_was_closed_meanwhile_is_sealed_anew(desk: Desk) -> None:
-    """By somebody who rotates the ring at this moment."""
     held, _ = desk.held()
     desk.codec.seal(PAID, desk.binding(held.key))
     last = desk.store.data_keys.read_keys(held.key.tid).last
@@ -171,7 +168,6 @@ def test_an_answer_whose_key_was_closed_meanwhile_is_sealed_anew(desk: Desk) -> 
 
 
 def test_of_an_erased_tenant_only_that_it_was_done_is_stored(desk: Desk) -> None:
-    """Whoever settles it does not bring back what was erased."""
     held, _ = desk.held()
     desk.codec.seal(PAID, desk.binding(held.key))
     desk.store.data_keys.shred(held.key.tid)
@@ -187,7 +183,6 @@ def test_of_an_erased_tenant_only_that_it_was_done_is_stored(desk: Desk) -> None
 
 @pytest.mark.parametrize("verb", ("complete", "free", "reopen"))
 def test_who_was_not_first_changes_nothing_and_tells_nothing(desk: Desk, verb: str) -> None:
-    """The owner was faster, or another janitor."""
     seen, token = desk.condemned() if verb == "reopen" else desk.held()
     if verb == "reopen":
         desk.settler.force_release(seen, **WHY)
@@ -207,7 +202,6 @@ def test_who_was_not_first_changes_nothing_and_tells_nothing(desk: Desk, verb: s
 
 @pytest.mark.parametrize("forced", (False, True))
 def test_a_freed_key_runs_again_and_is_told(desk: Desk, forced: bool) -> None:
-    """With whether it was forced, and what it was."""
     held, _ = desk.held()
 
     assert desk.settler.force_release(held, forced=forced, **WHY)
@@ -239,7 +233,6 @@ def test_an_answer_that_can_be_opened_again_is_reopened(desk: Desk) -> None:
 
 
 def test_damage_is_not_reopened(desk: Desk) -> None:
-    """As long as nobody can open it, it stays."""
     answered, _ = desk.answered()
     spoilt = replace(desk.payload(answered.key), data=desk.payload(answered.key).data[::-1])
     desk.store.responses.replace(answered.key, desk.payload(answered.key), spoilt)
@@ -260,7 +253,6 @@ def test_only_a_condemned_answer_is_reopened(desk: Desk) -> None:
 
 
 def test_an_erased_answer_is_not_reopened(desk: Desk) -> None:
-    """Whether by a key that is gone or by what says that it is."""
     damaged, _ = desk.condemned()
     desk.store.data_keys.shred(damaged.key.tid)
     key, token, _ = desk.claim()
@@ -300,7 +292,6 @@ def test_a_store_that_does_not_answer_is_said_to(
 def test_what_was_certainly_not_done_is_not_told(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, error: IdempotencyError
 ) -> None:
-    """A store that says so has changed nothing."""
     held, _ = desk.held()
 
     def refuse(*arguments: Any, **options: Any) -> bool:

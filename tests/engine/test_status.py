@@ -239,7 +239,6 @@ def test_a_store_that_fails_while_it_waits_is_asked_again(house: House) -> None:
 
 
 def test_a_store_that_stays_away_is_not_answered_for(house: House) -> None:
-    """What was known before may be over."""
     house.won(lease=600)
     read, looks = house.store._store.read, []
 

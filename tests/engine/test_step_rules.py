@@ -47,7 +47,6 @@ def test_an_error_that_may_follow_an_effect_is_not_harmless() -> None:
 
 @pytest.mark.parametrize("error", (BaseException, KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError))
 def test_an_interrupt_is_not_harmless(error: Any) -> None:
-    """It comes at any point of a function, behind its effect too."""
     with pytest.raises(TypeError, match="An interrupt proves nothing"):
         Step("charge", harmless=(error,))
 

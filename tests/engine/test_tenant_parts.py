@@ -84,7 +84,6 @@ def test_no_part_is_another_tenants_nor_another_part(
 
 
 def test_what_stands_for_all_of_a_tenant_is_not_one_id() -> None:
-    """A caller that knows of one would leave all others unpurged."""
     with pytest.raises(ValueError, match="too many"):
         Identity(b"s", tenant_shards=2).tenant_id("shop", "acme")
 

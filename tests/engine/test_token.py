@@ -24,7 +24,6 @@ MARKS = tuple(
 @pytest.mark.parametrize("several", (False, True))
 @pytest.mark.parametrize("mark", (b"", *MARKS))
 def test_every_token_is_another(mark: bytes, several: bool) -> None:
-    """All of one length; what is not its mark is random."""
     tokens = {new_token(mark, several=several) for _ in range(200)}
 
     assert (200, {TOKEN_BYTES}) == (len(tokens), {len(token) for token in tokens})
@@ -33,7 +32,6 @@ def test_every_token_is_another(mark: bytes, several: bool) -> None:
 
 @pytest.mark.parametrize("mark", (*MARKS, bytes(5), b"\xff" * 5, b"\0\0\0\x80\0"))
 def test_a_token_shows_the_secret_that_it_was_made_under(mark: bytes) -> None:
-    """Whatever bytes a mark has, and to nobody who has another."""
     token = new_token(mark)
 
     assert marked(token, mark)
@@ -48,13 +46,11 @@ def test_a_claim_under_several_secrets_shows_none(mark: bytes) -> None:
 
 
 def test_marks_are_of_their_secrets() -> None:
-    """The same in every process, and others for others."""
     assert (MARKS[0], 3) == (Identity(b"new").mark("shop"), len(set(MARKS)))
     assert {MARK_BYTES} == {len(mark) for mark in MARKS}
 
 
 def test_an_application_is_the_same_under_every_secret() -> None:
-    """And another one is another, under the same."""
     new, old, other = (mark[:OWNER_BYTES] for mark in MARKS)
 
     assert (new, True) == (old, new != other)
@@ -71,7 +67,6 @@ def test_whoever_settles_a_claim_has_a_token_with_its_mark(several: bool) -> Non
 
 
 def test_a_mark_leads_back_to_nothing_else_that_is_derived() -> None:
-    """It stands in the clear in every store."""
     identity = Identity(b"new")
     derived = [
         identity.fingerprint(b"x"),

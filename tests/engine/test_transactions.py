@@ -118,7 +118,6 @@ def test_rows_and_record_are_committed_in_one_step(house: House, book: Book) -> 
 
 
 def test_other_effects_have_no_transaction(house: House, book: Book) -> None:
-    """A plain view keeps its commits to itself, on the same store."""
     claim = house.won(effects="plain")
 
     claim.complete(PAID)
@@ -140,7 +139,6 @@ def test_every_key_of_a_rotation_is_in_the_transaction(house: House, book: Book)
 
 @pytest.mark.parametrize("end", ["release", "quarantine", "complete without rows"])
 def test_rows_are_rolled_back_before_the_key_is_settled_otherwise(house: House, book: Book, end: str) -> None:
-    """Whoever is given the key next must not find them."""
     claim = house.won()
     at_settlement: list[list[str]] = []
     for verb in ("release", "quarantine", "complete"):
@@ -236,7 +234,6 @@ def test_work_that_committed_early_is_never_released(house: House, book: Book) -
 
 
 def test_a_superseded_claim_commits_nothing(house: House, book: Book) -> None:
-    """Its rows are rolled back, and its answer is not delivered."""
     claim = house.won()
     book.refusal = LeaseLost("taken over")
 
@@ -248,7 +245,6 @@ def test_a_superseded_claim_commits_nothing(house: House, book: Book) -> None:
 
 
 def test_a_claim_known_to_be_lost_does_not_even_try(house: House, book: Book) -> None:
-    """The renewal has told it; the database need not."""
     claim = house.won(lease=30.0)
     house.clock.advance(31)
     house.won(lease=30.0)
@@ -262,7 +258,6 @@ def test_a_claim_known_to_be_lost_does_not_even_try(house: House, book: Book) ->
 
 
 def test_a_policy_that_needs_the_sessions_database_is_refused_without_it(house: House) -> None:
-    """Before anything is claimed, whichever door it comes through."""
     with pytest.raises(ConfigurationError, match="needs a SQL store"):
         house.claim(effects="transactional")
 
@@ -270,7 +265,6 @@ def test_a_policy_that_needs_the_sessions_database_is_refused_without_it(house: 
 
 
 def test_a_session_that_cannot_be_joined_costs_nobody_the_key(house: House, book: Book) -> None:
-    """The claim was granted, and its work does not begin."""
     book.joinable = False
 
     with pytest.raises(ConfigurationError):
@@ -280,7 +274,6 @@ def test_a_session_that_cannot_be_joined_costs_nobody_the_key(house: House, book
 
 
 def test_only_a_transactional_claim_is_asked_whether_to_try_again(house: House, book: Book) -> None:
-    """And only of an error that there was."""
     conflict = NotCommitted("deadlock", retryable=True)
     joined: Claim = house.won()
     plain: Claim = house.won(house.request("other"), effects="plain")

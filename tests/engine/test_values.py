@@ -84,7 +84,6 @@ def test_compiled_methods_do_the_same() -> None:
 
 
 def test_another_class_is_never_equal() -> None:
-    """Also with the same fields, and to a subclass or a tuple."""
     assert Payment("a") != Refund("a")
     assert One(("a",)).__eq__(("a",)) is NotImplemented
     assert One(1).__eq__(1) is NotImplemented
@@ -92,8 +91,6 @@ def test_another_class_is_never_equal() -> None:
 
 
 def test_one_field_is_compared_as_a_dataclass_does() -> None:
-    """By identity before equality, as in a tuple."""
-
     @dataclass(frozen=True)
     class Plain:
         value: Any

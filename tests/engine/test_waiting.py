@@ -28,7 +28,6 @@ def test_no_more_waiters_than_seats() -> None:
 
 
 def test_one_key_cannot_take_every_seat() -> None:
-    """The duplicates of one key leave seats for those of others."""
     room = Waiters(SLOTS_PER_KEY + 2)
     with ExitStack() as stack:
         for _ in range(SLOTS_PER_KEY):

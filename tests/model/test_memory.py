@@ -117,7 +117,6 @@ def test_nothing_runs_twice_when_a_store_forgets(row: str) -> None:
 @pytest.mark.skipif(not WHOLE, reason="MODEL=whole asks for it")
 @pytest.mark.parametrize("row", sorted(LARGE))
 def test_nor_where_more_can_happen_at_once(row: str) -> None:
-    """The same with one more worker, or one more loss."""
     found = explored(LARGE[row])
 
     assert ("", ()) == (found.violation, found.trace)
@@ -126,13 +125,11 @@ def test_nor_where_more_can_happen_at_once(row: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(NEEDED))
 def test_no_rule_can_be_left_out(rule: str) -> None:
-    """The row that holds with this rule does not hold without it."""
     assert explored(replace(NEEDED[rule], broken=frozenset({rule}))).violation
 
 
 @pytest.mark.parametrize("rules", sorted(NEEDED_TOGETHER), ids=" and ".join)
 def test_not_both_of_these_can_be_left_out(rules: tuple[str, str]) -> None:
-    """Whoever drops one has to keep the other."""
     assert explored(replace(NEEDED_TOGETHER[rules], broken=frozenset(rules))).violation
 
 

@@ -51,7 +51,6 @@ def test_every_state_is_as_promised(effects: Effects) -> None:
 
 @pytest.mark.parametrize("rule", sorted(NEEDED))
 def test_no_rule_can_be_left_out(rule: str) -> None:
-    """A model that could not fail would prove nothing."""
     assert explored(replace(NEEDED[rule], broken=frozenset({rule}))).violation
 
 

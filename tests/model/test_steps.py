@@ -178,7 +178,6 @@ def test_nor_where_more_can_happen_at_once(row: str) -> None:
 
 @pytest.mark.parametrize("rule", sorted(NEEDED))
 def test_no_rule_can_be_left_out(rule: str) -> None:
-    """Without it, this promise fails first."""
     steps, promise = NEEDED[rule]
 
     assert promise == explored(replace(steps, broken=frozenset({rule}))).violation

@@ -210,7 +210,6 @@ def test_additional_operations_of_3_2_are_described() -> None:
 
 
 def test_describing_fixes_no_policy() -> None:
-    """A document made early must not freeze what real requests get."""
     app, extension, shop = Flask("tests.openapi"), Idempotency(secret="s"), Blueprint("shop", "x")
     app.testing = True
     shop.post("/payments", endpoint="pay")(lambda: jsonify(1))
@@ -353,7 +352,6 @@ def test_a_dialect_is_described(profile: str, statuses: list[str], media_type: s
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_schema_of_a_dialect_fits_each_problem_and_no_loose_error(profile: str) -> None:
-    """A generated client takes ours only for ours."""
     after = described(new_app(profile=profile), document())
     (schema,) = after["components"]["schemas"].values()
     valid = Draft202012Validator(schema).is_valid
@@ -408,7 +406,6 @@ def test_ours_is_the_first_choice_in_one_media_type(theirs: Any, merged: list[An
 
 
 def test_an_example_of_the_application_stays() -> None:
-    """A media type has one example or several, never both."""
     own = {"description": "x", "content": {"application/problem+json": {"schema": THEIRS, "example": {"message": "x"}}}}
     media = post(new_app(), responses={"422": own})["responses"]["422"]["content"]["application/problem+json"]
 
@@ -558,7 +555,6 @@ def test_an_unfinished_document_does_no_harm() -> None:
 
 
 def test_a_media_type_that_is_still_to_be_written_is_ours() -> None:
-    """In YAML, it is null."""
     before: dict[str, Any] = {"description": "Busy.", "content": {"application/problem+json": None}}
     after = post(new_app(), responses={"409": before})["responses"]["409"]
 

@@ -100,7 +100,6 @@ def test_of_a_written_host_and_of_any_host_the_written_one_serves_a_path() -> No
 
 
 def test_clients_do_not_fill_the_memory_with_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts that the same rules serve share a document."""
     make = Mock(wraps=policy_document.policy_document)
     monkeypatch.setattr(policy_document, "policy_document", make)
     app = hosts()

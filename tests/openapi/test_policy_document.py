@@ -81,7 +81,6 @@ def test_a_service_without_its_guard_promises_nothing() -> None:
 
 
 def test_the_document_names_the_version_of_the_draft() -> None:
-    """-07 has expired: a reader must see which one this follows."""
     document = published(new_app(docs_url="https://docs.example/problems/"))
 
     assert 1 == document["version"]
@@ -213,7 +212,6 @@ def test_a_path_has_braces_for_each_converter() -> None:
 
 
 def test_the_policy_of_a_late_configure_is_published() -> None:
-    """The document is made when the first client asks for it."""
     app, extension, shop = Flask("tests.openapi"), Idempotency(publish=True, secret="s"), Blueprint("shop", "x")
     app.testing = True
     shop.post("/orders")(lambda: "x")
@@ -431,7 +429,6 @@ def test_an_operation_that_its_policy_closes_promises_nothing() -> None:
 
 
 def test_every_problem_occurs_or_is_never_described() -> None:
-    """A new problem must be put on one of the two sides."""
     assert PROBLEMS.keys() <= _OCCURS.keys() | NEVER_DESCRIBED
     assert not _OCCURS.keys() & NEVER_DESCRIBED
     assert _OCCURS.keys() <= PROBLEMS.keys()
@@ -720,7 +717,6 @@ def test_a_pattern_is_given_only_if_ecma_262_reads_it() -> None:
 
 
 def test_ecma_262_reads_each_pattern_that_is_given() -> None:
-    """And as Python does, for keys of visible ASCII."""
     given = [pattern for pattern in PATTERNS if ecma_pattern(pattern)]
     keys = [
         "pay_0123abcd",

@@ -74,7 +74,6 @@ def test_a_recipe_serves_a_valid_document(section: str, version: str | None) -> 
 
 @pytest.mark.parametrize("version", ("3.0.3", "3.1.0"))
 def test_the_422_of_flask_smorest_stands_beside_ours(version: str) -> None:
-    """It is a component, to which other operations refer."""
     block = "@payments.arguments(Payment)\n@idempotent"
     fields = "from marshmallow import Schema, fields\nclass Payment(Schema):\n    amount = fields.Integer()\n\n"
     recipe = fields + SECTIONS["flask-smorest"].replace("@idempotent", block).replace("def pay():", "def pay(payment):")
@@ -101,7 +100,6 @@ def test_the_422_of_apiflask_stands_beside_ours() -> None:
 
 
 def test_flasgger_without_its_setting_is_refused() -> None:
-    """Its default is Swagger 2.0."""
     recipe = SECTIONS["flasgger"].replace('config={"openapi": "3.0.3"}', "config={}")
     names = surroundings()
     exec(recipe, names)  # noqa: S102 - our own page, with a mistake
@@ -128,7 +126,6 @@ def new_app() -> Flask:
 
 
 def test_the_plugin_describes_what_was_configured_last() -> None:
-    """Operations are registered before the policies are final."""
     app = new_app()
     spec = payments(IdempotencyPlugin(app))
     Idempotency(app, secret="s", keep=60)

@@ -111,7 +111,6 @@ def test_a_filter_that_matches_nothing_stops_after_so_many_records() -> None:
 
 
 def test_a_filter_of_many_empty_parts_stops_after_so_many_calls() -> None:
-    """A tenant with many shards under several secrets."""
     store: Any = Scans()
 
     page = browse(store, Browsing(tids=[number.to_bytes(16, "big") for number in range(500)]), Place())

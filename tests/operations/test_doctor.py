@@ -77,7 +77,6 @@ def verdicts(findings: Iterable[Finding]) -> list[tuple[str, Verdict]]:
 
 
 def test_findings_are_sorted_worst_first() -> None:
-    """And what is equally bad in the order of the checks."""
     checks = [says("a", FINE), says("b", ADVICE), says("c", FAULT), says("d", UNKNOWN), says("e", FAULT)]
 
     found = examine(checks, reach=there)
@@ -216,7 +215,6 @@ def looks(*times: float) -> Callable[[], float]:
 
 
 def test_the_clock_skew_decides_the_verdict(book: TaskLog, clock: FrozenClock) -> None:
-    """In either direction."""
     for apart, verdict in ((0.9, FINE), (1.1, ADVICE), (29.9, ADVICE), (30.1, FAULT), (86400, FAULT)):
         for host in (clock.now - apart, clock.now + apart):
             assert verdict is worst(clock_skew(book, host_clock=looks(host, host))), apart
@@ -357,7 +355,6 @@ class Broken(KeyRing):
     ),
 )
 def test_an_unusable_newest_key_is_a_fault(error: Exception | None) -> None:
-    """Whoever's service it is: what it raises is told by its class."""
     found = newest_key(Broken(error), *stored())
 
     assert Verdict.FAULT is worst(found)
@@ -417,7 +414,6 @@ DONE, CUT = '{"removed":1,"finished":true}', '{"removed":1,"finished":false}'
     ),
 )
 def test_a_janitor_is_missed_after_two_intervals(last: dict[str, TaskReport], verdict: Verdict) -> None:
-    """Any task is a sign of life: cron has no heartbeat."""
     assert verdict is worst(janitor(log(last), heartbeat_interval=30.0))
 
 
@@ -436,7 +432,6 @@ def test_no_janitor_is_missed_if_none_is_expected() -> None:
     ),
 )
 def test_a_late_task_is_reported(last: dict[str, TaskReport], verdict: Verdict) -> None:
-    """One may be late; three intervals without it are told."""
     assert verdict is worst(tasks(log(last), {"expire": 60.0, "rotate": 86400.0}, heartbeat_interval=30.0))
 
 
@@ -505,7 +500,6 @@ def test_the_worker_timeout_is_read_from_gunicorns_arguments() -> None:
 
 
 def test_a_worker_timeout_below_max_runtime_is_a_fault_if_outcomes_become_unknown() -> None:
-    """It is advice if retries take over."""
     for effects in ("plain", "marked"):
         found = worker_timeout([endpoint(effects=effects, max_runtime=60.0)], worker_timeout=30.0)
 
@@ -562,7 +556,6 @@ def claim(store: MemoryStore, on_expiry: OnExpiry = OnExpiry.QUARANTINE) -> None
 
 
 def test_quarantined_keys_are_counted_with_their_age(store: MemoryStore, clock: FrozenClock) -> None:
-    """How many, and since when."""
     key, token = a_key(), a_token()
     store.claim(a_request(key), token=token, lease=LEASE)
     store.quarantine(key, token, "test")
@@ -575,7 +568,6 @@ def test_quarantined_keys_are_counted_with_their_age(store: MemoryStore, clock: 
 
 
 def test_no_quarantined_key_is_fine(store: MemoryStore, clock: FrozenClock) -> None:
-    """Not for one that is at work, nor for one that has lapsed."""
     claim(store)
     before = quarantined(store.recovery)
     clock.advance(LEASE + 1)
@@ -600,7 +592,6 @@ def looked(store: MemoryStore) -> list[Finding]:
 def test_an_expired_lease_is_reported_once_it_is_overdue(
     on_expiry: OnExpiry, since: float, verdict: Verdict, store: MemoryStore, clock: FrozenClock
 ) -> None:
-    """A janitor's, by its rule, or the next retry's."""
     claim(store, on_expiry)
     clock.advance(LEASE + since)
 

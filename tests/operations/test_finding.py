@@ -33,7 +33,6 @@ def test_of_two_records_of_one_use_the_one_under_the_oldest_secret_decides(named
 
 
 def test_a_record_that_is_quarantined_during_the_search_is_found() -> None:
-    """It goes from one state to the other between the scans of both."""
     store, token = MemoryStore(clock=FrozenClock()), new_token(bytes(5))
     who = Identity(b"s")
     key = who.storage_key(Scope("shop", "acme", "alice"), "k")

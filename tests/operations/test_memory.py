@@ -100,7 +100,6 @@ def test_a_part_that_is_gone_is_never_made_ready_as_if_it_were_new() -> None:
     ((FINE, None), (FOREIGN, None), (CHANGED, 40.0), (MISSING, 40.0), (HELD_LONG_ENOUGH, 0.0)),
 )
 def test_it_says_how_long_to_wait(how: DataLossStatus, wait: float | None) -> None:
-    """What nobody can acknowledge is not waited for."""
     assert wait == status(how).wait
 
 

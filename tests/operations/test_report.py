@@ -52,7 +52,6 @@ def test_the_end_of_a_request_is_not_counted_as_a_request() -> None:
 
 
 def test_an_unknown_counter_is_left_out() -> None:
-    """A later release may count more."""
     found = counted({NEW: 1, "something-new": 7, "t:replayed:3": 2})
 
     assert (1, {"new": 1}) == (found.seen, dict(found.counts))
@@ -100,7 +99,6 @@ def test_no_key_at_all_protects_nothing() -> None:
 
 
 def test_an_enforced_endpoint_without_a_required_key_suggests_nothing_about_it() -> None:
-    """Its requests without a key are not counted."""
     assert {} == said({"new": 100, "completed": 100})
 
 

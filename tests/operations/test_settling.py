@@ -62,7 +62,6 @@ def test_only_what_is_quarantined_is_completed_or_reopened(standing: Standing) -
 
 
 def test_what_is_quarantined_is_completed_once() -> None:
-    """The second to say so is told that somebody was faster."""
     desk = Desk("quarantined")
     seen = desk.case
 
@@ -88,7 +87,6 @@ def test_there_are_doubts_of_whatever_was_done_or_may_go_on(standing: Standing, 
     ("standing", "doubtful"), (("in flight", True), ("lapsed, quarantine", True), ("quarantined", False))
 )
 def test_of_an_endpoint_that_is_not_known_no_silent_owner_is_ever_gone(standing: Standing, doubtful: bool) -> None:
-    """Nobody knows for how long its views may run."""
     desk = Desk(standing)
     desk.clock.advance(1e6)
 
@@ -108,7 +106,6 @@ def test_an_owner_may_live_until_its_runtime_is_over() -> None:
 
 
 def test_whether_it_is_wise_is_not_asked_by_the_verb() -> None:
-    """It has been asked before, and perhaps overruled."""
     desk = Desk("completed")
 
     assert ResolveReport(1, left=0) == release(desk.settler, desk.case, WORD, forced=True)
