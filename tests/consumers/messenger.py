@@ -7,7 +7,9 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,33 @@ ENDLESS: Any = {"max_attempts": 1_000}
 POINTS = ("begun", "flushed", "committing", "committed")
 
 
-def main(url: str, message_id: str, point: str) -> None:
+def begin(work: Callable[[], object]) -> int:
+    """Fork a child that does this work, and return its process id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return child
+
+
+def codes_of(children: Sequence[int]) -> list[int]:
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def killed(url: str) -> None:
+    """Fork a child for each point, which is killed there in the middle of its message. Exit with 0 if all were killed."""
+    codes = codes_of([begin(partial(until, url, f"m-{point}", point)) for point in POINTS])
+    sys.exit(0 if set(codes) == {-signal.SIGKILL} else f"the children ended with {codes}")
+
+
+def until(url: str, message_id: str, point: str) -> None:
     """Process the message until this point of its work."""
     shop = open_shop(url, existing=True)
     inbox = shop.idempotency.inbox("billing", effects="transactional", lease=2)
-
-    def reach(name: str) -> None:
-        if name == point:
-            kill_process()
+    reach = killed_at(point)
 
     def work() -> dict[str, Any]:
         reach("begun")
@@ -53,14 +74,7 @@ def forked(url: str, messages: int) -> None:
     with shop.app.app_context():
         inbox.process("of the parent", lambda: None)
         shop.db.session.execute(select(Payment)).all()
-    children = []
-    for _ in range(4):
-        number = os.fork()
-        if number == 0:
-            child(shop, inbox, messages)
-            os._exit(0)
-        children.append(number)
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in children))
+    sys.exit(max(codes_of([begin(partial(child, shop, inbox, messages)) for _ in range(4)])))
 
 
 def child(shop: Shop, inbox: Inbox, messages: int) -> None:
@@ -71,17 +85,43 @@ def child(shop: Shop, inbox: Inbox, messages: int) -> None:
                 pass
 
 
-def crowd(url: str, messages: int) -> None:
-    """Process every message, in an order of its own, until it may be acknowledged. Write a line before each."""
-    shop = open_shop(url, existing=True)
-    inbox = shop.idempotency.inbox("billing", effects="transactional", lease=2, in_flight="wait", wait=300, **ENDLESS)
-    numbers = list(range(messages))
-    random.shuffle(numbers)
-    with shop.app.app_context():
-        for number in numbers:
-            print(number, flush=True)  # noqa: T201 - the test reads it
-            while not isinstance(inbox.process(f"m-{number}", lambda: shop.pay()), Processed):
-                pass
+def crowds(url: str, messages: int, kills: int) -> None:
+    """Fork two children at a time, and kill each in the middle of some message. The last two are left to finish."""
+    for number in range(kills + 1):
+        children = [crowd(url, messages) for _ in range(2)]
+        for pid, begun in children:
+            with os.fdopen(begun) as lines:
+                if number < kills:
+                    count = random.randint(1, messages)
+                    assert count == sum(1 for _ in islice(lines, count))
+                    os.kill(pid, signal.SIGKILL)
+                else:
+                    lines.read()
+        codes = codes_of([pid for pid, _ in children])
+    sys.exit(max(map(abs, codes)))
+
+
+def crowd(url: str, messages: int) -> tuple[int, int]:
+    """Fork a child that processes every message, in an order of its own. Return its id, and where it writes a line for each."""
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        shop = open_shop(url, existing=True)
+        inbox = shop.idempotency.inbox(
+            "billing", effects="transactional", lease=2, in_flight="wait", wait=300, **ENDLESS
+        )
+        numbers = list(range(messages))
+        random.seed(os.getpid())
+        random.shuffle(numbers)
+        with shop.app.app_context():
+            for number in numbers:
+                os.write(writing, f"{number}\n".encode())
+                while not isinstance(inbox.process(f"m-{number}", lambda: shop.pay()), Processed):
+                    pass
+
+    child = begin(work)
+    os.close(writing)
+    return child, reading
 
 
 STEP_POINTS = ("charging", "charged", "mailing")
@@ -119,23 +159,21 @@ def killed_at(point: str) -> Callable[[str], None]:
 
 def stepped(config: str, effects: str) -> None:
     """Fork a child for each point, which is killed there in the middle of its message. Exit with 0 if all were killed."""
-    inbox, children = inbox_with_steps(json.loads(config)), []
-    for point in STEP_POINTS:
-        number = os.fork()
-        if number == 0:
-            inbox.process(point, booked(Path(effects), point, killed_at(point)))
-            os._exit(1)
-        children.append(number)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in children]
+    inbox = inbox_with_steps(json.loads(config))
+    children = [
+        begin(partial(inbox.process, point, booked(Path(effects), point, killed_at(point)))) for point in STEP_POINTS
+    ]
+    codes = codes_of(children)
     sys.exit(0 if set(codes) == {-signal.SIGKILL} else f"the children ended with {codes}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "steps":
-        stepped(*sys.argv[2:])
-    elif sys.argv[3] == "crowd":
-        crowd(sys.argv[1], int(sys.argv[2]))
-    elif sys.argv[3] == "forked":
-        forked(sys.argv[1], int(sys.argv[2]))
-    else:
-        main(*sys.argv[1:])
+    match sys.argv[1:]:
+        case ["steps", config, effects]:
+            stepped(config, effects)
+        case ["killed", url]:
+            killed(url)
+        case ["forked", url, count]:
+            forked(url, int(count))
+        case ["crowds", url, count, kills]:
+            crowds(url, int(count), int(kills))
