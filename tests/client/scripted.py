@@ -17,7 +17,8 @@ from flask_idempotency.client import Retries, Timing
 from flask_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from flask_idempotency.client.requests import IdempotentAdapter
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
+"""Seconds. A call or a server that takes so long has failed."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Shop:
     def close(self) -> None:
         self.wire.close()
         self._server.shutdown()
-        self._thread.join(10)
+        self._thread.join(LONGEST)
         self._server.server_close()
 
 
@@ -76,8 +76,8 @@ class LossyWire:
 
     def _carry(self, client: socket.socket) -> None:
         try:
-            with client, socket.create_connection(self._upstream, timeout=10) as server:
-                client.settimeout(10)
+            with client, socket.create_connection(self._upstream, timeout=LONGEST) as server:
+                client.settimeout(LONGEST)
                 message = b""
                 # The buyer's requests end with the brace of their JSON.
                 while not message.endswith(b"}"):
@@ -100,8 +100,8 @@ class LossyWire:
 
     def close(self) -> None:
         self._stopping = True
-        socket.create_connection(("127.0.0.1", self.port), timeout=10).close()
-        self._thread.join(10)
+        socket.create_connection(("127.0.0.1", self.port), timeout=LONGEST).close()
+        self._thread.join(LONGEST)
         self._socket.close()
 
 

@@ -162,7 +162,7 @@ def test_threads_get_one_key(path: Path) -> None:
     keys = []
 
     def take() -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         with Intents(ledger)("pay") as intent:
             keys.append(intent.take())
 
@@ -170,7 +170,7 @@ def test_threads_get_one_key(path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
 
     assert len(keys) == 8
     assert len(set(keys)) == 1
@@ -186,18 +186,21 @@ def open_and_take(path: str, rounds: int, answers: multiprocessing.Queue[list[st
     answers.put(keys)
 
 
+ROUNDS = 30
+
+
 def test_processes_open_write_and_close_beside_each_other(path: Path) -> None:
     """Each round opens the file and closes it. With a lock lost on the way, SQLite reports a disk I/O error."""
     answers = SPAWN.Queue()
-    workers = [SPAWN.Process(target=open_and_take, args=(str(path), 70, answers)) for _ in range(3)]
+    workers = [SPAWN.Process(target=open_and_take, args=(str(path), ROUNDS, answers)) for _ in range(3)]
     for worker in workers:
         worker.start()
     found = [answers.get(timeout=120) for _ in workers]
     for worker in workers:
-        worker.join(30)
+        worker.join(60)
 
     assert found[0] == found[1] == found[2]
-    assert len(set(found[0])) == 70
+    assert len(set(found[0])) == ROUNDS
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
@@ -78,12 +76,11 @@ def golden(name: str) -> Sealed:
 ANSWERS = {name.replace("v1-", "v2-"): result for name, result in EXAMPLES.items()}
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_golden_answers_open_for_ever(name: str) -> None:
+def test_golden_answers_open_for_ever() -> None:
     """With the ring, the wrapped data key and the clear facts of their day."""
-    sealed = golden(name)
-
-    assert ANSWERS[name] == sealed.codec().open(sealed.payload, sealed.binding)
+    for name, result in ANSWERS.items():
+        sealed = golden(name)
+        assert result == sealed.codec().open(sealed.payload, sealed.binding), name
 
 
 def test_every_golden_file_is_tested() -> None:
@@ -96,31 +93,6 @@ def test_answers_are_sealed_as_ever(name: str) -> None:
     sealed = golden(name)
 
     assert sealed.payload == sealed.codec().seal(ANSWERS[name], sealed.binding)
-
-
-@given(st.sampled_from(sorted(ANSWERS)), st.data())
-def test_mutated_golden_answers_are_corrupt(name: str, data: st.DataObject) -> None:
-    sealed = golden(name)
-    whole = sealed.payload.data
-    begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
-    mutated = whole[:begin] + data.draw(st.binary(max_size=8)) + whole[end:]
-    assume(mutated != whole)
-
-    with pytest.raises(CorruptRecord):
-        sealed.codec().open(replace(sealed.payload, data=mutated), sealed.binding)
-
-
-@given(st.sampled_from(sorted(ANSWERS)), st.data())
-def test_mutated_data_keys_make_golden_answers_corrupt(name: str, data: st.DataObject) -> None:
-    sealed = golden(name)
-    key = sealed.shelf.keys[0]
-    begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(key.wrapped))] * 2)))
-    mutated = key.wrapped[:begin] + data.draw(st.binary(max_size=8)) + key.wrapped[end:]
-    assume(mutated != key.wrapped)
-    damaged = replace(sealed, shelf=replace(sealed.shelf, keys=(replace(key, wrapped=mutated),)))
-
-    with pytest.raises(CorruptRecord):
-        damaged.codec().open(sealed.payload, sealed.binding)
 
 
 def test_no_golden_answer_opens_in_the_place_of_another() -> None:

@@ -464,14 +464,14 @@ def test_threads_share_the_steps_of_a_claim(shop: Shop) -> None:
     def work(number: int) -> StepState:
         assert claim.steps is not None
         run = claim.steps.enter("charge", str(number).encode(), in_line=False)
-        inside.wait(30)
+        inside.wait(60)
         shop.ran[str(number)] += 1
         if number:
             run.finish(b"%d" % number)
-        told.wait(30)
+        told.wait(60)
         held = record(shop).on_expiry.value
         assert "quarantine" == held
-        told.wait(30)
+        told.wait(60)
         if not number:
             run.finish(b"0")
         return StepState.FINISHED
@@ -503,7 +503,7 @@ def test_one_step_runs_in_one_of_many_threads(shop: Shop) -> None:
     claim, start = shop.won(), Barrier(8)
 
     def work(_: int) -> bool:
-        start.wait(30)
+        start.wait(60)
         try:
             shop.take(claim, "charge", in_line=False)
         except RuntimeError:
@@ -539,7 +539,7 @@ def test_an_observer_holds_no_other_step_up(shop: Shop, told: type[events.Event]
             # Another step of this claim, which needs the lock.
             asked = Thread(target=lambda: claim.steps.in_doubt)  # type: ignore[union-attr]
             asked.start()
-            asked.join(5)
+            asked.join(60)
             free.append(not asked.is_alive())
 
     claim.steps._observers = events.Observers((observe,))
