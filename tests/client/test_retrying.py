@@ -531,7 +531,7 @@ def test_a_reply_that_a_proxy_lost_leaves_a_doubt(answer: Line, server: Scripted
     session.proxies = {"http": server.url}
 
     with session, pytest.raises(OutcomeUnknown):
-        session.post("http://shop.example/payments", json=JSON, timeout=5)
+        session.post("http://shop.example/payments", json=JSON, timeout=60)
 
 
 def test_a_proxy_that_cannot_be_reached_leaves_no_doubt(server: ScriptedServer, clock: Clock) -> None:
@@ -541,7 +541,7 @@ def test_a_proxy_that_cannot_be_reached_leaves_no_doubt(server: ScriptedServer, 
     session.proxies = {"http": server.url}
 
     with session, pytest.raises(NotSent):
-        session.post("http://shop.example/payments", json=JSON, timeout=5)
+        session.post("http://shop.example/payments", json=JSON, timeout=60)
 
 
 def test_a_replayed_response_is_returned_whatever_its_body_says(server: ScriptedServer, call: Caller) -> None:
@@ -585,6 +585,6 @@ def test_a_file_follows_a_temporary_redirect(server: ScriptedServer, clock: Cloc
     session.mount("http://", IdempotentAdapter(retries=Retries(timing=clock.timing())))
 
     with session, path.open("rb") as file:
-        assert session.post(server.url, data=file, timeout=5).status_code == 201
+        assert session.post(server.url, data=file, timeout=60).status_code == 201
 
     assert [request.body for request in server.seen] == [b"text", b"text"]

@@ -43,35 +43,8 @@ DOCUMENTS: st.SearchStrategy[Any] = st.recursive(
     max_leaves=20,
 )
 
-# RFC 8785 appendix B, without NaN and Infinity, which have no JSON.
-APPENDIX_B = """
-0000000000000000 0
-8000000000000000 0
-0000000000000001 5e-324
-8000000000000001 -5e-324
-7fefffffffffffff 1.7976931348623157e+308
-ffefffffffffffff -1.7976931348623157e+308
-4340000000000000 9007199254740992
-c340000000000000 -9007199254740992
-4430000000000000 295147905179352830000
-44b52d02c7e14af5 9.999999999999997e+22
-44b52d02c7e14af6 1e+23
-44b52d02c7e14af7 1.0000000000000001e+23
-444b1ae4d6e2ef4e 999999999999999700000
-444b1ae4d6e2ef4f 999999999999999900000
-444b1ae4d6e2ef50 1e+21
-3eb0c6f7a0b5ed8c 9.999999999999997e-7
-3eb0c6f7a0b5ed8d 0.000001
-41b3de4355555553 333333333.3333332
-41b3de4355555554 333333333.33333325
-41b3de4355555555 333333333.3333333
-41b3de4355555556 333333333.3333334
-41b3de4355555557 333333333.33333343
-becbf647612f3696 -0.0000033333333333333333
-43143ff3c1cb0959 1424953923781206.2
-"""
-
-# https://github.com/cyberphone/json-canonicalization/tree/master/testdata#es6-numbers, which appendix B points to.
+# https://github.com/cyberphone/json-canonicalization/tree/master/testdata#es6-numbers, which RFC 8785 appendix B points to.
+# They hold the numbers of the appendix itself.
 SIGN = 1 << 63
 ES6_NEGATIVE = """
 c46696695dbd1cc3 c43211ede4974a35 c3fce97ca0f21056 c3c7213080c1a6ac c39280f39a348556 c35d9b1f5d20d557 c327af4c4a80aaac
@@ -130,13 +103,6 @@ SAMPLE_CANONICAL = (
     '{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],'
     '"string":"€$\\u000f\\nA\'B\\"\\\\\\\\\\"/"}'
 )
-
-
-def test_numbers_print_as_in_appendix_b_of_rfc_8785() -> None:
-    """The published serialisation of each double, from Python's own spelling of it."""
-    for bits, expected in (line.split() for line in APPENDIX_B.split("\n")[1:-1]):
-        (number,) = struct.unpack(">d", bytes.fromhex(bits))
-        assert expected.encode() == canonical_json(repr(number).encode()), bits
 
 
 def es6_numbers(count: int) -> Iterator[float]:
