@@ -17,23 +17,11 @@ from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.memory.admin import MemoryDataKeys
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
-
-
 RING = KeyRing({"new": NEW, "old": OLD})
-
-
 TENANT, OTHER_TENANT = b"tenant-one-tid..", b"tenant-two-tid.."
-
-
 KEY = StorageKey(rid=b"r" * 32, tid=TENANT)
-
-
 BINDING = SealContext(KEY, token=b"token-of-owner..", fence=17, fingerprint=b"f" * 32)
-
-
 RESULT = StoredResponse(201, "", (("Content-Type", "application/json"), ("Location", "/payments/1")), b'{"id":"pay_1"}')
-
-
 PLAIN = EnvelopeCodec(compression=None)
 
 

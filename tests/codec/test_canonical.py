@@ -109,8 +109,6 @@ def test_a_long_search_finds_no_body_with_two_digests(raw: bytes) -> None:
 
 
 CHARGE = {"amount": 1299, "currency": "EUR", "items": [{"sku": "A-1", "gift": False}, {"sku": "B-2", "gift": None}]}
-
-
 USUAL = (
     json.dumps(CHARGE),
     json.dumps(CHARGE, separators=(",", ":")),

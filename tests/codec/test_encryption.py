@@ -48,8 +48,6 @@ from tests.codec.sealing import (
 from tests.codec.test_envelope import RESULTS
 
 CODEC = codec()
-
-
 SEALED = CODEC.seal(RESULT, BINDING)
 
 

@@ -21,11 +21,7 @@ from flask_idempotency.stores.memory import MemoryStore
 from tests.codec.sealing import BINDING, KEY, OTHER_TENANT, RESULT, codec
 
 PASSPHRASE = "correct horse battery"
-
-
 CHEAP = 2**14
-
-
 CONTEXT = b"whose key it is"
 
 

@@ -75,13 +75,18 @@ class Queue:
                 self.client.delete_message(QueueUrl=self.url, ReceiptHandle=record["receiptHandle"])
 
 
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch, mock_aws():
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "testing")
+        yield boto3.client("sqs", region_name="eu-central-1")
+
+
 @pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
+def queue(client: Any, monkeypatch: pytest.MonkeyPatch) -> Queue:
     monkeypatch.setattr("flask_idempotency.consumers.deliveries._pause", lambda count: 2.0 ** (count - 1) / 100)
-    with mock_aws():
-        yield Queue(boto3.client("sqs", region_name="eu-central-1"))
+    return Queue(client)
 
 
 def receiving(queue: Queue, inbox: Any, handler: Any, **options: Any) -> Any:

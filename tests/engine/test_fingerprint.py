@@ -546,8 +546,6 @@ def test_forms_compare_as_names_and_ordered_values(left: list[tuple[str, str]], 
 
 
 FILE = FilePart("photo", "a.png", "image/png", b"\1" * 32)
-
-
 OTHER_FORMS: tuple[tuple[list[tuple[str, str]], list[FilePart]], ...] = (
     ([("a", "2")], [FILE]),
     ([("b", "1")], [FILE]),

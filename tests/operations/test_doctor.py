@@ -256,8 +256,6 @@ def test_a_clock_step_is_reported(report: str | None, verdict: Verdict, book: Ta
 # Data loss.
 
 MISSING = standing(missing=PARTS, store_id=None)
-
-
 LOSSES = (
     (standing(), "refuse", FINE),  # fine
     (standing(acknowledged=PARTS), "refuse", FINE),  # acknowledged
