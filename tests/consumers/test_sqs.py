@@ -235,9 +235,12 @@ def test_a_receiver_that_stops_gives_back_what_waits(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("fails", (False, True), ids=("returns", "fails"))
-def test_a_handler_that_fails_is_tried_again_here_and_then_given_up(queue: Queue, fails: bool) -> None:
+def test_a_handler_that_fails_is_tried_again_here_and_then_given_up(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     """The function for dead messages is called until it returns, and then the message is deleted."""
-    inbox, effects, told = memory_inbox(), Effects(), Effects()
+    inbox, effects, told, deleted = memory_inbox(), Effects(), Effects(), Effects()
+    delete = queue.client.delete_message
     queue.send("5", "m-1")
 
     def book(message: Any) -> None:
@@ -249,8 +252,9 @@ def test_a_handler_that_fails_is_tried_again_here_and_then_given_up(queue: Queue
         if fails and len(told.runs) == 1:
             raise OSError("no disk")
 
+    monkeypatch.setattr(queue.client, "delete_message", lambda **options: deleted(delete(**options)))
     with receiving(queue, inbox, book, retries=2, dead=dead):
-        told.wait_for(1 + fails)
+        deleted.wait_for(1)
 
     assert ([1, 1, 1], ["retries-exhausted"] * (1 + fails)) == (effects.runs, told.runs)
     assert (0, 0) == queue.counts()
