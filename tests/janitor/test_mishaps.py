@@ -23,7 +23,6 @@ from tests.sql_backends import make_tables
 from tests.tooling.processes import eventually
 
 pytestmark = pytest.mark.slow
-
 ENDED = 12
 
 

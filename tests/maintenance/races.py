@@ -40,7 +40,6 @@ SCRIPTS = (
     (),
 )
 """What owners do until they are done, or vanish."""
-
 ANSWERS = (Happened(StoredResponse(RESOLVER, body=b"paid")), NeverHappened(), StillUnknown())
 
 

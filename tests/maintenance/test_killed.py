@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 KILLS = 3
 LINES = 60
 """Fewer than a janitor says before it is finished here, even one that others have left nothing but their last line."""
-
 HOUR = 3600.0
 
 

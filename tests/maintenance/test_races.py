@@ -14,7 +14,6 @@ from tests.maintenance.races import KEYS, Jittered, Round, faults_of_lives
 
 RACES = int(os.environ.get("RACES", "400"))
 """At each store; each is one key. 10,000 take some minutes."""
-
 AT_A_TIME = 10
 """Rounds between two looks at how lives end: a clock that has gone 400 days ahead does not come back."""
 

@@ -23,7 +23,6 @@ from tests.outbox.conftest import OpenShop, Shop, on_postgresql, on_sqlite
 from tests.tooling.processes import eventually
 
 pytestmark = pytest.mark.slow
-
 PATIENCE = 60
 ROOT = Path(__file__).parents[2]
 

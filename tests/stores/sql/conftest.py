@@ -21,7 +21,7 @@ from tests.sql_backends import make_tables
 from tests.stores.sql.shops import open_, shop
 
 __all__ = ["open_", "shop"]
-
+on_both = pytest.mark.parametrize("database_url", ("postgresql", "sqlite"), indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ("postgresql",), indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ("sqlite",), indirect=True)
 by_every_strategy = pytest.mark.parametrize(
@@ -34,7 +34,6 @@ by_every_lock = pytest.mark.parametrize(
     (("postgresql", "insert"), ("postgresql", "row_lock"), ("postgresql", "advisory")),
     indirect=("database_url",),
 )
-
 
 RENEW = "UPDATE idempotency_meta SET value = {} WHERE name = 'store'"
 """What a process remembers of a store it remembers by this number: no test may find what it remembers of another's."""
@@ -58,9 +57,8 @@ def records_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(params=("postgresql", "sqlite"))
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A test that uses this runs once on each kind of database. It is empty unless the test uses `records_url` too."""
+def lent_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database of the kind `request.param`. It is empty unless the test uses `records_url` too."""
     with_tables = "records_url" in request.fixturenames
     if request.param == "sqlite":
         file = tmp_path / "database.sqlite"
@@ -73,6 +71,10 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         database: LentDatabase = request.getfixturevalue("records_database" if with_tables else "empty_database")
         with database.lent() as url:
             yield url
+
+
+# A test that uses this runs once on each kind of database.
+database_url = pytest.fixture(params=("postgresql", "sqlite"), name="database_url")(lent_url)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from flask_idempotency import Idempotency
 from tests.stores.sql.shops import SECRET, Account, Base, Payment, Shop, open_shop, paying
 
 Fork = Callable[[], int]
-
 _handles: list[object] = []
 
 

@@ -26,14 +26,8 @@ from tests.stores.sql.conftest import MakeEngine
 from tests.stores.sql.counting import sent
 
 payments = Table("payments", MetaData(), Column("id", Integer, primary_key=True), Column("amount", BigInteger))
-
-
 SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
-
-
 DONE = StoredPayload(b"", PAYLOAD.status, PAYLOAD.success, 0, ERASED)
-
-
 ROOM = Quota(records=1000)
 
 

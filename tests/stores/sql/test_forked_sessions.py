@@ -16,7 +16,6 @@ from flask_idempotency.stores.sql.database import PROCESS, REMEDY
 from tests.stores.sql.shops import Account, OpenShop, Shop, paying
 
 pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = ("idle", "held", "garbage", "binds", "late", "unpooled")
 

@@ -25,7 +25,6 @@ from tests.tooling.processes import eventually
 
 PROCESSES, THREADS, KEYS = 4, 3, 6
 
-
 ADVISORY = (
     "SELECT 1 FROM pg_locks WHERE locktype = 'advisory'"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"

@@ -30,7 +30,6 @@ from tests.stores.sql.counting import sent
 from tests.tooling.processes import eventually
 
 __all__ = ["sql_databases", "sql_stores"]
-
 BEGUN, FINISHED = StepState.BEGUN, StepState.FINISHED
 RESULT = StoredPayload(b"result", 0, success=True, byte_size=100)
 SEALED = replace(RESULT, sealed_by=SealedBy("main", 1))

@@ -42,7 +42,6 @@ AGAIN = {
     "advisory": [LOCK, LOOK, "INSERT INTO", LOCK, LOOK],
 }
 """What a claim sends that finds neither a place for its row nor the row, and looks again."""
-
 AT_ONCE_SECONDS = 60.0
 """Far above what an answer takes, far below waiting for a transaction that never ends."""
 

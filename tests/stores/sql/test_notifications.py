@@ -40,7 +40,6 @@ from tests.tooling.processes import DEADLINE_SECONDS, eventually
 
 LISTENERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN flask_idempotency'"
 
-
 SETTLEMENTS: dict[str, Callable[[SqlStore, SeenRecord, FrozenClock], object]] = {
     "complete": lambda store, seen, _: store.complete(seen.key, seen.record.token, PAYLOAD, keep=KEEP),
     "release": lambda store, seen, _: store.release(seen.key, seen.record.token),

@@ -30,13 +30,8 @@ from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_e
 from tests.stores.sql.counting import sent
 
 THREADS, LIMIT = 32, 100
-
-
 ROOM = Quota(records=1_000_000, bytes=10**12, in_flight=1_000_000, new_keys=NewKeys(1_000_000, 60))
-
-
 FULL = Quota(records=1)
-
 
 EVERY_LIMIT = {
     "records": Quota(records=LIMIT),
@@ -44,10 +39,7 @@ EVERY_LIMIT = {
     "new keys": Quota(new_keys=NewKeys(LIMIT, 60)),
 }
 
-
 LOOK, STANDING = "SELECT idempotency_records.state,", "SELECT limits.now,"
-
-
 CLOSELY = ["SELECT pg_advisory_xact_lock(%(my_tenants_number)s::BIGINT)", "WITH limits"]
 
 
@@ -467,8 +459,6 @@ def test_an_unreadable_response_is_counted_once(
 
 
 CROWD = 6
-
-
 NEAR = Quota(records=MARGIN)
 
 

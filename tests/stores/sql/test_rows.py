@@ -90,7 +90,6 @@ SPOILT: dict[str, tuple[Standing, dict[str, Any]]] = {
     "no id of its key": ("completed", {"data_key_number": 1}),
 }
 
-
 READABLE_AFTERWARDS = {"no expiry", "over before it began", "begun after it is over"}
 
 
@@ -306,8 +305,6 @@ def refused(store: SqlStore, key: StorageKey, token: bytes) -> None:
 
 
 ROOM = Quota(records=1_000_000)
-
-
 BACK = KEEP * 100
 
 

@@ -14,10 +14,8 @@ from typing import Any, TypeAlias
 
 import pytest
 from sqlalchemy import Dialect as Driver
-from sqlalchemy import Engine
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
-from sqlalchemy.sql.elements import CompilerElement
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import RequestInfo, StoredPayload
@@ -42,21 +40,14 @@ from flask_idempotency.testing.contract.support import (
     granted,
     stand,
 )
-from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_strategy, on_postgresql, on_sqlite
+from tests.stores.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
 from tests.stores.sql.counting import sent
 from tests.stores.sql.shops import OpenShop
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-
-
 DRIVERS: dict[str, Callable[[], Driver]] = {POSTGRESQL: PGDialect_psycopg, SQLITE: SQLiteDialect_pysqlite}
-
-
 BOTH, ONLY_POSTGRESQL, ONLY_SQLITE = (POSTGRESQL, SQLITE), (POSTGRESQL,), (SQLITE,)
-
-
 MODULES = (statements, completion, data_keys, quota, janitor, store, outbox, journal_statements, activity)
-
 
 PARTS = {
     "chosen",
@@ -72,13 +63,8 @@ PARTS = {
     "owners",
     "regranted",
 }
-
-
 """What several statements share."""
-
-
 Made: TypeAlias = Callable[..., Any]
-
 
 NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
     statements.claim_or_read: ONLY_POSTGRESQL,
@@ -94,7 +80,6 @@ NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
     outbox.relay_lock: ONLY_POSTGRESQL,
     journal_statements.write: ONLY_POSTGRESQL,
 }
-
 
 FORMS = [form for number in range(4) for form in combinations(("sealed", "counted", "tells"), number)]
 
@@ -135,36 +120,24 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
 STATEMENTS = named()
 
 
-EVERY = [(name, database) for name, (_, databases) in STATEMENTS.items() for database in databases]
-
-
-@pytest.mark.parametrize(("name", "database"), EVERY)
-def test_a_statement_reads_as_it_did(name: str, database: str) -> None:
-    """A change of what is sent is seen by whoever reviews it, on every SQLAlchemy that we work with."""
-    made: CompilerElement = STATEMENTS[name][0](DIALECTS[database])
-    text = f"{made.compile(dialect=DRIVERS[database]())}\n"
-    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-    snapshot = SNAPSHOTS / database / f"{name}.sql"
+@pytest.mark.parametrize("database", BOTH)
+def test_each_statement_reads_as_it_did_and_is_compiled_once(database: str) -> None:
+    """Show a reviewer each change of what is sent. A statement without a cache key is compiled at each use."""
+    made = {name: make(DIALECTS[database]) for name, (make, databases) in STATEMENTS.items() if database in databases}
+    texts = {}
+    for name, statement in made.items():
+        lines = f"{statement.compile(dialect=DRIVERS[database]())}".splitlines()
+        texts[name] = "".join(f"{line.rstrip()}\n" for line in lines)
+    folder = SNAPSHOTS / database
     if os.environ.get("REWRITE_SNAPSHOTS") == "1":
-        snapshot.write_text(text)
+        for name, written in texts.items():
+            (folder / f"{name}.sql").write_text(written)
+    kept = {path.stem: path.read_text() for path in folder.glob("*.sql")}
 
-    assert snapshot.read_text() == text
-
-
-def test_every_snapshot_is_of_a_statement() -> None:
-    """No file is left of one that is gone."""
-    kept = {path.relative_to(SNAPSHOTS).as_posix() for path in SNAPSHOTS.rglob("*.sql")}
-
-    assert {f"{database}/{name}.sql" for name, database in EVERY} == kept
-
-
-@pytest.mark.parametrize(("name", "database"), EVERY)
-def test_a_statement_is_compiled_once(name: str, database: str) -> None:
-    """What makes SQLAlchemy's cache recognise it is there."""
-    assert STATEMENTS[name][0](DIALECTS[database])._generate_cache_key() is not None
-
-
-WITHIN_A_TRANSACTION = ["BEGIN IMMEDIATE", "SELECT idempotency_records.state,"]
+    changed = [f"{name}:\n{written}" for name, written in texts.items() if kept.get(name) != written]
+    assert not changed, "\n".join(changed)
+    assert kept.keys() == texts.keys(), "snapshots of statements that are gone"
+    assert [] == [name for name, statement in made.items() if statement._generate_cache_key() is None]
 
 
 CLAIMS: dict[str, tuple[Standing | None, bytes]] = {
@@ -176,7 +149,6 @@ CLAIMS: dict[str, tuple[Standing | None, bytes]] = {
     "take-over": ("lapsed, takeover", FINGERPRINT),
     "quarantine": ("lapsed, quarantine", FINGERPRINT),
 }
-
 
 WRITES: dict[str, Callable[[SqlStore, StorageKey, bytes], object]] = {
     "renew": lambda store, key, token: store.renew(key, token, lease=LEASE),
@@ -200,10 +172,12 @@ def statements_of_a_claim(store: SqlStore, clock: FrozenClock, what: str) -> lis
 
 
 @on_postgresql
-@pytest.mark.parametrize("what", ("new", "replay", "mismatch", "conflict", "unknown"))
-def test_a_claim_is_one_statement(open_store: OpenStore, clock: FrozenClock, what: str) -> None:
-    """Whether the key is free or not, on a connection that commits by itself."""
-    assert ["WITH granted"] == statements_of_a_claim(open_store(), clock, what)
+def test_a_claim_is_one_statement_unless_its_row_must_change(open_store: OpenStore, clock: FrozenClock) -> None:
+    """On a connection that commits by itself. The second statement compares what the first has seen."""
+    sent_by = {what: statements_of_a_claim(open_store(), clock, what) for what in CLAIMS}
+
+    changes = ["WITH granted", "UPDATE idempotency_records"]
+    assert sent_by == {what: ["WITH granted"] for what in CLAIMS} | {"take-over": changes, "quarantine": changes}
 
 
 def test_the_first_claim_of_a_process_checks_once_for_missing_parts(open_store: OpenStore) -> None:
@@ -219,45 +193,25 @@ def test_the_first_claim_of_a_process_checks_once_for_missing_parts(open_store: 
     assert [1, 0] == looks
 
 
-@on_postgresql
-@pytest.mark.parametrize("what", ("take-over", "quarantine"))
-def test_a_row_that_must_change_takes_a_second_statement(open_store: OpenStore, clock: FrozenClock, what: str) -> None:
-    """Which compares what the first has seen."""
-    assert ["WITH granted", "UPDATE idempotency_records"] == statements_of_a_claim(open_store(), clock, what)
-
-
 @on_sqlite
-@pytest.mark.parametrize("what", ("replay", "mismatch", "conflict", "unknown"))
-def test_on_sqlite_a_refusal_takes_no_lock(open_store: OpenStore, clock: FrozenClock, what: str) -> None:
-    """There is one lock for all writers, and a replay must not wait for it."""
-    assert ["SELECT idempotency_records.state,"] == statements_of_a_claim(open_store(), clock, what)
-
-
-@on_sqlite
-@pytest.mark.parametrize(
-    ("what", "writes"),
-    (
-        ("take-over", ["INSERT INTO", "UPDATE idempotency_records"]),
-        ("quarantine", ["UPDATE idempotency_records"]),
-    ),
-)
-def test_on_sqlite_a_grant_reads_again_under_its_lock(
-    open_store: OpenStore, clock: FrozenClock, what: str, writes: list[str]
+def test_on_sqlite_a_refusal_takes_no_lock_and_a_grant_reads_again_under_it(
+    open_store: OpenStore, clock: FrozenClock
 ) -> None:
-    """Begun as a writer: a reader that comes to write is refused at once when somebody else has written in between."""
-    look, *rest = statements_of_a_claim(open_store(), clock, what)
+    """There is one lock for all writers. A reader that comes to write is refused if another one has written since.
 
-    assert "SELECT idempotency_records.state," == look
-    assert [*WITHIN_A_TRANSACTION, *writes, "COMMIT"] == rest
+    The insert of a new key finds out by itself whether another worker was faster.
+    """
+    look = "SELECT idempotency_records.state,"
+    begun = ["BEGIN IMMEDIATE", look]
+    expected = {
+        "new": [look, "BEGIN IMMEDIATE", "INSERT INTO", "INSERT INTO", "COMMIT"],
+        "take-over": [look, *begun, "INSERT INTO", "UPDATE idempotency_records", "COMMIT"],
+        "quarantine": [look, *begun, "UPDATE idempotency_records", "COMMIT"],
+    }
 
+    sent_by = {what: statements_of_a_claim(open_store(), clock, what) for what in CLAIMS}
 
-@on_sqlite
-def test_on_sqlite_a_new_key_is_read_once(open_store: OpenStore, clock: FrozenClock) -> None:
-    """The insert itself finds out whether another worker was faster."""
-    look, *rest = statements_of_a_claim(open_store(), clock, "new")
-
-    assert "SELECT idempotency_records.state," == look
-    assert ["BEGIN IMMEDIATE", "INSERT INTO", "INSERT INTO", "COMMIT"] == rest
+    assert sent_by == {what: [look] for what in CLAIMS} | expected
 
 
 @on_postgresql
@@ -275,46 +229,32 @@ def test_a_replay_by_the_other_strategies(
     assert statements == statements_of_a_claim(open_store(strategy=strategy), clock, "replay")
 
 
-@by_every_strategy
-@pytest.mark.parametrize("verb", list(WRITES))
-def test_an_owners_write_is_one_statement(open_store: OpenStore, clock: FrozenClock, strategy: str, verb: str) -> None:
-    """When it changes something. Why it did not, a second one asks."""
-    store, key = open_store(strategy=strategy), a_key()
-    token = stand(store, clock, key, "in flight")
+def test_an_owners_write_is_one_statement(open_store: OpenStore, clock: FrozenClock) -> None:
+    """When it changes something. A second one asks why it did not."""
+    store = open_store()
+    for write in WRITES.values():
+        key = a_key()
+        token = stand(store, clock, key, "in flight")
+        with sent(store) as statements:
+            write(store, key, token)
 
-    with sent(store) as statements:
-        WRITES[verb](store, key, token)
-
-    assert ["UPDATE idempotency_records"] == statements
+        assert ["UPDATE idempotency_records"] == statements
 
 
 LOGGED_TOKEN = b"canary-token-16b"
-
-
 LOGGED_ABOUT = RequestInfo(tenant="canary-tenant", principal="canary-principal", method="POST", operation="pay")
-
-
 LOGGED = StoredPayload(data=b"canary-answer", status=201, success=True, byte_size=13)
 
 
-Bind = Callable[[str, MakeEngine], str | Engine]
-
-
-BINDS: dict[str, Bind] = {
-    "url": lambda url, make_engine: url,
-    "engine": lambda url, make_engine: make_engine(hide_parameters=True),
-    "engine that echoes": lambda url, make_engine: make_engine(hide_parameters=True, echo="debug"),
-}
-
-
-@pytest.mark.parametrize("bind", list(BINDS))
+@pytest.mark.parametrize("options", (None, {"echo": "debug"}), ids=("url", "engine that echoes"))
 def test_no_row_is_logged(
-    records_url: str, make_engine: MakeEngine, caplog: pytest.LogCaptureFixture, bind: str
+    records_url: str, make_engine: MakeEngine, caplog: pytest.LogCaptureFixture, options: dict[str, Any] | None
 ) -> None:
     """By an engine that is made when the level is set already; what is sent is logged as ever."""
     key = a_key()
     with caplog.at_level(logging.DEBUG, logger="sqlalchemy"):
-        store = SqlStore(Database(BINDS[bind](records_url, make_engine)))
+        bind = records_url if options is None else make_engine(hide_parameters=True, **options)
+        store = SqlStore(Database(bind))
         request = a_request(key, about=LOGGED_ABOUT)
         for quota in (Quota(records=9), None):
             granted(store.claim(request, token=LOGGED_TOKEN, lease=LEASE, quota=quota))

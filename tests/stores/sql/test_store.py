@@ -297,8 +297,6 @@ def test_an_error_quotes_no_stored_data(open_store: OpenStore, make_engine: Make
 
 
 THREADS, ROUNDS = 32, 40
-
-
 PROCESSES, THREADS_EACH = 4, 8
 
 

@@ -25,8 +25,6 @@ from tests.stores.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_s
 from tests.tooling.processes import eventually
 
 DURABLE = ("-c", "fsync=on", "-c", "full_page_writes=on")
-
-
 Open = Callable[..., SqlStore]
 
 

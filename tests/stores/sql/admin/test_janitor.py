@@ -234,11 +234,7 @@ def test_the_row_that_waits_longest_comes_first(store: SqlStore, clock: FrozenCl
 
 
 ROUNDS, CLAIMERS, SWEEPERS = 25, 8, 3
-
-
 DAY = 86400.0
-
-
 ANSWER_SECONDS = 30.0
 
 

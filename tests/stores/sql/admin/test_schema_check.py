@@ -19,17 +19,9 @@ from flask_idempotency.testing.contract.support import a_key
 from tests.stores.sql.conftest import MakeEngine, on_postgresql, on_sqlite
 
 FENCES = "idempotency_fence_numbers_number_seq"
-
-
 FENCE_FROM_ONE = f"SELECT setval('{FENCES}', 1, false)"
-
-
 USED = [name for name in RECORD_TABLES if name != FENCE_NUMBERS]
-
-
 TABLES = ", ".join(USED)
-
-
 UPGRADE = "Run `flask idempotency db upgrade`"
 
 

@@ -46,7 +46,6 @@ CONVENTION = {
     "pk": "pk_%(table_name)s",
 }
 
-
 SHOP = """\
 import os
 

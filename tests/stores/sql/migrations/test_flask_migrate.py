@@ -66,7 +66,6 @@ def create_app():
     return app
 """
 
-
 AFTER, BEFORE = "db migrate idempotency", "idempotency migrate db"
 
 

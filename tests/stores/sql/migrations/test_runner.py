@@ -478,27 +478,15 @@ WAITS_FOR_LONG = text("""
     WHERE wait_event = 'advisory' AND datname = current_database()
       AND clock_timestamp() - query_start > interval '400 milliseconds'""")
 
-
 OUR_LOCKS = text("""
     SELECT DISTINCT relation::regclass::text, mode FROM pg_locks
     WHERE pid = pg_backend_pid() AND relation::regclass::text LIKE 'idempotency%' AND mode <> 'AccessShareLock'""")
 
-
 WRITE = "INSERT INTO idempotency_meta VALUES ('x', 1)"
-
-
 UPDATE = "UPDATE idempotency_records SET attempt = 2"
-
-
 READ = "SELECT count(*) FROM idempotency_records"
-
-
 PLAIN_STORAGE = "ALTER TABLE idempotency_records RESET (fillfactor)"
-
-
 NO_INDEX = "DROP INDEX idempotency_expiry"
-
-
 NO_NUMBER = "DELETE FROM idempotency_meta WHERE name = 'store'"
 
 
