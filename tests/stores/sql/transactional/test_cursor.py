@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.stores.sql.driver import DriverCursor, SessionCursor
 from flask_idempotency.stores.sql.schema import records
-from tests.stores.sql.conftest import on_postgresql
+from tests.stores.sql.conftest import on_both, on_postgresql
 from tests.stores.sql.shops import OpenShop, Payment, Shop, paying
 
 Ways: TypeAlias = list[DriverCursor]
@@ -45,23 +45,20 @@ def by_sqlalchemy(shop: Shop) -> None:
     event.listen(shop.db_engine, "after_cursor_execute", nothing)
 
 
-BOTH = pytest.mark.parametrize("choose", (by_the_driver, by_sqlalchemy))
 Choose: TypeAlias = Callable[[Shop], None]
+EITHER_WAY = pytest.mark.parametrize("choose", (by_the_driver, by_sqlalchemy))
 
 
-def test_the_completion_takes_the_drivers_cursor(shop: Shop, cursors: Ways) -> None:
+@EITHER_WAY
+@on_both
+def test_the_completion_takes_the_drivers_cursor_unless_the_engine_has_listeners(
+    shop: Shop, choose: Choose, cursors: Ways
+) -> None:
+    choose(shop)
     paying(shop)
 
     assert (201, 1, "completed") == (shop.post().status_code, shop.payments(), shop.record().state)
-    assert len(cursors) == 1
-
-
-def test_a_listener_makes_the_completion_use_sqlalchemy(shop: Shop, cursors: Ways) -> None:
-    by_sqlalchemy(shop)
-    paying(shop)
-
-    assert (201, 1, "completed") == (shop.post().status_code, shop.payments(), shop.record().state)
-    assert cursors == []
+    assert len(cursors) == (choose is by_the_driver)
 
 
 @contextmanager
@@ -73,12 +70,12 @@ def listening(target: Any, name: str, listener: Callable[..., Any]) -> Iterator[
         event.remove(target, name, listener)
 
 
-@pytest.mark.parametrize("name", ("before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute"))
 @pytest.mark.parametrize("place", ("engine", "every engine", "connection"))
 def test_a_listener_hears_the_completion(
-    shop: Shop, cursors: Ways, name: str, place: str, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, cursors: Ways, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
+    heard_of = ""
     # SQLAlchemy keeps this flag of the class when a listener is removed.
     monkeypatch.setattr(Engine, "_has_events", Engine._has_events)
 
@@ -89,16 +86,19 @@ def test_a_listener_hears_the_completion(
     def pay() -> str:
         shop.pay()
         if place == "connection":
-            event.listen(shop.db.session.connection(), name, hear)
+            event.listen(shop.db.session.connection(), heard_of, hear)
         return "paid"
 
-    if place == "connection":
-        assert shop.post().status_code == 200
-    else:
-        with listening(shop.db_engine if place == "engine" else Engine, name, hear):
-            assert shop.post().status_code == 200
+    names = ("before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute")
+    for heard_of in names:
+        heard.clear()
+        if place == "connection":
+            assert shop.post(key=heard_of).status_code == 200
+        else:
+            with listening(shop.db_engine if place == "engine" else Engine, heard_of, hear):
+                assert shop.post(key=heard_of).status_code == 200
 
-    assert (1, []) == (len(heard), cursors)
+        assert (heard_of, 1, []) == (heard_of, len(heard), cursors)
 
 
 @pytest.mark.parametrize("name", ("do_execute", "handle_error"))
@@ -131,7 +131,7 @@ def test_a_savepoint_below_the_session_makes_the_completion_use_sqlalchemy(shop:
     assert (1, "completed") == (shop.payments(), shop.record().state)
 
 
-@BOTH
+@EITHER_WAY
 def test_a_worker_that_lost_its_claim_commits_no_row(shop: Shop, choose: Choose) -> None:
     choose(shop)
 
@@ -150,7 +150,8 @@ def test_a_worker_that_lost_its_claim_commits_no_row(shop: Shop, choose: Choose)
     assert (b"by run 1", 1) == (shop.post().data, shop.payments())
 
 
-@BOTH
+@EITHER_WAY
+@on_both
 def test_a_failed_completion_rolls_the_rows_back(
     shop: Shop, choose: Choose, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,8 +171,8 @@ def test_a_failed_completion_rolls_the_rows_back(
     assert (201, 2) == (shop.post().status_code, shop.payments())
 
 
-@BOTH
 @on_postgresql
+@EITHER_WAY
 def test_a_connection_that_broke_before_the_completion_is_replaced(shop: Shop, choose: Choose) -> None:
     choose(shop)
     broken = [True]
@@ -191,7 +192,8 @@ def test_a_connection_that_broke_before_the_completion_is_replaced(shop: Shop, c
     assert (201, 1) == (again.status_code, shop.payments())
 
 
-@BOTH
+@EITHER_WAY
+@on_both
 def test_a_counted_record_is_completed(open_: OpenShop, choose: Choose) -> None:
     shop = open_(IDEMPOTENCY_QUOTA_RECORDS=5)
     choose(shop)

@@ -24,7 +24,7 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
 from flask_idempotency.stores.sql.transactional.steps import SessionStep
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, found, granted
-from tests.stores.sql.conftest import on_postgresql, on_sqlite
+from tests.stores.sql.conftest import on_both, on_postgresql, on_sqlite
 from tests.stores.sql.shops import OpenShop, Payment, Shop, broken_commit
 
 BEGUN, FINISHED = StepState.BEGUN, StepState.FINISHED
@@ -105,6 +105,7 @@ def claimed(shop: Shop, store: TransactionalSqlStore) -> Claimed:
     return claim(shop, store)
 
 
+@on_both
 def test_rows_and_entry_are_committed_together(claimed: Claimed) -> None:
     claimed.take(claimed.pay, an_entry("quote", effects="pure"))
 
@@ -124,6 +125,7 @@ def test_a_function_that_raises_leaves_neither(claimed: Claimed) -> None:
     assert (0, []) == claimed.outcome()
 
 
+@on_both
 def test_a_refused_commit_leaves_neither(claimed: Claimed) -> None:
     """The deferred constraint of the payment fails at the COMMIT."""
     with pytest.raises(NotCommitted) as refused:
@@ -159,6 +161,7 @@ def test_a_conflict_is_not_committed_and_may_be_retried(claimed: Claimed, code: 
 
 
 @pytest.mark.parametrize("applied", (True, False))
+@on_both
 def test_the_journal_decides_a_commit_without_a_reply(
     claimed: Claimed, monkeypatch: pytest.MonkeyPatch, applied: bool
 ) -> None:
@@ -174,6 +177,7 @@ def test_the_journal_decides_a_commit_without_a_reply(
 
 
 @pytest.mark.parametrize("applied", (True, False))
+@on_both
 def test_the_journal_decides_if_another_bind_refuses_its_commit(
     open_: OpenShop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: bool
 ) -> None:
@@ -216,6 +220,7 @@ def test_a_commit_whose_journal_cannot_be_read_stays_unknown(claimed: Claimed, m
         claimed.take(claimed.pay)
 
 
+@on_both
 def test_a_claim_that_was_overtaken_commits_nothing(claimed: Claimed) -> None:
     """Its token is still that of the record, and its fence is not: it was granted once more."""
     step = claimed.join()
@@ -228,6 +233,7 @@ def test_a_claim_that_was_overtaken_commits_nothing(claimed: Claimed) -> None:
     assert (0, []) == claimed.outcome()
 
 
+@on_both
 def test_a_function_that_commits_by_itself_leaves_a_begun_plain_entry(claimed: Claimed) -> None:
     """If the worker dies behind that commit, no retry repeats it."""
     seen = []
@@ -265,6 +271,7 @@ def test_each_record_of_a_claim_gets_the_entry(shop: Shop, store: TransactionalS
     assert [[("save", FINISHED)]] * 2 == [told(store.journals.read(key)) for key in claimed.keys]
 
 
+@on_both
 def test_one_lost_record_rolls_back_all(shop: Shop, store: TransactionalSqlStore) -> None:
     claimed = claim(shop, store, keys=2)
     store.release(claimed.keys[1], claimed.grants[1].token)
@@ -276,6 +283,7 @@ def test_one_lost_record_rolls_back_all(shop: Shop, store: TransactionalSqlStore
 
 
 @pytest.mark.parametrize("flushed", (True, False))
+@on_both
 def test_a_session_with_other_writes_is_refused(claimed: Claimed, flushed: bool) -> None:
     claimed.pay()
     if flushed:
@@ -366,14 +374,11 @@ def by_block(shop: Shop) -> None:
             step.finish()
 
 
-@pytest.mark.parametrize("take", (by_function, by_block))
-@pytest.mark.parametrize("key", ("k", None))
 @pytest.mark.parametrize("enabled", (True, False), ids=("on", "off"))
-def test_rows_of_a_transactional_step_are_committed_without_a_claim_too(
-    open_: OpenShop, take: Callable[[Shop], None], key: str | None, enabled: bool
-) -> None:
+def test_rows_of_a_transactional_step_are_committed_without_a_claim_too(open_: OpenShop, enabled: bool) -> None:
     """Its function leaves the commit to us: without a key, the order would be lost behind a 201."""
     shop = open_(IDEMPOTENCY_ENABLED=enabled)
+    take = by_function
 
     @shop.view()
     @idempotent(steps=(Step("save", effects="transactional"),))
@@ -381,8 +386,12 @@ def test_rows_of_a_transactional_step_are_committed_without_a_claim_too(
         take(shop)
         return "paid", 201
 
-    assert 201 == shop.post(key=key).status_code
-    assert 1 == shop.payments()
+    payments = 0
+    for take in (by_function, by_block):
+        for key in (take.__name__, None):
+            payments += 1
+            assert 201 == shop.post(key=key).status_code
+            assert payments == shop.payments(), (take, key)
 
 
 def left_undone(shop: Shop) -> None:
