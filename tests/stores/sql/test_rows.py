@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -38,6 +38,7 @@ from flask_idempotency.testing.contract.support import (
 from tests.stores.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
 from tests.stores.sql.shops import Shop, paying
 
+Spoil: TypeAlias = Callable[[StorageKey, dict[str, Any]], None]
 letters = st.characters() | st.sampled_from("\0\ud800\udfff␛0d")
 
 
@@ -56,10 +57,11 @@ def test_no_two_texts_become_one(one: str, other: str) -> None:
     assert (one == other) == (escape(one) == escape(other))
 
 
-@pytest.mark.parametrize("plain", ("", "acme", "größer", "日本語 🦊", "a\tb\r\n", "%s :now {x}"))
-def test_an_ordinary_text_is_stored_as_it_is(plain: str) -> None:
+def test_an_ordinary_text_is_stored_as_it_is() -> None:
     """Auditors read it with tools of their own."""
-    assert plain == escape(plain)
+    texts = ["", "acme", "größer", "日本語 🦊", "a\tb\r\n", "%s :now {x}"]
+
+    assert texts == [escape(text) for text in texts]
 
 
 def test_a_reason_may_hold_anything(open_store: OpenStore, clock: FrozenClock) -> None:
@@ -91,66 +93,81 @@ SPOILT: dict[str, tuple[Standing, dict[str, Any]]] = {
 }
 
 READABLE_AFTERWARDS = {"no expiry", "over before it began", "begun after it is over"}
+CORRUPT_FOR_ITS_OWNER = ("unknown state", "no state", "short token", "long token", "over before it began", "no end")
 
 
-@pytest.mark.parametrize("spoilt", list(SPOILT))
-def test_a_row_that_cannot_be_ours_is_corrupt(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
+def is_corrupt(act: Callable[..., object], *arguments: Any, **options: Any) -> bool:
+    try:
+        act(*arguments, **options)
+    except CorruptRecord:
+        return True
+    return False
+
+
+@pytest.fixture
+def spoil(make_engine: MakeEngine, records_url: str) -> Spoil:
+    """Write what no release of ours writes, and what the tables themselves refuse with their constraints."""
+    engine = make_engine()
+    is_sqlite = engine.dialect.name == "sqlite"
+    if not is_sqlite:
+        with engine.begin() as connection:
+            for constraint in schema.define(MetaData()).records.constraints:
+                if isinstance(constraint, CheckConstraint):
+                    connection.execute(DropConstraint(constraint))
+            for column in ("token", "fingerprint"):
+                connection.execute(text(f"ALTER TABLE idempotency_records ALTER COLUMN {column} DROP NOT NULL"))
+
+    def write(key: StorageKey, columns: dict[str, Any]) -> None:
+        with engine.begin() as connection:
+            if is_sqlite:
+                connection.execute(text("PRAGMA ignore_check_constraints = ON"))
+            connection.execute(update(records).where(records.c.record_id == key.rid).values(**columns))
+
+    return write
+
+
+def test_a_row_that_cannot_be_ours_is_corrupt_and_never_absent(
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoil: Spoil
 ) -> None:
-    """Looking changes nothing."""
-    standing, columns = SPOILT[spoilt]
-    store, key = open_store(), a_key()
-    stand(store, clock, key, standing)
-    spoil(make_engine, key, columns)
-    before = row(make_engine, key)
+    """To a reader and to its owner it is corrupt, and both leave it as it is. A lost lease would name another worker.
 
-    with pytest.raises(CorruptRecord):
-        store.read(key)
-
-    assert before == row(make_engine, key)
-
-
-@pytest.mark.parametrize("spoilt", list(SPOILT))
-def test_a_row_that_cannot_be_ours_is_never_absent(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
-) -> None:
+    A claim that meets it leaves it where time does not end it, so every other claim is refused: a free key would run the
+    payment again.
     """
-    That would run the payment again. A claim that meets it leaves it where time does not end it, and so is every other
-    claim refused.
-    """
-    standing, columns = SPOILT[spoilt]
-    store, key = open_store(), a_key()
-    stand(store, clock, key, standing)
-    spoil(make_engine, key, columns)
+    store = open_store()
+    for spoilt, (standing, columns) in SPOILT.items():
+        key = a_key()
+        token = stand(store, clock, key, standing)
+        spoil(key, columns)
+        before = row(make_engine, key)
 
-    with pytest.raises(CorruptRecord):
-        store.claim(a_request(key), token=a_token(), lease=LEASE)
-    for seconds in (0, LEASE, KEEP * 1000):
-        clock.advance(seconds)
-        assert spoilt in READABLE_AFTERWARDS or raises_corrupt(store, key)
+        assert (spoilt, True) == (spoilt, is_corrupt(store.read, key))
+        if spoilt in CORRUPT_FOR_ITS_OWNER:
+            writes: tuple[Callable[..., object], ...] = (*ENDS.values(), *OTHER_WRITES)
+            assert (spoilt, [True] * 5) == (spoilt, [is_corrupt(write, store, key, token) for write in writes])
+        assert (spoilt, before) == (spoilt, row(make_engine, key))
 
-    left = row(make_engine, key)
-    assert (QUARANTINED, None, True) == (
-        left.state,
-        left.expires_at,
-        standing == "quarantined" or left.reason == CORRUPT,
-    )
+        assert (spoilt, True) == (spoilt, claim_is_corrupt(store, key))
+        for seconds in (0, LEASE, KEEP * 1000):
+            clock.advance(seconds)
+            assert spoilt in READABLE_AFTERWARDS or claim_is_corrupt(store, key), spoilt
+        left = row(make_engine, key)
+        assert (spoilt, QUARANTINED, None) == (spoilt, left.state, left.expires_at)
+        assert standing == "quarantined" or left.reason == CORRUPT, spoilt
 
 
-def raises_corrupt(store: SqlStore, key: StorageKey) -> bool:
-    with pytest.raises(CorruptRecord):
-        store.claim(a_request(key), token=a_token(), lease=LEASE)
-    return True
+def claim_is_corrupt(store: SqlStore, key: StorageKey) -> bool:
+    return is_corrupt(store.claim, a_request(key), token=a_token(), lease=LEASE)
 
 
 def test_a_response_without_expiry_is_reported_as_corrupt(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
+    open_store: OpenStore, clock: FrozenClock, spoil: Spoil
 ) -> None:
     """All else of it can be read, and in quarantine it needs no expiry."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "completed")
-    spoil(make_engine, key, {"expires_at": None})
-    raises_corrupt(store, key)
+    spoil(key, {"expires_at": None})
+    assert claim_is_corrupt(store, key)
 
     assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
     assert PAYLOAD == found(store, key).payload
@@ -158,12 +175,12 @@ def test_a_response_without_expiry_is_reported_as_corrupt(
 
 @on_postgresql
 def test_an_unreadable_row_that_cannot_be_changed_is_refused(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoil: Spoil
 ) -> None:
     """A rule that the row breaks is in force for every write, also for one that would keep it."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "completed")
-    spoil(make_engine, key, {"on_expiry": "forget"})
+    spoil(key, {"on_expiry": "forget"})
     with make_engine().begin() as connection:
         rule = "CHECK (on_expiry IN ('takeover', 'quarantine')) NOT VALID"
         connection.execute(text(f"ALTER TABLE idempotency_records ADD CONSTRAINT idempotency_on_expiry {rule}"))
@@ -176,47 +193,27 @@ def test_an_unreadable_row_that_cannot_be_changed_is_refused(
     assert before == row(make_engine, key)
 
 
-@pytest.mark.parametrize(
-    "spoilt", ("unknown state", "no state", "short token", "long token", "over before it began", "no end")
-)
-def test_a_row_that_cannot_be_ours_is_corrupt_for_its_owner(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoilt: str
-) -> None:
-    """A lost lease would say that somebody else has it; nobody has."""
-    standing, columns = SPOILT[spoilt]
-    store, key = open_store(), a_key()
-    token = stand(store, clock, key, standing)
-    spoil(make_engine, key, columns)
-    before = row(make_engine, key)
-
-    refused(store, key, token)
-
-    assert before == row(make_engine, key)
-
-
 @on_sqlite
-@pytest.mark.parametrize("column", ("fence", "attempt", "requested_at", "lease_expires_at", "token", "tenant"))
 def test_a_column_of_another_type_is_corrupt(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, column: str
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
     """SQLite takes any value in any column."""
-    store, key = open_store(), a_key()
-    stand(store, clock, key, "in flight")
-    value = "CAST('x' AS BLOB)" if column == "tenant" else "'some text'"
-    with make_engine().begin() as connection:
-        connection.execute(text(f"UPDATE idempotency_records SET {column} = {value}"))  # noqa: S608
+    store = open_store()
+    for column in ("fence", "attempt", "requested_at", "lease_expires_at", "token", "tenant"):
+        key = a_key()
+        stand(store, clock, key, "in flight")
+        value = "CAST('x' AS BLOB)" if column == "tenant" else "'some text'"
+        with make_engine().begin() as connection:
+            connection.execute(text(f"UPDATE idempotency_records SET {column} = {value}"))  # noqa: S608
 
-    with pytest.raises(CorruptRecord):
-        store.read(key)
-    with pytest.raises(CorruptRecord):
-        store.claim(a_request(key), token=a_token(), lease=LEASE)
+        assert (column, True, True) == (column, is_corrupt(store.read, key), claim_is_corrupt(store, key))
 
 
-def test_a_corrupt_row_holds_no_lock(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
+def test_a_corrupt_row_holds_no_lock(open_store: OpenStore, clock: FrozenClock, spoil: Spoil) -> None:
     """The claim that stumbled over it leaves no transaction behind: other keys are granted."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "in flight")
-    spoil(make_engine, key, {"on_expiry": "forget"})
+    spoil(key, {"on_expiry": "forget"})
     with pytest.raises(CorruptRecord):
         store.claim(a_request(key), token=a_token(), lease=LEASE)
 
@@ -256,52 +253,23 @@ def test_a_reused_key_keeps_no_old_columns(open_store: OpenStore, make_engine: M
     assert round(clock.now * 1_000_000) == fresh.requested_at
 
 
-@pytest.mark.parametrize(("success", "state"), ((True, "completed"), (False, "failed")))
 def test_an_auditor_can_distinguish_success_from_failure(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, success: bool, state: str
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
     """Without opening the answer."""
-    store, key = open_store(), a_key()
-    token = stand(store, clock, key, "in flight")
-    payload = type(PAYLOAD)(data=b"x", status=402, success=success, byte_size=7)
-    store.complete(key, token, payload, keep=KEEP)
+    store = open_store()
+    for success, state in ((True, "completed"), (False, "failed")):
+        key = a_key()
+        token = stand(store, clock, key, "in flight")
+        store.complete(key, token, type(PAYLOAD)(data=b"x", status=402, success=success, byte_size=7), keep=KEEP)
 
-    kept = row(make_engine, key)
-
-    assert (state, 402, 7) == (kept.state, kept.status, kept.response_size)
-
-
-def spoil(make_engine: MakeEngine, key: StorageKey, columns: dict[str, Any]) -> None:
-    """What no release of ours writes, and the tables themselves refuse as long as their constraints are there."""
-    engine = make_engine()
-    with engine.begin() as connection:
-        if engine.dialect.name == "sqlite":
-            connection.execute(text("PRAGMA ignore_check_constraints = ON"))
-        else:
-            for constraint in schema.define(MetaData()).records.constraints:
-                if isinstance(constraint, CheckConstraint):
-                    connection.execute(DropConstraint(constraint))
-            for column in ("token", "fingerprint"):
-                connection.execute(text(f"ALTER TABLE idempotency_records ALTER COLUMN {column} DROP NOT NULL"))
-        connection.execute(update(records).where(records.c.record_id == key.rid).values(**columns))
+        kept = row(make_engine, key)
+        assert (state, 402, 7) == (kept.state, kept.status, kept.response_size)
 
 
 def row(make_engine: MakeEngine, key: StorageKey) -> Any:
     with make_engine().connect() as connection:
         return connection.execute(records.select().where(records.c.record_id == key.rid)).one()
-
-
-def refused(store: SqlStore, key: StorageKey, token: bytes) -> None:
-    with pytest.raises(CorruptRecord):
-        store.renew(key, token, lease=LEASE)
-    with pytest.raises(CorruptRecord):
-        store.mark_point_of_no_return(key, token)
-    with pytest.raises(CorruptRecord):
-        store.complete(key, token, PAYLOAD, keep=KEEP)
-    with pytest.raises(CorruptRecord):
-        store.release(key, token)
-    with pytest.raises(CorruptRecord):
-        store.quarantine(key, token, "lost")
 
 
 ROOM = Quota(records=1_000_000)
@@ -329,7 +297,7 @@ def test_a_clock_set_back_shortens_no_lifetime(
 
 @pytest.mark.parametrize("quota", (None, ROOM), ids=("uncounted", "counted"))
 def test_a_record_that_expired_before_completion_is_not_taken_over(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, quota: Quota | None
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoil: Spoil, quota: Quota | None
 ) -> None:
     """Nor by a statement that compares what was seen before the bit was flipped."""
     store, key = open_store(), a_key()
@@ -339,7 +307,7 @@ def test_a_record_that_expired_before_completion_is_not_taken_over(
     dialect = store.database.dialect
     with store.database.engine.connect() as connection:
         seen = row_of(connection.execute(statements.read(dialect), asked.parameters).one())
-    spoil(make_engine, key, {"expires_at": 1})
+    spoil(key, {"expires_at": 1})
     before = row(make_engine, key)
 
     with store.database.engine.connect() as connection:
@@ -356,28 +324,31 @@ ENDS: dict[str, Callable[[SqlStore, StorageKey, bytes], object]] = {
 }
 
 
-@pytest.mark.parametrize("verb", list(ENDS))
-@pytest.mark.parametrize(
-    "spoilt", ({}, {"fingerprint": b""}, {"response": None}), ids=("condemned", "unreadable", "lost")
+OTHER_WRITES: tuple[Callable[[SqlStore, StorageKey, bytes], object], ...] = (
+    lambda store, key, token: store.renew(key, token, lease=LEASE),
+    lambda store, key, token: store.complete(key, token, PAYLOAD, keep=KEEP),
 )
+
+
 def test_an_owner_cannot_free_a_corrupt_record(
-    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, verb: str, spoilt: dict[str, Any]
+    open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, spoil: Spoil
 ) -> None:
     """A settlement that is repeated after a lost reply must not free a key whose answer was condemned in between."""
-    store, key = open_store(), a_key()
-    token = stand(store, clock, key, "completed")
-    if spoilt:
-        spoil(make_engine, key, spoilt)
-        with pytest.raises(CorruptRecord):
-            store.claim(a_request(key), token=a_token(), lease=LEASE)
-    else:
-        store.mark_corrupt(key, PAYLOAD)
-    before = row(make_engine, key)
+    store = open_store()
+    for spoilt in (None, {"fingerprint": b""}, {"response": None}):
+        key = a_key()
+        token = stand(store, clock, key, "completed")
+        if spoilt is None:
+            store.mark_corrupt(key, PAYLOAD)
+        else:
+            spoil(key, spoilt)
+            assert claim_is_corrupt(store, key)
+        before = row(make_engine, key)
 
-    with pytest.raises(LeaseLost):
-        ENDS[verb](store, key, token)
-
-    assert before == row(make_engine, key)
+        for end in ENDS.values():
+            with pytest.raises(LeaseLost):
+                end(store, key, token)
+        assert (spoilt, before) == (spoilt, row(make_engine, key))
 
 
 def test_an_owner_may_complete_a_corrupt_record_again(open_store: OpenStore, clock: FrozenClock) -> None:
