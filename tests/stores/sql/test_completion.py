@@ -95,24 +95,25 @@ def joint(open_joint: OpenJoint, request: pytest.FixtureRequest) -> Joint:
     return open_joint(telling=request.param)
 
 
-@pytest.mark.parametrize("payload", (PAYLOAD, SEALED), ids=("plain", "sealed"))
-@pytest.mark.parametrize("quota", (None, ROOM), ids=("uncounted", "counted"))
-def test_rows_and_response_are_committed_together(joint: Joint, payload: StoredPayload, quota: Quota | None) -> None:
+def test_rows_and_response_are_committed_together(joint: Joint) -> None:
     """Sealed or not, counted or not."""
-    key = a_key()
-    add(joint.store, key.tid)
-    transaction = joint.work(key, quota=quota)
+    forms = [(payload, quota) for payload in (PAYLOAD, SEALED) for quota in (None, ROOM)]
+    for number, (payload, quota) in enumerate(forms, 1):
+        key = a_key()
+        add(joint.store, key.tid)
+        joint.told.clear()
+        transaction = joint.work(key, quota=quota)
 
-    transaction.settle(storing(payload), keep=KEEP, otherwise=never)
+        transaction.settle(storing(payload), keep=KEEP, otherwise=never)
 
-    usage = Usage() if quota is None else Usage(1, payload.byte_size, 0)
-    assert (1, payload, usage) == (
-        joint.payments(),
-        found(joint.store, key).payload,
-        joint.store.ledger.usage(key.tid),
-    )
-    assert [found(joint.store, key)][: len(joint.told)] == joint.told
-    assert Drift() == joint.store.ledger.reconcile(key.tid)
+        usage = Usage() if quota is None else Usage(1, payload.byte_size, 0)
+        assert (number, payload, usage) == (
+            joint.payments(),
+            found(joint.store, key).payload,
+            joint.store.ledger.usage(key.tid),
+        )
+        assert [found(joint.store, key)][: len(joint.told)] == joint.told
+        assert Drift() == joint.store.ledger.reconcile(key.tid)
 
 
 @pytest.mark.parametrize("keys", (1, 2))
@@ -184,9 +185,9 @@ def test_a_tenant_erased_between_check_and_commit_is_reported_as_erased(open_joi
     assert (SEALED, True) == (record.payload, record.erased)
 
 
-def test_a_superseded_worker_gets_a_lost_lease_and_no_key_error(joint: Joint, clock: FrozenClock) -> None:
+def test_a_superseded_worker_gets_a_lost_lease_and_no_key_error(open_joint: OpenJoint) -> None:
     """To seal its answer anew would not help."""
-    key = a_key()
+    joint, key = open_joint(), a_key()
     granted(joint.store.claim(a_request(key), token=a_token(), lease=LEASE))
     transaction = joint.store.transactions.join([key], joint.token, operation="pay", on_early_commit=lambda: None)
 
@@ -205,17 +206,18 @@ def test_a_process_without_quota_still_counts_counted_keys(open_joint: OpenJoint
     assert Usage(1, PAYLOAD.byte_size, 0) == joint.store.ledger.usage(key.tid)
 
 
-@pytest.mark.parametrize("payload", (PAYLOAD, SEALED), ids=("plain", "sealed"))
-def test_storing_a_sealed_response_takes_one_statement(open_joint: OpenJoint, payload: StoredPayload) -> None:
+def test_storing_a_sealed_response_takes_one_statement(open_joint: OpenJoint) -> None:
     """As a plain one is. Whether its key is there is looked at in the same."""
-    store, key, token = open_joint().store, a_key(), a_token()
-    add(store, key.tid)
-    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store = open_joint().store
+    for payload in (PAYLOAD, SEALED):
+        key, token = a_key(), a_token()
+        add(store, key.tid)
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
 
-    with sent(store) as seen:
-        store.complete(key, token, payload, keep=KEEP)
+        with sent(store) as seen:
+            store.complete(key, token, payload, keep=KEEP)
 
-    assert ["UPDATE idempotency_records"] == seen
+        assert ["UPDATE idempotency_records"] == seen
 
 
 def test_data_keys_of_a_tenant_are_read_in_one_statement(open_joint: OpenJoint) -> None:

@@ -35,7 +35,7 @@ from tests.stores.owners import WRITES
 from tests.stores.sql.conftest import OpenStore, by_every_lock, on_postgresql, on_sqlite
 from tests.stores.sql.counting import sent
 from tests.stores.sql.shops import OpenShop, Shop
-from tests.stores.waiters import assert_a_forked_child_wakes_its_own, awaited, waiting
+from tests.stores.waiters import Waiter, assert_a_forked_child_wakes_its_own, awaited, waiting
 from tests.tooling.processes import DEADLINE_SECONDS, eventually
 
 LISTENERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN flask_idempotency'"
@@ -80,35 +80,37 @@ def heard(records_url: str) -> Iterator[Callable[[], list[str]]]:
 
 
 @by_every_lock
-@pytest.mark.parametrize("how", list(SETTLEMENTS))
 def test_a_waiter_wakes_when_another_store_ends_the_claim(
-    open_store: OpenStore, clock: FrozenClock, strategy: str, how: str
+    open_store: OpenStore, clock: FrozenClock, strategy: str
 ) -> None:
     """Two stores with their own engines, as in two processes. The waiter does not poll."""
     mine, other = open_store(strategy=strategy), open_store(strategy=strategy)
-    key, token = a_key(), a_token()
-    granted(other.claim(awaited(key), token=token, lease=LEASE))
-    with waiting(mine.notifier, key) as waiter:
-        SETTLEMENTS[how](other, SeenRecord(key, found(other, key)), clock)
-        assert waiter.is_woken()
+    with waiting(mine.notifier, a_key()):
+        for how, settle in SETTLEMENTS.items():
+            key, token, waiter = a_key(), a_token(), Waiter()
+            granted(other.claim(awaited(key), token=token, lease=LEASE))
+            with mine.notifier.subscribe([key], waiter.wake):
+                settle(other, SeenRecord(key, found(other, key)), clock)
+                assert waiter.is_woken(), how
 
 
 @on_postgresql
-@pytest.mark.parametrize("counted", (False, True), ids=("uncounted", "counted"))
-@pytest.mark.parametrize("how", list(SETTLEMENTS))
+@pytest.mark.parametrize("quota", (None, Quota(records=50)), ids=("uncounted", "counted"))
 def test_the_end_of_a_claim_is_sent_once(
-    open_store: OpenStore, clock: FrozenClock, heard: Callable[[], list[str]], how: str, counted: bool
+    open_store: OpenStore, clock: FrozenClock, heard: Callable[[], list[str]], quota: Quota | None
 ) -> None:
     """The message names only the record. A second end, by an operator or a late worker, sends no other."""
-    store, key, token = open_store(), a_key(), a_token()
-    granted(store.claim(awaited(key), token=token, lease=LEASE, quota=Quota(records=5) if counted else None))
+    store = open_store()
+    for how, settle in SETTLEMENTS.items():
+        key, token = a_key(), a_token()
+        granted(store.claim(awaited(key), token=token, lease=LEASE, quota=quota))
 
-    SETTLEMENTS[how](store, SeenRecord(key, found(store, key)), clock)
-    ended = store.read(key)
-    if ended is not None:
-        store.recovery.force_release(SeenRecord(key, ended))
+        settle(store, SeenRecord(key, found(store, key)), clock)
+        ended = store.read(key)
+        if ended is not None:
+            store.recovery.force_release(SeenRecord(key, ended))
 
-    assert [key.rid.hex()] == heard()
+        assert (how, [key.rid.hex()]) == (how, heard())
 
 
 @on_postgresql
