@@ -24,26 +24,19 @@ from flask_idempotency.stores.sql.schema import outbox as outbox_rows
 from flask_idempotency.testing.doubles import FrozenClock
 from tests.stores.sql.conftest import (
     clock,
-    database_url,
+    lent_url,
     make_engine,
+    on_both,
     on_postgresql,
-    on_sqlite,
     records_database,
     records_file,
     records_url,
 )
 
-__all__ = [
-    "clock",
-    "database_url",
-    "make_engine",
-    "on_postgresql",
-    "on_sqlite",
-    "records_database",
-    "records_file",
-    "records_url",
-]
+__all__ = ["clock", "make_engine", "on_both", "on_postgresql", "records_database", "records_file", "records_url"]
 
+# A SQLite file, for tests of code that is the same on both kinds of database.
+database_url = pytest.fixture(params=("sqlite",), name="database_url")(lent_url)
 SECRET = "for tests only: 9f2c47d1e8b35a60c1d47be2"
 
 

@@ -22,7 +22,7 @@ from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import drain_of, janitor_of
 from janitor.tasks import schedule_of
-from tests.outbox.conftest import SECRET, OpenShop, Shop, on_postgresql, on_sqlite
+from tests.outbox.conftest import SECRET, OpenShop, Shop, on_both, on_postgresql
 
 
 def run(shop: Shop, *arguments: str) -> Result:
@@ -52,6 +52,7 @@ def test_relay_once_sends_what_is_due(shop: Shop) -> None:
     assert {"sent": 0, "delayed": 0, "dead": 0} == json.loads(run(shop, "relay", "--once", "--json").output)
 
 
+@on_both
 def test_list_shows_no_key_and_no_body(shop: Shop) -> None:
     with_a_dead_message(shop)
 
@@ -71,6 +72,7 @@ def test_an_empty_outbox_is_in_order(shop: Shop) -> None:
     assert (0, "Waiting: 0. Dead: 0.") == (result.exit_code, result.output.strip())
 
 
+@on_both
 def test_retry_and_discard_leave_an_audit_event(shop: Shop) -> None:
     seq = with_a_dead_message(shop)
 
@@ -86,6 +88,7 @@ def test_retry_and_discard_leave_an_audit_event(shop: Shop) -> None:
     assert [b"2"] == shop.sent.bodies
 
 
+@on_both
 def test_all_dead_messages_of_a_topic_are_retried(shop: Shop) -> None:
     """A receiver may be wrong for a minute, and each of its messages is dead then. Others stay as they are."""
     shop.sent.fail = lambda message: Undeliverable("gone")
@@ -175,6 +178,7 @@ def test_doctor_reports_dead_and_late_messages(open_shop: OpenShop) -> None:
     assert ("fault", True) == (found(shop)["verdict"], "can never be sent: 1" in found(shop)["text"])
 
 
+@on_both
 def test_doctor_names_a_missing_table_and_index(open_shop: OpenShop) -> None:
     shop = open_shop()
     execute(shop, "DROP INDEX idempotency_outbox_order")
@@ -225,6 +229,7 @@ def test_gauges_tell_the_backlog(open_shop: OpenShop) -> None:
     )  # fmt: skip
 
 
+@on_both
 def test_the_janitor_sends_and_expires(open_shop: OpenShop) -> None:
     shop = open_shop(keep=60)
     settings = shop.app.extensions["idempotency"].settings
@@ -239,7 +244,6 @@ def test_the_janitor_sends_and_expires(open_shop: OpenShop) -> None:
     assert "relay" in shop.app.extensions["idempotency"].built.tasks.reports()
 
 
-@on_sqlite
 def test_relay_interval_takes_the_task_out_of_the_schedule(open_shop: OpenShop) -> None:
     on, off = open_shop(), open_shop(IDEMPOTENCY_RELAY_INTERVAL=None)
 
@@ -257,6 +261,7 @@ def tables(shop: Shop) -> set[str]:
         return set(inspect(shop.db.engine).get_table_names())
 
 
+@on_both
 def test_upgrade_makes_the_table_alone_where_records_are_elsewhere(open_shop: OpenShop) -> None:
     shop = open_shop(store="memory://")
     with shop.app.app_context():
@@ -301,7 +306,6 @@ def test_include_in_takes_the_outbox_alone_and_then_all() -> None:
     assert ({"idempotency_outbox"}, set(metadata.tables)) == (alone, set(own.tables))
 
 
-@on_sqlite
 def test_autogenerate_writes_no_drop_of_the_table(open_shop: OpenShop) -> None:
     shop = open_shop()
     with shop.app.app_context(), shop.db.engine.connect() as connection:
