@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -39,44 +41,62 @@ FACTORY = "def create_app():" + MODULE.replace("a-module", "a-factory").replace(
     ),
 )
 def test_it_finds_the_application_that_flask_finds(
-    file: str, text: str, flask_app: str | None, found: str, tmp_path: Path
+    file: str, text: str, flask_app: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nothing to set where `flask run` needs nothing."""
     (tmp_path / file).write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("FLASK_APP", None)
+    in_folder(tmp_path, monkeypatch)
     if flask_app is not None:
-        environment["FLASK_APP"] = flask_app
-    script = "from janitor.app import find_flask_app; print(find_flask_app().name)"
-    # With the folder of the application on the path, as `celery` puts it there.
-    answer = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
+        monkeypatch.setenv("FLASK_APP", flask_app)
 
-    assert f"{found}\n" == answer.stdout
+    assert found == find_flask_app().name
+
+
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in the application's folder, which is on the path as `celery` puts it there."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delenv("FLASK_APP", raising=False)
+    for name in ("wsgi", "app", "elsewhere", "janitor.celery"):
+        # Both, so that the end of the test removes what it has imported.
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.delitem(sys.modules, name)
+
+
+NO_BROKER = MODULE.replace('IDEMPOTENCY_BROKER_URL="redis://nowhere/0"', "")
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     (
-        (MODULE.replace('IDEMPOTENCY_BROKER_URL="redis://nowhere/0"', ""), "Set IDEMPOTENCY_BROKER_URL"),
+        (NO_BROKER, "Set IDEMPOTENCY_BROKER_URL"),
         ("from flask import Flask\napp = Flask('bare')\n", "Check that FLASK_APP names the right one."),
         (None, "Could not locate a Flask application."),
     ),
     ids=("no broker", "no extension", "no application"),
 )
-def test_a_worker_that_cannot_start_prints_the_remedy_alone(text: str | None, says: str, tmp_path: Path) -> None:
-    """Without a traceback, which hides it."""
+def test_a_worker_that_cannot_start_ends_with_the_remedy(
+    text: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if text is not None:
         (tmp_path / "app.py").write_text(text)
+    in_folder(tmp_path, monkeypatch)
+
+    with pytest.raises(SystemExit, match=r"The janitor cannot start\. ") as ended:
+        import_module("janitor.celery")
+
+    assert says in str(ended.value)
+
+
+def test_a_worker_that_cannot_start_prints_the_remedy_alone(tmp_path: Path) -> None:
+    """Without a traceback, which hides it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("FLASK_APP", None)
     command = [sys.executable, "-m", "celery", "-A", "janitor", "worker"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
     assert (1, "") == (ended.returncode, ended.stdout)
-    assert "The janitor cannot start. " in ended.stderr
-    assert says in ended.stderr
+    assert ended.stderr.startswith("The janitor cannot start. ")
     assert "Traceback" not in ended.stderr
 
 
@@ -146,7 +166,7 @@ def test_celery_finds_it_by_the_packages_name(name: str, tmp_path: Path) -> None
     command = [sys.executable, "-m", "celery", "-A", name, "report"]
 
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    (tmp_path / "wsgi.py").write_text(MODULE.replace('IDEMPOTENCY_BROKER_URL="redis://nowhere/0"', ""))
+    (tmp_path / "wsgi.py").write_text(NO_BROKER)
     lost = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
     assert "flask_idempotency.reap" in found.stdout, found.stdout + found.stderr

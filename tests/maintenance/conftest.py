@@ -20,12 +20,17 @@ from flask_idempotency.engine.store import Clock, SealContext, Store
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.rotate import RotateReport, rotate
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.sql.schema import meta, metadata
+from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_request, a_token, found
 from tests.backends import BACKENDS, MakeStore
 from tests.lab.programs import REDIS_KINDS
 from tests.maintenance.neglected import store_at
 from tests.maintenance.stores import SHARED, empty
+from tests.sql_backends import sql_databases, sql_stores
+
+__all__ = ["sql_databases", "sql_stores"]
 
 KEYS = {kid: os.urandom(32) for kid in ("2024", "2025", "2026")}
 ANSWER = StoredResponse(201, metadata=(("Location", "/payments/1"),), body=b"paid")
@@ -87,21 +92,36 @@ class Office:
         )
 
 
+def empty_store(kind: str, request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:
+    """Makes a store of this kind that has nothing of other tests' in it: a janitor looks at everything."""
+    if kind in REDIS_KINDS:
+        url = empty(kind, request)
+
+        def make(clock: Clock) -> Store:
+            store = store_at(url, clock)
+            ends.callback(store.close)
+            return cast(Store, store)
+
+        return make
+    make_store = BACKENDS[{"postgres": "postgres-insert"}.get(kind, kind)](request, ends)
+    if kind not in SHARED:
+        return make_store
+
+    def lend(clock: Clock) -> Store:
+        store = cast(SqlStore, make_store(clock))
+        with store.database.base.begin() as connection:
+            for table in reversed(metadata.sorted_tables):
+                if table is not meta:
+                    connection.execute(table.delete())
+        return cast(Store, store)
+
+    return lend
+
+
 @pytest.fixture(params=("memory", f"tiered-{REDIS_KINDS[0]}", *SHARED))
 def make_empty(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """Makes a store of each kind that has nothing of other tests' in it: a janitor looks at everything."""
     with ExitStack() as ends:
-        if request.param in BACKENDS and request.param not in SHARED:
-            yield BACKENDS[request.param](request, ends)
-        else:
-            url = empty(request.param, request)
-
-            def make(clock: Clock) -> Store:
-                store = store_at(url, clock)
-                ends.callback(store.close)
-                return cast(Store, store)
-
-            yield make
+        yield empty_store(request.param, request, ends)
 
 
 @pytest.fixture

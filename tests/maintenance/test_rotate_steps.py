@@ -21,10 +21,8 @@ from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.rotate import RotateReport, rotate, wipe_steps
 from flask_idempotency.operations.admin import keys_status
 from flask_idempotency.testing import FrozenClock
-from tests.backends import BACKENDS
-from tests.maintenance.conftest import KEYS
-from tests.maintenance.neglected import store_at
-from tests.maintenance.stores import SHARED, empty
+from tests.maintenance.conftest import KEYS, empty_store
+from tests.maintenance.stores import SHARED
 from tests.stages import CORE
 
 SECRET = "only-tests-9f2c47d1e8b35a60c1d47be2"
@@ -112,15 +110,10 @@ class Shop:
         return list(self.store.journals.walk(limit=100).answers)
 
 
-@pytest.fixture(params=("memory", "fakeredis", CORE[-1], *SHARED))
+@pytest.fixture(params=("memory", CORE[-1], *SHARED))
 def shop(request: pytest.FixtureRequest, clock: FrozenClock) -> Iterator[Shop]:
     with ExitStack() as ends:
-        if request.param in SHARED:
-            store: Any = store_at(empty(request.param, request), clock)
-            ends.callback(store.close)
-        else:
-            store = BACKENDS[request.param](request, ends)(clock)
-        yield Shop(store)
+        yield Shop(empty_store(request.param, request, ends)(clock))
 
 
 def test_the_results_of_paused_and_quarantined_requests_are_sealed_again(shop: Shop) -> None:
