@@ -143,7 +143,6 @@ def test_it_is_nobody_elses_current_application() -> None:
 
 
 def test_an_application_without_the_extension_is_told_apart() -> None:
-    """It is usually FLASK_APP that names the wrong one."""
     with pytest.raises(ConfigurationError, match="FLASK_APP names the right one"):
         make_celery(Flask("another"))
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -16,9 +16,9 @@ from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, Record, StoredResponse
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import Clock, SealContext, Store
+from flask_idempotency.engine.store import Clock, Codec, SealContext, Store
 from flask_idempotency.maintenance.janitor import Batcher
-from flask_idempotency.maintenance.rotate import RotateReport, rotate
+from flask_idempotency.maintenance.rotate import RotateReport, SealReport, rotate, seal_plain
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql.schema import meta, metadata
 from flask_idempotency.stores.sql.store import SqlStore
@@ -86,10 +86,13 @@ class Office:
         payload = found(self.store, key).payload
         return None if payload is None or payload.sealed_by is None else payload.sealed_by.kid
 
-    def rotate(self, *, batch: int = 2, grace: float = 0.0) -> RotateReport:
-        return rotate(
-            self.store.responses, self.store.data_keys, self.codec, self.ring, drain=Batcher(batch), grace=grace
-        )
+    def rotate(self, *, batch: int = 2, codec: Codec | None = None, grace: float = 0.0, **parts: Any) -> RotateReport:
+        parts.setdefault("drain", Batcher(batch))
+        store = self.store
+        return rotate(store.responses, store.data_keys, codec or self.codec, self.ring, grace=grace, **parts)
+
+    def seal_plain(self, **parts: Any) -> SealReport:
+        return seal_plain(self.store.responses, self.codec, self.ring, **{"drain": Batcher(), **parts})
 
 
 def empty_store(kind: str, request: pytest.FixtureRequest, ends: ExitStack) -> MakeStore:

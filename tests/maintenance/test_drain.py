@@ -55,7 +55,6 @@ def drain(hours: Hours, **pace: object) -> Batcher:
 
 
 def test_work_is_done_in_batches(hours: Hours) -> None:
-    """And told how much, in how many."""
     pile, told = Pile(hours, 250), list[int]()
     drained = drain(hours, batch=100, on_progress=told.append).run(pile.step)
 
@@ -64,12 +63,10 @@ def test_work_is_done_in_batches(hours: Hours) -> None:
 
 
 def test_a_run_without_work_is_one_step(hours: Hours) -> None:
-    """Which is no batch of anything."""
     assert BatchReport(touched=0, batches=1) == drain(hours).run(Pile(hours, 0).step)
 
 
 def test_a_run_ends_with_its_budget(hours: Hours) -> None:
-    """Unfinished, and says so; what was done stays done."""
     pile = Pile(hours, 1000, takes=0.1)
     drained = drain(hours, batch=100, budget=25.0).run(pile.step)
 
@@ -78,7 +75,6 @@ def test_a_run_ends_with_its_budget(hours: Hours) -> None:
 
 
 def test_a_run_that_finishes_as_its_budget_ends_is_finished(hours: Hours) -> None:
-    """Nobody has to come again for nothing."""
     assert drain(hours, batch=100, budget=5.0).run(Pile(hours, 100, takes=0.1).step).finished
 
 
@@ -110,7 +106,6 @@ def test_a_batch_that_times_out_is_halved(hours: Hours) -> None:
 
 
 def test_a_run_ends_if_the_store_stays_silent(hours: Hours) -> None:
-    """The task has failed then, and its next run tries again."""
     pile = Pile(hours, 5000, fails=lambda call: True)
     with pytest.raises(StoreUnavailable):
         drain(hours, batch=1000).run(pile.step)
@@ -120,7 +115,6 @@ def test_a_run_ends_if_the_store_stays_silent(hours: Hours) -> None:
 
 
 def test_a_run_ends_if_the_smallest_batch_fails(hours: Hours) -> None:
-    """Such a store is not slow but away."""
     pile = Pile(hours, 5000, fails=lambda call: True)
     with pytest.raises(StoreUnavailable):
         drain(hours, batch=25).run(pile.step)
@@ -129,7 +123,6 @@ def test_a_run_ends_if_the_smallest_batch_fails(hours: Hours) -> None:
 
 
 def test_only_failures_in_a_row_end_a_run(hours: Hours) -> None:
-    """A store that fails now and then is no store that is away."""
     pile = Pile(hours, 4000, fails=lambda call: call % 2 == 1)
     drained = drain(hours, batch=1000).run(pile.step)
 
@@ -138,7 +131,6 @@ def test_only_failures_in_a_row_end_a_run(hours: Hours) -> None:
 
 
 def test_progress_is_reported_once_despite_a_failure(hours: Hours) -> None:
-    """A step that failed has touched nothing that counts."""
     pile, told = Pile(hours, 300, fails=lambda call: call == 2), list[int]()
     drained = drain(hours, batch=100, on_progress=told.append).run(pile.step)
 

@@ -25,7 +25,6 @@ def yard(clock: FrozenClock) -> Yard:
 
 
 def test_an_expired_claim_is_quarantined_and_published_once(yard: Yard) -> None:
-    """By its label and its operation, and never again."""
     key, _ = yard.vanished()
 
     assert ReapReport(quarantined=1) == yard.reap()
@@ -46,7 +45,6 @@ def test_a_claim_under_takeover_is_left_to_the_next_retry(yard: Yard) -> None:
 
 
 def test_live_and_completed_claims_are_left_alone(yard: Yard, clock: FrozenClock) -> None:
-    """A lease that runs, an answer, a key that its owner has quarantined."""
     keys = [a_key() for _ in range(3)]
     stand(yard.store, clock, keys[0], "completed")
     stand(yard.store, clock, keys[1], "quarantined")
@@ -69,7 +67,6 @@ def test_a_lease_that_ended_after_the_horizon_is_left_alone(yard: Yard, clock: F
 
 @pytest.mark.parametrize("batch", (1, 3, 1000))
 def test_expired_claims_are_found_in_batches(yard: Yard, clock: FrozenClock, batch: int) -> None:
-    """Whatever rule each of them has."""
     for number in range(10):
         yard.claim(on_expiry=OnExpiry.TAKEOVER if number % 2 else OnExpiry.QUARANTINE)
     clock.advance(LEASE)
@@ -96,7 +93,6 @@ class Meanwhile:
 
 @pytest.mark.parametrize("event", ("completed", "renewed", "released", "held"))
 def test_a_claim_that_its_worker_changes_first_counts_as_overtaken(yard: Yard, clock: FrozenClock, event: str) -> None:
-    """And nothing of its is touched, and nothing told."""
     store = yard.store
     key, token = yard.vanished()
     events: dict[str, Callable[[StorageKey], object]] = {
@@ -141,7 +137,6 @@ class Failing:
 def test_a_step_is_retried_after_a_store_failure(
     yard: Yard, clock: FrozenClock, verb: str, nth: int, reply: bool
 ) -> None:
-    """Nothing is left behind, and nothing counted or told twice."""
     keys = [yard.claim()[0] for _ in range(40)]
     waiting = [yard.claim(on_expiry=OnExpiry.TAKEOVER)[0] for _ in range(10)]
     clock.advance(LEASE)
@@ -158,7 +153,6 @@ def test_a_step_is_retried_after_a_store_failure(
 
 
 def test_quarantined_claims_stay_quarantined_after_a_store_failure(yard: Yard, clock: FrozenClock) -> None:
-    """The next run does the rest, and each is told once over both."""
     for _ in range(8):
         yard.claim()
     clock.advance(LEASE)
@@ -174,7 +168,6 @@ def test_quarantined_claims_stay_quarantined_after_a_store_failure(yard: Yard, c
 
 
 def test_four_janitors_quarantine_each_key_once(yard: Yard, clock: FrozenClock) -> None:
-    """All that one of them says was done by none of the others."""
     keys = [yard.claim()[0] for _ in range(60)]
     clock.advance(LEASE)
     yards = [Yard(yard.store, clock) for _ in range(4)]
@@ -197,7 +190,6 @@ def test_without_resolvers_no_key_is_due(yard: Yard) -> None:
 
 
 def test_a_reap_that_its_budget_ends_leaves_the_rest_to_the_next(yard: Yard, clock: FrozenClock) -> None:
-    """And says so."""
     for _ in range(9):
         yard.claim()
     clock.advance(LEASE)

@@ -112,20 +112,7 @@ def test_never_happened_releases_no_expired_claim_at_the_first_call(yard: Yard, 
     assert PAYLOAD == yard.read(key).payload
 
 
-def test_never_happened_releases_an_expired_claim_at_the_second_call(yard: Yard, clock: FrozenClock) -> None:
-    """That one is gone."""
-    key, _ = yard.claim()
-    clock.advance(86400)
-    yard.says = (lambda unknown: NeverHappened(),)
-
-    assert ReapReport(quarantined=1, asked=1, unknown=1) == yard.reap()
-    clock.advance(LAST_PAUSE_SECONDS + 1)
-    assert ReapReport(asked=1, released=1) == yard.reap()
-    assert yard.store.read(key) is None
-
-
 def test_a_clock_that_jumps_forward_releases_no_live_claim(yard: Yard, clock: FrozenClock) -> None:
-    """It claimed a moment ago, by every other clock."""
     yard.policy = replace(POLICY, max_runtime=2 * LAST_PAUSE_SECONDS)
     key, _ = yard.claim()
     began = clock.now
@@ -158,7 +145,6 @@ def test_never_happened_of_completed_work_is_an_error(
 
 
 def test_a_resolver_can_replace_a_response_that_cannot_be_opened(yard: Yard) -> None:
-    """The other side tells it again."""
     key, token = yard.claim()
     yard.store.complete(key, token, PAYLOAD, keep=KEEP)
     yard.store.mark_corrupt(key, PAYLOAD)
@@ -169,7 +155,6 @@ def test_a_resolver_can_replace_a_response_that_cannot_be_opened(yard: Yard) -> 
 
 
 def test_still_unknown_leaves_the_key_quarantined(yard: Yard) -> None:
-    """As it was, and told as asked about."""
     key, _ = yard.held()
     before = yard.read(key)
     yard.says = (lambda unknown: StillUnknown(),)
@@ -250,7 +235,6 @@ def test_unusable_data_keys_of_a_tenant_do_not_block_other_keys(yard: Yard) -> N
 
 
 def test_a_resolver_gets_the_record_and_the_downstream_key(yard: Yard) -> None:
-    """The record, and what the other side was told."""
     key, _ = yard.held()
     yard.says = (lambda unknown: StillUnknown(),)
     seen = yard.read(key)
@@ -262,7 +246,6 @@ def test_a_resolver_gets_the_record_and_the_downstream_key(yard: Yard) -> None:
 
 
 def test_endpoints_without_a_resolver_are_skipped(yard: Yard) -> None:
-    """Nothing is counted or told of them."""
     key, _ = yard.held()
     yard.says = (lambda unknown: Happened(PAID),)
     asking = yard.asking()
@@ -289,7 +272,6 @@ def test_the_pauses_between_resolver_calls_double(yard: Yard, clock: FrozenClock
 
 
 def test_four_janitors_call_the_resolver_once_for_each_key(yard: Yard, clock: FrozenClock) -> None:
-    """And settle it once: the other side is called as often as there are keys."""
     keys = [yard.held()[0] for _ in range(30)]
     yards = [Yard(yard.store, clock) for _ in range(4)]
     for each in yards:
@@ -323,7 +305,6 @@ def test_a_janitor_killed_after_a_resolver_call_costs_one_turn(yard: Yard, clock
 
 @pytest.mark.parametrize("said", (Happened(PAID), NeverHappened()))
 def test_a_worker_that_completes_before_the_resolver_wins(yard: Yard, clock: FrozenClock, said: Any) -> None:
-    """It knows best: its answer stays, and nothing is told of the other."""
     key, token = yard.held()
     clock.advance(LEASE)
 

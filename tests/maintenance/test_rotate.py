@@ -16,14 +16,7 @@ from flask_idempotency.engine.model import ERASED, StoredPayload, StoredResponse
 from flask_idempotency.engine.quota import Drift, Quota
 from flask_idempotency.engine.store import Codec, SealContext
 from flask_idempotency.maintenance.janitor import Batcher
-from flask_idempotency.maintenance.rotate import (
-    GRACE_SECONDS,
-    MOST_BLOCKED,
-    RotateReport,
-    SealReport,
-    rotate,
-    seal_plain,
-)
+from flask_idempotency.maintenance.rotate import GRACE_SECONDS, MOST_BLOCKED, RotateReport, SealReport
 from flask_idempotency.testing.contract.support import KEEP, a_key, found
 from tests.maintenance.conftest import ANSWER, Office
 
@@ -41,7 +34,6 @@ def test_every_response_is_sealed_under_the_newest_key_and_reads_as_before(offic
 
 
 def test_rotation_changes_only_the_seal(office: Office) -> None:
-    """Expiry, token, fence, the clear facts, and what the ledger has counted."""
     key = office.answer(quota=Quota())
     before, usage = found(office.store, key), office.store.ledger.usage(key.tid)
     office.turn(("2026", "2025"))
@@ -56,7 +48,6 @@ def test_rotation_changes_only_the_seal(office: Office) -> None:
 
 
 def test_a_second_rotation_has_no_work(office: Office) -> None:
-    """And says so."""
     office.answer()
     office.turn(("2026", "2025"))
 
@@ -89,13 +80,13 @@ def test_only_seal_plain_seals_plain_responses(office: Office) -> None:
     office.turn(("2026", "2025"))
     before = found(office.store, old)
     counted: list[int] = []
-    report = seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher(2), on_progress=counted.append)
+    report = office.seal_plain(drain=Batcher(2), on_progress=counted.append)
 
     assert SealReport(sealed=3) == report
     assert [1, 2, 3] == counted
     assert [("2026", ANSWER)] * 3 == [(office.kid(key), office.opened(key)) for key in plain]
     assert before == found(office.store, old)
-    assert SealReport() == seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher(2))
+    assert SealReport() == office.seal_plain(drain=Batcher(2))
 
 
 def test_seal_plain_leaves_erased_damaged_and_foreign_responses_alone(office: Office) -> None:
@@ -109,8 +100,8 @@ def test_seal_plain_leaves_erased_damaged_and_foreign_responses_alone(office: Of
     for key in (damaged, erased):
         assert owner != found(office.store, key).token[:OWNER_BYTES]
     reports = [
-        seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher(), owner=owner),
-        seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher()),
+        office.seal_plain(owner=owner),
+        office.seal_plain(),
     ]
 
     assert [SealReport(sealed=1), SealReport(sealed=1, passed_over=1, unreadable=1)] == reports
@@ -118,12 +109,11 @@ def test_seal_plain_leaves_erased_damaged_and_foreign_responses_alone(office: Of
 
 
 def test_seal_plain_seals_no_response_if_encryption_is_required(office: Office) -> None:
-    """The codec refuses to open it, whoever calls the function."""
     office.turn(None)
     key = office.answer()
     before = found(office.store, key)
     office.turn(("2025",), required=True)
-    report = seal_plain(office.store.responses, office.codec, office.ring, drain=Batcher())
+    report = office.seal_plain()
 
     assert (SealReport(unreadable=1), before) == (report, found(office.store, key))
 
@@ -169,7 +159,6 @@ def test_a_worker_that_seals_under_the_old_key_during_a_rotation_seals_again(off
 
 
 def test_a_response_that_another_process_changes_is_passed_over(office: Office) -> None:
-    """Expired, erased, or sealed anew by another run."""
     gone, anew = office.answer(), office.answer(key=a_key())
     office.turn(("2026", "2025"))
 
@@ -189,7 +178,7 @@ def test_a_response_that_another_process_changes_is_passed_over(office: Office) 
             return result
 
     slow: Codec = Slow()
-    report = rotate(office.store.responses, office.store.data_keys, slow, office.ring, drain=Batcher(), grace=0.0)
+    report = office.rotate(codec=slow)
 
     assert (0, 2) == (report.resealed, report.passed_over)
     assert (True, b"newer") == (found(office.store, gone).erased, office.opened(anew).body)
@@ -257,7 +246,6 @@ def test_damaged_data_keys_of_a_tenant_do_not_block_other_tenants(office: Office
 
 
 def test_a_key_service_that_is_away_ends_the_rotation(office: Office) -> None:
-    """Twenty, and then it is said to be so."""
     for _ in range(MOST_BLOCKED + 5):
         office.answer()
     office.turn(("2026", "2025"))
@@ -276,12 +264,11 @@ def test_a_key_service_that_is_away_ends_the_rotation(office: Office) -> None:
             raise KeyProviderUnavailable("away")
 
     with pytest.raises(KeyProviderUnavailable, match="away"):
-        rotate(office.store.responses, office.store.data_keys, Away(), office.ring, drain=Batcher())
+        office.rotate(codec=Away(), drain=Batcher())
     assert MOST_BLOCKED == len(asked)
 
 
 def test_rotation_never_stores_a_sealed_response_in_clear(office: Office) -> None:
-    """A task with the settings of another host, where encryption is off."""
     key = office.answer()
     before = found(office.store, key)
     office.turn(None)
@@ -293,7 +280,6 @@ def test_rotation_never_stores_a_sealed_response_in_clear(office: Office) -> Non
 
 
 def test_two_rotations_at_once_seal_each_response_once(office: Office) -> None:
-    """A beat that fires twice, a janitor too many."""
     keys = [office.answer() for _ in range(30)]
     office.turn(("2026", "2025"))
     reports: list[RotateReport] = []
@@ -308,7 +294,6 @@ def test_two_rotations_at_once_seal_each_response_once(office: Office) -> None:
 
 
 def test_the_next_rotation_finishes_a_killed_one(office: Office) -> None:
-    """Wherever it stopped, every answer is there in one form or the other."""
     keys = [office.answer() for _ in range(6)]
     office.turn(("2026", "2025"))
 
@@ -316,13 +301,7 @@ def test_the_next_rotation_finishes_a_killed_one(office: Office) -> None:
         raise StoreUnavailable("killed here")
 
     with pytest.raises(StoreUnavailable):
-        rotate(
-            office.store.responses,
-            office.store.data_keys,
-            office.codec,
-            office.ring,
-            drain=Batcher(batch=2, on_progress=killed),
-        )
+        office.rotate(drain=Batcher(batch=2, on_progress=killed))
     assert {"2025": 4, "2026": 2} == office.store.responses.count()
     assert [ANSWER] * 6 == [office.opened(key) for key in keys]
 
@@ -336,15 +315,7 @@ def test_responses_of_another_application_are_left_alone(office: Office) -> None
     before = found(office.store, theirs)
     office.turn(("2026", "2025"))
 
-    report = rotate(
-        office.store.responses,
-        office.store.data_keys,
-        office.codec,
-        office.ring,
-        drain=Batcher(),
-        owner=owner,
-        grace=0.0,
-    )
+    report = office.rotate(owner=owner)
     assert (1, 0, 0) == (report.resealed, report.unreadable, report.retired)
     assert before == found(office.store, theirs)
     assert office.opened(ours) == ANSWER
@@ -372,15 +343,7 @@ def test_the_data_key_of_a_quarantined_response_stays(office: Office) -> None:
     office.store.mark_corrupt(key, payload)
 
     for _ in range(3):
-        report = rotate(
-            office.store.responses,
-            office.store.data_keys,
-            office.codec,
-            office.ring,
-            drain=Batcher(),
-            recovery=office.store.recovery,
-            grace=0.0,
-        )
+        report = office.rotate(recovery=office.store.recovery)
         assert (0, 0) == (report.closed, report.retired)
     office.turn(("2026", "2025"))
     assert office.opened(key) == ANSWER

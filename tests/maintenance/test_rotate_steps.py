@@ -186,7 +186,6 @@ def test_requests_that_run_beside_a_rotation_end(shop: Shop, count: int) -> None
 
 
 def test_a_result_that_cannot_be_opened_keeps_its_data_key(shop: Shop) -> None:
-    """Whoever can mend it will need the key. It stays as it is."""
     shop.post("paused")
     (answer,) = shop.results()
     payload = answer.entry.payload
@@ -203,7 +202,6 @@ def test_a_result_that_cannot_be_opened_keeps_its_data_key(shop: Shop) -> None:
 
 @pytest.mark.parametrize("then", ("nothing", "wipe", "rotate"))
 def test_an_erased_result_is_never_computed_again(shop: Shop, then: str) -> None:
-    """Its request is quarantined: whether anything is left to wipe or not."""
     shop.post("paused")
     (answer,) = shop.results()
     shop.store.data_keys.shred(answer.key.tid)

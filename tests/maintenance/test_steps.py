@@ -154,7 +154,6 @@ def test_a_resolver_sees_the_steps_and_never_a_result(checkout: Checkout) -> Non
 
 
 def test_a_step_that_happened_pauses_the_request_and_the_late_owner_has_lost(checkout: Checkout) -> None:
-    """A second janitor changes nothing."""
     key, token, fence = in_doubt(checkout)
     assert not checkout.resumes(key)
     checkout.resolver = lambda unknown: unknown.step("charge", "line-1").completed({"id": 7})
@@ -230,7 +229,6 @@ def test_resume_takes_back_a_quarantine_and_no_doubt(checkout: Checkout) -> None
 
 
 def test_a_paused_request_is_given_up_when_its_time_is_over(checkout: Checkout) -> None:
-    """An hour before, it is left alone; after it, the resolver is asked."""
     key, token, _ = checkout.begun(RESERVED)
     assert State.PROCESSING is checkout.store.release(key, token)
     plain, plain_token = a_key(), a_token()

@@ -84,7 +84,6 @@ def test_wipe_leaves_keys_alone_that_were_first_used_after_the_erasure(office: O
 
 
 def test_wipe_reports_what_it_did_before_a_store_failure(office: Office) -> None:
-    """And the next run finishes it."""
     for _ in range(5):
         plain(office.store)
     office.store.data_keys.shred(TID)
@@ -109,7 +108,6 @@ def test_wipe_reports_what_it_did_before_a_store_failure(office: Office) -> None
 
 
 def test_a_quarantined_response_is_wiped_and_completed(office: Office) -> None:
-    """Its work was done, so it does not run again; and it ends, as others do."""
     key = plain(office.store)
     payload = found(office.store, key).payload
     assert payload is not None
@@ -123,7 +121,6 @@ def test_a_quarantined_response_is_wiped_and_completed(office: Office) -> None:
 
 
 def test_wipe_completes_no_quarantined_key_without_a_response(office: Office) -> None:
-    """Nobody knows whether its work was done."""
     key, token = running(office.store)
     office.store.quarantine(key, token, "view-crashed")
     before = found(office.store, key)
