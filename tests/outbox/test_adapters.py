@@ -509,7 +509,6 @@ def test_a_webhook_without_a_url_gets_it_later() -> None:
 
 
 def test_a_receiver_that_this_package_guards_runs_it_once() -> None:
-    """Also if it has erased or refused to keep its response."""
     app, runs = Flask("receiver"), []
     app.testing = True
     app.config |= {"IDEMPOTENCY_SECRET": SECRET, "IDEMPOTENCY_STORE": "memory://"}

@@ -188,7 +188,6 @@ def test_doctor_names_a_missing_table_and_index(open_shop: OpenShop) -> None:
 
 
 def test_an_application_without_an_outbox_needs_no_table(open_shop: OpenShop) -> None:
-    """Its requests are served, and doctor has no check."""
     shop = open_shop()
     execute(shop, "DROP TABLE idempotency_outbox")
     del shop.app.extensions["idempotency_outbox"]

@@ -378,7 +378,6 @@ def test_a_database_in_memory_takes_messages(open_shop: OpenShop) -> None:
 
 @on_postgresql
 def test_two_transactions_with_one_id_wait_for_each_other(shop: Shop) -> None:
-    """The second is there if the first is rolled back."""
     done = threading.Event()
     with shop.app.app_context():
         shop.outbox.publish("orders", 1, message_id="7")
@@ -391,7 +390,7 @@ def test_two_transactions_with_one_id_wait_for_each_other(shop: Shop) -> None:
         thread.start()
         assert not done.is_set()
         shop.db.session.rollback()
-    thread.join(30)
+    thread.join(60)
 
     assert [b"2"] == [bytes(row.body) for row in shop.rows()]
 
@@ -420,7 +419,6 @@ def test_the_work_of_a_message_publishes_under_the_same_ids_again(shop: Shop) ->
 
 
 def test_messages_are_in_the_default_bind(open_shop: OpenShop, tmp_path: Path) -> None:
-    """Rows of another bind are committed by themselves."""
     shop = open_shop(SQLALCHEMY_BINDS={"archive": f"sqlite:///{tmp_path / 'archive.sqlite'}"})
 
     shop.publish()

@@ -529,7 +529,7 @@ def test_a_claim_waits_for_the_claim_of_another_relay(shop: Shop) -> None:
             text("UPDATE idempotency_outbox SET holder = 'x', held_until = :late WHERE body = '1'"),
             {"late": round((shop.clock.now + 30) * 1e6)},
         )
-    thread.join(30)
+    thread.join(60)
 
     assert [] == found
 
@@ -544,7 +544,6 @@ def test_a_frozen_relay_does_not_freeze_the_others(shop: Shop) -> None:
 
 
 def test_a_relay_waits_for_its_database(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """It ends when its process stops it, and not with the database."""
     stop, tries = Stop(), []
 
     class Away:

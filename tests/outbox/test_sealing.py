@@ -91,7 +91,6 @@ def test_the_messages_of_an_erased_tenant_are_dead_and_say_why(open_shop: OpenSh
 
 
 def test_a_relay_without_the_ring_leaves_the_message_for_another(open_shop: OpenShop) -> None:
-    """It is not lost: an operator forgot a setting."""
     sealed(open_shop).publish("orders", 1)
     shop = open_shop()
 

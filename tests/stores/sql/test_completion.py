@@ -96,7 +96,6 @@ def joint(open_joint: OpenJoint, request: pytest.FixtureRequest) -> Joint:
 
 
 def test_rows_and_response_are_committed_together(joint: Joint) -> None:
-    """Sealed or not, counted or not."""
     forms = [(payload, quota) for payload in (PAYLOAD, SEALED) for quota in (None, ROOM)]
     for number, (payload, quota) in enumerate(forms, 1):
         key = a_key()
@@ -196,7 +195,6 @@ def test_a_superseded_worker_gets_a_lost_lease_and_no_key_error(open_joint: Open
 
 
 def test_a_process_without_quota_still_counts_counted_keys(open_joint: OpenJoint, clock: FrozenClock) -> None:
-    """Also within the application's transaction."""
     claiming, joint, key = open_joint(), open_joint(), a_key()
     granted(claiming.store.claim(a_request(key), token=joint.token, lease=LEASE, quota=ROOM))
     transaction = joint.store.transactions.join([key], joint.token, operation="pay", on_early_commit=lambda: None)
@@ -207,7 +205,6 @@ def test_a_process_without_quota_still_counts_counted_keys(open_joint: OpenJoint
 
 
 def test_storing_a_sealed_response_takes_one_statement(open_joint: OpenJoint) -> None:
-    """As a plain one is. Whether its key is there is looked at in the same."""
     store = open_joint().store
     for payload in (PAYLOAD, SEALED):
         key, token = a_key(), a_token()
@@ -233,7 +230,6 @@ def test_data_keys_of_a_tenant_are_read_in_one_statement(open_joint: OpenJoint) 
 
 
 def test_a_copied_store_accepts_no_data_key_of_the_original(open_joint: OpenJoint) -> None:
-    """Nor one that names its store in other bytes than eight."""
     store, tid = open_joint().store, a_key().tid
 
     for other in (b"", bytes(8), bytes(9), store.identity() + b"\0"):
@@ -242,7 +238,6 @@ def test_a_copied_store_accepts_no_data_key_of_the_original(open_joint: OpenJoin
 
 
 def test_a_response_of_another_size_changes_the_quota_by_the_difference(open_joint: OpenJoint) -> None:
-    """Sealed anew it has the size it had; erased, it has none."""
     store, key, token = open_joint().store, a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=ROOM))
     store.complete(key, token, PAYLOAD, keep=KEEP)

@@ -82,7 +82,6 @@ def test_a_damaged_row_raises_only_our_errors(
 def test_damage_outside_records_raises_only_our_errors(
     open_store: OpenStore, records_url: str, clock: FrozenClock, odd: str
 ) -> None:
-    """Data keys, limits, counts, tasks and facts."""
     beside = (schema.tenants, schema.data_keys, schema.quota_buckets, schema.tasks, schema.meta)
     for table, column in places(*beside):
         store, key = open_store(), a_key()

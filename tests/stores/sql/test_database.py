@@ -166,7 +166,6 @@ def test_a_null_pool_works(make_engine: MakeEngine, records_url: str) -> None:
 
 
 def test_closing_leaves_the_applications_connections_alone(make_engine: MakeEngine, records_url: str) -> None:
-    """They are not ours."""
     base = make_engine()
     with base.connect() as connection:
         SqlStore(Database(base)).close()
@@ -209,13 +208,11 @@ def test_other_databases_and_objects_are_refused() -> None:
 
 
 def test_a_function_must_return_an_engine(open_database: OpenDatabase) -> None:
-    """It says so when it is asked."""
     with pytest.raises(ConfigurationError, match="Pass an Engine"):
         open_database(lambda: "sqlite:///file.db").engine  # noqa: B018
 
 
 def test_an_error_about_an_url_does_not_quote_its_password() -> None:
-    """Nor does the error behind it."""
     urls = (
         "postgresql://shop:hunter2@db:port/x",
         "postgres://shop:hunter2@db/x",
@@ -265,7 +262,6 @@ def test_an_applications_engine_prepares_as_the_application_wants(
 
 @on_sqlite
 def test_a_commit_is_on_the_disk(open_database: OpenDatabase, records_url: str) -> None:
-    """And readers do not stand in a writer's way, nor a writer in theirs."""
     database = open_database(records_url)
 
     with database.engine.connect() as connection:
@@ -299,7 +295,6 @@ def test_a_file_in_use_is_opened_all_the_same(
 
 @on_sqlite
 def test_a_longer_timeout_of_the_application_stays(open_database: OpenDatabase, make_engine: MakeEngine) -> None:
-    """Ours is the least, not the most."""
     database = open_database(make_engine(connect_args={"timeout": 9}))
 
     with database.engine.connect() as connection:
@@ -322,7 +317,6 @@ def test_a_stale_connection_is_replaced_silently(open_store: OpenStore, make_eng
 
 @on_postgresql
 def test_a_connection_that_breaks_every_time_is_an_outage(open_store: OpenStore, make_engine: MakeEngine) -> None:
-    """Once more, and no more."""
     store = open_store()
     tried: list[int] = []
 
@@ -382,7 +376,6 @@ def test_a_database_without_our_tables_is_one_sentence_and_no_statement(
 
 
 def test_an_outage_has_its_cause(open_database: OpenDatabase, database_url: str) -> None:
-    """What the driver has met is what mends it."""
     database = open_database(database_url)
     refused = OperationalError("SELECT 1", {}, ConnectionError("broken"))
 
@@ -425,7 +418,6 @@ def test_a_long_task_waits_until_the_first_connection_is_set_up(
 
 @on_postgresql
 def test_a_pool_that_is_used_up_is_an_outage(make_engine: MakeEngine, records_url: str) -> None:
-    """After the pool's own patience."""
     store = SqlStore(Database(make_engine(pool_size=1, max_overflow=0, pool_timeout=0.05)))
     with store.database.engine.connect(), pytest.raises(StoreUnavailable, match="became free"):
         store.read(a_key())
@@ -473,7 +465,6 @@ def test_a_silent_server_is_an_outage(
 
 
 def test_a_server_that_accepts_and_never_replies_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for ever, that is."""
     monkeypatch.setattr(engines, "CONNECT_SECONDS", 2)  # the least that libpq knows
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -519,7 +510,6 @@ def stopped(pid: int) -> Iterator[None]:
 def test_a_backup_as_documented_has_every_row(
     database_url: str, make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file alone, copied while it is open, lacks the newest."""
     shop = tmp_path / "shop.sqlite3"
     database = Database(f"sqlite:///{shop}")
     page = (Path(__file__).parents[3] / "docs" / "guides" / "sql.md").read_text(encoding="utf-8")

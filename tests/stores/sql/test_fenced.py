@@ -84,7 +84,6 @@ def test_a_later_claim_writes_over_an_earlier_one_and_never_the_reverse(session:
 
 
 def test_a_paused_worker_that_read_the_row_matches_no_row(engine: Engine, session: Session) -> None:
-    """What its session read before it was paused is no reason to write."""
     account = session.get_one(Account, 1)
     assert 0 == account.balance
     session.rollback()

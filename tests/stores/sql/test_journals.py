@@ -106,7 +106,6 @@ def test_a_write_of_many_steps_enters_all_in_order(open_store: OpenStore) -> Non
 
 
 def test_a_step_that_finishes_keeps_its_place(open_store: OpenStore, clock: FrozenClock) -> None:
-    """In the order of their beginnings, also by a clock that stands still."""
     store, key = open_store(clock=clock), a_key()
     grant = claimed(store, key)
     for number, name in enumerate(("charge", "mail"), 1):
@@ -321,7 +320,6 @@ def test_journals_of_records_that_do_not_count_are_free(open_store: OpenStore) -
 
 @pytest.mark.parametrize("damage", ("took = -1", "name = name, finished_at = NULL", "data_key_number = 1"))
 def test_a_damaged_step_is_corrupt(open_store: OpenStore, damage: str) -> None:
-    """It is never taken for a step that has not begun."""
     store, key = open_store(), a_key()
     wrote(store, key, claimed(store, key), 1, a_step())
     execute(store, f"UPDATE idempotency_steps SET {damage}")  # noqa: S608 - our own words

@@ -141,7 +141,6 @@ def test_a_claim_with_waiters_sends_no_further_statement(open_store: OpenStore) 
 
 @on_postgresql
 def test_a_marked_and_renewed_claim_keeps_its_waiters(open_store: OpenStore, heard: Callable[[], list[str]]) -> None:
-    """The flag for waiters says nothing about success."""
     store, key, token = open_store(), a_key(), a_token()
     granted(store.claim(awaited(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
     store.mark_point_of_no_return(key, token)
@@ -157,7 +156,6 @@ def test_a_marked_and_renewed_claim_keeps_its_waiters(open_store: OpenStore, hea
 def test_after_a_takeover_the_new_claim_decides(
     open_store: OpenStore, clock: FrozenClock, heard: Callable[[], list[str]]
 ) -> None:
-    """In both directions. A claim of a free key decides too."""
     store = open_store()
     ends = []
     for first, second in ((True, False), (False, True)):
@@ -205,7 +203,6 @@ def test_a_cut_connection_is_replaced(open_store: OpenStore, caplog: pytest.LogC
 
 
 def test_the_listener_reconnects_after_a_restart(start_postgres: StartPostgres) -> None:
-    """While the server is away, a waiter is not told of an error."""
     server = start_postgres()
     server.create_database("records")
     store = SqlStore(Database(server.url("records")))
@@ -276,7 +273,6 @@ def end_session(store: SqlStore, pid: int) -> None:
 
 @on_postgresql
 def test_a_forked_child_has_its_own_connection(open_store: OpenStore) -> None:
-    """The child leaves the connection of its parent alone."""
     assert_a_forked_child_wakes_its_own(open_store())
 
 

@@ -103,7 +103,6 @@ def test_a_limit_is_exact_where_the_margin_begins(open_store: OpenStore, strateg
 
 @by_every_strategy
 def test_several_strategies_keep_one_limit(open_store: OpenStore, strategy: str) -> None:
-    """During a deployment that changes it, both are at work."""
     tid = a_key().tid
     stores = [open_store(strategy=strategy), open_store()]
 
@@ -141,7 +140,6 @@ def test_a_new_key_near_a_limit_is_a_short_transaction(open_store: OpenStore) ->
 
 @on_postgresql
 def test_a_limit_below_the_margin_is_always_near(open_store: OpenStore) -> None:
-    """So nobody looks from afar."""
     store, tid = open_store(), a_key().tid
     ask(store, tid, None)
 
@@ -153,7 +151,6 @@ def test_a_limit_below_the_margin_is_always_near(open_store: OpenStore) -> None:
 
 @on_postgresql
 def test_a_refusal_takes_one_more_statement_and_no_lock(open_store: OpenStore) -> None:
-    """And has written nothing."""
     store, tid = open_store(), a_key().tid
     ask(store, tid, FULL)
 
@@ -188,7 +185,6 @@ def test_on_sqlite_a_new_key_is_counted_under_the_one_lock(
 @by_every_strategy
 @pytest.mark.parametrize("quota", (None, ROOM, FULL))
 def test_a_known_key_takes_no_more_statements(open_store: OpenStore, strategy: str, quota: Quota | None) -> None:
-    """A replay is counted by nobody, and refused by nobody."""
     store, tid = open_store(strategy=strategy), a_key().tid
     key = complete(store, tid)
     with sent(store) as without:
@@ -229,7 +225,6 @@ def test_a_process_without_quota_still_counts_counted_keys(open_store: OpenStore
 def test_an_uncounted_claim_of_a_counted_key_counts_no_more(
     open_store: OpenStore, clock: FrozenClock, strategy: str
 ) -> None:
-    """Its first life was counted until it was over, and its second is not."""
     store, tid = open_store(strategy=strategy), a_key().tid
     key, token = complete(store, tid), a_token()
     clock.advance(KEEP * 2)
@@ -278,7 +273,6 @@ def entries(engine: Engine) -> int:
 
 
 def test_expired_quota_entries_are_swept(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
-    """A few at a time. What is not over stays, and nobody notices."""
     store, tid, engine = open_store(), a_key().tid, make_engine()
     for _ in range(3):
         complete(store, tid)
@@ -294,7 +288,6 @@ def test_expired_quota_entries_are_swept(open_store: OpenStore, make_engine: Mak
 
 
 def test_a_wrong_quota_is_corrected(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
-    """Somebody deleted records by hand; by how much it was wrong is told once."""
     store, tid, engine = open_store(), a_key().tid, make_engine()
     keys = [complete(store, tid) for _ in range(3)]
     with engine.begin() as connection:
@@ -383,7 +376,6 @@ def test_an_exclusive_tenant_lock_blocks_shared_ones(
 def test_an_exclusive_tenant_lock_waits_for_shared_ones(
     open_store: OpenStore, make_engine: MakeEngine, threads: ThreadPoolExecutor
 ) -> None:
-    """What they have written is not committed yet, and counts."""
     store, tid, key = open_store(), a_key().tid, a_key()
     statement = ledger_statements.insert_within(DIALECTS[POSTGRESQL])
     sent_before: list[dict[str, Any]] = []
@@ -446,7 +438,6 @@ def test_a_stricter_isolation_level_costs_retries_only(open_store: OpenStore, re
 def test_an_unreadable_response_is_counted_once(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock
 ) -> None:
-    """As quarantined from then on, and not under its old expiry as well."""
     store, tid, engine = open_store(), a_key().tid, make_engine()
     key = complete(store, tid)
     with engine.begin() as connection:
@@ -533,7 +524,6 @@ def test_one_thread_gets_the_tenant_lock_and_one_times_out() -> None:
 
 
 def test_a_forked_child_does_not_inherit_tenant_locks() -> None:
-    """It was in there when its process was copied, and is not here to leave."""
     turnstile = TenantLock()
 
     with turnstile.turn(b"one", timeout=0):

@@ -58,7 +58,6 @@ def test_no_two_texts_become_one(one: str, other: str) -> None:
 
 
 def test_an_ordinary_text_is_stored_as_it_is() -> None:
-    """Auditors read it with tools of their own."""
     texts = ["", "acme", "größer", "日本語 🦊", "a\tb\r\n", "%s :now {x}"]
 
     assert texts == [escape(text) for text in texts]
@@ -240,7 +239,6 @@ def test_a_released_row_keeps_its_history(open_store: OpenStore, make_engine: Ma
 
 
 def test_a_reused_key_keeps_no_old_columns(open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock) -> None:
-    """Neither answer nor dates nor whom it was about."""
     store, key = open_store(), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)

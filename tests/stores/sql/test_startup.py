@@ -87,7 +87,6 @@ def test_a_missing_schema_is_one_sentence_at_start(url: str, caplog: pytest.LogC
 def test_a_command_about_tables_does_not_log_that_they_are_missing(
     url: str, caplog: pytest.LogCaptureFixture, command: str, logged: int
 ) -> None:
-    """It creates them, or reports them itself."""
     running: click.Context | None = None
     for name in command.split():
         running = click.Context(click.Group(name), parent=running, info_name=name)
@@ -246,13 +245,11 @@ def test_a_strategy_beside_a_store_that_is_made_already_is_refused() -> None:
 
 
 def test_transactional_effects_need_the_sessions_database(url: str) -> None:
-    """A database by its URL is not known to be that one."""
     with pytest.raises(ConfigurationError, match="flask-sqlalchemy://"):
         make_app(url, IDEMPOTENCY_EFFECTS="transactional")
 
 
 def test_a_blueprint_that_needs_it_is_refused_at_start_too() -> None:
-    """Not at the first payment. The sentence names the blueprint."""
     idempotency = Idempotency()
     idempotency.configure(Blueprint("payments", __name__), effects="transactional")
     app = Flask("shop")

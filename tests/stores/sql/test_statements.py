@@ -181,7 +181,6 @@ def test_a_claim_is_one_statement_unless_its_row_must_change(open_store: OpenSto
 
 
 def test_the_first_claim_of_a_process_checks_once_for_missing_parts(open_store: OpenStore) -> None:
-    """One statement more, and never again."""
     store = open_store()
     store.read(a_key())
     looks = []
@@ -225,12 +224,10 @@ def test_on_sqlite_a_refusal_takes_no_lock_and_a_grant_reads_again_under_it(
 def test_a_replay_by_the_other_strategies(
     open_store: OpenStore, clock: FrozenClock, strategy: str, statements: list[str]
 ) -> None:
-    """Inside a transaction, whose beginning and end come on top."""
     assert statements == statements_of_a_claim(open_store(strategy=strategy), clock, "replay")
 
 
 def test_an_owners_write_is_one_statement(open_store: OpenStore, clock: FrozenClock) -> None:
-    """When it changes something. A second one asks why it did not."""
     store = open_store()
     for write in WRITES.values():
         key = a_key()

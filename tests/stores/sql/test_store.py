@@ -94,7 +94,6 @@ def test_a_refusal_takes_no_fence(open_store: OpenStore, clock: FrozenClock, str
 @pytest.mark.parametrize("first", STRATEGIES)
 @pytest.mark.parametrize("second", STRATEGIES)
 def test_strategies_may_be_mixed(open_store: OpenStore, clock: FrozenClock, first: str, second: str) -> None:
-    """While a release that uses another one is rolled out, both are at work."""
     one, other, key, token = open_store(strategy=first), open_store(strategy=second), a_key(), a_token()
     fence = granted(one.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE)).fence
     assert isinstance(other.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
@@ -107,7 +106,6 @@ def test_strategies_may_be_mixed(open_store: OpenStore, clock: FrozenClock, firs
 
 
 def test_an_unknown_strategy_is_refused(records_url: str) -> None:
-    """With the names of those that there are."""
     with pytest.raises(ConfigurationError, match="insert, row_lock, advisory"):
         SqlStore(Database(records_url), strategy="optimism")
 
@@ -122,7 +120,6 @@ def test_a_strategy_is_refused_where_it_cannot_work(records_url: str, strategy: 
 
 @on_sqlite
 def test_a_strategy_is_refused_at_first_use_where_the_database_was_not_known(make_engine: MakeEngine) -> None:
-    """A function that returns the engine is not asked before it is needed."""
     store = SqlStore(Database(make_engine), strategy="advisory")
 
     with pytest.raises(ConfigurationError, match="not on sqlite"):
@@ -148,7 +145,6 @@ def test_a_claim_that_would_be_corrupt_is_not_written(open_store: OpenStore, tok
 def test_without_tables_the_error_names_the_remedy(
     make_engine: MakeEngine, open_store: OpenStore, strategy: str
 ) -> None:
-    """The database is there and has not been prepared: that is no outage."""
     metadata.drop_all(make_engine())
     store = open_store(strategy=strategy)
 
@@ -161,7 +157,6 @@ def test_without_tables_the_error_names_the_remedy(
 
 
 def test_an_old_table_is_named_as_such(make_engine: MakeEngine, open_store: OpenStore) -> None:
-    """A column that a later release has added is not there."""
     with make_engine().begin() as connection:
         connection.execute(text("ALTER TABLE idempotency_records RENAME COLUMN method TO verb"))
 
@@ -216,7 +211,6 @@ def test_the_fence_of_a_key_rises_where_the_sequence_went_back(
 
 @on_postgresql
 def test_the_error_names_the_missing_rights(open_store: OpenStore, make_engine: MakeEngine, database_url: str) -> None:
-    """Not an outage either: somebody has to grant them."""
     with make_engine().begin() as connection:
         connection.execute(text("CREATE ROLE stranger LOGIN"))
     try:
@@ -230,7 +224,6 @@ def test_the_error_names_the_missing_rights(open_store: OpenStore, make_engine: 
 
 @on_postgresql
 def test_a_standby_is_an_outage(open_store: OpenStore, make_engine: MakeEngine, database_url: str) -> None:
-    """It can be read and not be written: nobody is granted anything by it."""
     name = database_url.rpartition("/")[2]
     with make_engine(isolation_level="AUTOCOMMIT").connect() as connection:
         connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
@@ -340,7 +333,6 @@ def test_exactly_one_thread_takes_over(open_store: OpenStore, clock: FrozenClock
 @pytest.mark.slow
 @pytest.mark.parametrize("database_url", ("postgresql", "sqlite"), indirect=True)
 def test_exactly_one_thread_of_all_processes_is_granted(records_url: str) -> None:
-    """By fences that rise from round to round, whichever process takes them."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(PROCESSES * THREADS_EACH), context.Queue()
     processes = [

@@ -64,7 +64,6 @@ def found(store: SqlStore, check: str) -> Finding:
 
 @pytest.mark.parametrize("start", ("postgresql", "sqlite"))
 def test_all_is_fine(start: str, request: pytest.FixtureRequest, opened: Open, tmp_path: Path) -> None:
-    """As the upgrade leaves it, on a server that keeps what it is told."""
     if start == "sqlite":
         store = opened(f"sqlite:///{tmp_path / 'records.sqlite'}")
     else:
@@ -85,7 +84,6 @@ def test_missing_tables(store: SqlStore, make_engine: MakeEngine) -> None:
 
 
 def test_old_tables(store: SqlStore, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their version and the one that is needed."""
     monkeypatch.setattr(schema_check, "LATEST", LATEST + 1)
     execute(make_engine(), "DROP INDEX idempotency_expired_leases")
 
@@ -109,7 +107,6 @@ def test_tables_without_a_fillfactor(store: SqlStore, make_engine: MakeEngine) -
 
 
 def test_a_missing_index(store: SqlStore, make_engine: MakeEngine) -> None:
-    """Is a finding of its own, and none of the schema's."""
     execute(make_engine(), "DROP INDEX idempotency_quarantined")
 
     indexes = found(store, "indexes")
@@ -119,7 +116,6 @@ def test_a_missing_index(store: SqlStore, make_engine: MakeEngine) -> None:
 
 @on_postgresql
 def test_an_index_that_was_never_finished(store: SqlStore, make_engine: MakeEngine) -> None:
-    """As one that was built concurrently, and failed."""
     execute(
         make_engine(),
         "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idempotency_expiry'::regclass",
@@ -132,7 +128,6 @@ def test_an_index_that_was_never_finished(store: SqlStore, make_engine: MakeEngi
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ("fsync", "full_page_writes"))
 def test_a_server_that_may_lose_what_it_acknowledged(start_postgres: StartPostgres, opened: Open, setting: str) -> None:
-    """Which of its settings, and what to do."""
     store = opened(start_postgres(*DURABLE, "-c", f"{setting}=off").url("postgres"))
 
     durability = found(store, "durability")
@@ -145,7 +140,6 @@ def test_a_server_that_may_lose_what_it_acknowledged(start_postgres: StartPostgr
 
 @on_postgresql
 def test_a_role_whose_commits_do_not_wait(open_store: OpenStore, make_engine: MakeEngine, records_url: str) -> None:
-    """The store refuses it; the doctor says why, all the same."""
     name = records_url.rpartition("/")[2]
     execute(make_engine(), f"ALTER DATABASE {name} SET synchronous_commit = off")
 
@@ -224,7 +218,6 @@ def test_a_pooler_of_sessions_is_none(
 def test_a_pooler_and_settings_given_at_connect(
     postgres_server: PostgresServer, start_pgbouncer: StartPgBouncer, durable_url: str, make_bind: Any, opened: Open
 ) -> None:
-    """They are ignored, or are some stranger's."""
     bouncer = start_pgbouncer(postgres_server, ignored="options")
     arguments = {"options": "-c statement_timeout=1000", "prepare_threshold": None}
     engine = make_bind(bouncer.url(durable_url), connect_args=arguments)
@@ -249,7 +242,6 @@ def make_bind() -> Iterator[Callable[..., Engine]]:
 def test_a_stricter_isolation_level_is_advised_against(
     open_store: OpenStore, make_engine: MakeEngine, records_url: str
 ) -> None:
-    """Nothing is wrong with it, but for work that is done twice."""
     name = records_url.rpartition("/")[2]
     execute(make_engine(), f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
 
@@ -261,7 +253,6 @@ def test_a_stricter_isolation_level_is_advised_against(
 def test_dead_rows_without_vacuum(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a forgotten transaction keeps autovacuum from its work."""
     monkeypatch.setattr(health, "MANY_DEAD", 20)
     engine = make_engine()
     execute(engine, "ALTER TABLE idempotency_records SET (autovacuum_enabled = false)")
@@ -279,7 +270,6 @@ def test_dead_rows_without_vacuum(
 
 
 def test_expired_records_without_a_janitor(store: SqlStore, clock: FrozenClock) -> None:
-    """For an hour that is a janitor's interval; then there is none."""
     stand(store, clock, a_key(), "completed")
     clock.advance(KEEP + 3600 - 1)
     before = found(store, "expiry").verdict
@@ -292,7 +282,6 @@ def test_expired_records_without_a_janitor(store: SqlStore, clock: FrozenClock) 
 
 @on_postgresql
 def test_facts_that_the_role_may_not_read_are_unknown(records_url: str, make_engine: MakeEngine, opened: Open) -> None:
-    """And says so, with what to grant."""
     execute(make_engine(), "DROP ROLE IF EXISTS onlooker", "CREATE ROLE onlooker LOGIN")
     try:
         store = SqlStore(Database(records_url.replace("postgres@", "onlooker@")))
@@ -307,7 +296,6 @@ def test_facts_that_the_role_may_not_read_are_unknown(records_url: str, make_eng
 
 
 def test_an_unreachable_database(start_postgres: StartPostgres) -> None:
-    """Nobody can tell how it is."""
     server = start_postgres()
     store = SqlStore(Database(server.url("postgres")))
     server.stop()

@@ -54,14 +54,12 @@ def store(open_store: OpenStore) -> SqlStore:
 
 @given(st.integers(0, IN_2106))
 def test_times_are_exact_to_the_microsecond(us: int) -> None:
-    """A record tells its deadline as a float, and is compared by it."""
     assert us == in_microseconds(us / 1_000_000)
 
 
 def test_unfinished_and_expired_rows_are_found_by_an_index(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
 ) -> None:
-    """Not by looking through all that are completed and live."""
     indexes = {
         "expired_leases": ["idempotency_expired_leases"],
         "next_for_resolver": ["idempotency_quarantined"],
@@ -104,7 +102,6 @@ def test_a_change_is_one_statement_unless_it_ends_a_journal(store: SqlStore, clo
 
 
 def test_a_released_row_holds_no_response(store: SqlStore, clock: FrozenClock, make_engine: MakeEngine) -> None:
-    """It is absent to everybody, and no backup needs to keep what it said."""
     done, _ = stood(store, clock, "completed")
     assert store.recovery.force_release(done)
     with make_engine().connect() as connection:
@@ -129,7 +126,6 @@ def test_a_lost_reply_is_not_taken_for_a_foreign_release(store: SqlStore, clock:
 
 
 def test_a_release_by_the_owner_is_not_reported_as_forced(store: SqlStore, clock: FrozenClock) -> None:
-    """Whoever was too late to free a key says so."""
     held, token = stood(store, clock, "quarantined")
     store.release(held.key, token)
 
@@ -158,7 +154,6 @@ def spoil(engine: MakeEngine, key: StorageKey) -> None:
 def test_unreadable_rows_do_not_hide_the_others(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, how: str
 ) -> None:
-    """They are left out, though they come first and fill a batch."""
     standing: Standing = "lapsed, quarantine" if how == "expired leases" else "quarantined"
     spoilt, fine = (stood(store, clock, standing)[0] for _ in range(2))
     spoil(make_engine, spoilt.key)
@@ -235,7 +230,7 @@ def test_the_row_that_waits_longest_comes_first(store: SqlStore, clock: FrozenCl
 
 ROUNDS, CLAIMERS, SWEEPERS = 25, 8, 3
 DAY = 86400.0
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 60.0
 
 
 def answers(store: SqlStore, number: int, *, quota: Quota | None = None) -> list[object]:
@@ -284,9 +279,10 @@ def test_an_expired_key_has_one_new_owner_while_it_is_removed(
 
 @by_every_lock
 def test_a_claim_waits_for_its_row_to_be_removed(
-    open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str
+    open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And has the key then: a second later there would have been nothing to wait for."""
+    monkeypatch.setattr(dialects, "LOCK_TIMEOUT_MS", 60_000)
     store, key = open_store(strategy=strategy), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)
@@ -303,7 +299,6 @@ def test_a_claim_waits_for_its_row_to_be_removed(
 def test_a_row_whose_removal_is_rolled_back_is_in_flight_for_a_moment(
     open_store: OpenStore, clock: FrozenClock, elsewhere: Connection, strategy: str
 ) -> None:
-    """Somebody's forgotten transaction does not hold up the request."""
     store, key = open_store(strategy=strategy), a_key()
     stand(store, clock, key, "completed")
     clock.advance(KEEP)
@@ -361,7 +356,6 @@ def test_a_released_row_is_removed_after_a_day(store: SqlStore, clock: FrozenClo
 def test_quota_entries_are_removed_with_the_last_record(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine
 ) -> None:
-    """They count as well, and those whose time has not come stay."""
     answers(store, 3, quota=Quota(records=100, new_keys=NewKeys(100, 60.0)))
     clock.advance(2 * KEEP)
     with make_engine().begin() as connection:
@@ -391,7 +385,6 @@ def test_quota_entries_after_the_horizon_stay(store: SqlStore, clock: FrozenCloc
 
 @pytest.mark.slow
 def test_claims_and_completions_continue_during_a_quota_sweep(store: SqlStore, clock: FrozenClock) -> None:
-    """No claim fails, and no count is lost."""
     quota, stop = Quota(records=10**6, new_keys=NewKeys(10**6, 1.0)), threading.Event()
     tid = a_key().tid
 
@@ -418,7 +411,6 @@ def test_claims_and_completions_continue_during_a_quota_sweep(store: SqlStore, c
 
 
 def test_a_live_response_is_replayed_during_a_sweep(store: SqlStore, clock: FrozenClock) -> None:
-    """The one that ends last is there to the end."""
     answers(store, 5)
     clock.advance(KEEP)
     living = a_key()
@@ -429,7 +421,6 @@ def test_a_live_response_is_replayed_during_a_sweep(store: SqlStore, clock: Froz
 
 
 def test_what_expired_beside_records_is_found_by_an_index(store: SqlStore, make_engine: MakeEngine) -> None:
-    """A sweep that finds nothing costs four looks at an index."""
     with make_engine().connect() as connection:
         if store.database.dialect.name == POSTGRESQL:
             # Of an empty table the planner would read the whole.

@@ -62,7 +62,6 @@ def test_a_database_in_order_has_no_faults(engine: Engine) -> None:
 
 
 def test_missing_tables_are_one_fault(engine: Engine) -> None:
-    """Not one for each table, column and index of them."""
     metadata.drop_all(engine)
 
     (fault,) = found(engine)
@@ -98,7 +97,6 @@ def test_each_missing_table_and_index_is_named_and_created_again(engine: Engine)
 
 
 def test_missing_tables_are_named_where_others_are_there(engine: Engine) -> None:
-    """Made by an older release, or dropped."""
     execute(engine, "DROP TABLE idempotency_quota", "DROP TABLE idempotency_tenants")
 
     (fault,) = found(engine)
@@ -107,7 +105,6 @@ def test_missing_tables_are_named_where_others_are_there(engine: Engine) -> None
 
 
 def test_an_older_schema_is_a_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that lacks what a later release needs."""
     monkeypatch.setattr(schema_check, "LATEST", LATEST + 1)
     execute(engine, "DROP INDEX idempotency_expired_leases")
 
@@ -266,7 +263,6 @@ def test_a_role_without_rights_gets_the_error_of_a_request(engine: Engine, telle
 
 @on_postgresql
 def test_other_faults_are_reported_to_a_role_that_may_read(engine: Engine, teller: Engine) -> None:
-    """One look shows all there is to mend."""
     execute(engine, "DROP INDEX idempotency_expired_leases")
     revoke(engine, "DELETE ON idempotency_records", of=teller)
 
@@ -298,8 +294,6 @@ def test_a_journal_that_is_not_written_ahead_is_a_fault(engine: Engine) -> None:
 
 @on_sqlite
 def test_a_log_that_is_not_flushed_is_a_fault(engine: Engine) -> None:
-    """It is set for each connection, so that of the store is looked at."""
-
     with engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
         (fault,) = faults(connection)
@@ -309,7 +303,6 @@ def test_a_log_that_is_not_flushed_is_a_fault(engine: Engine) -> None:
 
 @on_postgresql
 def test_a_different_isolation_level_is_advice_and_no_fault(engine: Engine, make_engine: MakeEngine) -> None:
-    """It costs repetitions, not correctness."""
     strict = make_engine(connect_args={"options": "-c default_transaction_isolation=serializable"})
 
     assert [] == found(strict)
@@ -329,7 +322,6 @@ def test_checks_change_no_data(engine: Engine) -> None:
 
 
 def test_the_store_runs_all_checks(make_engine: MakeEngine) -> None:
-    """On an engine that commits each statement, as the store's is."""
     engine = make_engine(isolation_level="AUTOCOMMIT")
     if engine.dialect.name == "sqlite":
         execute(engine, "PRAGMA journal_mode = WAL")
@@ -368,7 +360,6 @@ def reported(url: str, quote: Callable[[Engine], str]) -> str:
 
 
 def test_passwords_in_driver_messages_are_masked() -> None:
-    """However the driver spells the password."""
     url = "postgresql+psycopg://shop:a%20b%2Fc%40d@db/shop"
     for spelling in ("a b/c@d", "a+b%2Fc%40d", "a%20b%2Fc%40d"):
         said = reported(url, lambda _, spelt=spelling: f'missing "=" after "{spelt}"\nin the connection string')  # type: ignore[misc]

@@ -66,7 +66,6 @@ ALL_THREE = (["Payment"], ["Account"], ["Account"])
 
 
 def test_a_session_without_listeners_gets_none(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adding one costs more than a statement."""
     paying(shop)
     shop.post(key="first")
     added: list[Any] = []
@@ -90,7 +89,6 @@ def test_before_commit_sees_the_lists_once(shop: Shop, listen: Any) -> None:
 
 
 def test_a_listener_registered_later_sees_the_lists(shop: Shop) -> None:
-    """After the first request, when all our own listeners are there."""
     moving(shop, 201, 201, 201)
     assert 201 == shop.post(key="first").status_code
     index = Index()
@@ -117,7 +115,6 @@ def test_a_listener_registered_in_the_view_sees_the_lists(shop: Shop) -> None:
 
 @PLACES
 def test_rows_that_a_listener_adds_are_committed_too(shop: Shop, listen: Any) -> None:
-    """An audit row for each payment, say. A retry adds none."""
     paying(shop)
     listen(shop, lambda session: session.add(Payment(amount=7)))
 
@@ -155,7 +152,6 @@ def test_a_listener_that_raises_prevents_the_commit(
 
 
 def test_refused_rows_of_a_listener_roll_all_rows_back(shop: Shop) -> None:
-    """At the flush, or at the COMMIT."""
     paying(shop)
     refused: list[Payment] = []
 

@@ -127,8 +127,6 @@ def test_rows_in_a_second_database_count_as_written(open_: OpenShop, tmp_path: P
 
 
 def test_a_decision_that_fails_rolls_back_and_is_logged(shop: Shop) -> None:
-    """Nothing remains of the work, so the key is free."""
-
     def fail(response: Any, error: Any) -> str:
         raise RuntimeError("a fault in the application")
 
@@ -142,7 +140,6 @@ def test_a_decision_that_fails_rolls_back_and_is_logged(shop: Shop) -> None:
 
 
 def test_released_success_statuses_are_refused(open_: OpenShop) -> None:
-    """At start, with the sentence that says why."""
     with pytest.raises(ConfigurationError, match="release_statuses below 400 exclude each other"):
         open_(IDEMPOTENCY_RELEASE_STATUSES=[202])
 
@@ -193,8 +190,6 @@ def test_rows_kept_with_a_temporary_error_keep_its_response(shop: Shop) -> None:
 
 
 def test_an_exception_keeps_no_rows(shop: Shop) -> None:
-    """Whatever the view has said before it failed."""
-
     @shop.view()
     def pay() -> str:
         shop.pay()
@@ -221,8 +216,6 @@ def test_a_view_that_never_calls_claim_here_is_committed(shop: Shop) -> None:
 
 
 def test_writes_of_a_stream_are_rolled_back_and_logged(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """Its rows were committed before its first byte."""
-
     @shop.view()
     def pay() -> Response:
         def body() -> Iterator[str]:
@@ -243,26 +236,6 @@ def test_an_application_without_our_hooks_gets_no_success(shop: Shop) -> None:
     shop.app.process_response = lambda response: response  # type: ignore[method-assign]
 
     assert (500, 0) == (shop.post().status_code, shop.payments())
-
-
-def test_one_transactional_view_inside_another_is_refused(shop: Shop) -> None:
-    """On one session the inner one's commit would be the outer one's too."""
-
-    @shop.view("/inner")
-    def inner() -> str:
-        shop.pay()
-        return "inner"
-
-    @shop.view()
-    def pay() -> tuple[str, int]:
-        shop.pay()
-        inner = shop.post("/inner", key="another")
-        return inner.data.decode(), inner.status_code
-
-    answers = [shop.post(), shop.post(key="third")]
-
-    assert [500, 500] == [answer.status_code for answer in answers]
-    assert 0 == shop.payments()
 
 
 AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}

@@ -20,6 +20,7 @@ from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCo
 from flask_idempotency.engine.journal import Entry, Journal, JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, OnExpiry, StoredPayload
+from flask_idempotency.stores.sql import database
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
 from flask_idempotency.stores.sql.transactional.steps import SessionStep
@@ -127,7 +128,6 @@ def test_a_function_that_raises_leaves_neither(claimed: Claimed) -> None:
 
 @on_both
 def test_a_refused_commit_leaves_neither(claimed: Claimed) -> None:
-    """The deferred constraint of the payment fails at the COMMIT."""
     with pytest.raises(NotCommitted) as refused:
         claimed.take(lambda: claimed.pay(account=404))
 
@@ -235,7 +235,6 @@ def test_a_claim_that_was_overtaken_commits_nothing(claimed: Claimed) -> None:
 
 @on_both
 def test_a_function_that_commits_by_itself_leaves_a_begun_plain_entry(claimed: Claimed) -> None:
-    """If the worker dies behind that commit, no retry repeats it."""
     seen = []
 
     def commits() -> None:
@@ -296,8 +295,6 @@ def test_a_session_with_other_writes_is_refused(claimed: Claimed, flushed: bool)
 def test_a_view_that_enters_a_step_with_open_writes_gets_its_own_error(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is a mistake of the view: the log names it, and the key is free."""
-
     @shop.view()
     @idempotent(required=True, steps=(Step("save", effects="transactional"),))
     def pay() -> Any:
@@ -322,9 +319,16 @@ def test_a_thread_without_an_application_context_takes_steps(shop: Shop) -> None
     assert (201, [1, 2]) == (shop.post().status_code, sorted(shop.runs))
 
 
+@pytest.fixture
+def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections to SQLite that are made from now on wait for the one writer for an hour."""
+    monkeypatch.setattr(database, "BUSY_MS", 3_600_000)
+
+
 @on_sqlite
+@pytest.mark.usefixtures("endless_patience")
 def test_on_sqlite_a_step_beside_it_is_refused_without_waiting(claimed: Claimed) -> None:
-    """In another thread: it would wait five seconds for the one writer."""
+    """In another thread: it would wait for the one writer."""
     raised: list[BaseException] = []
 
     def write(state: StepState) -> None:
@@ -341,7 +345,7 @@ def test_on_sqlite_a_step_beside_it_is_refused_without_waiting(claimed: Claimed)
         for state in (BEGUN, FINISHED):
             thread = Thread(target=write, args=(state,))
             thread.start()
-            thread.join(timeout=3)
+            thread.join(timeout=60)
             assert not thread.is_alive()
 
     claimed.take(beside)

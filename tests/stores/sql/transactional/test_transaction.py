@@ -116,8 +116,6 @@ class TestEarlyCommits:
 
     @on_both
     def test_ending_a_read_only_transaction_is_no_commit(self, shop: Shop) -> None:
-        """Nothing of it will be there twice."""
-
         @shop.view()
         def pay() -> str:
             shop.db.session.get(Account, 1)
@@ -150,8 +148,6 @@ class TestEarlyCommits:
 
     @on_both
     def test_savepoints_are_no_commits(self, shop: Shop) -> None:
-        """They are part of the transaction that is still to come."""
-
         @shop.view()
         def pay() -> str:
             with shop.db.session.begin_nested():
@@ -270,7 +266,6 @@ class TestEarlyCommits:
         assert 1 == shop.payments()
 
     def test_an_interrupt_after_an_early_commit_does_not_hide_it(self, shop: Shop) -> None:
-        """A server that ends its worker raises SystemExit wherever the worker is."""
         interrupts = [SystemExit(1)]
 
         def interrupt(session: Session) -> None:
@@ -293,8 +288,6 @@ class TestEarlyCommits:
     @pytest.mark.parametrize("how", ["on the connection", "as a statement"])
     @on_both
     def test_a_commit_below_the_session_is_noticed(self, shop: Shop, how: str) -> None:
-        """What commits is the connection, whoever asks it to."""
-
         @shop.view()
         def pay() -> str:
             shop.pay()
@@ -315,8 +308,6 @@ class TestEarlyCommits:
     def test_a_lost_reply_of_an_early_commit_is_resolved_by_the_record(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch, applied: bool, statuses: list[int]
     ) -> None:
-        """It was committed with the record's mark, or neither was."""
-
         @shop.view()
         def pay() -> str:
             shop.pay()
@@ -359,7 +350,6 @@ class TestLostCommits:
 
     @on_both
     def test_a_lost_reply_of_an_applied_commit_is_a_success(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The client gets its answer, as if nothing had happened."""
         paying(shop)
         broken_commit(shop, monkeypatch, applied=True)
 
@@ -373,7 +363,6 @@ class TestLostCommits:
     def test_a_lost_reply_of_a_failed_commit_asks_for_a_retry(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nothing is there, the key is free, and the client is told to try again."""
         paying(shop)
         broken_commit(shop, monkeypatch, applied=False)
 
@@ -386,7 +375,6 @@ class TestLostCommits:
     def test_an_applied_commit_counts_after_its_response_has_expired(
         self, open_: OpenShop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """By the time that anybody asks: that it was committed has not changed."""
         shop = open_(IDEMPOTENCY_KEEP=0.001)
         paying(shop)
         broken_commit(shop, monkeypatch, applied=True)
