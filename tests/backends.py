@@ -149,9 +149,6 @@ WAYS: dict[str, Connected] = {
     "valkey-client": by_valkey_client,
 }
 
-TRANSPORTS = ("socket", "tls")
-"""Ways that carry the same bytes; the others hand us answers that are made up otherwise."""
-
 OTHER_WAYS = {
     f"{REDIS_KINDS[number % len(REDIS_KINDS)]}-{way}": on(REDIS_KINDS[number % len(REDIS_KINDS)], connected)
     for number, (way, connected) in enumerate(WAYS.items())
@@ -174,55 +171,76 @@ BACKENDS: dict[str, Backend] = {
     **{f"pgbouncer-{strategy}": postgres(strategy, pooled=True) for strategy in STRATEGIES},
 }
 
-REACHED = [
-    name
-    for name in BACKENDS
-    if name.endswith(("-repeatable-read", *TRANSPORTS)) or name in ("pgbouncer-row_lock", "pgbouncer-advisory")
-]
-"""Other ways to stores that are held to the whole contract in a way of their own."""
+ALL = ("store", "quotas", "upkeep", "journals")
+"""The parts of the contract, see `test_contract.py`. Beside them, `reached` is what comes through any connection."""
 
-STORES = [name for name in BACKENDS if name not in REACHED]
+OF_SQL = ("store", "quotas", "upkeep")
+"""Of SQL, `tests/stores/sql/test_journals.py` holds the journals to their contract."""
 
-SYSTEMS = [name for name in STORES if name not in TIERED or name == "tiered-fakeredis"]
-"""Of tiered stores one: what tenants have is the system's, and `test_tiered_upkeep.py` has what the cache adds."""
+HELD_TO: dict[str, tuple[tuple[str, ...], str]] = {
+    "memory": (ALL, "a store of its own"),
+    "fakeredis": (ALL, "another Lua, for which our scripts have branches"),
+    **{f"{kind}-url": (ALL, "a server with commands and a Lua of its own") for kind in REDIS_KINDS},
+    **dict.fromkeys(OTHER_WAYS, (("reached",), "the same scripts on the same server, other sockets and other replies")),
+    **dict.fromkeys(
+        [name for name in OTHER_WAYS if name.endswith("-client")],
+        (("reached", "quotas", "upkeep"), "`ClientConnection` sends each command, not only scripts"),
+    ),
+    **{
+        f"{kind}-cluster": (("reached",), "the routes of the first Cluster and the scripts of this server")
+        for kind in REDIS_KINDS
+    },
+    f"{REDIS_KINDS[0]}-cluster": (ALL, "routes by slot, and asks each primary"),
+    **dict.fromkeys(TIERED, (("store",), "the cache has a branch for each call: a read, a fault, a lost reply")),
+    **{
+        f"tiered-{kind}{telling}": (("reached",), "another server; the scripts of the cache are in `test_replay_cache`")
+        for kind in REDIS_KINDS[1:]
+        for telling in ("", "-telling")
+    },
+    "tiered-text-client": (("reached",), "the same cache, and other replies"),
+    "tiered-cluster": (("reached",), "the same cache on a Cluster"),
+    f"tiered-{REDIS_KINDS[0]}-telling": (("store", "journals"), "what tenants have is the system's"),
+    "tiered-fakeredis": (("store", "quotas", "upkeep"), "passes on what the system has"),
+    "sqlite": (OF_SQL, "SQL of one writer"),
+    "sqlite-core": (("reached",), "the same SQL through a `Connection`, which makes other rows"),
+    "postgres-insert": (OF_SQL, "SQL of many writers"),
+    **dict.fromkeys(
+        ("postgres-row_lock", "postgres-advisory"),
+        (("store", "quotas", "recount"), "another way to claim and to count; the janitor has the same statements"),
+    ),
+    "postgres-core": (("reached",), "the same SQL through a `Connection`, which makes other rows"),
+    "postgres-repeatable-read": (("reached",), "the same SQL, of which the server refuses more"),
+    "postgres-serializable": (("reached", "upkeep"), "refuses every statement that meets another, the janitor's too"),
+    "pgbouncer-insert": (OF_SQL, "no statement may need its session"),
+    **dict.fromkeys(
+        ("pgbouncer-row_lock", "pgbouncer-advisory"),
+        (("reached",), "only the claim differs, and no lock may need its session"),
+    ),
+}
+"""What each store is held to, and what differs in it. Stores that differ in their connection run what it can change."""
 
-_THE_SAME_TO_A_JANITOR = ("-python", "-core", "_lock", "-advisory", *(f"{kind}-cluster" for kind in REDIS_KINDS[1:]))
-"""Other ways to the same server, and other ways to claim."""
+REACHED = [name for name, (parts, _) in HELD_TO.items() if "reached" in parts]
 
-KEPT = [name for name in SYSTEMS if not name.endswith(_THE_SAME_TO_A_JANITOR)]
+STORES = [name for name, (parts, _) in HELD_TO.items() if "store" in parts]
+
+KEPT = [name for name, (parts, _) in HELD_TO.items() if "upkeep" in parts]
 """As many of them as differ in how they are looked after."""
 
-
-@pytest.fixture(params=STORES)
-def make_store(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """Makes a store of one kind, one for each test. Asking for this runs the test on every kind."""
-    with ExitStack() as ends:
-        yield BACKENDS[request.param](request, ends)
+OF_THE_MATRIX = ("fakeredis",)
+"""Stores of the core that are held to the contract with the matrix: `redis_kinds` have the same scripts in core."""
 
 
-@pytest.fixture(params=REACHED)
-def make_reached(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """The same for what depends on how a store is reached."""
-    with ExitStack() as ends:
-        yield BACKENDS[request.param](request, ends)
-
-
-@pytest.fixture(params=SYSTEMS)
-def make_system(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """The same for what a store can do besides being one, and which differs by how it claims."""
-    with ExitStack() as ends:
-        yield BACKENDS[request.param](request, ends)
+def held_to(*parts: str) -> list[Any]:
+    """Return the stores that are held to one of these parts, as parameters."""
+    return [
+        pytest.param(name, marks=pytest.mark.matrix) if name in OF_THE_MATRIX else name
+        for name in BACKENDS
+        if set(parts) & set(HELD_TO[name][0])
+    ]
 
 
 @pytest.fixture(params=KEPT)
 def make_kept(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """The same for what a store does for its janitor, and for what is in it."""
-    with ExitStack() as ends:
-        yield BACKENDS[request.param](request, ends)
-
-
-@pytest.fixture(params=[name for name in SYSTEMS if name not in KEPT])
-def make_owned(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """The other systems."""
+    """Makes a store of one kind, one for each test. Asking for this runs the test on every kind that differs to a janitor."""
     with ExitStack() as ends:
         yield BACKENDS[request.param](request, ends)

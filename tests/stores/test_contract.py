@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -25,94 +26,76 @@ from flask_idempotency.testing.contract.quota import Counting, Limiting
 from flask_idempotency.testing.contract.settling import Settling
 from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
 from flask_idempotency.testing.doubles import FrozenClock
-from tests.backends import BACKENDS, MakeStore, make_kept, make_owned, make_reached, make_store, make_system
-from tests.lab.programs import REDIS_KINDS
+from tests.backends import BACKENDS, HELD_TO, held_to
 from tests.sql_backends import sql_databases, sql_stores
 
-__all__ = ["make_kept", "make_owned", "make_reached", "make_store", "make_system", "sql_databases", "sql_stores"]
+__all__ = ["sql_databases", "sql_stores"]
+
+
+def store_of(part: str) -> Any:
+    """Return the fixture of a contract: a store of each kind that is held to this part, see `HELD_TO`."""
+
+    @pytest.fixture(params=held_to(part))
+    def store(self: object, request: pytest.FixtureRequest, clock: FrozenClock) -> Iterator[Store]:
+        with ExitStack() as ends:
+            yield BACKENDS[request.param](request, ends)(clock)
+
+    return store
+
+
+def test_each_store_is_held_to_a_part() -> None:
+    assert BACKENDS.keys() == HELD_TO.keys()
 
 
 class TestStores(StoreContract):
-    @pytest.fixture
-    def store(self, make_store: MakeStore, clock: FrozenClock) -> Store:
-        return make_store(clock)
+    store = store_of("store")
 
 
 class TestReached(Settling, Racing, Limiting, Modelled):
     """What comes through any connection: every answer to the byte, many at once, and a bit of everything."""
 
-    @pytest.fixture
-    def store(self, make_reached: MakeStore, clock: FrozenClock) -> Store:
-        return make_reached(clock)
+    store = store_of("reached")
 
 
 class TestLedgers(Counting, Limiting):
-    @pytest.fixture
-    def store(self, make_system: MakeStore, clock: FrozenClock) -> Store:
-        return make_system(clock)
+    store = store_of("quotas")
 
 
 class TestRecounts(Recounted):
-    """Where nobody else settles. Where others do, `TestUnsettled` has the same calls among more."""
+    """Where others settle too, `TestUnsettled` has the same calls among more."""
 
-    @pytest.fixture
-    def store(self, make_owned: MakeStore, clock: FrozenClock) -> Store:
-        return make_owned(clock)
+    store = store_of("recount")
 
 
 class TestSystems(DataKeysContract, ResponsesContract):
-    @pytest.fixture
-    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
-        return make_kept(clock)
+    store = store_of("upkeep")
 
 
 class TestUnsettled(RecoveryContract, SettledContract):
-    @pytest.fixture
-    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
-        return make_kept(clock)
+    store = store_of("upkeep")
 
 
 class TestExpiry(ExpiryContract):
-    @pytest.fixture
-    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
-        return make_kept(clock)
+    store = store_of("upkeep")
 
 
 class TestTaskLogs(TaskLogContract):
-    @pytest.fixture
-    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
-        return make_kept(clock)
+    store = store_of("upkeep")
 
 
 class TestActivity(ActivityContract):
-    @pytest.fixture
-    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
-        return make_kept(clock)
+    store = store_of("upkeep")
 
 
 class TestObservations(ObservationsContract):
-    @pytest.fixture
-    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
-        return make_kept(clock)
+    store = store_of("upkeep")
 
 
 class TestAuditTrails(AuditTrailContract):
-    @pytest.fixture
-    def store(self, make_kept: MakeStore, clock: FrozenClock) -> Store:
-        return make_kept(clock)
+    store = store_of("upkeep")
 
 
 class TestJournals(JournalsContract):
-    """Each store with `journals` is named here: one that loses them must fail, and not be skipped."""
+    """Each store with `journals` is held to them: one that loses them must fail, and not be skipped."""
 
-    @pytest.fixture(
-        params=[
-            "memory",
-            "fakeredis",
-            *(f"{kind}-{way}" for kind in REDIS_KINDS for way in ("url", "cluster")),
-            f"tiered-{REDIS_KINDS[0]}-telling",
-        ]
-    )
-    def store(self, request: pytest.FixtureRequest, clock: FrozenClock) -> Iterator[Store]:
-        with ExitStack() as ends:
-            yield BACKENDS[request.param](request, ends)(clock)
+    store = store_of("journals")

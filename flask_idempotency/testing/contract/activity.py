@@ -23,6 +23,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     granted,
     near,
 )
@@ -120,11 +121,12 @@ class ActivityContract:
 
         assert (counted(store, owner), counted(store, other)) == (SOME, {"pay": {"new": 7}})
 
-    @pytest.mark.parametrize("length", (MINUTE, HOUR))
+    @for_each("length", (MINUTE, HOUR))
     def test_a_span_ends_with_the_buckets_that_reach_into_it(
         self, store: ActivityStore, clock: FrozenClock, length: int
     ) -> None:
         """A bucket that ended exactly so long ago is out."""
+        clock.advance(-clock.now % HOUR)
         owner = an_owner()
         store.activity.add(owner, SOME, token=a_token())
         clock.advance(length + 300)
@@ -132,9 +134,10 @@ class ActivityContract:
         assert counted(store, owner, length=length, seconds=300) == {}
         assert counted(store, owner, length=length, seconds=300.5) == SOME
 
-    @pytest.mark.parametrize("length", (MINUTE, HOUR))
+    @for_each("length", (MINUTE, HOUR))
     def test_a_bucket_is_kept_for_its_time(self, store: ActivityStore, clock: FrozenClock, length: int) -> None:
         """Then it is gone, whether it is removed already or not."""
+        clock.advance(-clock.now % HOUR)
         owner, kept = an_owner(), KEPT_SECONDS[length]
         store.activity.add(owner, SOME, token=a_token())
         clock.advance(length + kept - 1)
@@ -144,7 +147,7 @@ class ActivityContract:
 
         assert counted(store, owner, length=length, seconds=10 * kept) == {"pay": {"new": 1}}
 
-    @pytest.mark.parametrize(
+    @for_each(
         "endpoint",
         ("", "inbox:ledger", "größe ✓", 'a "quoted" \\ one', "{}:,", "a\nb\0c", "%s :now 'x'", "x" * 5000),
         ids=("empty", "inbox", "unicode", "quotes", "json", "control", "sql", "long"),
@@ -240,9 +243,7 @@ class ObservationsContract:
 
         assert [found(Sighting.CONFLICT, 2.5)] * 2 == [seen_by(store, key, a_token()) for _ in range(2)]
 
-    @pytest.mark.parametrize(
-        ("ending", "then"), ((Ending.KEPT, Sighting.REPLAY), (Ending.QUARANTINED, Sighting.UNKNOWN))
-    )
+    @for_each(("ending", "then"), ((Ending.KEPT, Sighting.REPLAY), (Ending.QUARANTINED, Sighting.UNKNOWN)))
     def test_an_ending_is_what_later_requests_find(
         self, store: ObservingStore, clock: FrozenClock, ending: Ending, then: Sighting
     ) -> None:
@@ -264,7 +265,7 @@ class ObservationsContract:
 
         assert found(Sighting.NEW) == seen_by(store, key, a_token(), fingerprint=OTHER_FINGERPRINT)
 
-    @pytest.mark.parametrize("ending", (None, Ending.KEPT, Ending.QUARANTINED, "lapsed"))
+    @for_each("ending", (None, Ending.KEPT, Ending.QUARANTINED, "lapsed"))
     def test_another_request_mismatches_in_any_state(
         self, store: ObservingStore, clock: FrozenClock, ending: Ending | str | None
     ) -> None:
@@ -480,7 +481,7 @@ class AuditTrailContract:
             store.audit.count(actor, seconds=60),
         )
 
-    @pytest.mark.parametrize(
+    @for_each(
         "text",
         ("", "größer ✓ \\ \" ' % :now", "a\nb\0c\ud800", '["x"]'),
         ids=("empty", "odd", "control", "json"),

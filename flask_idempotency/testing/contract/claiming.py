@@ -23,6 +23,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     near,
@@ -46,7 +47,7 @@ class Claiming:
 
         assert (token, 1, near(LEASE)) == (grant.token, grant.attempt, grant.lease)
 
-    @pytest.mark.parametrize("on_expiry", list(OnExpiry))
+    @for_each("on_expiry", list(OnExpiry))
     def test_a_granted_claim_can_be_read(self, store: Store, clock: FrozenClock, on_expiry: OnExpiry) -> None:
         """The record holds all fields of the claim, and a deadline on the store's clock."""
         key, token = a_key(), a_token()
@@ -59,7 +60,7 @@ class Claiming:
         assert (near(clock.now), near(clock.now + LEASE)) == (record.requested_at, record.deadline)
         assert (near(LEASE), None, None, "") == (record.remaining, record.completed_at, record.payload, record.reason)
 
-    @pytest.mark.parametrize(
+    @for_each(
         "about",
         (
             RequestInfo(),
@@ -111,7 +112,7 @@ class Claiming:
         assert (first.fence, 1, near(LEASE - 10)) == (again.fence, again.attempt, again.lease)
         assert before.deadline == found(store, key).deadline
 
-    @pytest.mark.parametrize("on_expiry", list(OnExpiry))
+    @for_each("on_expiry", list(OnExpiry))
     def test_the_same_token_is_granted_again_after_its_lease(
         self, store: Store, clock: FrozenClock, on_expiry: OnExpiry
     ) -> None:
@@ -148,8 +149,8 @@ class Claiming:
 
         assert Unknown("view-crashed") == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
-    @pytest.mark.parametrize("standing", REFUSING)
-    @pytest.mark.parametrize("fingerprint", (FINGERPRINT, OTHER_FINGERPRINT), ids=("same", "other"))
+    @for_each("standing", REFUSING)
+    @for_each("fingerprint", (FINGERPRINT, OTHER_FINGERPRINT), ids=("same", "other"))
     def test_refusal_changes_nothing(
         self, store: Store, clock: FrozenClock, standing: Standing, fingerprint: bytes
     ) -> None:
@@ -171,7 +172,7 @@ class Claiming:
         assert isinstance(second, InFlight | Record | Unknown | Mismatched)
         assert before == found(store, key)
 
-    @pytest.mark.parametrize("standing", REFUSING)
+    @for_each("standing", REFUSING)
     def test_a_refused_token_owns_nothing(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
         """A refused claim does not turn into a granted one when it is repeated."""
         key = a_key()
@@ -181,7 +182,7 @@ class Claiming:
 
         assert first == store.claim(a_request(key), token=refused, lease=LEASE)
 
-    @pytest.mark.parametrize("standing", EVERY_STANDING)
+    @for_each("standing", EVERY_STANDING)
     def test_another_request_is_a_mismatch_before_anything_else(
         self, store: Store, clock: FrozenClock, standing: Standing
     ) -> None:
@@ -208,7 +209,7 @@ class Claiming:
 
         assert isinstance(outcome, Mismatched)
 
-    @pytest.mark.parametrize("lease", (0.0, -1.0, math.inf, math.nan))
+    @for_each("lease", (0.0, -1.0, math.inf, math.nan))
     def test_a_claim_without_an_end_is_refused(self, store: Store, lease: float) -> None:
         """A record without a deadline could never expire."""
         key = a_key()
@@ -225,7 +226,7 @@ class Claiming:
 class Fencing:
     """A later claim of a key has a higher fence, so that `WHERE fence <= :mine` keeps an earlier one out."""
 
-    @pytest.mark.parametrize("ended", ("released", "released, clock set back", "expired", "taken over"))
+    @for_each("ended", ("released", "released, clock set back", "expired", "taken over"))
     def test_the_next_fence_is_higher(self, store: Store, clock: FrozenClock, ended: str) -> None:
         """After every end of the last claim, and after every change of the clock."""
         key = a_key()
@@ -284,7 +285,7 @@ class Cancelling:
         assert store.read(key) is None
         assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).attempt == 1
 
-    @pytest.mark.parametrize("times", (1, 2))
+    @for_each("times", (1, 2))
     def test_a_claim_that_comes_once_more_after_its_release_is_not_granted(self, store: Store, times: int) -> None:
         """Also if the release was sent twice: a client without a reply repeats it."""
         key, token = a_key(), a_token()
@@ -335,14 +336,14 @@ def _hold(store: Store, key: StorageKey, token: bytes) -> None:
 
 
 WRITES = (_renew, _mark, _complete, _release, _hold)
-every_write = pytest.mark.parametrize("write", WRITES, ids=[write.__name__[1:] for write in WRITES])
+every_write = for_each("write", WRITES, ids=[write.__name__[1:] for write in WRITES])
 
 
 class Ownership:
     """Every write after the claim carries its token, and only the record's own token writes."""
 
     @every_write
-    @pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined"))
+    @for_each("standing", ("in flight", "completed", "quarantined"))
     def test_a_stale_token_changes_nothing(
         self, store: Store, clock: FrozenClock, write: Write, standing: Standing
     ) -> None:
@@ -383,7 +384,7 @@ class Ownership:
 
         assert before == found(store, key)
 
-    @pytest.mark.parametrize(
+    @for_each(
         "write", (_renew, _mark, _complete, _hold), ids=("renew", "mark_point_of_no_return", "complete", "quarantine")
     )
     def test_a_released_key_takes_no_writes(self, store: Store, clock: FrozenClock, write: Write) -> None:

@@ -35,6 +35,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     near,
@@ -220,7 +221,7 @@ class DataKeysContract:
         assert (store.data_keys.shred(tid), store.data_keys.shred(tid)) == (2, 0)
         assert (store.data_keys.read_keys(tid).keys, store.data_keys.read_keys(tid).last) == ((), 2)
 
-    @pytest.mark.parametrize("payload", (SEALED, PAYLOAD), ids=("sealed", "plain"))
+    @for_each("payload", (SEALED, PAYLOAD), ids=("sealed", "plain"))
     def test_responses_of_an_erased_tenant_are_reported_as_erased(
         self, store: DataKeyStore, clock: FrozenClock, payload: StoredPayload
     ) -> None:
@@ -246,7 +247,7 @@ class DataKeysContract:
 
         granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
 
-    @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, takeover"))
+    @for_each("standing", ("in flight", "quarantined", "lapsed, takeover"))
     def test_a_late_worker_cannot_bring_back_an_erased_tenant(
         self, store: DataKeyStore, clock: FrozenClock, standing: str
     ) -> None:
@@ -353,11 +354,10 @@ class SettledLedger:
 
         assert (Usage(1, OTHER_PAYLOAD.byte_size, 0), Drift()) == (tenant.usage, store.ledger.reconcile(tenant.tid))
 
-    @pytest.mark.parametrize("standing", (*STANDINGS, "condemned"))
-    def test_who_is_freed_is_counted_no_more(
-        self, tenant: Tenant, store: SystemStore, clock: FrozenClock, standing: str
-    ) -> None:
+    @for_each("standing", (*STANDINGS, "condemned"))
+    def test_who_is_freed_is_counted_no_more(self, store: SystemStore, clock: FrozenClock, standing: str) -> None:
         """Its record, its bytes and its place in flight are subtracted once."""
+        tenant = Tenant(store)
         tenant.complete()
         key, token = tenant.claim(
             on_expiry=OnExpiry.TAKEOVER if standing == "lapsed, takeover" else OnExpiry.QUARANTINE

@@ -26,6 +26,7 @@ from flask_idempotency.testing.contract.support import (
     a_request,
     a_token,
     condemned,
+    for_each,
     found,
     granted,
     near,
@@ -50,7 +51,7 @@ STATES: dict[Standing, State] = {
 class Listing:
     """`scan` and `counts`. The store may hold records of other tests too."""
 
-    @pytest.mark.parametrize("standing", STANDINGS)
+    @for_each("standing", STANDINGS)
     def test_a_record_is_met_in_its_state_alone(
         self, store: RecoveryStore, clock: FrozenClock, standing: Standing
     ) -> None:
@@ -71,8 +72,8 @@ class Listing:
         assert [damaged.key] == list(walked(store, State.COMPLETED, tid=damaged.key.tid))
         assert walked(store, State.QUARANTINED, tid=damaged.key.tid) == {}
 
-    @pytest.mark.parametrize("state", list(State))
-    @pytest.mark.parametrize("limit", (1, 3, 1000))
+    @for_each("state", list(State))
+    @for_each("limit", (1, 3, 1000))
     def test_every_record_is_met(self, store: RecoveryStore, clock: FrozenClock, state: State, limit: int) -> None:
         """However long the sheets are, of this tenant and of no other; without a tenant, of all."""
         standings: dict[State, Standing] = {
@@ -232,7 +233,7 @@ class ResponsesContract:
     def clock(self) -> FrozenClock:
         return FrozenClock()
 
-    @pytest.mark.parametrize("limit", (1, 3, 1000))
+    @for_each("limit", (1, 3, 1000))
     def test_every_answer_is_met(self, store: ResponseStore, limit: int) -> None:
         """With its key and its record, however long the pages are."""
         tid = a_key().tid

@@ -34,6 +34,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     near,
@@ -165,7 +166,7 @@ class JournalsContract:
         assert (record.state, record.reason, record.on_expiry) == (State.PROCESSING, "", OnExpiry.TAKEOVER)
         assert near(LEASE) == record.remaining
 
-    @pytest.mark.parametrize("order", tuple(permutations((1, 2, 3))), ids=str)
+    @for_each("order", tuple(permutations((1, 2, 3))))
     def test_copies_of_writes_in_any_order_change_nothing(
         self, store: JournallingStore, clock: FrozenClock, order: tuple[int, ...]
     ) -> None:
@@ -223,7 +224,7 @@ class JournalsContract:
 
         assert states(store.journals.read(key)) == {"mail": BEGUN}
 
-    @pytest.mark.parametrize("other", ("token", "fence"))
+    @for_each("other", ("token", "fence"))
     def test_another_claim_writes_and_recalls_nothing(
         self, store: JournallingStore, clock: FrozenClock, other: str
     ) -> None:
@@ -241,7 +242,7 @@ class JournalsContract:
 
         assert before == (found(store, key), store.journals.read(key))
 
-    @pytest.mark.parametrize("effects", ("plain", "deduplicated", "transactional"))
+    @for_each("effects", ("plain", "deduplicated", "transactional"))
     def test_a_release_pauses_what_has_an_effect(
         self, store: JournallingStore, clock: FrozenClock, effects: Effects
     ) -> None:
@@ -318,7 +319,7 @@ class JournalsContract:
         with pytest.raises(LeaseLost):
             wrote(store, key, grant, 2, a_step("ship"), in_doubt=True)
 
-    @pytest.mark.parametrize("verb", ("resolve", "force_release"))
+    @for_each("verb", ("resolve", "force_release"))
     def test_a_resolution_of_the_whole_drops_the_journal(self, store: JournallingStore, verb: str) -> None:
         key = a_key()
         grant = claimed(store, key)
@@ -408,7 +409,7 @@ class JournalsContract:
         for other in (journal, replace(store.journals.read(key), complete=False)):
             assert not store.journals.resume(seen(store, key), other, token=a_token(), writing=writing)
 
-    @pytest.mark.parametrize("withdrawn", (True, False))
+    @for_each("withdrawn", (True, False))
     def test_a_record_without_a_step_is_not_resumed(self, store: JournallingStore, withdrawn: bool) -> None:
         """No retry may go on with it: nothing says what it has done."""
         key = a_key()
@@ -445,7 +446,7 @@ class JournalsContract:
         assert not store.journals.give_up(held, horizon=clock() + 1)
         assert paused == found(store, key)
 
-    @pytest.mark.parametrize("state", ("running", "in doubt", "no journal", "paused"))
+    @for_each("state", ("running", "in doubt", "no journal", "paused"))
     def test_only_what_is_paused_with_effects_is_given_up(
         self, store: JournallingStore, clock: FrozenClock, state: str
     ) -> None:
@@ -513,7 +514,7 @@ class JournalsContract:
         changed = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
         assert {"": 1, kid: 2} == changed
 
-    @pytest.mark.parametrize("state", ("running", "paused", "in doubt"))
+    @for_each("state", ("running", "paused", "in doubt"))
     def test_a_sweep_keeps_the_journal_of_each_record_that_may_go_on(
         self, store: JournallingStore, clock: FrozenClock, state: str
     ) -> None:

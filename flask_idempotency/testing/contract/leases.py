@@ -20,6 +20,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     near,
@@ -110,7 +111,7 @@ class Retention:
 class LeaseExpiry:
     """The record's `on_expiry` decides what an expired lease means. Only its owner renews and marks it."""
 
-    @pytest.mark.parametrize("asked", list(OnExpiry))
+    @for_each("asked", list(OnExpiry))
     def test_an_expired_claim_is_quarantined(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
         """
         The work of its owner is unknown. The rule in the record decides: a retry from a newer release, with
@@ -127,7 +128,7 @@ class LeaseExpiry:
         assert (record.state, record.reason) == (State.QUARANTINED, "lease-expired")
         assert (token, before.fence, before.deadline) == (record.token, record.fence, record.deadline)
 
-    @pytest.mark.parametrize("asked", list(OnExpiry))
+    @for_each("asked", list(OnExpiry))
     def test_an_expired_claim_is_taken_over(self, store: Store, clock: FrozenClock, asked: OnExpiry) -> None:
         """
         As the next attempt, with a higher fence. What may happen to the new attempt is for the new owner to say; when
@@ -214,7 +215,7 @@ class LeaseExpiry:
 
         assert InFlight(near(LEASE)) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
-    @pytest.mark.parametrize("standing", ("quarantined", "completed"))
+    @for_each("standing", ("quarantined", "completed"))
     def test_what_need_not_be_renewed_is_left_alone(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
         """The renewal thread may be one step behind its worker. That is no error, and does not undo the quarantine."""
         key = a_key()
@@ -240,7 +241,7 @@ class LeaseExpiry:
         assert before == replace(after, deadline=before.deadline, remaining=before.remaining)
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Unknown)
 
-    @pytest.mark.parametrize("lease", (0.0, -1.0, math.inf, math.nan))
+    @for_each("lease", (0.0, -1.0, math.inf, math.nan))
     def test_a_renewal_without_an_end_is_refused(self, store: Store, clock: FrozenClock, lease: float) -> None:
         """As a claim is."""
         key = a_key()

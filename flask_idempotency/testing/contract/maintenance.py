@@ -23,6 +23,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     near,
@@ -59,7 +60,7 @@ class ExpiryContract:
     def clock(self) -> FrozenClock:
         return FrozenClock()
 
-    @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine"))
+    @for_each("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine"))
     def test_what_is_not_settled_is_never_removed(
         self, store: ExpiringStore, clock: FrozenClock, standing: Standing
     ) -> None:
@@ -141,7 +142,7 @@ class ExpiryContract:
         assert isinstance(store.claim(a_request(answered), token=a_token(), lease=LEASE), Record)
         assert found(store, flying).remaining > 0
 
-    @pytest.mark.parametrize("limit", (1, 3, 1000))
+    @for_each("limit", (1, 3, 1000))
     def test_it_ends(self, store: ExpiringStore, clock: FrozenClock, limit: int) -> None:
         """If no expired record is left. One call removes at most `limit` records."""
         keys = self.answered(store, 7)
@@ -259,7 +260,7 @@ class TaskLogContract:
         assert (near(0.5), '{"removed":2}') == report_of(store.task_log.reports(), task)
         assert (near(0.5), "{}") == report_of(store.task_log.reports(), other)
 
-    @pytest.mark.parametrize(
+    @for_each(
         "report",
         (
             "",

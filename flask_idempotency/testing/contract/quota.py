@@ -22,6 +22,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     near,
@@ -232,7 +233,7 @@ class Limiting:
     def tenant(self, store: LedgerStore) -> Tenant:
         return Tenant(store)
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("quota", "limit", "allowed"),
         (
             (Quota(records=2), "records", 2),

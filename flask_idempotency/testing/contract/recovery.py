@@ -24,6 +24,7 @@ from flask_idempotency.testing.contract.support import (
     a_token,
     begin_anew,
     condemned,
+    for_each,
     found,
     granted,
     noticed,
@@ -41,7 +42,7 @@ AGES = 400 * 86400.0
 class Reaping:
     """`expired_leases` and `quarantine_expired`: the faster call wins, and a completed response stays."""
 
-    @pytest.mark.parametrize("standing", ("lapsed, takeover", "lapsed, quarantine"))
+    @for_each("standing", ("lapsed, takeover", "lapsed, quarantine"))
     def test_an_expired_lease_is_listed(self, store: RecoveryStore, clock: FrozenClock, standing: Standing) -> None:
         """With its key and its whole record, under each rule."""
         lapsed, _ = stood(store, clock, standing)
@@ -75,7 +76,7 @@ class Reaping:
         clock.advance(0.25)
         assert flying.key in stale(store, horizon=clock.now + AGES)
 
-    @pytest.mark.parametrize("limit", (1, 3, 1000))
+    @for_each("limit", (1, 3, 1000))
     def test_every_stale_record_is_met(self, store: RecoveryStore, clock: FrozenClock, limit: int) -> None:
         """However long the sheets are, and however many leases ended in one moment."""
         keys = [a_key() for _ in range(7)]
@@ -140,7 +141,7 @@ class Reaping:
             assert not store.recovery.quarantine_expired(each, horizon=clock.now + AGES)
             assert State.PROCESSING is found(store, each.key).state
 
-    @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "lapsed", "freed", "begun again"))
+    @for_each("event", ("renewed", "taken over", "completed", "held", "lapsed", "freed", "begun again"))
     def test_a_record_that_has_changed_is_not_quarantined(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
@@ -267,7 +268,7 @@ def _given(store: RecoveryStore, *, horizon: float, limit: int) -> Sequence[Seen
 class ResolverQueue:
     """`next_for_resolver` returns each due key to one janitor at a time, and skips none."""
 
-    @pytest.mark.parametrize("how", ("held", "lapsed in a claim", "lapsed by a janitor", "condemned"))
+    @for_each("how", ("held", "lapsed in a claim", "lapsed by a janitor", "condemned"))
     def test_a_newly_quarantined_key_is_due_immediately(
         self, store: RecoveryStore, clock: FrozenClock, how: str
     ) -> None:
@@ -372,7 +373,7 @@ class ResolverQueue:
 
         assert (several, len(several)) == (set(ours), len(ours))
 
-    @pytest.mark.parametrize("how", ("by its owner", "by another", "freed", "released"))
+    @for_each("how", ("by its owner", "by another", "freed", "released"))
     def test_what_is_settled_is_not_due(self, store: RecoveryStore, clock: FrozenClock, how: str) -> None:
         """A resolved key has no more turns."""
         held, token = stood(store, clock, "quarantined")

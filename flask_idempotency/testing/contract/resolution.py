@@ -27,6 +27,7 @@ from flask_idempotency.testing.contract.support import (
     a_token,
     begin_anew,
     condemned,
+    for_each,
     found,
     granted,
     near,
@@ -43,7 +44,7 @@ from flask_idempotency.testing.doubles import FrozenClock
 class ForceReleasing:
     """`force_release`: the key is as unused, except for its fence."""
 
-    @pytest.mark.parametrize("standing", STANDINGS)
+    @for_each("standing", STANDINGS)
     def test_a_key_is_freed_whatever_state_it_is_in(
         self, store: RecoveryStore, clock: FrozenClock, standing: Standing
     ) -> None:
@@ -64,7 +65,7 @@ class ForceReleasing:
         assert store.read(damaged.key) is None
         granted(store.claim(a_request(damaged.key), token=a_token(), lease=LEASE))
 
-    @pytest.mark.parametrize("standing", STANDINGS)
+    @for_each("standing", STANDINGS)
     def test_its_owner_has_lost_it(self, store: RecoveryStore, clock: FrozenClock, standing: Standing) -> None:
         """It can neither complete nor keep what is not its own any more; and what comes after it stays untouched."""
         seen, late = stood(store, clock, standing)
@@ -98,7 +99,7 @@ class ForceReleasing:
             assert not store.recovery.force_release(each)
             assert store.read(each.key) is None
 
-    @pytest.mark.parametrize("event", ("renewed", "taken over", "completed", "held", "begun again"))
+    @for_each("event", ("renewed", "taken over", "completed", "held", "begun again"))
     def test_what_does_not_stand_as_it_was_seen_is_not_freed(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
@@ -170,7 +171,7 @@ class ForceReleasing:
 class Resolving:
     """`resolve`: from now on this is the response, and the owner gets `LeaseLost`."""
 
-    @pytest.mark.parametrize("how", ("held", "lapsed", "condemned"))
+    @for_each("how", ("held", "lapsed", "condemned"))
     def test_what_is_quarantined_is_completed(self, store: RecoveryStore, clock: FrozenClock, how: str) -> None:
         """Under the fresh token, with the fence and the story it had; and its life begins now."""
         match how:
@@ -208,7 +209,7 @@ class Resolving:
 
         assert granted(store.claim(a_request(held.key), token=a_token(), lease=LEASE)).fence > held.record.fence
 
-    @pytest.mark.parametrize("verb", ("complete", "renew", "release", "quarantine", "mark_point_of_no_return"))
+    @for_each("verb", ("complete", "renew", "release", "quarantine", "mark_point_of_no_return"))
     def test_the_owner_has_lost_it(self, store: RecoveryStore, clock: FrozenClock, verb: str) -> None:
         """It must not send another response than all retries get, and changes nothing."""
         held, token = stood(store, clock, "quarantined")
@@ -246,7 +247,7 @@ class Resolving:
             assert not store.recovery.resolve(each, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert before == found(store, held.key)
 
-    @pytest.mark.parametrize("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
+    @for_each("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
     def test_what_is_not_quarantined_is_not_settled(
         self, store: RecoveryStore, clock: FrozenClock, standing: Standing
     ) -> None:
@@ -256,7 +257,7 @@ class Resolving:
         assert not store.recovery.resolve(other, token=a_token(), payload=OTHER_PAYLOAD, keep=KEEP)
         assert other.record == found(store, other.key)
 
-    @pytest.mark.parametrize("event", ("completed", "condemned", "released", "begun again", "lapsed again"))
+    @for_each("event", ("completed", "condemned", "released", "begun again", "lapsed again"))
     def test_what_does_not_stand_as_it_was_seen_is_not_settled(
         self, store: RecoveryStore, clock: FrozenClock, event: str
     ) -> None:
@@ -295,7 +296,7 @@ class Resolving:
         assert not store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP)
         assert store.read(held.key) is None
 
-    @pytest.mark.parametrize("keep", (0.0, -1.0, math.inf, math.nan))
+    @for_each("keep", (0.0, -1.0, math.inf, math.nan))
     def test_an_answer_by_another_without_an_end_is_refused(
         self, store: RecoveryStore, clock: FrozenClock, keep: float
     ) -> None:

@@ -33,6 +33,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     near,
@@ -96,7 +97,7 @@ class MarkingCorrupt:
 
         assert once == found(store, key)
 
-    @pytest.mark.parametrize(
+    @for_each(
         "other",
         (
             OTHER_PAYLOAD,
@@ -116,7 +117,7 @@ class MarkingCorrupt:
 
         assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
 
-    @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine"))
+    @for_each("standing", ("in flight", "quarantined", "lapsed, takeover", "lapsed, quarantine"))
     def test_what_is_not_completed_is_not_condemned(self, store: Store, clock: FrozenClock, standing: Standing) -> None:
         """It has no response that could be damaged."""
         key = a_key()
@@ -158,7 +159,7 @@ PAYLOADS = {
 class Settling:
     """The first response that the store accepts stays."""
 
-    @pytest.mark.parametrize("payload", list(PAYLOADS.values()), ids=list(PAYLOADS))
+    @for_each("payload", list(PAYLOADS.values()), ids=list(PAYLOADS))
     def test_a_result_is_replayed_unchanged(self, store: Store, payload: StoredPayload) -> None:
         """Every byte of it, also when there are none: presence is a state, never truthiness."""
         key, token = a_key(), a_token()
@@ -272,7 +273,7 @@ class Settling:
 
         assert store.read(key) is None
 
-    @pytest.mark.parametrize("verb", ("release", "quarantine", "mark_point_of_no_return"))
+    @for_each("verb", ("release", "quarantine", "mark_point_of_no_return"))
     def test_a_completed_record_is_settled_for_good(self, store: Store, clock: FrozenClock, verb: str) -> None:
         """Its own token can neither release nor quarantine a completed record. Only time ends it."""
         key = a_key()
@@ -311,7 +312,7 @@ class Settling:
 
         assert Unknown("view-crashed") == store.claim(ask, token=a_token(), lease=LEASE)
 
-    @pytest.mark.parametrize("standing", ("held", "lapsed"))
+    @for_each("standing", ("held", "lapsed"))
     def test_the_first_reason_stays(self, store: Store, clock: FrozenClock, standing: str) -> None:
         """A second quarantine is no error and changes no record."""
         key = a_key()
@@ -324,7 +325,7 @@ class Settling:
 
         assert before == found(store, key)
 
-    @pytest.mark.parametrize("keep", (0.0, -1.0, math.inf, math.nan))
+    @for_each("keep", (0.0, -1.0, math.inf, math.nan))
     def test_an_answer_without_an_end_is_refused(self, store: Store, clock: FrozenClock, keep: float) -> None:
         """With 0 it would be lost, and with infinity it could not be stored. The claim stays."""
         key = a_key()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import wraps
+from inspect import signature
 from typing import Any, Literal, Protocol, TypeAlias
 
 import pytest
@@ -33,6 +35,42 @@ OTHER_FINGERPRINT = b"\x01" + b"F" * 16
 ABOUT = RequestInfo(tenant="acme", principal="alice", method="POST", operation="payments.create")
 PAYLOAD = StoredPayload(data=b'{"paid": true}', status=201, success=True, byte_size=31)
 OTHER_PAYLOAD = StoredPayload(data=b'{"paid": "twice"}', status=500, success=False, byte_size=99)
+
+
+def for_each(
+    names: str | tuple[str, ...], values: Iterable[Any], *, ids: Sequence[str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test once with each value, as one test. Take the arguments of `pytest.mark.parametrize`.
+
+    The test must use keys of its own for each value. A failure names the value: the other arguments, the store and the
+    clock among them, are the same each time.
+    """
+    every, taken = list(values), (names,) if isinstance(names, str) else names
+    labels = ids or [repr(value) for value in every]
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @wraps(test)
+        def with_each(*arguments: Any, **fixtures: Any) -> None:
+            __tracebackhide__ = True
+            for value, label in zip(every, labels, strict=True):
+                given = {names: value} if isinstance(names, str) else dict(zip(names, value, strict=True))
+                try:
+                    test(*arguments, **given, **fixtures)
+                except Exception as failure:
+                    failure.add_note(f"with {', '.join(taken)}: {label}")
+                    raise
+
+        asked = signature(test)
+        fixtures = [
+            each
+            for each in asked.parameters.values()
+            if each.name not in ((names,) if isinstance(names, str) else names)
+        ]
+        with_each.__signature__ = asked.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return with_each
+
+    return decorate
+
 
 Standing: TypeAlias = Literal["in flight", "completed", "quarantined", "lapsed, takeover", "lapsed, quarantine"]
 
