@@ -32,6 +32,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     granted,
     walked,
 )
@@ -111,7 +112,7 @@ def test_everything_in_redis_has_a_time_to_live(redis_client: redis.Redis) -> No
     assert LEASE + KEEP - 60 < by_letter[b"o"] <= LEASE + KEEP
 
 
-@pytest.mark.parametrize("damage", ("text", "type"))
+@for_each("damage", ("text", "type"))
 def test_a_damaged_bucket_in_redis_is_corrupt(redis_client: redis.Redis, clock: FrozenClock, damage: str) -> None:
     with closing(RedisStore(redis_client, clock=clock)) as store:
         store.activity.add(OWNER, SOME, token=a_token())
@@ -214,8 +215,8 @@ def test_a_damaged_bucket_in_a_database_is_corrupt(sql_store: SqlStore) -> None:
 Lose = Callable[[TcpProxy], None]
 
 
-@pytest.mark.parametrize("lose", (TcpProxy.lose_request, TcpProxy.lose_reply), ids=("request", "reply"))
-@pytest.mark.parametrize("at", ("INSERT INTO idempotency_activity_tokens", "FOR UPDATE", "COMMIT"))
+@for_each("lose", (TcpProxy.lose_request, TcpProxy.lose_reply), ids=("request", "reply"))
+@for_each("at", ("INSERT INTO idempotency_activity_tokens", "FOR UPDATE", "COMMIT"))
 def test_a_lost_exchange_with_postgres_adds_no_count_twice(
     postgres_server: PostgresServer, lose: Lose, at: str
 ) -> None:
@@ -296,7 +297,7 @@ def test_the_completed_records_of_redis_are_estimated_among_other_keys(redis_cli
     assert estimated == pytest.approx(8040, rel=0.1)
 
 
-@pytest.mark.parametrize("analyzed", (False, True))
+@for_each("analyzed", (False, True))
 def test_the_completed_records_of_postgres_are_estimated(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, analyzed: bool
 ) -> None:

@@ -28,7 +28,12 @@ from flask_idempotency.stores.redis.encoding import decode, encode, payload_byte
 from flask_idempotency.stores.redis.executor import whole_number
 from flask_idempotency.stores.sql.claiming import claim_query, classify
 from flask_idempotency.stores.sql.rows import Row, is_gone, row_of
-from flask_idempotency.testing.contract.support import a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import (
+    a_key,
+    a_request,
+    a_token,
+    for_each,
+)
 from flask_idempotency.web.problems import refusal
 from tests.damage import Watched, damaged
 
@@ -87,7 +92,7 @@ def lengthened(place: bytes, spelling: bytes) -> bytes:
     return data[:at] + spelling + data[at + 1 :]
 
 
-@pytest.mark.parametrize("place", (b"payments.pay", b"\xac\x02"), ids=("size", "number of the key"))
+@for_each("place", (b"payments.pay", b"\xac\x02"), ids=("size", "number of the key"))
 def test_four_hundred_kilobytes_of_length_are_refused_after_nine(place: bytes) -> None:
     """
     They took 40 seconds to read, for each retry, and then an error of Python's own: 850,000 digits are too many to write.
@@ -99,7 +104,7 @@ def test_four_hundred_kilobytes_of_length_are_refused_after_nine(place: bytes) -
     assert seen.looks <= MOST_LOOKS
 
 
-@pytest.mark.parametrize("spelling", (b"\xac\x82\0", b"\x80\0"))
+@for_each("spelling", (b"\xac\x82\0", b"\x80\0"))
 def test_a_number_has_one_spelling(spelling: bytes) -> None:
     """A script compares the answer with what is written anew: another spelling could never be condemned."""
     with pytest.raises(CorruptRecord, match="padded"):
@@ -115,7 +120,7 @@ def test_a_decoded_record_encodes_to_the_same_bytes() -> None:
             assert data.endswith(payload_bytes(found.payload))
 
 
-@pytest.mark.parametrize("at", (42, 48, 54), ids=("requested", "deadline", "duration"))
+@for_each("at", (42, 48, 54), ids=("requested", "deadline", "duration"))
 def test_a_time_outside_the_calendar_is_damage(at: int) -> None:
     """A mismatch would tell it to the client, and Python knows no year 10889."""
     data = encode(replace(COMPLETED, requested_at=LATEST - 1, completed_at=LATEST, deadline=LATEST), tid=TID)
@@ -203,7 +208,7 @@ def test_a_damaged_text_in_redis_raises_only_corrupt(name: str, data: st.DataObj
         return
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     (b"", b"-1", b"+1", b" 1", b"1_0", b"1.0", b"1" * 21, b"9" * 5000, "١".encode(), b"nan", b"0x1f", 1, None),
 )
@@ -212,7 +217,7 @@ def test_only_a_few_digits_are_a_number(text: Any) -> None:
         whole_number(text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "report",
     (
         "[" * 3999,

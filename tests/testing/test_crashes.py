@@ -21,6 +21,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock, every_crash
+from flask_idempotency.testing.contract.support import for_each
 from flask_idempotency.web.janitor import janitor_of
 from tests.stores.sql.shops import Base, Payment
 
@@ -117,7 +118,7 @@ def test_the_clock_of_a_store_may_stand_still() -> None:
     assert "201" == every_crash(app, checkout, clock=clock).ends["charge: before it begins"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("resolver", "fault"),
     [
         ("right", ""),

@@ -17,7 +17,16 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, FrozenClock, Points
 from flask_idempotency.testing.contract import StoreContract
-from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    for_each,
+    granted,
+)
 from flask_idempotency.testing.doubles import VARIABLE, stopped
 from tests.tooling.processes import eventually
 
@@ -175,7 +184,7 @@ def test_a_point_counts_its_passages_and_strikes_once() -> None:
     assert struck == ["> here", "> there", "> here", "here", "> here"]
 
 
-@pytest.mark.parametrize("wish", ("kill", "pause before claim", "kill before claim; stop"))
+@for_each("wish", ("kill", "pause before claim", "kill before claim; stop"))
 def test_a_wish_that_cannot_be_read_is_refused(wish: str) -> None:
     """Or a test would pass because nothing happened."""
     with pytest.raises(ValueError, match=VARIABLE):

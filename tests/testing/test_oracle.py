@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flask_idempotency.testing import Oracle
+from flask_idempotency.testing.contract.support import for_each
 
 
 def test_one_run_and_its_answer_given_often_breaks_nothing() -> None:
@@ -70,7 +71,7 @@ def somebody_elses_answer(oracle: Oracle) -> None:
     oracle.answered("a", 201, b"paid by b", replayed=True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("happened", "rule"),
     (
         (a_failure_replayed_as_another, "a replay unlike the first"),

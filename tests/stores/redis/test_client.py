@@ -24,7 +24,13 @@ from flask_idempotency.stores.redis.cluster import Cluster
 from flask_idempotency.stores.redis.connection import PooledConnection
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.redis.urls import parse_multi_host
-from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
+from flask_idempotency.testing.contract.support import (
+    LEASE,
+    a_key,
+    a_request,
+    a_token,
+    for_each,
+)
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
 
@@ -84,7 +90,7 @@ UNREADABLE = (
 )
 
 
-@pytest.mark.parametrize("url", UNREADABLE)
+@for_each("url", UNREADABLE)
 def test_a_url_that_names_no_server_is_refused(url: str) -> None:
     """With examples of what would."""
     with pytest.raises(ConfigurationError, match="rediss://host:6379/0"):
@@ -105,7 +111,7 @@ WITH_PASSWORDS = (
 )
 
 
-@pytest.mark.parametrize("url", WITH_PASSWORDS)
+@for_each("url", WITH_PASSWORDS)
 def test_the_error_about_a_url_omits_its_password(url: str) -> None:
     """A start-up error ends up in logs and on screens. What was mistaken for a port is half of the password."""
     with pytest.raises(ConfigurationError) as raised:
@@ -149,7 +155,7 @@ def test_sentinels_have_separate_credentials() -> None:
     assert issubclass(pool.connection_class, redis.SSLConnection)
 
 
-@pytest.mark.parametrize("url", ("redis+cluster://a?protocol=3", "redis+sentinel://a/payments?protocol=3"))
+@for_each("url", ("redis+cluster://a?protocol=3", "redis+sentinel://a/payments?protocol=3"))
 def test_cluster_and_sentinel_clients_have_the_same_timeouts(url: str) -> None:
     """Nor are unread bytes of theirs taken for messages."""
     client = make_client(url)

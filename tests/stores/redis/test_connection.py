@@ -23,7 +23,14 @@ from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.connection import DirectConnection, PooledConnection, Tries, words
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor
 from flask_idempotency.testing import TcpProxy
-from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, granted
+from flask_idempotency.testing.contract.support import (
+    LEASE,
+    a_key,
+    a_request,
+    a_token,
+    for_each,
+    granted,
+)
 from tests.forgiving import make_ready, redis_store
 from tests.lab.redis import StartRedis, connect
 
@@ -31,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ("/0", "/1", "/1?protocol=2"))
+@for_each("path", ("/0", "/1", "/1?protocol=2"))
 def test_a_handler_that_raises_while_a_command_is_packed_ends_no_process(redis_server: RedisServer, path: str) -> None:
     url = redis_server.url.rpartition("/")[0] + path
     make_ready(url)
@@ -269,7 +276,7 @@ def test_a_server_that_is_loading_is_asked_again(line: PooledConnection) -> None
         connection.read_response(disable_decoding=True)
 
 
-@pytest.mark.parametrize("options", ("", "?health_check_interval=30"))
+@for_each("options", ("", "?health_check_interval=30"))
 def test_a_connection_that_does_more_keeps_to_redis_py(redis_server: RedisServer, options: str) -> None:
     with make_client(redis_server.url + options) as client:
         line = PooledConnection(client)

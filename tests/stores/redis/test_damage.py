@@ -31,6 +31,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     granted,
     stand,
 )
@@ -52,8 +53,8 @@ def spoil(data: bytes, spoilt: str) -> bytes:
             return b""
 
 
-@pytest.mark.parametrize("spoilt", ("newer format", "unknown state", "cut short", "no longer ends", "empty"))
-@pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined"))
+@for_each("spoilt", ("newer format", "unknown state", "cut short", "no longer ends", "empty"))
+@for_each("standing", ("in flight", "completed", "quarantined"))
 def test_an_unreadable_record_is_corrupt(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing, spoilt: str
 ) -> None:
@@ -111,7 +112,7 @@ def test_a_key_of_another_type_is_corrupt(
     assert len(redis_client.keys("*:r:*")) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "floor",
     (
         "high",
@@ -137,6 +138,7 @@ def test_a_partition_with_an_unreadable_floor_grants_no_claim(
     store: RedisStore, redis_client: redis.Redis, floor: str
 ) -> None:
     """A fence that might be an old one, or the same as the next, is worse than none."""
+    redis_client.flushdb()
     key = a_key()
     partition = layout.keys(key)[3]
     redis_client.hset(partition, "fence", floor)
@@ -187,7 +189,7 @@ def test_a_reason_that_is_no_text_is_corrupt(store: RedisStore, redis_client: re
         store.read(key)
 
 
-@pytest.mark.parametrize("counted", (False, True))
+@for_each("counted", (False, True))
 def test_no_flipped_bit_runs_a_payment_again(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
 ) -> None:
@@ -244,7 +246,7 @@ def test_a_response_that_expired_before_completion_stays_for_ever(
     granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
 
 
-@pytest.mark.parametrize("counted", (False, True))
+@for_each("counted", (False, True))
 def test_a_clock_set_back_makes_no_response_expire_early(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
 ) -> None:

@@ -13,7 +13,12 @@ from flask_idempotency.engine.model import ERASED, OnExpiry, Record, RequestInfo
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES, decode, encode, tid_of
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.contract.support import Standing, a_key, stand
+from flask_idempotency.testing.contract.support import (
+    Standing,
+    a_key,
+    for_each,
+    stand,
+)
 from flask_idempotency.testing.doubles import FrozenClock
 
 TID = bytes(range(16))
@@ -87,7 +92,7 @@ def test_times_are_rounded_to_the_millisecond(record: Record, off: float) -> Non
     assert decode(encode(finer, tid=TID), now=0.0).deadline == pytest.approx(finer.deadline, abs=0.00051, rel=0)
 
 
-@pytest.mark.parametrize("standing", ("in flight", "completed", "quarantined", "lapsed, takeover"))
+@for_each("standing", ("in flight", "completed", "quarantined", "lapsed, takeover"))
 def test_python_encodes_the_same_bytes_as_the_scripts(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing
 ) -> None:
@@ -102,7 +107,7 @@ def test_python_encodes_the_same_bytes_as_the_scripts(
     assert tid_of(stored) == key.tid
 
 
-@pytest.mark.parametrize(
+@for_each(
     "record",
     (
         replace(A_RECORD, token=b"t" * 15),

@@ -25,7 +25,17 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.executor import Replication
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
-from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    for_each,
+    found,
+    granted,
+)
 from tests.forgiving import redis_store
 from tests.stores.forgetting import RULES, emptying, handing_over
 from tests.stores.redis.test_cancelled_claims import arrive, proxy
@@ -408,7 +418,7 @@ def test_an_index_of_another_type_stops_before_the_first_write(
         assert redis_client.type(index) == b"list"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "call"),
     (
         (begin, late_finish),

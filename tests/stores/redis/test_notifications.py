@@ -17,7 +17,17 @@ from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.notifications import RedisNotifier
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    for_each,
+    found,
+    granted,
+)
 from tests.backends import BACKENDS, MakeStore
 from tests.forgiving import redis_store
 from tests.lab.programs import REDIS_KINDS
@@ -80,8 +90,8 @@ def heard(redis_server: RedisServer) -> Iterator[Callable[[], list[bytes]]]:
         yield names
 
 
-@pytest.mark.parametrize("counted", (False, True), ids=("uncounted", "counted"))
-@pytest.mark.parametrize("how", list(SETTLEMENTS))
+@for_each("counted", (False, True), ids=("uncounted", "counted"))
+@for_each("how", list(SETTLEMENTS))
 def test_a_settled_key_is_published_once(
     store: RedisStore, clock: FrozenClock, heard: Callable[[], list[bytes]], how: str, counted: bool
 ) -> None:

@@ -27,6 +27,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     stand,
@@ -68,7 +69,7 @@ def lose(proxy: TcpProxy, what: Lost) -> None:
         proxy.lose_reply()
 
 
-@pytest.mark.parametrize("what", ("request", "reply"))
+@for_each("what", ("request", "reply"))
 def test_a_claim_survives_a_broken_connection(proxied_store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
     """The client repeats it by itself. Whoever asked owns the key, once, and is not told that it is taken."""
     key, token = a_key(), a_token()
@@ -82,8 +83,8 @@ def test_a_claim_survives_a_broken_connection(proxied_store: RedisStore, proxy: 
     assert isinstance(proxied_store.claim(a_request(key), token=a_token(), lease=LEASE), InFlight)
 
 
-@pytest.mark.parametrize("what", ("request", "reply"))
-@pytest.mark.parametrize("verb", list(WRITES))
+@for_each("what", ("request", "reply"))
+@for_each("verb", list(WRITES))
 def test_a_write_survives_a_broken_connection(
     proxied_store: RedisStore, proxy: TcpProxy, verb: str, what: Lost
 ) -> None:
@@ -137,7 +138,7 @@ def test_idle_connections_that_the_server_closed_are_replaced(proxied_store: Red
     assert isinstance(proxied_store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)
 
 
-@pytest.mark.parametrize("verb", ("claim", "read", *WRITES))
+@for_each("verb", ("claim", "read", *WRITES))
 def test_one_call_is_one_round_trip(proxied_store: RedisStore, proxy: TcpProxy, verb: str) -> None:
     """A first request makes two of these calls, a replay, a conflict and a mismatch one."""
     key, token = a_key(), a_token()
@@ -159,7 +160,7 @@ def call(proxied_store: RedisStore, verb: str, key: StorageKey, token: bytes) ->
         WRITES[verb](proxied_store, key, token)
 
 
-@pytest.mark.parametrize("verb", ("claim", "read", *WRITES))
+@for_each("verb", ("claim", "read", *WRITES))
 def test_scripts_are_loaded_again_after_script_flush(
     proxied_store: RedisStore, redis_client: redis.Redis, verb: str
 ) -> None:
@@ -213,7 +214,7 @@ def raised_by(kind: type[Exception]) -> Exception:
     return kind("Error running script (call to f_1): Script killed by user with SCRIPT KILL.")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("client", "kind"),
     [(redis.Redis, kind) for kind in exceptions_of(redis)]
     + [(valkey.Valkey, kind) for kind in exceptions_of(valkey)]

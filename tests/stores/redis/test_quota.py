@@ -17,7 +17,17 @@ from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.connection import RETRIES
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
-from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
+from flask_idempotency.testing.contract.support import (
+    KEEP,
+    LEASE,
+    PAYLOAD,
+    a_key,
+    a_request,
+    a_token,
+    for_each,
+    found,
+    granted,
+)
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
 from tests.stores.counted import PLENTY, SHUT, claim, complete, everything, fields
@@ -46,7 +56,7 @@ def test_a_quota_hash_has_one_field_per_bucket(
     assert usage < 4096
 
 
-@pytest.mark.parametrize(
+@for_each(
     "quota",
     (*SHUT, Quota(new_keys=NewKeys(0, 30))),
     ids=("records", "bytes", "in flight", "new keys", "another window"),
@@ -122,7 +132,7 @@ def test_past_rate_windows_are_dropped(store: RedisStore, redis_client: redis.Re
     assert store.ledger.usage(tid).new_keys == 2
 
 
-@pytest.mark.parametrize("text", ("", "1", "x y", "1 2 3", "-1 5"))
+@for_each("text", ("", "1", "x y", "1 2 3", "-1 5"))
 def test_an_unreadable_rate_window_starts_again(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
     """It would end by itself, and until then it would shut the tenant out."""
     tid = a_key().tid
@@ -149,7 +159,7 @@ def test_a_claim_reads_all_quota_fields_only_after_a_bucket_ends(
     assert commands["cmdstat_hmget"]["calls"] == 2
 
 
-@pytest.mark.parametrize("lost", ("claim", "complete", "release"))
+@for_each("lost", ("claim", "complete", "release"))
 def test_a_call_repeated_after_a_lost_reply_counts_once(
     redis_server: RedisServer, clock: FrozenClock, lost: str
 ) -> None:
@@ -211,7 +221,7 @@ def test_a_full_server_counts_writes_of_owners(full: tuple[RedisStore, redis.Red
     assert Drift() == store.ledger.reconcile(tid)
 
 
-@pytest.mark.parametrize("which", (4, 5), ids=("unsettled", "ledger"))
+@for_each("which", (4, 5), ids=("unsettled", "ledger"))
 def test_a_quota_key_of_another_type_stops_before_the_first_write(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, which: int
 ) -> None:
@@ -244,7 +254,7 @@ def test_a_quota_key_of_another_type_stops_before_the_first_write(
     assert everything(redis_client) == before
 
 
-@pytest.mark.parametrize("text", ("", "nan nan nan", "1 1", "-1 0 0", "1e3 0 0", "0x1 0 0", "many", "1 1 1 1"))
+@for_each("text", ("", "nan nan nan", "1 1", "-1 0 0", "1e3 0 0", "0x1 0 0", "many", "1 1 1 1"))
 def test_unreadable_totals_grant_no_claim_and_are_repaired(
     store: RedisStore, redis_client: redis.Redis, text: str
 ) -> None:
@@ -265,7 +275,7 @@ def test_unreadable_totals_grant_no_claim_and_are_repaired(
     assert Usage(2, 2 * PAYLOAD.byte_size) == replace(store.ledger.usage(tid), new_keys=0)
 
 
-@pytest.mark.parametrize("text", ("", "1", "nan,,,,,", "-1,,,,,", ",,,1,,", ",,,1,0,0", ",,,1,-1,1", "a,b,c,d,e,f"))
+@for_each("text", ("", "1", "nan,,,,,", "-1,,,,,", ",,,1,,", ",,,1,0,0", ",,,1,-1,1", "a,b,c,d,e,f"))
 def test_unreadable_limits_grant_no_claim(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
     """Until somebody sets them again."""
     tid = a_key().tid

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     stand,
@@ -78,6 +80,7 @@ VERBS = {
 """Which scripts make a transition."""
 
 
+@cache
 def code(text: str) -> str:
     return re.sub(r"'[^'\n]*'", "''", re.sub(r"--[^\n]*", "", text))
 
@@ -134,19 +137,19 @@ def undeclared(text: str) -> set[str]:
     return set(re.findall(r"^\s*([A-Za-z_]\w*)\s*=[^=]", tables, flags=re.MULTILINE)) - set(declared(text))
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@for_each("name", SCRIPTS)
 def test_a_script_and_its_includes_define_every_name(name: str) -> None:
     """A misspelt global is nil on some servers and an error on others. luacheck knows scopes as well: see lint_lua.py."""
     assert undefined(scripts.expand(name), LIB_GLOBALS | {"KEYS", "ARGV"}) == set()
 
 
-@pytest.mark.parametrize("name", LIBS)
+@for_each("name", LIBS)
 def test_a_library_and_its_includes_define_every_name(name: str) -> None:
     """Else it would read a local of the script that includes it, or KEYS, or ARGV."""
     assert undefined(scripts.expand(name), LIB_GLOBALS) == set()
 
 
-@pytest.mark.parametrize("name", SCRIPTS + LIBS)
+@for_each("name", SCRIPTS + LIBS)
 def test_no_file_assigns_a_global(name: str) -> None:
     """`x = 1` without `local` poisons every later script on some servers."""
     assert undeclared(scripts.expand(name)) == set()
@@ -161,7 +164,7 @@ def test_the_checks_of_names_find_what_they_look_for() -> None:
     )
 
 
-@pytest.mark.parametrize("name", LIBS)
+@for_each("name", LIBS)
 def test_a_library_holds_functions_and_constants(name: str) -> None:
     """State would be shared by the files that include it."""
     text = re.sub(r"^local function .*?^end$", "", code(scripts.read(name)), flags=re.MULTILINE | re.DOTALL)
@@ -169,7 +172,7 @@ def test_a_library_holds_functions_and_constants(name: str) -> None:
     assert [line for line in text.splitlines() if line and not re.match(r"local [A-Z_]+(, [A-Z_]+)* = ", line)] == []
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@for_each("name", SCRIPTS)
 def test_no_file_redefines_a_name_of_an_include(name: str) -> None:
     """An include that came before would then mean another thing to those that come after."""
     names = declared(code(scripts.expand(name)))
@@ -177,7 +180,7 @@ def test_no_file_redefines_a_name_of_an_include(name: str) -> None:
     assert {each for lib in reached(name) for each in offered(lib) if names.count(each) != 1} == set()
 
 
-@pytest.mark.parametrize("name", SCRIPTS + LIBS)
+@for_each("name", SCRIPTS + LIBS)
 def test_a_file_uses_what_it_includes(name: str) -> None:
     text = code(scripts.read(name))
 
@@ -189,20 +192,20 @@ def test_a_file_uses_what_it_includes(name: str) -> None:
         assert all(re.search(rf"\b{each}\b", code(scripts.expand(name))) for each in names_of_layout.split())
 
 
-@pytest.mark.parametrize("lib", LIBS)
+@for_each("lib", LIBS)
 def test_a_script_uses_each_function_of_a_library(lib: str) -> None:
     texts = [code(scripts.read(name)) for name in SCRIPTS + LIBS]
 
     assert [each for each in offered(lib) if sum(len(re.findall(rf"\b{each}\b", text)) for text in texts) < 2] == []
 
 
-@pytest.mark.parametrize("name", SCRIPTS + LIBS)
+@for_each("name", SCRIPTS + LIBS)
 def test_only_commands_that_every_server_knows(name: str) -> None:
     """Redis 6.2 to 8 and Valkey."""
     assert set(re.findall(r"redis\.p?call\(\s*'(\w+)'", scripts.read(name))) <= COMMANDS
 
 
-@pytest.mark.parametrize("name", SCRIPTS + LIBS)
+@for_each("name", SCRIPTS + LIBS)
 def test_no_file_spells_a_key(name: str) -> None:
     """`layout.py` spells keys, and a caller declares them: a Cluster must know them beforehand."""
     assert "idm1" not in scripts.read(name)
@@ -216,7 +219,7 @@ def test_python_names_each_script_and_scripts_include_each_library() -> None:
     assert {lib for name in SCRIPTS for lib in reached(name)} == set(LIBS)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@for_each("name", SCRIPTS)
 def test_a_header_says_what_a_caller_must_know(name: str) -> None:
     assert list(header(name)) == ["KEYS", "ARGV", "Returns", "Durable", "Transitions"]
     assert header(name)["Durable"] in ("yes", "no")
@@ -259,7 +262,7 @@ def numbers(entry: str) -> tuple[int, int | None]:
     return highest[0], None if "..." in entry else max(highest)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@for_each("name", SCRIPTS)
 def test_a_script_reads_no_more_keys_and_arguments_than_its_header_lists(name: str) -> None:
     text = code(scripts.expand(name))
     if "(KEYS, " in text:

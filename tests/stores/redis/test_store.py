@@ -43,6 +43,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     stand,
@@ -57,9 +58,10 @@ def all_keys(client: redis.Redis) -> list[bytes]:
     return sorted(client.scan_iter())
 
 
-@pytest.mark.parametrize("text", ("a}{b", "{x}", "*", "a:b", "\0", "\r\nFLUSHALL\r\n", "Ü🦊", "p" * 10_000, ""))
+@for_each("text", ("a}{b", "{x}", "*", "a:b", "\0", "\r\nFLUSHALL\r\n", "Ü🦊", "p" * 10_000, ""))
 def test_no_redis_key_contains_client_data(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
     """Whatever tenants, principals and keys contain, Redis keys are made of sixteen and thirty-two letters of ours."""
+    redis_client.flushdb()
     key = Identity(b"s" * 32).storage_key(Scope("app", tenant=text, principal=text), client_key=text)
     token = a_token()
     store.claim(a_request(key, about=RequestInfo(tenant=text, principal=text)), token=token, lease=LEASE)
@@ -259,7 +261,7 @@ def test_a_text_that_is_too_long_for_an_auditor_is_cut(store: RedisStore, letter
     assert told.tenant == "acme"
 
 
-@pytest.mark.parametrize(("size", "cut"), ((ABOUT_TEXT_BYTES, False), (ABOUT_TEXT_BYTES + 1, True)))
+@for_each(("size", "cut"), ((ABOUT_TEXT_BYTES, False), (ABOUT_TEXT_BYTES + 1, True)))
 def test_a_text_that_just_fits_is_kept_whole(size: int, cut: bool) -> None:
     """To the byte."""
     data = bytes([1 << 5 | 1 << 3]) + bytes(76) + about_bytes(RequestInfo(operation="o" * size))
@@ -282,7 +284,7 @@ def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redi
     assert attempts == [255, 255, 255]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("token", "fingerprint", "tid"),
     ((b"short", b"\1" * 17, bytes(16)), (b"t" * 16, b"\1" * 32, bytes(16)), (b"t" * 16, b"\1" * 17, bytes(32))),
 )
@@ -361,7 +363,7 @@ def owners_word(store: RedisStore, key: StorageKey, token: bytes) -> set[type[Ex
     return heard
 
 
-@pytest.mark.parametrize("how", ("condemned", "cut short", "nothing of it left", "its state damaged"))
+@for_each("how", ("condemned", "cut short", "nothing of it left", "its state damaged"))
 def test_no_owner_releases_a_completed_record(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, how: str
 ) -> None:
@@ -430,7 +432,7 @@ def test_marking_a_record_corrupt_moves_its_quota(
     )
 
 
-@pytest.mark.parametrize("spoilt", GARBAGE)
+@for_each("spoilt", GARBAGE)
 def test_an_unreadable_record_stays_for_ever(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, spoilt: str
 ) -> None:
@@ -460,7 +462,7 @@ def test_a_key_of_another_type_stays_for_ever(store: RedisStore, redis_client: r
     assert (redis_client.type(name), quarantined(redis_client, key)) == (b"list", True)
 
 
-@pytest.mark.parametrize("place", (80, -1), ids=("whom it is about", "the answer's head"))
+@for_each("place", (80, -1), ids=("whom it is about", "the answer's head"))
 def test_a_record_that_only_scripts_can_read_is_quarantined(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, place: int
 ) -> None:

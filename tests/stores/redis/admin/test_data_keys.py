@@ -26,6 +26,7 @@ from flask_idempotency.testing.contract.support import (
     a_key,
     a_request,
     a_token,
+    for_each,
     found,
     granted,
     stand,
@@ -142,7 +143,7 @@ def test_a_destroyed_data_key_leaves_no_bytes(store: RedisStore, redis_client: r
     assert not any(b"wrapped" in (redis_client.dump(name) or b"") for name in redis_client.scan_iter())
 
 
-@pytest.mark.parametrize("text", ("", "1", "nan nan", "1 -1", "one two", "1 1e3"))
+@for_each("text", ("", "1", "nan nan", "1 -1", "one two", "1 1e3"))
 def test_an_unreadable_erasure_still_counts_as_one(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
     """To replay what was erased would be worse than to replay nothing for a while."""
     tid = a_key().tid
@@ -188,7 +189,7 @@ def test_data_keys_of_all_tenants_are_found_among_other_keys(store: RedisStore, 
     assert (store.data_keys.count(), store.ledger.tenants()) == ({"2026-11": 30}, ())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "kept"),
     (("1", b""), ("1", b"\x05kid"), ("1", b"\x01\xffw"), ("x1", b"now"), ("last", b"-1")),
 )
