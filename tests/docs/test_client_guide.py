@@ -13,7 +13,7 @@ from docs.generate import HERE
 from flask_idempotency.client import ClientError
 from flask_idempotency.client.__main__ import _EPILOG
 from tests.client.scripted import Drop, Line, ScriptedServer, problem, reply, scripted
-from tests.docs.test_pages import BLOCK, surroundings
+from tests.docs.test_pages import BLOCK, run_block, surroundings
 
 PAGE = (HERE / "guides" / "client.md").read_text(encoding="utf-8")
 
@@ -29,7 +29,7 @@ def names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     names = surroundings()
     for block in BLOCK.findall(PAGE):
-        exec(compile(block, "documentation", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+        run_block(PAGE, block, names)
     return names
 
 
@@ -44,23 +44,18 @@ def test_a_named_payment_survives_a_lost_reply_and_a_second_run(server: Scripted
     assert len(set(server.keys)) == 1
 
 
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
+def test_the_example_says_what_to_do(server: ScriptedServer, names: dict[str, Any]) -> None:
+    cases: list[tuple[list[Line], str]] = [
         ([reply()], "answered with 201"),
         ([reply(402)], "answered with 402"),
         ([Drop(), reply(402)], "perhaps paid, answered with 402"),
         ([problem("invalid-key", 400)], "not paid"),
         ([problem("outcome-unknown", 409)], "perhaps paid"),
         ([problem("response-erased", 410)], "paid before"),
-    ],
-)
-def test_the_example_says_what_to_do(
-    server: ScriptedServer, names: dict[str, Any], script: list[Line], said: str
-) -> None:
-    server.script = script
-
-    assert names["pay_or_explain"](server.url, 17, {"amount": 5}).startswith(said)
+    ]
+    for number, (script, said) in enumerate(cases):
+        server.script = script
+        assert names["pay_or_explain"](server.url, number, {"amount": 5}).startswith(said), said
 
 
 def test_the_table_names_each_exception_that_is_raised() -> None:
@@ -84,28 +79,21 @@ def test_the_session_of_the_page_sends_the_key_to_each_scheme(server: ScriptedSe
     assert server.keys == [intent.key]
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "error", "state"),
-    [
-        (402, "card_error", "CardError", "refused"),
-        (400, "invalid_request_error", "InvalidRequestError", "refused"),
-        (400, "idempotency_error", "IdempotencyError", "sent"),
-        (401, "invalid_request_error", "AuthenticationError", "sent"),
-        (500, "api_error", "APIError", "sent"),
-    ],
-)
-def test_what_settles_a_charge(
-    server: ScriptedServer, names: dict[str, Any], status: int, kind: str, error: str, state: str
-) -> None:
+def test_what_settles_a_charge(server: ScriptedServer, names: dict[str, Any]) -> None:
     stripe = names["stripe"]
     client = stripe.StripeClient("sk_test_x", base_addresses={"api": server.url}, max_network_retries=0)
-    server.script = [reply(status, b'{"error": {"type": "%s", "message": "no"}}' % kind.encode())]
-
-    with pytest.raises(stripe.StripeError) as caught:
-        names["charge"](client, 17, {"amount": 5, "currency": "eur"})
-
-    assert type(caught.value).__name__ == error
-    assert names["intents"].ledger.find("charge 17").state == state
+    cases = [
+        (402, b"card_error", stripe.CardError, "refused"),
+        (400, b"invalid_request_error", stripe.InvalidRequestError, "refused"),
+        (400, b"idempotency_error", stripe.IdempotencyError, "sent"),
+        (401, b"invalid_request_error", stripe.AuthenticationError, "sent"),
+        (500, b"api_error", stripe.APIError, "sent"),
+    ]
+    for number, (status, kind, error, state) in enumerate(cases):
+        server.script = [reply(status, b'{"error": {"type": "%s", "message": "no"}}' % kind)]
+        with pytest.raises(error):
+            names["charge"](client, number, {"amount": 5, "currency": "eur"})
+        assert names["intents"].ledger.find(f"charge {number}").state == state, error
 
 
 def test_a_client_that_sends_its_own_key(server: ScriptedServer, names: dict[str, Any]) -> None:

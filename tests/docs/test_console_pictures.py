@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -23,9 +22,8 @@ def test_each_page_is_there_in_light_and_dark() -> None:
     assert [path.name for path in DRAWN.iterdir() if path not in PICTURES] == []
 
 
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.stem)
-def test_a_picture_is_small_and_as_wide_as_the_window(picture: Path) -> None:
-    assert faults(picture.read_bytes()) == []
+def test_a_picture_is_small_and_as_wide_as_the_window() -> None:
+    assert {picture: found for picture in PICTURES if (found := faults(picture.read_bytes()))} == {}
 
 
 def test_every_picture_is_on_the_page_of_the_console_with_words_for_it() -> None:
@@ -43,14 +41,13 @@ def test_the_readme_shows_one() -> None:
     assert [name in NAMES and len(alt) > 40 for alt, name in shown] == [True]
 
 
-@pytest.mark.parametrize("fault", (b"", b"GIF89a", b"\x89PNG\r\n\x1a\n\x00\x00\x00\x01IHDRx\x00\x00\x00\x00"))
-def test_another_file_is_no_picture(fault: bytes) -> None:
-    with pytest.raises(ValueError, match=r"no PNG file|damaged"):
-        list(chunks(fault))
+def test_another_file_is_no_picture() -> None:
+    for fault in (b"", b"GIF89a", SIGNATURE + b"\x00\x00\x00\x01IHDRx\x00\x00\x00\x00"):
+        with pytest.raises(ValueError, match=r"no PNG file|damaged"):
+            list(chunks(fault))
 
 
-@pytest.mark.parametrize("channels", (3, 4))
-@pytest.mark.parametrize("rule", range(5))
+@pytest.mark.parametrize(("rule", "channels"), ((0, 3), (1, 4), (2, 3), (3, 4), (4, 3), (4, 4)))
 def test_a_smaller_picture_has_the_same_dots(rule: int, channels: int) -> None:
     """Whichever way its program stored the lines (PNG specification, 9.2)."""
     random = Random(rule)

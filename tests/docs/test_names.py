@@ -8,11 +8,11 @@ import inspect
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
 import click
-import pytest
 
 import flask_idempotency
 import janitor
@@ -57,32 +57,51 @@ def spans(page: Path) -> Iterator[str]:
     yield from INLINE.findall(FENCE.sub("", text))
 
 
-def commands() -> Iterator[Any]:
+def commands() -> Iterator[tuple[str, str]]:
+    """Yield the name of a page, and the words after `flask idempotency` of a command that it shows."""
     for page in PAGES:
-        for number, span in enumerate(spans(page)):
+        for span in spans(page):
             first, options, _ = span.partition(" --")
             found = COMMAND.search(span)
             if (found and found[1] and found[1][0] not in "…`") or (options and first.split()[0] in subcommands(group)):
                 words = ENDS.sub("", ((found[1] or "") if found else span).replace('"…"', "something"))
-                yield pytest.param(words, id=f"{page.relative_to(ROOT)}:{number}:{words}")
+                yield str(page.relative_to(ROOT)), words
 
 
-@pytest.mark.parametrize("words", list(commands()))
-def test_a_command_that_a_page_names_is_there(words: str) -> None:
-    """With the options that it is shown with, and values that they take."""
+def unknown_words(words: str) -> Iterator[str]:
+    """Yield the words that are no command or option, and values that their option does not take."""
     command: click.Command = group
     rest = shlex.split(words)
     while isinstance(command, click.Group):
-        assert rest, f"{command.name} alone is no command"
-        assert rest[0] in subcommands(command), rest[0]
+        if not rest or rest[0] not in subcommands(command):
+            yield rest[0] if rest else "no command after a group"
+            return
         command = subcommands(command)[rest.pop(0)]
     known = {name: option for option in command.params for name in option.opts}
-    for place, word in enumerate(rest):
-        if word.startswith("--"):
-            assert word in known, word
-            kind = known[word].type
-            if isinstance(kind, click.Choice) and rest[place + 1].islower():
-                assert rest[place + 1] in kind.choices
+    for word, value in zip_longest(rest, rest[1:], fillvalue=""):
+        if word.startswith("--") and word not in known:
+            yield word
+        elif word.startswith("--") and isinstance(kind := known[word].type, click.Choice) and value.islower():
+            yield from {value} - {*kind.choices}
+
+
+def test_a_command_that_a_page_names_is_there() -> None:
+    """With the options that it is shown with, and values that they take."""
+    shown = list(commands())
+
+    assert len(shown) > 200
+    assert [f"{page}: {words}: {word}" for page, words in shown for word in unknown_words(words)] == []
+
+
+def test_a_command_that_is_mistyped_is_found() -> None:
+    mistyped = ("purgee --tenant a", "db", "purge --tennant a", "show --key k --format yml", "list --state loud")
+    assert [list(unknown_words(words)) for words in mistyped] == [
+        ["purgee"],
+        ["no command after a group"],
+        ["--tennant"],
+        ["--format"],
+        ["loud"],
+    ]
 
 
 def mentioned(pattern: re.Pattern[str]) -> Mapping[str, set[str]]:

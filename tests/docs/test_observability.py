@@ -35,14 +35,11 @@ def test_every_check_has_its_entry() -> None:
     """What it looks at, what it means, what to do; and no entry is of a check that has gone."""
     page = (HERE / "operate" / "doctor.md").read_text(encoding="utf-8")
     entries = ENTRY.findall(page)
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
 
     assert len(entries) == len(set(entries))
     assert checks() - set(entries) == set()
-    assert [] == [entry for entry in entries if f'"{entry}"' not in sources()]
-
-
-def sources() -> str:
-    return "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    assert [] == [entry for entry in entries if f'"{entry}"' not in sources]
 
 
 def test_every_event_and_every_metric_is_in_the_reference() -> None:
