@@ -16,8 +16,9 @@ from werkzeug.test import TestResponse
 from flask_idempotency.console import Console, Operator
 from flask_idempotency.engine.audit import AuditEntry
 from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.operations.records import RecordView, key_of
+from flask_idempotency.operations.records import RecordView, handle_of, key_of
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
@@ -78,7 +79,7 @@ class Rig:
         return handle
 
     def handles(self) -> set[str]:
-        return set(HANDLE.findall(self.browser().get("/records?state=quarantined").text))
+        return {handle_of(found.key) for found in self.store.recovery.scan(State.QUARANTINED, limit=1000).found}
 
     def told(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if type(event) is kind]

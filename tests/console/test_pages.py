@@ -270,44 +270,41 @@ def quarantine(made: Rig, number: int) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
-    (
-        ("", True),
-        ("?state=quarantined", True),
-        ("?state=completed", False),
-        ("?state=in+flight", False),
-        ("?state=lease+expired", False),
-        ("?state=paused", False),
-        ("?endpoint=pay", True),
-        ("?endpoint=other", False),
-        ("?tenant=acme", True),
-        ("?tenant=globex", False),
-        ("?no_tenant=1", False),
-        ("?older=60s", False),
-        ("?id={start}", True),
-        ("?id={log}", True),
-        ("?id=zzzz", False),
-        ("?state=quarantined&endpoint=pay&tenant=acme&older=0&id={start}", True),
-    ),
+FILTERS = (
+    ("", True),
+    ("?state=quarantined", True),
+    ("?state=completed", False),
+    ("?state=in+flight", False),
+    ("?state=lease+expired", False),
+    ("?state=paused", False),
+    ("?endpoint=pay", True),
+    ("?endpoint=other", False),
+    ("?tenant=acme", True),
+    ("?tenant=globex", False),
+    ("?no_tenant=1", False),
+    ("?older=60s", False),
+    ("?id={start}", True),
+    ("?id={log}", True),
+    ("?id=zzzz", False),
+    ("?state=quarantined&endpoint=pay&tenant=acme&older=0&id={start}", True),
 )
-def test_a_filter_shows_what_it_names(query: str, found: bool) -> None:
+
+
+def test_a_filter_shows_what_it_names() -> None:
     made = rig()
     handle = made.quarantined()
     log = re.search(r"Id in logs</dt><dd><code>([0-9a-f]{8})", made.browser().get(f"/records/{handle}").text)
     assert log is not None
 
-    page = made.browser().get("/records" + query.format(start=handle[:6], log=log[1]))
+    for query, found in FILTERS:
+        page = made.browser().get("/records" + query.format(start=handle[:6], log=log[1]))
+        assert found == (handle in page.text), query
 
-    assert found == (handle in page.text)
 
-
-@pytest.mark.parametrize(
-    "query",
-    ("?state=open", "?older=soon", "?older=-1", "?id=a", "?id=a.b.c.d", f"?tenant={'t' * 256}", "?endpoint=a%0Ab"),
-)
-def test_a_faulty_filter_gives_400(query: str) -> None:
-    assert 400 == rig().browser().get(f"/records{query}").status_code
+def test_a_faulty_filter_gives_400() -> None:
+    browser = rig().browser()
+    faulty = ("state=open", "older=soon", "older=-1", "id=a", "id=a.b.c.d", f"tenant={'t' * 256}", "endpoint=a%0Ab")
+    assert [query for query in faulty if 400 != browser.get(f"/records?{query}").status_code] == []
 
 
 def test_a_list_looks_at_so_many_records_and_offers_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
