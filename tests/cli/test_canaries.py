@@ -6,7 +6,7 @@ import json
 import logging
 from base64 import b64encode
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import click
@@ -106,42 +106,40 @@ def typed(arguments: tuple[str, ...]) -> str:
     return BODY if "--body-file" in arguments else "n\n"
 
 
-TRIED = [(name, arguments) for name, ways in COMMANDS.items() for arguments in ways]
+CHANGES = ("purge", "release", "resolve")
+"""Each way of these is tried on a shop of its own, because it changes the records that it prints."""
 
 
-@pytest.mark.parametrize("as_json", (False, True), ids=("text", "json"))
-@pytest.mark.parametrize(("name", "arguments"), TRIED, ids=lambda part: part if isinstance(part, str) else "")
-def test_nobody_is_told_what_is_nobodys_business(
-    name: str, arguments: tuple[str, ...], as_json: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nobody_is_told_what_is_nobodys_business(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Not what it prints, nor what it logs at any level, nor its events, nor its traceback if it had one."""
-    world = troubled()
-    world.events.clear()
-    caplog.clear()
     caplog.set_level(logging.DEBUG)
-    options = ("--json",) if as_json and name != "keys generate" else ()
-
-    result = run(world, *name.split(), *arguments, *options, typed=typed(arguments))
-
-    logged = "".join(str({**vars(record), "said": record.getMessage()}) for record in caplog.records)
     handles = [handle_of(canary(key)) for key in (KEY, f"{KEY}-done", f"{KEY}-busy")]
-    printed = result.stdout + result.stderr
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert not any(canary in printed for canary in (KEY, BODY)), printed
-    assert not any(c in text for c in (KEY, BODY, TENANT, PRINCIPAL, *handles) for text in (logged, str(world.events)))
-    if name not in SAYS_WHO:
-        asked = TENANT if name == "quota show" and arguments == WHOSE else ""
-        assert not any(who in printed for who in {TENANT, PRINCIPAL} - {asked}), printed
+    world = troubled()
+    for arguments, options in product(COMMANDS[name], ((),) if name == "keys generate" else ((), ("--json",))):
+        world = troubled() if name in CHANGES else world
+        world.events.clear()
+        caplog.clear()
+        result = run(world, *name.split(), *arguments, *options, typed=typed(arguments))
+
+        logged = "".join(str({**vars(record), "said": record.getMessage()}) for record in caplog.records)
+        printed = result.stdout + result.stderr
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        assert not any(canary in printed for canary in (KEY, BODY)), (arguments, printed)
+        said = logged + str(world.events)
+        assert not any(c in said for c in (KEY, BODY, TENANT, PRINCIPAL, *handles)), (arguments, said)
+        if name not in SAYS_WHO:
+            asked = TENANT if name == "quota show" and arguments == WHOSE else ""
+            assert not any(who in printed for who in {TENANT, PRINCIPAL} - {asked}), (arguments, printed)
 
 
-@pytest.mark.parametrize("name", SAYS_WHO)
-def test_hashed_names_are_shown_as_they_are_stored(name: str) -> None:
+def test_hashed_names_are_shown_as_they_are_stored() -> None:
     """Who may look at a terminal need not know who the customers are."""
-    world = troubled(hash_identities=True)
-
-    told = [run(world, name, *arguments, typed=typed(arguments)) for arguments in COMMANDS[name]]
-
-    assert not any(who in each.stdout + each.stderr for each in told for who in (TENANT, PRINCIPAL))
+    for name in SAYS_WHO:
+        world = troubled(hash_identities=True)
+        for arguments in COMMANDS[name]:
+            told = run(world, name, *arguments, typed=typed(arguments))
+            assert not any(who in told.stdout + told.stderr for who in (TENANT, PRINCIPAL)), (name, arguments)
 
 
 def test_the_canaries_would_be_seen() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +23,14 @@ PREFIX = bytes((1, 2, 3, 4, 5, 6, 7, 8, 9, 10))
 START = "aebagbafaydqqcik"
 
 
-@pytest.fixture(params=("memory", "sqlite", REDIS_KINDS[0]))
-def world(request: pytest.FixtureRequest, tmp_path: Any) -> World:
+@pytest.fixture
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """A shop on the store that a test names, or in memory."""
+    request.param = getattr(request, "param", "memory")
     return world_on(store_named(request, tmp_path))
+
+
+on_each_store = pytest.mark.parametrize("world", ("memory", "sqlite", REDIS_KINDS[0]), indirect=True)
 
 
 def plant(world: World, start: bytes, *, state: str = "processing", endpoint: str = "pay", owned: bool = True) -> str:
@@ -51,6 +57,7 @@ def test_a_list_prints_eight_characters(world: World) -> None:
     assert (START[:8], START) == (line.split()[0], handle[:16])
 
 
+@on_each_store
 def test_a_list_prints_more_where_eight_are_not_unique(world: World) -> None:
     """As many as tell the records apart, and the others keep their eight."""
     near = [plant(world, PREFIX + bytes((number << 3,))) for number in (0, 1)]
@@ -63,19 +70,17 @@ def test_a_list_prints_more_where_eight_are_not_unique(world: World) -> None:
         assert said(run(world, "show", printed, "--json"))["handle"].startswith(printed)
 
 
-@pytest.mark.parametrize("length", (4, 5, 8, 16, 76))
-@pytest.mark.parametrize("state", ("processing", "quarantined"))
-def test_a_unique_start_of_four_or_more_characters_names_an_unfinished_record(
-    world: World, state: str, length: int
-) -> None:
+@on_each_store
+def test_a_unique_start_of_four_or_more_characters_names_an_unfinished_record(world: World) -> None:
     """Also in capitals, and beside others."""
-    handle = plant(world, PREFIX, state=state)
-    plant(world, b"\xff" * 10)
+    unfinished = [plant(world, PREFIX), plant(world, b"\xff" * 10, state="quarantined")]
     plant(world, b"\x80" * 10, state="completed")
 
-    assert handle == said(run(world, "show", handle[:length].upper(), "--json"))["handle"]
+    for handle, length in product(unfinished, (4, 5, 8, 16, 76)):
+        assert handle == said(run(world, "show", handle[:length].upper(), "--json"))["handle"], length
 
 
+@on_each_store
 def test_release_and_resolve_take_a_start_too(world: World) -> None:
     one, other = plant(world, PREFIX, state="quarantined"), plant(world, b"\xff" * 10, state="quarantined")
 
@@ -144,6 +149,7 @@ def test_a_start_of_less_than_eight_characters_reads_no_completed_record(
     assert handle == said(run(world, "show", handle, "--json"))["handle"]
 
 
+@on_each_store
 def test_eight_characters_name_a_completed_record_of_a_store_with_few(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,19 +199,16 @@ def test_a_record_of_another_application_is_not_released_by_a_start_either(world
     assert "quarantined" == said(run(world, "show", handle, "--json"))["state"]
 
 
-@pytest.mark.parametrize(
-    ("handles", "lengths"),
-    (
-        pytest.param([], [], id="none"),
-        pytest.param(["a" * 77], [8], id="one"),
-        pytest.param(["a" * 77, "b" * 77], [8, 8], id="unlike"),
-        pytest.param(["a" * 77, "a" * 8 + "b" * 69], [9, 9], id="the ninth differs"),
-        pytest.param(["a" * 77, "a" * 10 + "b" * 67, "a" * 20 + "b" * 57], [21, 11, 21], id="the nearest counts"),
-        pytest.param(["a" * 77, "a" * 76 + "b"], [77, 77], id="the last differs"),
-    ),
-)
-def test_an_id_is_as_short_as_it_may_be(handles: list[str], lengths: list[int]) -> None:
-    ids = short_ids(handles)
-
-    assert lengths == [len(ids[handle]) for handle in handles]
-    assert all(1 == sum(handle.startswith(short) for handle in handles) for short in ids.values())
+def test_an_id_is_as_short_as_it_may_be() -> None:
+    cases: tuple[tuple[list[str], list[int]], ...] = (
+        ([], []),
+        (["a" * 77], [8]),
+        (["a" * 77, "b" * 77], [8, 8]),
+        (["a" * 77, "a" * 8 + "b" * 69], [9, 9]),
+        (["a" * 77, "a" * 10 + "b" * 67, "a" * 20 + "b" * 57], [21, 11, 21]),
+        (["a" * 77, "a" * 76 + "b"], [77, 77]),
+    )
+    for handles, lengths in cases:
+        ids = short_ids(handles)
+        assert lengths == [len(ids[handle]) for handle in handles]
+        assert all(1 == sum(handle.startswith(short) for handle in handles) for short in ids.values())
