@@ -261,6 +261,14 @@ store.activity.add(owner_mark("shop"), {"pay": {"new": 12, "quarantined": 3, "t:
 Idempotency(app, store=store, secret="s-9f2c47d1e8b35a60c1d47be2a5583f09", principal=lambda: "alice")
 """
 
+WATCH = """
+from flask.cli import ScriptInfo
+from flask_idempotency.cli import cli
+from shop import app
+cli.main(["stats", "--watch"], obj=ScriptInfo(create_app=lambda: app))
+"""
+"""As `flask` runs the command, without the commands of other packages that it would load."""
+
 WITHOUT_RICH = """
 import sys
 sys.modules["rich"] = sys.modules["rich.console"] = None
@@ -280,7 +288,7 @@ class Watching:
             if name not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "FLASK_VERSION")
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "flask", "--app", "shop", "idempotency", "stats", "--watch"],
+            [sys.executable, "-c", WATCH],
             cwd=folder,
             env=environment | {"TERM": term, "PYTHONPATH": str(ROOT)},
             stdin=theirs,

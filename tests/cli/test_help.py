@@ -19,46 +19,40 @@ from flask_idempotency.operations.records import handle_of
 from tests import apps
 from tests.cli.test_keys import run, shop
 
-COMMANDS = [pytest.param(name, command, id=name) for name, command in commands(cli)]
-GROUPS = [
-    pytest.param(cli, id="idempotency"),
-    *(pytest.param(each, id=name) for name, each in subcommands(cli).items() if isinstance(each, click.Group)),
-]
+COMMANDS = list(commands(cli))
+GROUPS: list[click.Group] = [cli, *(each for each in subcommands(cli).values() if isinstance(each, click.Group))]
 CHANGES = re.compile(r"\b(Changes|Destroys|[Rr]ead-only|stores the key nowhere)\b")
 
 
-@pytest.mark.parametrize(("name", "command"), COMMANDS)
-def test_the_example_of_a_command_can_be_typed(name: str, command: click.Command) -> None:
+def test_the_example_of_a_command_can_be_typed() -> None:
     """One, with options that are there and values that they take."""
-    (example,) = examples(command)
-    program, group, *words = shlex.split(example)
-
-    assert ("flask", "idempotency") == (program, group)
-    assert name.split() == words[: len(name.split())]
-    command.make_context(name, words[len(name.split()) :])
-
-
-@pytest.mark.parametrize(("name", "command"), COMMANDS)
-def test_help_begins_with_a_sentence_and_says_what_the_command_changes(name: str, command: click.Command) -> None:
-    shown = CliRunner().invoke(cli, [*name.split(), "--help"], terminal_width=80).output
-    text = " ".join((command.help or "").split())
-    first, _, rest = text.partition(". ")
-
-    assert re.fullmatch(r"[A-Z][a-z]+ [^.]+", first), first
-    assert CHANGES.search(rest), text
-    assert "  Example:\n    $ flask idempotency " in shown
-    assert max(map(len, shown.splitlines())) <= 80
+    for name, command in COMMANDS:
+        (example,) = examples(command)
+        program, group, *words = shlex.split(example)
+        assert ("flask", "idempotency") == (program, group), name
+        assert name.split() == words[: len(name.split())]
+        command.make_context(name, words[len(name.split()) :])
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_the_help_of_a_group_has_a_line_for_each_command(group: click.Group) -> None:
+def test_help_begins_with_a_sentence_and_says_what_the_command_changes() -> None:
+    for name, command in COMMANDS:
+        shown = CliRunner().invoke(cli, [*name.split(), "--help"], terminal_width=80).output
+        text = " ".join((command.help or "").split())
+        first, _, rest = text.partition(". ")
+        assert re.fullmatch(r"[A-Z][a-z]+ [^.]+", first), (name, first)
+        assert CHANGES.search(rest), (name, text)
+        assert "  Example:\n    $ flask idempotency " in shown, name
+        assert max(map(len, shown.splitlines())) <= 80, name
+
+
+def test_the_help_of_a_group_has_a_line_for_each_command() -> None:
     """Whole at 80 columns: none is cut short."""
-    shown = CliRunner().invoke(group, ["--help"], terminal_width=80).output
-
-    assert "..." not in shown.partition("Commands:")[2]
-    assert max(map(len, shown.splitlines())) <= 80
-    for name in subcommands(group):
-        assert re.search(rf"^  {name} +[A-Z].*\.$", shown, re.MULTILINE), name
+    for group in GROUPS:
+        shown = CliRunner().invoke(group, ["--help"], terminal_width=80).output
+        assert "..." not in shown.partition("Commands:")[2], group.name
+        assert max(map(len, shown.splitlines())) <= 80, group.name
+        for name in subcommands(group):
+            assert re.search(rf"^  {name} +[A-Z].*\.$", shown, re.MULTILINE), (group.name, name)
 
 
 def test_the_help_lists_the_commands_in_an_order_that_holds_each() -> None:

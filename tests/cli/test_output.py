@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,20 +197,21 @@ def test_a_terminal_that_cannot_write_an_ellipsis_gets_dots(
     assert (True, False) == ("..." in (shown := capsys.readouterr().out), "…" in shown)
 
 
-@pytest.mark.parametrize("encoding", ("cp1252", "latin-1", "utf-8"))
-@pytest.mark.parametrize("forced", (False, True), ids=("plain", "colour"))
-def test_a_stream_that_cannot_write_a_character_gets_another(encoding: str, forced: bool) -> None:
+@pytest.mark.parametrize("encoding", ("cp1252", "utf-8"))
+@pytest.mark.parametrize("forced", ("", "1"), ids=("plain", "colour"))
+def test_a_stream_that_cannot_write_a_character_gets_another(
+    encoding: str, forced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pipe on Windows has a code page of 256 characters, and a command must not fail after it changed a record."""
-    say = (
-        "from flask_idempotency.cli.output import Item, Styled, say;"
-        "say(Item(Styled('fault', None), ('→ see the log',)), 'naïve 店 …')"
-    )
-    environment = {**os.environ, "PYTHONIOENCODING": encoding, "FORCE_COLOR": "1" if forced else ""}
-    done = subprocess.run([sys.executable, "-c", say], check=False, capture_output=True, env=environment)
+    pipe = TextIOWrapper(BytesIO(), encoding=encoding, newline="\n")
+    monkeypatch.setattr(sys, "stdout", pipe)
+    monkeypatch.setenv("FORCE_COLOR", forced)
 
-    assert (0, b"") == (done.returncode, done.stderr)
+    say(Item(Styled("fault", None), ("→ see the log",)), "naïve 店 …")
+
+    pipe.seek(0)
     shown = "→ see the log\nnaïve 店 …\n" if encoding == "utf-8" else "> see the log\nnaïve \\u5e97 ...\n"
-    assert f"fault    {shown}" == done.stdout.decode(encoding)
+    assert f"fault    {shown}" == pipe.read()
 
 
 def test_each_stream_has_the_width_of_its_own_terminal() -> None:

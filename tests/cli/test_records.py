@@ -91,28 +91,26 @@ def test_machines_get_the_whole_record() -> None:
     } == told
 
 
-@pytest.mark.parametrize(
-    ("arguments", "keys"),
-    (
-        pytest.param((), {"old", "new", "elsewhere"}, id="all"),
-        pytest.param(("--tenant", "acme"), {"old", "new", "elsewhere"}, id="tenant"),
-        pytest.param(("--tenant", "globex"), set(), id="another tenant"),
-        pytest.param(("--no-tenant",), set(), id="no tenant"),
-        pytest.param(("--older-than", "10m"), {"old"}, id="older"),
-        pytest.param(("--older-than", "599.5"), {"old"}, id="in seconds"),
-        pytest.param(("--older-than", "601s"), set(), id="not so old"),
-        pytest.param(("--endpoint", "refund"), {"elsewhere"}, id="endpoint"),
-    ),
-)
-def test_a_list_can_be_narrowed(arguments: tuple[str, ...], keys: set[str]) -> None:
+def test_a_list_can_be_narrowed() -> None:
     world = shop()
     vanished(world, "old")
     world.clock.advance(600)
     vanished(world, "new")
     vanished(world, "elsewhere", endpoint="refund")
     handles = {handle_of(key_of(world, key)): key for key in ("old", "new", "elsewhere")}
+    cases: tuple[tuple[tuple[str, ...], set[str]], ...] = (
+        ((), {"old", "new", "elsewhere"}),
+        (("--tenant", "acme"), {"old", "new", "elsewhere"}),
+        (("--tenant", "globex"), set()),
+        (("--no-tenant",), set()),
+        (("--older-than", "10m"), {"old"}),
+        (("--older-than", "599.5"), {"old"}),
+        (("--older-than", "601s"), set()),
+        (("--endpoint", "refund"), {"elsewhere"}),
+    )
 
-    assert keys == {handles[each["handle"]] for each in listed(world, "processing", *arguments)}
+    for arguments, keys in cases:
+        assert keys == {handles[each["handle"]] for each in listed(world, "processing", *arguments)}, arguments
 
 
 def test_a_list_says_when_it_is_not_all() -> None:
@@ -364,31 +362,31 @@ def test_a_key_that_several_endpoints_know_is_ambiguous() -> None:
         assert endpoint == said(run(world, "show", handle, "--json"))["endpoint"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    (
-        pytest.param(("non-sense",), "That is no id of a record", id="no id"),
-        pytest.param(("abc",), "4 of them are enough", id="too short"),
-        pytest.param(("aaaa",), "No unfinished record has an id that begins so", id="unknown prefix"),
-        pytest.param(("nonsense",), "No record has this id from a log", id="unknown id"),
-        pytest.param(("a" * 76 + "b",), "That is no id of a record", id="spare bits"),
-        pytest.param(("a" * 77,), "There is no record with this id", id="unknown handle"),
-        pytest.param(("--key", "other", *ALICES[2:]), "There is no record of this key", id="unknown key"),
-        pytest.param((*ALICES[:2], "--tenant", "globex", *ALICES[4:]), "check --tenant", id="wrong tenant"),
-        pytest.param((*ALICES[:2], "--no-tenant", *ALICES[4:]), "check --tenant", id="no tenant"),
-        pytest.param((*ALICES[:4], "--principal", "bob"), "and --principal", id="wrong principal"),
-        pytest.param((*ALICES[:4], "--anonymous"), "and --principal", id="nobody"),
-        pytest.param((*ALICES, "--endpoint", "refund"), "used for another endpoint, pay", id="another endpoint"),
-        pytest.param((*ALICES, "--endpoint", "nowhere"), "has no such endpoint", id="no such endpoint"),
-        pytest.param(("--key", "a b", *ALICES[2:]), "This is not a valid key", id="no key"),
-    ),
+NOTHING: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("non-sense",), "That is no id of a record"),
+    (("abc",), "4 of them are enough"),
+    (("aaaa",), "No unfinished record has an id that begins so"),
+    (("nonsense",), "No record has this id from a log"),
+    (("a" * 76 + "b",), "That is no id of a record"),  # its spare bits are set
+    (("a" * 77,), "There is no record with this id"),
+    (("--key", "other", *ALICES[2:]), "There is no record of this key"),
+    ((*ALICES[:2], "--tenant", "globex", *ALICES[4:]), "check --tenant"),
+    ((*ALICES[:2], "--no-tenant", *ALICES[4:]), "check --tenant"),
+    ((*ALICES[:4], "--principal", "bob"), "and --principal"),
+    ((*ALICES[:4], "--anonymous"), "and --principal"),
+    ((*ALICES, "--endpoint", "refund"), "used for another endpoint, pay"),
+    ((*ALICES, "--endpoint", "nowhere"), "has no such endpoint"),
+    (("--key", "a b", *ALICES[2:]), "This is not a valid key"),
 )
-def test_what_names_nothing_is_refused_with_what_may_be_wrong(arguments: tuple[str, ...], why: str) -> None:
+
+
+def test_what_names_nothing_is_refused_with_what_may_be_wrong() -> None:
     world = shop()
     world.view("/refund", endpoint="refund")(lambda: "refunded")
     paid(world)
 
-    assert why in refusal(run(world, "show", *arguments))
+    for arguments, why in NOTHING:
+        assert why in refusal(run(world, "show", *arguments)), arguments
 
 
 def test_a_handle_of_another_tenant_is_refused() -> None:
@@ -402,9 +400,12 @@ def test_a_handle_of_another_tenant_is_refused() -> None:
     assert handle == said(run(world, "show", handle, "--tenant", "acme", "--json"))["handle"]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    (
+def test_what_is_not_said_whole_is_a_mistake_in_typing() -> None:
+    """
+    Whose key it is has to be said where the application tells people apart: another's record would be settled else.
+    """
+    world = shop()
+    mistakes: tuple[tuple[str, ...], ...] = (
         (),
         ("handle", *ALICES),
         ("handle", "--principal", "alice"),
@@ -415,14 +416,10 @@ def test_a_handle_of_another_tenant_is_refused() -> None:
         ("--key", "k", "--tenant", "acme", "--principal", ""),
         (*ALICES, "--no-tenant"),
         (*ALICES, "--anonymous"),
-    ),
-    ids=lambda arguments: " ".join(arguments) or "nothing",
-)
-def test_what_is_not_said_whole_is_a_mistake_in_typing(arguments: tuple[str, ...]) -> None:
-    """
-    Whose key it is has to be said where the application tells people apart: another's record would be settled else.
-    """
-    assert (2, True) == ((told := run(shop(), "show", *arguments)).exit_code, "Usage:" in told.stderr)
+    )
+    for arguments in mistakes:
+        told = run(world, "show", *arguments)
+        assert (2, True) == (told.exit_code, "Usage:" in told.stderr), arguments
 
 
 def test_where_nobody_is_told_apart_nothing_has_to_be_said() -> None:

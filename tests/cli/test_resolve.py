@@ -45,8 +45,7 @@ def state(world: World) -> State | None:
     return None if found is None else found.state
 
 
-@pytest.mark.parametrize("store", ("memory", "sqlite"))
-@pytest.mark.parametrize("encrypted", (False, True))
+@pytest.mark.parametrize(("store", "encrypted"), (("memory", True), ("sqlite", False)))
 def test_a_response_for_a_purged_tenant_is_announced_as_erased(store: str, encrypted: bool, tmp_path: Path) -> None:
     """The store keeps only that the request completed, and the retry gets 410."""
     settings: dict[str, Any] = {"encryption": "on", "key_ring": {"a": OLD}} if encrypted else {}
@@ -325,32 +324,32 @@ def test_while_secrets_rotate_it_is_resolved_under_each() -> None:
     assert 1 == len(world.runs)
 
 
-@pytest.mark.parametrize(
-    "verdict",
-    (
-        (),
-        ("--happened",),
-        ("--status", "201"),
-        ("--never-happened", "--status", "201"),
-        ("--reopen", "--header", "A: b"),
-        ("--happened", "--status", "100"),
-        ("--happened", "--status", "600"),
-        ("--happened", "--status", "201", "--force"),
-        ("--happened", "--status", "201", "--content-type", "text/plain"),
-        ("--happened", "--status", "201", "--header", "no colon"),
-        ("--happened", "--status", "201", "--header", "A: b\r\nSet-Cookie: c=d"),
-        ("--happened", "--status", "201", "--header", "Ä: b"),
-        ("--happened", "--status", "201", "--header", "Content-Type: text/plain"),
-        ("--happened", "--status", "201", "--header", "content-length: 7"),
-        ("--happened", "--status", "201", "--body-file", "nowhere"),
-    ),
-    ids=lambda verdict: " ".join(verdict).encode("unicode_escape").decode() or "nothing",
+MISTAKES: tuple[tuple[str, ...], ...] = (
+    (),
+    ("--happened",),
+    ("--status", "201"),
+    ("--never-happened", "--status", "201"),
+    ("--reopen", "--header", "A: b"),
+    ("--happened", "--status", "100"),
+    ("--happened", "--status", "600"),
+    ("--happened", "--status", "201", "--force"),
+    ("--happened", "--status", "201", "--content-type", "text/plain"),
+    ("--happened", "--status", "201", "--header", "no colon"),
+    ("--happened", "--status", "201", "--header", "A: b\r\nSet-Cookie: c=d"),
+    ("--happened", "--status", "201", "--header", "Ä: b"),
+    ("--happened", "--status", "201", "--header", "Content-Type: text/plain"),
+    ("--happened", "--status", "201", "--header", "content-length: 7"),
+    ("--happened", "--status", "201", "--body-file", "nowhere"),
 )
-def test_what_is_not_said_whole_is_a_mistake_in_typing(verdict: tuple[str, ...]) -> None:
+
+
+def test_what_is_not_said_whole_is_a_mistake_in_typing() -> None:
     world = unknown()
     before = record(world)
 
-    assert (2, before) == (run(world, *RESOLVE, *verdict).exit_code, record(world))
+    for verdict in MISTAKES:
+        assert 2 == run(world, *RESOLVE, *verdict).exit_code, verdict
+    assert before == record(world)
 
 
 @pytest.mark.parametrize("named", (("--key", "-", *ALICES[2:], "--yes"), ALICES), ids=("the key", "a yes"))
