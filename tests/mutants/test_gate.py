@@ -92,6 +92,7 @@ def test_a_fault_whose_place_is_not_found_once_is_stale(repository: Path, tmp_pa
     assert (1, True) == (code, "pays-double is stale" in told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", ("test_is_skipped", "test_is_not_there"))
 def test_a_named_test_has_to_pass_first(repository: Path, tmp_path: Path, test: str) -> None:
     """One that was skipped would notice nothing; nor would one that is gone."""

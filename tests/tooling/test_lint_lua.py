@@ -20,7 +20,7 @@ def script_in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if shutil.which("luacheck") is None:
         missing("luacheck", remedy="Install the Debian package lua-check.")
     folder = tmp_path / "lua"
-    shutil.copytree(lint_lua.LUA, folder)
+    shutil.copytree(lint_lua.LUA / "lib", folder / "lib")
     monkeypatch.setattr(lint_lua, "LUA", folder)
     monkeypatch.setattr(scripts, "read", lambda name: (folder / f"{name}.lua").read_text())
     return folder / "clean.lua"

@@ -240,14 +240,19 @@ def test_a_version_of_choice_must_be_a_version(run: Run) -> None:
 def test_check_runs_every_check_and_names_those_that_failed(run: Run, tree: Path) -> None:
     run("setup").communicate()
     for tool, code in (("ruff", 1), ("mypy", 0), ("lint-imports", 1)):
-        (tree / ".venv" / "bin" / tool).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tree / ".venv" / "bin" / tool).write_text(f"#!/bin/sh\necho {tool} found\necho faults >&2\nexit {code}\n")
         (tree / ".venv" / "bin" / tool).chmod(0o755)
     (tree / "tests").mkdir(exist_ok=True)
     (tree / "tests" / "lint_lua.py").write_text("raise SystemExit(1)\n")
 
     process = run("check")
 
-    assert process.communicate()[0].splitlines()[-1] == "--- failed: ruff check, ruff format, lint-imports, luacheck"
+    output = process.communicate()[0]
+    ruff, imports, types = (f"{tool} found\nfaults" for tool in ("ruff", "lint-imports", "mypy"))
+    assert output == (
+        f"--- ruff check\n{ruff}\n--- ruff format\n{ruff}\n--- lint-imports\n{imports}\n--- luacheck\n--- mypy\n{types}\n"
+        "--- failed: ruff check, ruff format, lint-imports, luacheck\n"
+    )
     assert process.returncode == 1
 
 
