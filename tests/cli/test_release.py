@@ -323,17 +323,13 @@ def _nobody() -> str:
     raise OSError("no user name")
 
 
-@pytest.mark.parametrize(
-    "why",
-    ((), ("--reason", ""), ("--reason", "  "), ("--reason", "a\nb"), ("--reason", "x" * 256)),
-    ids=("none", "empty", "blank", "two lines", "long"),
-)
-def test_without_a_reason_nothing_is_done(why: tuple[str, ...]) -> None:
+def test_without_a_reason_nothing_is_done() -> None:
     """It is what an auditor asks first; and one line, so that it forges none in a log."""
     world = shop()
     lapsed(world, after=GONE)
 
-    assert 2 == run(world, "release", *ALICES, *why, "--yes").exit_code
+    for why in ((), ("--reason", ""), ("--reason", "  "), ("--reason", "a\nb"), ("--reason", "x" * 256)):
+        assert 2 == run(world, "release", *ALICES, *why, "--yes").exit_code, why
     assert State.QUARANTINED is state(world)
 
 
