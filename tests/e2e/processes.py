@@ -12,15 +12,18 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
 from example_app.demo.servers import DIE_WITH_PARENT
+from tests.e2e.forks import fork
 from tests.e2e.wire import ask, message
 
 ROOT = Path(__file__).resolve().parents[2]
-STOP_SECONDS = 5.0
+STOP_SECONDS = 60.0
+"""Of failure only."""
 
 Kind: TypeAlias = Literal["sync", "gthread", "gevent", "waitress"]
 KINDS: tuple[Kind, ...] = ("sync", "gthread", "gevent", "waitress")
@@ -41,6 +44,8 @@ class Plan:
     """What gunicorn serves; waitress has the victim only."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to ours."""
+    alone: bool = False
+    """Start a program of its own: a fork of ours does not run what is registered for the end of a program."""
     name: str = ""
     """Tells two servers with otherwise equal plans apart."""
 
@@ -48,11 +53,18 @@ class Plan:
     def identity(self) -> str:
         return repr(self)
 
-    def command(self, descriptor: int) -> list[str]:
-        """What to run to serve on this open socket."""
+    @property
+    def forked(self) -> bool:
+        """Whether it may begin as a fork. gevent patches modules before they are imported, and a preloaded library comes
+        with a new program only."""
+        return not self.alone and self.kind != "gevent" and "LD_PRELOAD" not in self.environment
+
+    @property
+    def command(self) -> list[str]:
+        """The module to run and its arguments, to serve on the open socket `{descriptor}`."""
         if self.kind == "waitress":
-            return ["-m", "tests.e2e.waitress_main", str(descriptor), str(self.threads)]
-        gunicorn = ["-m", "gunicorn", "--config", "python:tests.e2e.gunicorn_settings", "--bind", f"fd://{descriptor}"]
+            return ["tests.e2e.waitress_main", "{descriptor}", str(self.threads)]
+        gunicorn = ["gunicorn", "--config", "python:tests.e2e.gunicorn_settings", "--bind", "fd://{descriptor}"]
         gunicorn += ["--worker-class", self.kind, "--workers", str(self.workers)]
         if self.kind == "gthread":
             gunicorn += ["--threads", str(self.threads)]
@@ -67,23 +79,15 @@ class Server:
         self.plan = plan
         self._folder = Path(tempfile.mkdtemp(prefix="idempotency-e2e-"))
         config = {"IDEMPOTENCY_LEASE": plan.lease, **plan.config}
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        environment |= {"E2E_STORE": plan.store, "E2E_LEDGER": ledger, "E2E_CONFIG": json.dumps(config)}
-        environment |= plan.environment
+        environment = {
+            "E2E_STORE": plan.store,
+            "E2E_LEDGER": ledger,
+            "E2E_CONFIG": json.dumps(config),
+            **plan.environment,
+        }
         with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
             self.port: int = listener.getsockname()[1]
-            launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), sys.executable]
-            with self._log_path.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [*launcher, *plan.command(listener.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=ROOT,
-                    env=environment,
-                    pass_fds=[listener.fileno()],
-                    start_new_session=True,  # one process group, so that no worker is left behind
-                )
+            self._process = self._forked(listener, environment) if plan.forked else self._started(listener, environment)
         try:
             # The socket listens already: the first request waits in it until somebody serves, or is reset with it.
             assert ask(self.port, message("GET", "/free")).status == 200
@@ -92,26 +96,65 @@ class Server:
             self.stop()
             raise AssertionError(f"{plan} did not start:\n{said[-4000:]}") from error
 
+    def _forked(self, listener: socket.socket, environment: Mapping[str, str]) -> ForkServerProcess:
+        module, *arguments = self.plan.command
+        return fork(listener, module=module, arguments=arguments, environment=environment, log=self._log_path)
+
+    def _started(self, listener: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m"]
+        with self._log_path.open("wb") as log:
+            return subprocess.Popen(
+                [*launcher, *(each.format(descriptor=listener.fileno()) for each in self.plan.command)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment},
+                pass_fds=[listener.fileno()],
+                start_new_session=True,  # one process group, so that no worker is left behind
+            )
+
     @property
     def log(self) -> str:
         """What it has said so far; nothing any more once it was stopped."""
         return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
 
     @property
+    def pid(self) -> int:
+        """Of its first process, which forks the workers."""
+        pid = self._process.pid
+        assert pid is not None
+        return pid
+
+    @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        if isinstance(self._process, subprocess.Popen):
+            return self._process.poll() is None
+        return self._process.is_alive()
 
     @property
     def workers(self) -> list[int]:
         """Those of gunicorn that are there at this moment."""
-        children = Path("/proc") / str(self._process.pid) / "task" / str(self._process.pid) / "children"
+        children = Path("/proc") / str(self.pid) / "task" / str(self.pid) / "children"
         return [int(pid) for pid in children.read_text().split()]
+
+    def end(self) -> None:
+        """End it as a deployment does: its process finishes what it has begun."""
+        os.kill(self.pid, signal.SIGTERM)
+        self._wait()
+
+    def _wait(self) -> None:
+        if isinstance(self._process, subprocess.Popen):
+            self._process.wait(STOP_SECONDS)
+        else:
+            self._process.join(STOP_SECONDS)
+            assert not self.running
 
     def stop(self) -> None:
         """End it with all its workers, paused ones included."""
         if self.running:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(STOP_SECONDS)
+            os.killpg(self.pid, signal.SIGKILL)
+            self._wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +57,7 @@ def serve_two(serve_once: Serve, url: str, *, flush: str) -> list[Server]:
             url,
             app=APP,
             name=name,
+            alone=True,
             environment={"E2E_FLUSH_SECONDS": flush},
             config={"IDEMPOTENCY_ACTIVITY": True},
         )
@@ -75,12 +74,6 @@ def send(servers: list[Server], orders: list[Order]) -> None:
 
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(each, orders))
-
-
-def end(server: Server) -> None:
-    """End the server as a deployment does: its process finishes what it has begun."""
-    os.kill(server._process.pid, signal.SIGTERM)
-    server._process.wait(WAIT_SECONDS)
 
 
 def outcomes(figures: Figures) -> dict[str, int]:
@@ -113,7 +106,7 @@ def test_processes_that_end_add_what_they_have(serve_once: Serve, url: str, coun
     assert counted().requests == 0
 
     for server in servers:
-        end(server)
+        server.end()
 
     assert outcomes(counted()) == {
         "new": 20,
@@ -146,7 +139,7 @@ def test_a_killed_process_loses_only_what_it_had_not_added(
 
     until_killed()
     added = counted()
-    end(two)
+    two.end()
 
     assert len(answered) >= 50
     assert 20 <= added.of("new") <= 20 + len(answered) + 1
