@@ -6,7 +6,7 @@ from typing import cast
 
 import redis
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 """How long one side waits for the other before the test counts as failed."""
 
 

@@ -76,25 +76,28 @@ def keyed(lines: list[str], path: str = "/plain") -> bytes:
     return message("POST", path, [*headers, (CASE, CASE_NAME)], b"{}")
 
 
-@pytest.mark.parametrize("path", ["/plain", "/required"])
-@pytest.mark.parametrize("shape", BAD_KEYS)
-def test_f61_bad_key_is_refused(server: Server, shape: str, path: str) -> None:
+def test_f61_bad_key_is_refused(server: Server) -> None:
     """A key that names nothing is refused with 400 invalid-key, also where no key is needed."""
-    answer = ask(server.port, keyed(BAD_KEYS[shape], path))
+    passed = {}
+    for shape, lines in BAD_KEYS.items():
+        for path in ("/plain", "/required"):
+            answer = ask(server.port, keyed(lines, path))
+            told = (*answer.told, answer.header("Cache-Control"), answer.header("Link") is not None)
+            if told != (400, "invalid-key", "no-store", True):
+                passed[shape, path] = told
 
-    assert answer.told == (400, "invalid-key")
-    assert answer.header("Cache-Control") == "no-store"
-    assert answer.header("Link") is not None
+    assert passed == {}
 
 
-@pytest.mark.parametrize("shape", BROKEN_LINES)
-def test_f61_broken_header_is_refused(server: Server, shape: str) -> None:
+def test_f61_broken_header_is_refused(server: Server) -> None:
     """A key with control characters is refused, by the server or by us, and the server lives."""
-    with Wire(server.port) as wire:
-        wire.send(keyed(BROKEN_LINES[shape]))
-        told = None if wire.ended() else wire.answer().told
+    told = {}
+    for shape, lines in BROKEN_LINES.items():
+        with Wire(server.port) as wire:
+            wire.send(keyed(lines))
+            told[shape] = None if wire.ended() else wire.answer().told
 
-    assert told in (None, (400, None), (400, "invalid-key"))
+    assert set(told.values()) <= {None, (400, None), (400, "invalid-key")}, told
     assert ask(server.port, message("GET", "/free")).status == 200
 
 
@@ -106,15 +109,16 @@ def client(store: RedisServer, ledger_server: RedisServer) -> Iterator[FlaskClie
     app.config["LEDGER"].close()
 
 
-@pytest.mark.parametrize("shape", [*BAD_KEYS, *BROKEN_LINES])
-def test_f61_bad_key_is_refused_whatever_server_lets_it_pass(client: FlaskClient, shape: str) -> None:
+def test_f61_bad_key_is_refused_whatever_server_lets_it_pass(client: FlaskClient) -> None:
     """A server in front may let anything through and join lines with a comma: the key is refused by itself."""
-    value = ",".join({**BAD_KEYS, **BROKEN_LINES}[shape])
-    answer = client.post(
-        "/plain", data="{}", headers={CASE: CASE_NAME}, environ_overrides={"HTTP_IDEMPOTENCY_KEY": value}
-    )
+    passed = {}
+    for shape, lines in {**BAD_KEYS, **BROKEN_LINES}.items():
+        environ = {"HTTP_IDEMPOTENCY_KEY": ",".join(lines)}
+        answer = client.post("/plain", data="{}", headers={CASE: CASE_NAME}, environ_overrides=environ)
+        if (answer.status_code, answer.get_json()["code"]) != (400, "invalid-key"):
+            passed[shape] = answer.data
 
-    assert (answer.status_code, answer.get_json()["code"]) == (400, "invalid-key")
+    assert passed == {}
 
 
 def test_missing_key_is_refused_where_one_is_required(server: Server) -> None:
@@ -129,28 +133,32 @@ def test_key_with_underscores_is_no_key(server: Server) -> None:
     assert ask(server.port, spoofed).told == (400, "missing-key")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/free", 200),
-        ("HEAD", "/free", 200),
-        ("OPTIONS", "/plain", 200),
-        ("GET", "/plain", 405),
-        ("POST", "/free", 405),
-        ("DELETE", "/free", 405),
-        ("POST", "/nowhere", 404),
-        ("PATCH", "/", 404),
-        ("POST", "/slash", 308),
-    ],
-)
-def test_7_key_on_what_has_no_view_of_ours_touches_nothing(server: Server, method: str, path: str, status: int) -> None:
+UNGUARDED = {
+    ("GET", "/free"): 200,
+    ("HEAD", "/free"): 200,
+    ("OPTIONS", "/plain"): 200,
+    ("GET", "/plain"): 405,
+    ("POST", "/free"): 405,
+    ("DELETE", "/free"): 405,
+    ("POST", "/nowhere"): 404,
+    ("PATCH", "/"): 404,
+    ("POST", "/slash"): 308,
+}
+
+
+def test_7_key_on_what_has_no_view_of_ours_touches_nothing(server: Server) -> None:
     """Safe methods, unknown routes, wrong methods and the router's redirects are answered as if we were not there."""
-    headers = [("Idempotency-Key", "abc"), (CASE, CASE_NAME)]
-    with Wire(server.port) as wire:
-        wire.send(message(method, path, headers))
-        answer = wire.head()
-        assert answer.status == status
-        assert answer.getheader("Content-Type") != "application/problem+json"
+    told, problems = {}, []
+    for method, path in UNGUARDED:
+        with Wire(server.port) as wire:
+            wire.send(message(method, path, [("Idempotency-Key", "abc"), (CASE, CASE_NAME)]))
+            answer = wire.head()
+            told[method, path] = answer.status
+            if answer.getheader("Content-Type") == "application/problem+json":
+                problems.append((method, path))
+
+    assert told == UNGUARDED
+    assert problems == []
 
 
 def test_7_bad_key_on_what_has_no_view_of_ours_is_not_judged(server: Server) -> None:
@@ -206,6 +214,16 @@ class TestWhatOnlyTheViewCanJudge:
     def twice(self, server: Server, order: Order) -> tuple[Answer, Answer]:
         return ask(server.port, order.attempt()), ask(server.port, order.attempt())
 
+    def assert_answered_once(self, server: Server, ledger: Ledger, orders: list[Order]) -> None:
+        """Each is answered with 200 or 400, and a retry gets that answer without a second run."""
+        wrong = []
+        for order in orders:
+            first, again = self.twice(server, order)
+            same = (again.status, again.body, again.replayed) == (first.status, first.body, True)
+            if not same or first.status not in (200, 400) or ledger.runs(order.case) != 1:
+                wrong.append((order.body, first, again))
+        assert wrong == []
+
     def test_g68_slow_upload_holds_no_claim(self, server: Server, ledger: Ledger) -> None:
         """While one client uploads at a snail's pace, another with the same key is served."""
         order = Order("/plain")
@@ -217,17 +235,10 @@ class TestWhatOnlyTheViewCanJudge:
             assert slow.silent()
         assert ledger.runs(order.case) == 1
 
-    @pytest.mark.parametrize(
-        "body", [b"", b"{", b"\xff\xfe", b"NaN", b'{"a": 1, "a": 2}', b'"\\ud800"', b"1e999"], ids=repr
-    )
-    def test_f60_invalid_json_is_the_views_to_refuse(self, server: Server, ledger: Ledger, body: bytes) -> None:
+    def test_f60_invalid_json_is_the_views_to_refuse(self, server: Server, ledger: Ledger) -> None:
         """Whatever the view makes of odd JSON, it makes once, and it is never our error."""
-        order = Order("/json", body=body)
-        first, again = self.twice(server, order)
-
-        assert first.status in (200, 400)
-        assert (again.status, again.body, again.replayed) == (first.status, first.body, True)
-        assert ledger.runs(order.case) == 1
+        bodies = (b"", b"{", b"\xff\xfe", b"NaN", b'{"a": 1, "a": 2}', b'"\\ud800"', b"1e999")
+        self.assert_answered_once(server, ledger, [Order("/json", body=body) for body in bodies])
 
     def test_f60_absurdly_deep_json_is_compared_as_bytes(self, server: Server, ledger: Ledger) -> None:
         """JSON that no parser survives is not parsed to be compared: equal bytes are equal, others are not."""
@@ -239,28 +250,19 @@ class TestWhatOnlyTheViewCanJudge:
         assert other.told == (422, "key-reused")
         assert ledger.runs(order.case) == 1
 
-    @pytest.mark.parametrize(
-        ("media_type", "body"),
-        [
+    def test_56_broken_form_is_the_views_to_refuse(self, server: Server, ledger: Ledger) -> None:
+        """A broken form reaches the view as it would without us, once."""
+        bounded = "multipart/form-data; boundary=b"
+        forms = (
             ("multipart/form-data", b"--b\r\n\r\n"),
             ("multipart/form-data; boundary=", b"--\r\n\r\n"),
-            ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nvalue'),
-            ("multipart/form-data; boundary=b", b"no boundary in here"),
-            ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: nonsense\r\n\r\nx\r\n--b--\r\n"),
-            ("multipart/form-data; boundary=b", b""),
+            (bounded, b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nvalue'),
+            (bounded, b"no boundary in here"),
+            (bounded, b"--b\r\nContent-Disposition: nonsense\r\n\r\nx\r\n--b--\r\n"),
+            (bounded, b""),
             ("application/x-www-form-urlencoded", b"%ff=%&&==;"),
-        ],
-    )
-    def test_56_broken_form_is_the_views_to_refuse(
-        self, server: Server, ledger: Ledger, media_type: str, body: bytes
-    ) -> None:
-        """A broken form reaches the view as it would without us, once."""
-        order = Order("/form", body=body, media_type=media_type)
-        first, again = self.twice(server, order)
-
-        assert first.status in (200, 400)
-        assert (again.status, again.body, again.replayed) == (first.status, first.body, True)
-        assert ledger.runs(order.case) == 1
+        )
+        self.assert_answered_once(server, ledger, [Order("/form", body=body, media_type=kind) for kind, body in forms])
 
     def test_p61_same_key_with_another_request_is_refused(self, server: Server, ledger: Ledger) -> None:
         """

@@ -16,13 +16,13 @@ from flask_idempotency.client.httpx import IdempotentTransport
 from flask_idempotency.client.requests import IdempotentAdapter
 from tests.client.scripted import ScriptedServer, reply, scripted
 from tests.e2e.conftest import Serve
-from tests.e2e.ledger import Ledger
+from tests.e2e.ledger import PATIENCE_SECONDS, Ledger
 from tests.e2e.processes import kill
 from tests.e2e.service import CASE, STEPS
 
 LEASE = 1.0
 QUICK = Retries(backoff=(0.01,), budget=10**6)
-TIMEOUT = 30
+TIMEOUT = 60
 
 
 def by_httpx(url: str, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -51,7 +51,7 @@ def test_a_call_outlives_a_worker_that_was_killed(
         kill(ledger.paused(case))
         assert ledger.paused(case)
         ledger.let_go(case)
-        status, _ = call.result(60)
+        status, _ = call.result(PATIENCE_SECONDS)
 
     assert status == 201
     assert ledger.runs(case) == 2
@@ -83,16 +83,24 @@ def test_a_torn_reply_is_noticed_by_the_client_and_not_by_requests_alone() -> No
         response = requests.post(url, json={}, timeout=TIMEOUT)
         return response.status_code, response.content
 
-    def strict(url: str) -> tuple[int, bytes]:
-        response = httpx.post(url, json={}, timeout=TIMEOUT)
-        return response.status_code, response.content
+    def with_client(client: httpx.Client) -> Callable[[str], tuple[int, bytes]]:
+        # One for all positions: each loads the certificates of all authorities.
+        def send(url: str) -> tuple[int, bytes]:
+            response = client.post(url, json={})
+            return response.status_code, response.content
 
-    with scripted() as server:
+        return send
+
+    with (
+        scripted() as server,
+        httpx.Client(timeout=TIMEOUT) as strict,
+        httpx.Client(transport=IdempotentTransport(retries=QUICK), timeout=TIMEOUT) as idempotent,
+    ):
         found = {
             "requests": torn(bare, server),
             "adapter": torn(lambda url: by_requests(url, {}), server),
-            "httpx": torn(strict, server),
-            "transport": torn(lambda url: by_httpx(url, {}), server),
+            "httpx": torn(with_client(strict), server),
+            "transport": torn(with_client(idempotent), server),
         }
 
     assert found["requests"] > 30
