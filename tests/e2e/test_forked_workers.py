@@ -31,8 +31,15 @@ KEYS = 160
 ORDERS, DELIVERIES = 12, 2
 
 
-@pytest.mark.parametrize("fork", ("pooled", "pooled, held"))
-@pytest.mark.parametrize("kind", ("sync", "gthread"))
+@pytest.mark.parametrize(
+    ("kind", "fork"),
+    (
+        ("gthread", "pooled, held"),
+        pytest.param("gthread", "pooled", marks=pytest.mark.matrix),
+        pytest.param("sync", "pooled", marks=pytest.mark.matrix),
+        pytest.param("sync", "pooled, held", marks=pytest.mark.matrix),
+    ),
+)
 def test_gunicorn_preloads_an_application_that_has_used_its_database(
     books: Books, serve_once: Serve, ledger: Ledger, kind: str, fork: str
 ) -> None:
@@ -63,7 +70,7 @@ def test_gunicorn_preloads_an_application_that_has_used_its_database(
     assert_paid_once(books, server.port, purchases)
 
 
-@pytest.mark.parametrize("fork", ("pooled", "pooled, held"))
+@pytest.mark.parametrize("fork", (pytest.param("pooled", marks=pytest.mark.matrix), "pooled, held"))
 def test_celery_forks_its_pool_from_an_application_that_has_used_its_database(
     books: Books, ledger_server: RedisServer, ledger: Ledger, tmp_path: Path, fork: str
 ) -> None:

@@ -12,7 +12,7 @@ import kombu
 import pytest
 
 from tests.lab import rabbitmq as brokers
-from tests.lab.rabbitmq import RabbitServer, require_rabbitmq
+from tests.lab.rabbitmq import require_rabbitmq
 from tests.tooling.processes import gone
 
 pytestmark = pytest.mark.slow
@@ -29,37 +29,32 @@ def listening(pids: list[int]) -> set[str]:
     return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and line[9] in inodes}
 
 
-def test_a_broker_takes_messages_from_nowhere_else() -> None:
-    """It, its name service and its distribution are on the loopback interface; and nothing is left of it afterwards."""
-    require_rabbitmq()
-    loopback = {"0100007F", "00000000000000000000000001000000"}
-    with RabbitServer() as server, kombu.Connection(server.url) as connection:
-        connection.ensure_connection(max_retries=1)
-        pids = server.pids
-        assert "0100007F" in listening(pids)
-        assert listening(pids) <= loopback
-        connection.close()
-
-    assert ([], False) == ([pid for pid in pids if not gone(pid)], server.folder.exists())
-
-
 OWNER = """
 import signal
 from tests.lab.rabbitmq import RabbitServer
 server = RabbitServer()
-print(server.folder, *server.pids, flush=True)
+print(server.url, server.folder, *server.pids, flush=True)
 signal.pause()
 """
 
 
-def test_a_broker_dies_with_the_process_that_started_it() -> None:
-    """A test run that is killed outright leaves no broker and no name service behind."""
+def test_a_broker_is_only_here_and_dies_with_the_process_that_started_it() -> None:
+    """
+    It, its name service and its distribution are on the loopback interface. A test run that is killed outright leaves
+    none of them behind.
+    """
     require_rabbitmq()
+    loopback = {"0100007F", "00000000000000000000000001000000"}
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        folder, *pids = owner.stdout.readline().split()
+        url, folder, *pids = owner.stdout.readline().split()
+        with kombu.Connection(url) as connection:
+            connection.ensure_connection(max_retries=1)
+        found = listening([int(pid) for pid in pids])
         owner.kill()
 
+    assert "0100007F" in found
+    assert found <= loopback
     assert [] == [pid for pid in pids if not gone(int(pid))]
     # SIGKILL left no chance to tidy up.
     shutil.rmtree(folder)
