@@ -46,8 +46,9 @@ def test_39_no_decision_depends_on_the_clock_of_a_web_host(
     """
     Two days ahead or behind of the other, and set while it serves: both are told what they are told when it is right.
     """
-    one = serve_once(place.url, lease=LEASE, environment=wall_clock.environment)
-    other = serve_once(place.url, lease=LEASE)
+    preloaded = {"lease": LEASE, "arguments": ("--preload",)}
+    one = serve_once(place.url, environment=wall_clock.environment, **preloaded)
+    other = serve_once(place.url, **preloaded)
     right = decisions(one, other, ledger)
     assert {"new": (201, None), "/plain abandoned": (409, "outcome-unknown")}.items() <= right.items()
 

@@ -19,13 +19,14 @@ from tests.e2e.shop import APPLICATION
 from tests.e2e.wire import Answer, Wire
 from tests.lab.pgbouncer import StartPgBouncer
 from tests.lab.postgres import PostgresServer
+from tests.long import unless_long
 
 SERVERS = 2
 WORKERS = 2
 """Of each server. A kernel may give all connections of one to the same worker, so there are two servers."""
 
 CLIENTS = 32
-ROUNDS = 40
+ROUNDS = unless_long(15, long=40)
 POOL_SIZE = 4
 
 # As many as there are threads; and what every user of psycopg has to say who is behind such a pooler.
@@ -41,7 +42,7 @@ Race: TypeAlias = Callable[..., None]
 
 @pytest.fixture
 def race(serve_once: Serve, ledger: Ledger, figures: Figures) -> Iterator[Race]:
-    """Forty rounds of it, in the shop of these books: one execution each, and one answer for all."""
+    """So many rounds of it, in the shop of these books: one execution each, and one answer for all."""
     with ExitStack() as ends:
 
         def race(books: Books, strategy: str, url: str | None = None) -> None:
