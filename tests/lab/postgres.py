@@ -30,7 +30,7 @@ from tests.tooling.processes import eventually
 
 # A server that recovers from a crash reads its log first, and two cores are shared by many tests.
 START_SECONDS = 120.0
-STOP_SECONDS = 10.0
+STOP_SECONDS = 60.0
 # The user that owns nothing: neither PostgreSQL nor PgBouncer runs as root.
 NOBODY = 65534
 # IPC_RMID of shmctl(2)

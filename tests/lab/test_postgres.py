@@ -62,31 +62,20 @@ def test_a_server_is_set_up_as_the_store_wants_it(postgres_server: PostgresServe
     assert ask(postgres_server, f"SHOW {setting}") == value
 
 
-def test_arguments_override_the_defaults(start_postgres: StartPostgres) -> None:
-    """A test may ask for the setting that the store must refuse."""
-    assert ask(start_postgres("-c", "synchronous_commit=off"), "SHOW synchronous_commit") == "off"
-
-
-def test_two_servers_run_side_by_side(start_postgres: StartPostgres) -> None:
-    """Each has its own port, folder and data."""
-    one, other = start_postgres(), start_postgres()
-    one.create_database("only_here")
-
-    databases = [ask(server, "SELECT count(*) FROM pg_database") for server in (one, other)]
-
-    assert databases == [4, 3]
-
-
-def test_a_database_can_be_copied(start_postgres: StartPostgres) -> None:
-    """A template saves making the same tables again for every test."""
-    server = start_postgres()
+def test_a_server_has_its_own_arguments_and_data(
+    start_postgres: StartPostgres, postgres_server: PostgresServer
+) -> None:
+    """Beside another, it may have the setting that the store must refuse. Its databases can be copied."""
+    server = start_postgres("-c", "synchronous_commit=off")
     server.create_database("original")
     with psycopg.connect(server.conninfo("original")) as connection:
         connection.execute("CREATE TABLE t AS SELECT 7 AS x")
 
     server.create_database("copy", template="original")
 
+    assert ask(server, "SHOW synchronous_commit") == "off"
     assert ask(server, "SELECT x FROM t", database="copy") == 7
+    assert "original" not in str(ask(postgres_server, "SELECT array_agg(datname) FROM pg_database"))
 
 
 def test_a_database_goes_even_with_somebody_in_it(postgres_server: PostgresServer) -> None:
@@ -101,7 +90,10 @@ def test_a_database_goes_even_with_somebody_in_it(postgres_server: PostgresServe
 
 
 def test_a_killed_server_remembers_every_commit(start_postgres: StartPostgres) -> None:
-    """After a restart it has recovered: the committed row is there and the uncommitted one is not."""
+    """All its processes go at once: none finishes a commit that was cut off. It recovers what was committed, at its address.
+
+    Killed again, it leaves no folder and no shared memory when it is stopped.
+    """
     server = start_postgres()
     address = server.url("postgres")
     with psycopg.connect(server.conninfo("postgres")) as connection:
@@ -109,73 +101,52 @@ def test_a_killed_server_remembers_every_commit(start_postgres: StartPostgres) -
         connection.execute("INSERT INTO t VALUES (1)")
         connection.commit()
         connection.execute("INSERT INTO t VALUES (2)")
+        everybody = processes(server)
         server.kill()
         connection.close()
+    assert (len(everybody) > 2, [pid for pid in everybody if not gone(pid)]) == (True, [])
 
     server.restart()
 
     assert (ask(server, "SELECT array_agg(x) FROM t"), server.url("postgres")) == ([1], address)
+    segment = segment_of(server)
+    server.kill()
+    assert_nothing_is_left(server, segment)
 
 
-def test_a_killed_server_takes_all_its_processes_along(start_postgres: StartPostgres) -> None:
-    """None of them finishes a commit that the crash should have cut off."""
-    server = start_postgres()
-    with psycopg.connect(server.conninfo("postgres")):
-        everybody = processes(server)
-        server.kill()
+def test_a_paused_server_is_silent_and_goes_on(start_postgres: StartPostgres) -> None:
+    """It greets nobody who comes, as a machine does that hangs, and loses nobody who was there.
 
-    assert (len(everybody) > 2, [pid for pid in everybody if not gone(pid)]) == (True, [])
-
-
-def test_a_paused_server_answers_nobody_who_comes(start_postgres: StartPostgres) -> None:
-    """It refuses no connection and greets none, as a machine does that hangs."""
-    server = start_postgres()
-    server.pause()
-
-    with socket.create_connection(("127.0.0.1", server.port), timeout=0.1) as newcomer:
-        newcomer.sendall(SPEAKS_TLS)
-        with pytest.raises(TimeoutError):
-            newcomer.recv(1)
-
-
-def test_a_resumed_server_answers_who_was_there(start_postgres: StartPostgres) -> None:
-    """Their connections fall silent as well, and none of them is lost."""
+    A test that paused it needs no special ending.
+    """
     server = start_postgres()
     with psycopg.connect(server.conninfo("postgres"), autocommit=True) as connection:
         server.pause()
         connection.pgconn.send_query(b"SELECT 42")
-        early, _, _ = select.select([connection.fileno()], [], [], 0.1)
+        with socket.create_connection(("127.0.0.1", server.port)) as newcomer:
+            newcomer.sendall(SPEAKS_TLS)
+            early, _, _ = select.select([connection.fileno(), newcomer.fileno()], [], [], 0.1)
         server.resume()
         answer = connection.pgconn.get_result()
         assert connection.pgconn.get_result() is None
-
     assert (early, answer and answer.get_value(0, 0)) == ([], b"42")
 
-
-def test_a_paused_server_can_still_be_stopped(start_postgres: StartPostgres) -> None:
-    """A test that paused it needs no special ending."""
-    server = start_postgres()
+    everybody, segment = processes(server), segment_of(server)
     server.pause()
-
-    server.stop()
-
+    assert_nothing_is_left(server, segment)
     # By its own choice and not by force, which would cost the test the whole patience of `stop`.
     assert server._process.returncode == 0
-
-
-@pytest.mark.parametrize("killed", (False, True))
-def test_nothing_is_left_of_a_stopped_server(start_postgres: StartPostgres, killed: bool) -> None:
-    """No process, no folder and no shared memory, whether or not it was killed before."""
-    server = start_postgres()
-    everybody = processes(server)
-    segment = postgres.pid_file(server.folder)[6].split()[1]
-    if killed:
-        server.kill()
-
-    server.stop()
-
-    segments = {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()}
     assert [pid for pid in everybody if not gone(pid)] == []
+
+
+def segment_of(server: PostgresServer) -> str:
+    return postgres.pid_file(server.folder)[6].split()[1]
+
+
+def assert_nothing_is_left(server: PostgresServer, segment: str) -> None:
+    """Stop it: it leaves no folder and no shared memory."""
+    server.stop()
+    segments = {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()}
     assert (server.folder.exists(), segment in segments) == (False, False)
 
 
