@@ -35,11 +35,12 @@ from example_app.demo.servers import (
     SERVICE_LOG,
     WORKER_LOG,
     CannotStart,
+    Programs,
     RedisServer,
     ServerFailed,
-    consumers,
-    janitor,
-    service,
+    start_consumers,
+    start_janitor,
+    start_service,
 )
 from example_app.demo.tour import janitor_tour, message_tour, operator_tour, stripe_tour, tour
 from example_app.operators import OPERATORS
@@ -140,7 +141,7 @@ def verdict(findings: list[Finding], logs: list[Path]) -> int:
 
 
 def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
-    """Start everything and return a client of the service. `running` ends all of it, workers first."""
+    """Start everything and return a client once the service answers. `running` ends all of it, programs first."""
     cache, broker = running.enter_context(RedisServer()), running.enter_context(RedisServer())
     merchant = Merchant()
     running.callback(merchant.stop)
@@ -173,9 +174,12 @@ def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
     # Flask reads FLASK_… variables as JSON.
     environment = {**os.environ, **{f"FLASK_{name}": json.dumps(value) for name, value in settings.items()}}
     simulating = {**environment, "DEMO_SIMULATE": "1"}
-    running.enter_context(service(port, simulating, log=folder / SERVICE_LOG))
-    running.enter_context(janitor(simulating, folder=folder))
-    running.enter_context(consumers(simulating, folder=folder))
+    programs = running.enter_context(Programs(folder))
+    start_service(programs, port, simulating)
+    programs.wait()
+    # Now, so that they do not delay the first response. The tour waits for them before it needs them.
+    start_consumers(programs, simulating)
+    start_janitor(programs, simulating, folder=folder)
     shop = Shop(
         port,
         database=database,
@@ -184,6 +188,7 @@ def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
         merchant=merchant,
         providers=Providers(folder / PROVIDERS_FILE),
         environment=environment,
+        wait_for_all=programs.wait,
     )
     running.callback(shop.close)
     return shop

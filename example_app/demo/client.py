@@ -12,7 +12,7 @@ import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
@@ -43,12 +43,15 @@ class Shop:
         merchant: Merchant,
         providers: Providers,
         environment: Mapping[str, str],
+        wait_for_all: Callable[[], None],
     ) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.cache = cache
         self.merchant = merchant
         self.providers = providers
+        self.wait_for_all = wait_for_all
+        """Call it before you rely on the janitor, the relay or the consumers: they start in the background."""
         self._broker = broker
         self._environment = environment
         self._database = create_engine(database, poolclass=NullPool)

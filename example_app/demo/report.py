@@ -6,8 +6,9 @@ When it broke one, the report also shows the responses, the checks that failed, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import isgeneratorfunction
 from pathlib import Path
 from typing import TypeAlias
 
@@ -55,16 +56,31 @@ class Finding:
         return (self.scenario, self.responses, self.executions, self.rows, self.expected, "ok" if self.ok else "FAILED")
 
 
-Play: TypeAlias = Callable[[Shop], Seen]
+Parts: TypeAlias = Generator[None, None, Seen]
+Play: TypeAlias = Callable[[Shop], Seen | Parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A scenario whose first part was played early: the rest of it, and the rows that it added."""
+
+    rest: Parts
+    rows: int
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A function that talks to the service, the promise in words, and the number of rows that it must add."""
+    """A function that talks to the service, the promise in words, and the number of rows that it must add.
+
+    If the function waits for a lease, it is a generator. Its part before the `yield` is played early.
+    """
 
     play: Play
     expected: str
     rows: int
+    needs_all: bool = False
+    """Whether it needs more than the service: the janitor, the relay and the consumers."""
 
     @property
     def title(self) -> str:
@@ -74,11 +90,26 @@ class Scenario:
     def story(self) -> str:
         return " ".join((self.play.__doc__ or "").split())
 
-    def run(self, shop: Shop) -> Finding:
-        """Play it. An exception is a finding too, so that the rest of the tour still runs."""
-        before = shop.rows()
+    @property
+    def begins_early(self) -> bool:
+        return isgeneratorfunction(self.play)
+
+    def begin(self, shop: Shop) -> Begun:
+        """Play the part before the `yield`. `run` reports an exception that it raises."""
+        before, parts, error = shop.rows(), self._parts(shop), None
         try:
-            saw = self.play(shop)
+            next(parts)
+        except Exception as raised:  # noqa: BLE001
+            error = raised
+        return Begun(parts, shop.rows() - before, error)
+
+    def run(self, shop: Shop, begun: Begun | None = None) -> Finding:
+        """Play it, or the rest of it. An exception is a finding too, so that the rest of the tour still runs."""
+        before = shop.rows() - (begun.rows if begun else 0)
+        try:
+            if begun and begun.error:
+                raise begun.error
+            saw = _ended(begun.rest if begun else self._parts(shop))
         except Exception as error:  # noqa: BLE001
             words = f"{type(error).__name__}: {error}"
             return Finding(self.title, words, "?", "?", self.expected, ok=False, details=[words])
@@ -91,37 +122,68 @@ class Scenario:
             self.title, saw.responses, saw.executions, f"+{rows}", self.expected, ok=not failed, details=details
         )
 
+    def _parts(self, shop: Shop) -> Parts:
+        played = self.play(shop)
+        return (yield from played) if isinstance(played, Generator) else played
+
+
+def _ended(parts: Parts) -> Seen:
+    """Play these parts to their end."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            saw: Seen = end.value
+            return saw
+
 
 class Scenarios:
     """A list that functions join by a decorator, in the order of the file."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_all: bool = False) -> None:
         self._scenarios: list[Scenario] = []
+        self._needs_all = needs_all
 
     def __iter__(self) -> Iterator[Scenario]:
         return iter(self._scenarios)
 
     def scenario(self, expected: str, *, rows: int) -> Callable[[Play], Play]:
         def add(play: Play) -> Play:
-            self._scenarios.append(Scenario(play, expected, rows))
+            self._scenarios.append(Scenario(play, expected, rows, self._needs_all))
             return play
 
         return add
 
 
-def run(scenarios: Iterable[Scenario], shop: Shop) -> list[Finding]:
-    """Play all scenarios and print their stories. Count all rows at the end."""
-    findings, promised = [], 0
-    for scenario in scenarios:
-        print(f"\n{scenario.title}: {scenario.story}", flush=True)
-        findings.append(scenario.run(shop))
+def run(scenarios: Sequence[Scenario], shop: Shop) -> list[Finding]:
+    """Play all scenarios and print their stories. Count all rows at the end.
+
+    After the first scenario, begin those that wait for a lease: all these leases then expire while the others are played.
+    """
+    findings: list[Finding] = []
+    begun: dict[str, Begun] = {}
+    for number, scenario in enumerate(scenarios, 1):
+        if number == 2:
+            begun = begin_early(scenarios[1:], shop)
+        print(f"\n[{number:2}/{len(scenarios)}] {scenario.title}: {scenario.story}", flush=True)
+        if scenario.needs_all:
+            shop.wait_for_all()
+        findings.append(scenario.run(shop, begun.get(scenario.title)))
         print(f"    -> {findings[-1].responses}", flush=True)
-        promised += scenario.rows
-    rows = shop.rows()
+    rows, promised = shop.rows(), sum(scenario.rows for scenario in scenarios)
     return [
         *findings,
         Finding("rows at the end", "", "", str(rows), f"{promised} in the database", ok=rows == promised),
     ]
+
+
+def begin_early(scenarios: Sequence[Scenario], shop: Shop) -> dict[str, Begun]:
+    """Play the first parts of the scenarios that have two. Return them by title."""
+    early = [scenario for scenario in scenarios if scenario.begins_early]
+    if early:
+        names = ", ".join(scenario.title for scenario in early)
+        print(f"\nThe first requests of these are sent now, because time must pass after them: {names}.", flush=True)
+    return {scenario.title: scenario.begin(shop) for scenario in early}
 
 
 def table(findings: Sequence[Finding]) -> str:

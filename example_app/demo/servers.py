@@ -15,8 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -241,77 +240,104 @@ class CannotStart(Exception):
     """The demo cannot start. The message says why."""
 
 
-@contextmanager
-def service(port: int, environment: Mapping[str, str], *, log: Path) -> Iterator[None]:
-    """Run gunicorn with two workers of eight threads each. The body runs once a worker answers."""
+class Programs:
+    """Modules of our Python that run beside the demo, and end together.
+
+    Each is in a session apart, because Ctrl-C is for the demo. They end after the last request.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._starting: list[Callable[[], None]] = []
+
+    def start(
+        self, name: str, command: list[str], environment: Mapping[str, str], *, log: str, ready: Callable[[Path], bool]
+    ) -> None:
+        """Start this module. `wait` returns once it is `ready`, which gets the path of its log."""
+        launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m"]
+        path = self._folder / log
+        with path.open("wb") as output:
+            process = subprocess.Popen(
+                [*launcher, *command],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._running.append(process)
+        self._starting.append(lambda: wait_until(lambda: ready(path), name, process, path))
+
+    def wait(self) -> None:
+        """Return once all are ready. Raises `CannotStart`."""
+        while self._starting:
+            self._starting[0]()
+            del self._starting[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._running:
+            process.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self._running:
+            try:
+                process.wait(max(deadline - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                # The whole session: gunicorn's workers outlive a killed master by about a second.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def start_service(programs: Programs, port: int, environment: Mapping[str, str]) -> None:
+    """Start gunicorn with two workers of eight threads each. It is ready once a worker answers."""
     command = ["gunicorn", "example_app.app:create_app()", "--bind", f"127.0.0.1:{port}"]
     command += ["--worker-class", "gthread", "--workers", "2", "--threads", "8", "--graceful-timeout", "2"]
-    # Gunicorn kills a worker that takes longer to import the application.
+    # A worker that replaces a killed one is a fork, and need not import the application again.
+    command += ["--preload"]
+    # Gunicorn kills a worker that takes longer to start.
     command += ["--timeout", f"{START_SECONDS:.0f}"]
     command += ["--no-control-socket"]  # it would be in the home folder, and shared with every other gunicorn there
-    with program(command, environment, log=log) as process:
+    programs.start(
+        "gunicorn",
+        command,
+        environment,
+        log=SERVICE_LOG,
         # Gunicorn listens before it has a worker, so a connection alone proves nothing.
-        wait_until(lambda: answers(port, b"GET /payments HTTP/1.0\r\n\r\n", b"HTTP/"), "gunicorn", process, log)
-        yield
+        ready=lambda _: answers(port, b"GET /payments HTTP/1.0\r\n\r\n", b"HTTP/"),
+    )
 
 
-@contextmanager
-def janitor(environment: Mapping[str, str], *, folder: Path) -> Iterator[None]:
-    """Run a Celery worker and its beat. The body runs once the worker takes tasks.
+def start_consumers(programs: Programs, environment: Mapping[str, str]) -> None:
+    """Start the relay of the outbox, and a worker with two processes that takes its messages."""
+    settings = {**environment, "FLASK_APP": "example_app.app:create_app()"}
+    command = ["celery", "-A", "example_app.worker", "worker", "--concurrency", "2", "--loglevel", "info"]
+    command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    programs.start("the worker of the messages", command, settings, log=CONSUMER_LOG, ready=takes_tasks)
+    programs.start("the relay", ["flask", "idempotency", "relay"], settings, log=RELAY_LOG, ready=lambda _: True)
+
+
+def start_janitor(programs: Programs, environment: Mapping[str, str], *, folder: Path) -> None:
+    """Start a Celery worker and its beat.
 
     They are two processes. `worker -B` starts beat as a child, and a demo that is killed would leave that child behind.
     """
     settings = {**environment, "FLASK_APP": "example_app.app:create_app()"}
     celery = ["celery", "-A", "janitor"]
     # No other worker listens.
-    alone = ["-P", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat"]
-    log = folder / WORKER_LOG
-    with program([*celery, "worker", *alone, "--loglevel", "info"], settings, log=log) as worker:
-        # Beat starts afterwards: both would make the queue's file, and one may read it before the other has written it.
-        wait_until(lambda: " ready." in log.read_text(errors="replace"), "the janitor's worker", worker, log)
-        with program([*celery, "beat", "-s", str(folder / "beat"), "--pidfile="], settings, log=folder / BEAT_LOG):
-            yield
+    alone = ["-P", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "info"]
+    programs.start("the janitor's worker", [*celery, "worker", *alone], settings, log=WORKER_LOG, ready=takes_tasks)
+    beat = [*celery, "beat", "-s", str(folder / "beat"), "--pidfile="]
+    programs.start("the janitor's beat", beat, settings, log=BEAT_LOG, ready=lambda _: True)
 
 
-@contextmanager
-def consumers(environment: Mapping[str, str], *, folder: Path) -> Iterator[None]:
-    """Run the relay of the outbox and a worker with two processes. The body runs once the worker takes tasks."""
-    settings = {**environment, "FLASK_APP": "example_app.app:create_app()"}
-    log = folder / CONSUMER_LOG
-    command = ["celery", "-A", "example_app.worker", "worker", "--concurrency", "2", "--loglevel", "info"]
-    command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-    with program(command, settings, log=log) as worker:
-        wait_until(lambda: " ready." in log.read_text(errors="replace"), "the worker of the messages", worker, log)
-        with program(["flask", "idempotency", "relay"], settings, log=folder / RELAY_LOG):
-            yield
-
-
-@contextmanager
-def program(command: list[str], environment: Mapping[str, str], *, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a module of our Python in a session apart, and end it after the body.
-
-    A session apart, because Ctrl-C is for the demo. The program ends after the last request.
-    """
-    launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*launcher, *command],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            # The whole session: gunicorn's workers outlive a killed master by about a second.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def takes_tasks(log: Path) -> bool:
+    """Return whether this log of a Celery worker says that it takes tasks."""
+    return " ready." in log.read_text(errors="replace")
 
 
 def wait_until(ready: Callable[[], bool], name: str, process: subprocess.Popen[bytes], log: Path) -> None:

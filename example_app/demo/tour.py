@@ -1,6 +1,7 @@
 """The tour: what a client sends, what the service must answer. Each scenario's docstring is the story that the demo prints.
 
-Scenarios wait for events and not for times. A machine may be so busy that each step takes seconds.
+Scenarios wait for events and not for times. A machine may be so busy that each step takes seconds. What a scenario does
+before its `yield` is done early: a lease of five seconds must expire before the rest, and all of them expire together.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import count, islice
@@ -21,7 +22,7 @@ from example_app.demo.buyer import INVOICES
 from example_app.demo.client import PATIENCE_SECONDS, LossyWire, Shop
 from example_app.demo.customers import BURST_ROUNDS, NEW_ROWS, play
 from example_app.demo.operator import CONSOLE, OperatorClient
-from example_app.demo.report import Scenarios, Seen, counted, seen
+from example_app.demo.report import Parts, Scenarios, Seen, counted, seen
 from example_app.operators import OPERATORS
 from example_app.simulate import BRIEF_SECONDS
 from flask_idempotency.client import Ledger
@@ -34,11 +35,11 @@ DOUBTFUL = {"doubtful-1": "tok_alice", "doubtful-2": "tok_carol"}
 
 tour = Scenarios()
 """One client and the service."""
-janitor_tour = Scenarios()
+janitor_tour = Scenarios(needs_all=True)
 """The client sends no retry, and the janitor works."""
-message_tour = Scenarios()
+message_tour = Scenarios(needs_all=True)
 """What follows each payment: the relay, the broker, the consumers and a company's own server."""
-operator_tour = Scenarios()
+operator_tour = Scenarios(needs_all=True)
 """What the console shows, and what an operator does there."""
 stripe_tour = Scenarios()
 """The client is the real `stripe` package. It is optional, so only `charge` imports it."""
@@ -205,13 +206,15 @@ def double_click(shop: Shop) -> Seen:
 
 
 @tour.scenario("taken over: two starts, one row", rows=1)
-def killed_before_commit(shop: Shop) -> Seen:
+def killed_before_commit(shop: Shop) -> Parts:
     """SIGKILL ends the worker just before its commit, so the database has no payment. The lease expires. Then a retry takes
     over and pays."""
     body = PAYMENT | {"simulate": {"crash": "before_commit"}}
     with lost_connection():
         shop.pay("crash-before", body)
-    responses = until(lambda: shop.pay("crash-before", body), is_final)
+    at_once = shop.pay("crash-before", body)
+    yield
+    responses = [at_once, *until(lambda: shop.pay("crash-before", body), is_final)]
     return seen(
         responses,
         words=f"dropped, {counted(responses)}",
@@ -318,22 +321,25 @@ def silent_valkey(shop: Shop) -> Seen:
 def checkout(shop: Shop) -> Seen:
     """Alice's checkout has four effects: it reserves stock, charges her card, writes an order and sends a mail. Each is a
     durable step."""
-    return checked_out(shop, "checkout", lost=False)
+    return checked_out(shop, "checkout")
 
 
 @tour.scenario("goes on after the charge", rows=1)
-def killed_between_steps(shop: Shop) -> Seen:
+def killed_between_steps(shop: Shop) -> Parts:
     """SIGKILL ends the worker after the charge: the money is taken, and there is no order. The lease expires. The retry does
     not charge again. It writes the order and sends the mail."""
-    return checked_out(shop, "checkout-between", step="behind_charge")
+    return (yield from killed_checkout(shop, "checkout-between", step="behind_charge"))
 
 
 @tour.scenario("goes on at the order", rows=2)
-def killed_at_the_order(shop: Shop) -> Seen:
+def killed_at_the_order(shop: Shop) -> Parts:
     """SIGKILL ends one worker just before it commits the order, and another one just after. The first retry writes the order,
     and the second one finds it."""
-    before = checked_out(shop, "checkout-before", step="before_commit")
-    after = checked_out(shop, "checkout-after", step="after_commit")
+    kills = [killed_checkout(shop, f"checkout-{step}", step=step) for step in ("before_commit", "after_commit")]
+    for kill in kills:
+        next(kill)
+    yield
+    before, after = (yield from kills[0]), (yield from kills[1])
     checks = {
         f"{name} ({moment})": ok for moment, saw in (("1", before), ("2", after)) for name, ok in saw.checks.items()
     }
@@ -342,12 +348,13 @@ def killed_at_the_order(shop: Shop) -> Seen:
 
 
 @janitor_tour.scenario("2 charges, both in doubt", rows=2)
-def killed_while_answering(shop: Shop) -> Seen:
+def killed_while_answering(shop: Shop) -> Parts:
     """SIGKILL ends a worker just after it committed Alice's charge, and another after Carol's. A charge commits by itself, so
     the service cannot know. It refuses their retries until an operator has looked, and does not charge again."""
     for key, bearer in DOUBTFUL.items():
         with lost_connection():
             shop.charge(key, CHARGE | {"simulate[crash]": "after_commit"}, bearer=bearer)
+    yield
     refused = [
         shop.charge(key, CHARGE | {"simulate[crash]": "after_commit"}, bearer=bearer)
         for key, bearer in DOUBTFUL.items()
@@ -360,23 +367,24 @@ def killed_while_answering(shop: Shop) -> Seen:
 
 
 @janitor_tour.scenario("charge looked up, goes on", rows=1)
-def killed_while_charging(shop: Shop) -> Seen:
+def killed_while_charging(shop: Shop) -> Parts:
     """SIGKILL ends the worker while it charges: the provider took the money, and the service does not know it. The service
     answers 409 until the janitor's resolver has looked the charge up at the provider. Then the retry does not charge again. It
     writes the order and sends the mail."""
     before = shop.providers.lookups()
-    saw = checked_out(shop, "checkout-charging", step="in_charge")
+    saw = yield from killed_checkout(shop, "checkout-charging", step="in_charge")
     checks = {**saw.checks, "the resolver looked it up": shop.providers.lookups() > before}
     return Seen(saw.responses, saw.executions, checks, saw.received)
 
 
 @janitor_tour.scenario("resolved by the janitor, replayed", rows=1)
-def reaped(shop: Shop) -> Seen:
+def reaped(shop: Shop) -> Parts:
     """SIGKILL ends a worker just after it charged through the gateway, and the client does not retry. The janitor finds the
     expired lease, and the gateway's resolver finds the charge."""
     body = {"account_id": "acc_1", "amount": 700, "currency": "EUR", "simulate": {"crash": "after_commit"}}
     with lost_connection():
         shop.send("POST", "/gateway/charges", "gw-lost", body)
+    yield
     resolved = comes_true(lambda: shop.records("gateway.create", "processing", "quarantined") == 0)
     response = shop.send("POST", "/gateway/charges", "gw-lost", body)
     return seen(
@@ -390,7 +398,7 @@ def reaped(shop: Shop) -> Seen:
 
 
 @janitor_tour.scenario("replayed, removed, runs again", rows=0)
-def expired(shop: Shop) -> Seen:
+def expired(shop: Shop) -> Parts:
     """The service keeps most responses for a day, and this one for two seconds. Then the janitor removes the record, and the
     same key runs again."""
 
@@ -405,6 +413,7 @@ def expired(shop: Shop) -> Seen:
         late = time.monotonic() - began > BRIEF_SECONDS
         if replayed(again) or not late or time.monotonic() > deadline:
             break
+    yield
     removed = comes_true(lambda: shop.records("simulate.brief", "completed") == 0)
     last = ask(key)
     return seen(
@@ -419,13 +428,14 @@ def expired(shop: Shop) -> Seen:
 
 
 @message_tour.scenario("booked once, reported once", rows=2)
-def killed_consumer(shop: Shop) -> Seen:
+def killed_consumer(shop: Shop) -> Parts:
     """SIGKILL ends the worker that books Alice's payment just before its commit, and the worker of the next payment just
     after. The broker delivers both messages again. Each payment has one ledger entry, and its company hears of it once."""
     responses = [
         shop.pay(f"booking-{moment}", PAYMENT | {"simulate": {"booking": moment}})
         for moment in ("before_commit", "after_commit")
     ]
+    yield
     paid = sorted(response.json()["id"] for response in responses)
     # In this order: a booking commits together with the message that reports it.
     done = shop.messages() > 0 and comes_true(lambda: set(paid) <= set(shop.bookings()) and shop.is_quiet())
@@ -537,24 +547,47 @@ def charge(url: str, *, amount: int, key: str) -> dict[str, str]:
     return dict(made.last_response.headers)
 
 
-def checked_out(shop: Shop, key: str, *, step: str | None = None, lost: bool = True) -> Seen:
-    """Check out, with a worker killed at this moment. Count what the other companies have done."""
-    body = {"item": "tea", "card": "tok_visa"} | ({"simulate": {"step": step}} if step else {})
+def killed_checkout(shop: Shop, key: str, *, step: str) -> Parts:
+    """Check out, with a worker killed at this moment. After the `yield`, send the request until it is answered."""
     before = shop.providers.counts()
-    if lost:
-        with lost_connection():
-            shop.send("POST", "/checkouts", key, body)
-    responses = until(lambda: shop.send("POST", "/checkouts", key, body), is_final)
-    again = shop.send("POST", "/checkouts", key, body)
-    made = tuple(now - then for now, then in zip(shop.providers.counts(), before, strict=True))
+    with lost_connection():
+        check_out(shop, key, step)
+    at_once = check_out(shop, key, step)
+    made = added(before, shop.providers.counts())
+    yield
+    return checked_out(shop, key, step=step, at_once=[at_once], made=made)
+
+
+def checked_out(
+    shop: Shop,
+    key: str,
+    *,
+    step: str | None = None,
+    at_once: Sequence[httpx.Response] = (),
+    made: tuple[int, ...] = (0, 0, 0),
+) -> Seen:
+    """Check out. Count what the other companies have done since then, and add what they had `made` in an earlier attempt."""
+    before = shop.providers.counts()
+    responses = [*at_once, *until(lambda: check_out(shop, key, step), is_final)]
+    again = check_out(shop, key, step)
+    made = tuple(map(sum, zip(made, added(before, shop.providers.counts()), strict=True)))
     return seen(
         [*responses, again],
-        words=("dropped, " if lost else "") + f"{counted([*responses, again])}; charged {made[1]} ×",
+        words=("dropped, " if step else "") + f"{counted([*responses, again])}; charged {made[1]} ×",
         status_is_201=responses[-1].status_code == 201,
         then_replayed=replayed(again) and again.content == responses[-1].content,
         each_was_done_once=made == (1, 1, 1),
-        attempts_are_as_expected=executions(again) == 1 + lost,
+        attempts_are_as_expected=executions(again) == (2 if step else 1),
     )
+
+
+def check_out(shop: Shop, key: str, step: str | None) -> httpx.Response:
+    body = {"item": "tea", "card": "tok_visa"} | ({"simulate": {"step": step}} if step else {})
+    return shop.send("POST", "/checkouts", key, body)
+
+
+def added(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(number - earlier for number, earlier in zip(now, before, strict=True))
 
 
 def paid_once(responses: list[httpx.Response]) -> bool:
