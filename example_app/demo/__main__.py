@@ -2,7 +2,7 @@
 
 That is two workers, a janitor, a relay and consumers of messages, a database, and two Valkeys: a cache and a broker.
 
-python -m example_app.demo [--exit] [--port N]
+python -m example_app.demo [--exit] [--port N] [--only SCENARIO,…]
 
 The database is a SQLite file, or a new schema in the PostgreSQL that DATABASE_URL names.
 """
@@ -27,7 +27,7 @@ from example_app.demo.client import Merchant, Shop
 from example_app.demo.customers import customers
 from example_app.demo.database import NoDatabase, tour_database
 from example_app.demo.operator import CONSOLE
-from example_app.demo.report import Finding, failures, run, table
+from example_app.demo.report import Finding, Scenario, failures, run, table
 from example_app.demo.servers import (
     BEAT_LOG,
     CONSUMER_LOG,
@@ -48,6 +48,7 @@ from example_app.providers import Providers
 
 PORT = 8000
 PROVIDERS_FILE = "providers.sqlite3"
+LOGS = (SERVICE_LOG, WORKER_LOG, BEAT_LOG, RELAY_LOG, CONSUMER_LOG)
 # Short, because the tour waits for the lease of a killed worker. A busy machine must still be able to renew it in time.
 LEASE_SECONDS = 5
 # Short, because the tour waits for the janitor.
@@ -92,7 +93,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--port", type=int, help=f"where the service listens (default: {PORT}, or a free port if it is taken)"
     )
+    parser.add_argument("--only", metavar="SCENARIOS", help='play these alone, by their titles: "first request,retry"')
     options = parser.parse_args(arguments)
+    scenarios, notes = chosen(options.only)
+    if not scenarios:
+        parser.error(f"--only {options.only}: no scenario has one of these titles")
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
             signal.signal(number, interrupt)
@@ -100,8 +105,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with ExitStack() as running:
             folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="idempotency-demo-")))
-            shop = open_shop(running, free_port(options.port), folder)
-            code = take_tour(shop, folder)
+            needs_all = not options.exit or any(scenario.needs_all for scenario in scenarios)
+            shop = open_shop(running, free_port(options.port), folder, needs_all=needs_all)
+            findings = run(scenarios, shop)
+            print("\n" + table(findings), *notes, sep="\n", flush=True)
+            code = verdict(findings, [folder / name for name in LOGS])
             if not options.exit:
                 name, account = next(iter(OPERATORS.items()))
                 words = {"operator": name, "password": account.password, "console": CONSOLE}
@@ -116,19 +124,16 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def take_tour(shop: Shop, folder: Path) -> int:
-    """Play all scenarios and print the table. Return the exit code."""
-    scenarios = [*tour, *janitor_tour, *message_tour]
-    notes = []
+def chosen(only: str | None) -> tuple[list[Scenario], list[str]]:
+    """Return the scenarios to play, and notes on those that this machine cannot play."""
+    scenarios, notes = [*tour, *janitor_tour, *message_tour], []
     if find_spec("stripe") is not None:
         scenarios += stripe_tour
     else:
         notes.append("Stripe's client is not installed, so the tour did not try it: pip install stripe")
     scenarios += operator_tour
-    findings = run(scenarios, shop)
-    print("\n" + table(findings), *notes, sep="\n", flush=True)
-    logs = (SERVICE_LOG, WORKER_LOG, BEAT_LOG, RELAY_LOG, CONSUMER_LOG)
-    return verdict(findings, [folder / name for name in logs])
+    titles = None if only is None else only.split(",")
+    return [each for each in scenarios if titles is None or each.title in titles], notes
 
 
 def verdict(findings: list[Finding], logs: list[Path]) -> int:
@@ -140,7 +145,7 @@ def verdict(findings: list[Finding], logs: list[Path]) -> int:
     return 0
 
 
-def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
+def open_shop(running: ExitStack, port: int, folder: Path, *, needs_all: bool) -> Shop:
     """Start everything and return a client once the service answers. `running` ends all of it, programs first."""
     cache, broker = running.enter_context(RedisServer()), running.enter_context(RedisServer())
     merchant = Merchant()
@@ -177,9 +182,10 @@ def open_shop(running: ExitStack, port: int, folder: Path) -> Shop:
     programs = running.enter_context(Programs(folder))
     start_service(programs, port, simulating)
     programs.wait()
-    # Now, so that they do not delay the first response. The tour waits for them before it needs them.
-    start_consumers(programs, simulating)
-    start_janitor(programs, simulating, folder=folder)
+    if needs_all:
+        # Now, so that they do not delay the first response. The tour waits for them before it needs them.
+        start_consumers(programs, simulating)
+        start_janitor(programs, simulating, folder=folder)
     shop = Shop(
         port,
         database=database,

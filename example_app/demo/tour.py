@@ -214,7 +214,7 @@ def killed_before_commit(shop: Shop) -> Parts:
         shop.pay("crash-before", body)
     at_once = shop.pay("crash-before", body)
     yield
-    responses = [at_once, *until(lambda: shop.pay("crash-before", body), is_final)]
+    responses = until(lambda: shop.pay("crash-before", body), is_final, earlier=[at_once])
     return seen(
         responses,
         words=f"dropped, {counted(responses)}",
@@ -568,7 +568,7 @@ def checked_out(
 ) -> Seen:
     """Check out. Count what the other companies have done since then, and add what they had `made` in an earlier attempt."""
     before = shop.providers.counts()
-    responses = [*at_once, *until(lambda: check_out(shop, key, step), is_final)]
+    responses = until(lambda: check_out(shop, key, step), is_final, earlier=at_once)
     again = check_out(shop, key, step)
     made = tuple(map(sum, zip(made, added(before, shop.providers.counts()), strict=True)))
     return seen(
@@ -609,9 +609,17 @@ def another_payment(shop: Shop, bearer: str) -> Seen:
     )
 
 
-def until(ask: Callable[[], httpx.Response], final: Callable[[httpx.Response], bool]) -> list[httpx.Response]:
-    """Send a request until its response is final. Return all responses. A real client waits for `Retry-After`."""
-    responses = [ask()]
+def until(
+    ask: Callable[[], httpx.Response],
+    final: Callable[[httpx.Response], bool],
+    *,
+    earlier: Sequence[httpx.Response] = (),
+) -> list[httpx.Response]:
+    """Send a request until its response is final. Return all responses, `earlier` ones first.
+
+    A real client waits for `Retry-After`.
+    """
+    responses = list(earlier) or [ask()]
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not final(responses[-1]) and time.monotonic() < deadline:
         time.sleep(0.1)

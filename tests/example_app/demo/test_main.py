@@ -84,13 +84,22 @@ def assert_every_promise_was_kept(output: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
 def test_tour_sees_broken_promises(port: int, tmp_path: Path) -> None:
-    """With the library switched off the tour fails everything that a bare service cannot promise."""
-    with demo("--exit", "--port", str(port), temporary=tmp_path, FLASK_IDEMPOTENCY_ENABLED="false") as process:
+    """With the library switched off, scenarios fail that a bare service cannot promise. Others of `--only` do not run."""
+    played = ["first request", "retry", "changed payload", "missing key", "killed before commit", "killed after commit"]
+    with demo(
+        *("--exit", "--port", str(port), "--only", ",".join(played)),
+        temporary=tmp_path,
+        FLASK_IDEMPOTENCY_ENABLED="false",
+    ) as process:
         output, errors = process.communicate(timeout=DEMO_SECONDS)
 
     assert (1, "") == (process.returncode, errors), output
-    kept = {scenario for scenario, verdict in findings(output).items() if verdict == "ok"}
-    assert {"first request", "killed before commit"} == kept
+    found = findings(output)
+    assert [*played, "rows at the end"] == list(found)
+    assert {"first request", "killed before commit"} == {name for name, verdict in found.items() if verdict == "ok"}
+    assert f"[ 1/{len(played)}] first request: " in output
+    assert f"[ {len(played)}/{len(played)}] killed after commit: " in output
+    assert "Promises broken: retry" in output
 
 
 @pytest.mark.slow
@@ -134,13 +143,12 @@ def test_serves_on(port: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_SECONDS + 20)
-@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM))
-def test_interrupted(port: int, tmp_path: Path, number: signal.Signals) -> None:
-    """A signal in the middle of the tour ends its servers, removes its folders, and gives exit code 1."""
+def test_interrupted(port: int, tmp_path: Path) -> None:
+    """SIGTERM in the middle of the tour ends its servers, removes its folders, and gives exit code 1."""
     with demo("--port", str(port), temporary=tmp_path) as process:
         assert process.stdout is not None
         assert any("first request" in line for line in process.stdout)
-        process.send_signal(number)
+        process.terminate()
         process.communicate(timeout=DEMO_SECONDS)
 
     assert 1 == process.returncode
@@ -158,6 +166,13 @@ def test_killed(port: int, tmp_path: Path) -> None:
         process.kill()
 
     assert eventually(lambda: not listening(port))
+
+
+def test_no_such_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["--only", "retyr"])
+
+    assert "no scenario has one of these titles" in capsys.readouterr().err
 
 
 def test_port_in_use(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 
 from example_app.demo.client import Shop
-from example_app.demo.report import Finding, Scenarios, Seen, failures, seen, table
+from example_app.demo.report import Finding, Parts, Scenarios, Seen, failures, run, seen, table
 
 
 def test_table() -> None:
@@ -65,6 +67,43 @@ def test_a_failure_names_scenario_expectation_responses_and_logs(tmp_path: Path)
     assert "  came: RuntimeError: no connection" in shown
     assert ["  line 60", "  line 99"] == [line for line in shown if line in ("  line 59", "  line 60", "  line 99")]
     assert shown[-2:] == ["The last lines of beat.log:", "  (there is no such file)"]
+
+
+def test_what_waits_begins_after_the_first_scenario_and_its_rows_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows of the first part are those of its own scenario. An exception there is its finding."""
+    scenarios, played = Scenarios(needs_all=True), list[str]()
+    shop: Any = SimpleNamespace(rows=lambda: len(played), wait_for_all=lambda: None)
+
+    @scenarios.scenario("", rows=1)
+    def first(_: Shop) -> Seen:
+        played.append("first")
+        return Seen("", "", {})
+
+    @scenarios.scenario("", rows=1)
+    def second(_: Shop) -> Seen:
+        played.append("second")
+        return Seen("", "", {})
+
+    @scenarios.scenario("", rows=2)
+    def waits(_: Shop) -> Parts:
+        played.append("waits")
+        yield
+        played.append("ends")
+        return Seen("", "", {})
+
+    @scenarios.scenario("", rows=0)
+    def raises(shop: Shop) -> Parts:
+        if shop.rows():
+            raise RuntimeError("no connection")
+        yield
+        return Seen("", "", {})
+
+    findings = run(list(scenarios), shop)
+
+    assert ["first", "waits", "second", "ends"] == played
+    assert [True, True, True, False, True] == [finding.ok for finding in findings]
+    assert "RuntimeError: no connection" == findings[3].responses
+    assert "[ 3/4] waits:" in capsys.readouterr().out
 
 
 def test_no_failure_shows_no_logs(tmp_path: Path) -> None:
