@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +29,20 @@ def no_databases_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(scope="session")
+def empty_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with all tables. Copies of it save each test their creation."""
+    folder = tmp_path_factory.mktemp("shop")
+    made = create_app(config_in(folder))
+    with made.app_context(), db.engine.connect() as connection:
+        connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
+    return folder / "shop.sqlite3"
+
+
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'shop.sqlite3'}"
+def sqlite_url(tmp_path: Path, empty_shop: Path) -> str:
+    """The URL of a new SQLite file with all tables and no row."""
+    return f"sqlite:///{shutil.copy(empty_shop, tmp_path / 'shop.sqlite3')}"
 
 
 @pytest.fixture(params=("sqlite_url", "postgres_url"))
@@ -40,20 +52,24 @@ def database(request: pytest.FixtureRequest) -> str:
     return url
 
 
+def config_in(folder: Path) -> dict[str, Any]:
+    """Return a configuration whose files are in this folder."""
+    return {
+        "TESTING": True,
+        "SQLALCHEMY_DATABASE_URI": f"sqlite:///{folder / 'shop.sqlite3'}",
+        # No connection stays open between requests, so none at the end.
+        "SQLALCHEMY_ENGINE_OPTIONS": {"poolclass": NullPool},
+        "DEMO_SIMULATE": True,
+        "DEMO_WITNESS": str(folder / "witness.sqlite3"),
+        "DEMO_PROVIDERS": str(folder / "providers.sqlite3"),
+        "IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60",
+    }
+
+
 @pytest.fixture
 def make_app(tmp_path: Path, sqlite_url: str) -> MakeApp:
     def make(**config: Any) -> Flask:
-        settings = {
-            "TESTING": True,
-            "SQLALCHEMY_DATABASE_URI": sqlite_url,
-            # No connection stays open between requests, so none at the end.
-            "SQLALCHEMY_ENGINE_OPTIONS": {"poolclass": NullPool},
-            "DEMO_SIMULATE": True,
-            "DEMO_WITNESS": str(tmp_path / "witness.sqlite3"),
-            "DEMO_PROVIDERS": str(tmp_path / "providers.sqlite3"),
-            "IDEMPOTENCY_SECRET": "s-9f2c47d1e8b35a60",
-        }
-        return create_app({**settings, **config})
+        return create_app({**config_in(tmp_path), **config})
 
     return make
 
