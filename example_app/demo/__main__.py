@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -106,7 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
         with ExitStack() as running:
             folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="idempotency-demo-")))
             needs_all = not options.exit or any(scenario.needs_all for scenario in scenarios)
-            shop = open_shop(running, free_port(options.port), folder, needs_all=needs_all)
+            with bound_socket(options.port) as listener:
+                print(f"The service is at http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+                shop = open_shop(running, listener, folder, needs_all=needs_all)
             findings = run(scenarios, shop)
             print("\n" + table(findings), *notes, sep="\n", flush=True)
             code = verdict(findings, [folder / name for name in LOGS])
@@ -145,8 +147,11 @@ def verdict(findings: list[Finding], logs: list[Path]) -> int:
     return 0
 
 
-def open_shop(running: ExitStack, port: int, folder: Path, *, needs_all: bool) -> Shop:
-    """Start everything and return a client once the service answers. `running` ends all of it, programs first."""
+def open_shop(running: ExitStack, listener: socket.socket, folder: Path, *, needs_all: bool) -> Shop:
+    """Start everything and return a client once the service answers. `running` ends all of it, programs first.
+
+    You may close the socket afterwards: the service has a copy.
+    """
     cache, broker = running.enter_context(RedisServer()), running.enter_context(RedisServer())
     merchant = Merchant()
     running.callback(merchant.stop)
@@ -180,14 +185,14 @@ def open_shop(running: ExitStack, port: int, folder: Path, *, needs_all: bool) -
     environment = {**os.environ, **{f"FLASK_{name}": json.dumps(value) for name, value in settings.items()}}
     simulating = {**environment, "DEMO_SIMULATE": "1"}
     programs = running.enter_context(Programs(folder))
-    start_service(programs, port, simulating)
+    start_service(programs, listener, simulating)
     programs.wait()
     if needs_all:
         # Now, so that they do not delay the first response. The tour waits for them before it needs them.
         start_consumers(programs, simulating)
         start_janitor(programs, simulating, folder=folder)
     shop = Shop(
-        port,
+        listener.getsockname()[1],
         database=database,
         cache=cache,
         broker=broker,
@@ -200,18 +205,21 @@ def open_shop(running: ExitStack, port: int, folder: Path, *, needs_all: bool) -
     return shop
 
 
-def free_port(wanted: int | None) -> int:
-    """Return the wanted port, or raise `CannotStart` if it is taken. Without one, return 8000 or else a free port."""
-    with closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", PORT if wanted is None else wanted))
-        except (OSError, OverflowError) as error:
-            if wanted is not None:
-                raise CannotStart(f"port {wanted} cannot be used ({error}). Choose another one: --port 8001") from error
-            probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+def bound_socket(wanted: int | None) -> socket.socket:
+    """Return a socket at the wanted port, or raise `CannotStart` if it is taken. Without one, take 8000 or else a free port.
+
+    The service gets the socket and not the number: no other process can take the port in between.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", PORT if wanted is None else wanted))
+    except (OSError, OverflowError) as error:
+        if wanted is not None:
+            listener.close()
+            raise CannotStart(f"port {wanted} cannot be used ({error}). Choose another one: --port 8001") from error
+        listener.bind(("127.0.0.1", 0))
+    return listener
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

@@ -252,9 +252,16 @@ class Programs:
         self._starting: list[Callable[[], None]] = []
 
     def start(
-        self, name: str, command: list[str], environment: Mapping[str, str], *, log: str, ready: Callable[[Path], bool]
+        self,
+        name: str,
+        command: list[str],
+        environment: Mapping[str, str],
+        *,
+        log: str,
+        ready: Callable[[Path], bool],
+        inherited: Sequence[int] = (),
     ) -> None:
-        """Start this module. `wait` returns once it is `ready`, which gets the path of its log."""
+        """Start this module with these `inherited` file descriptors. `wait` returns once its log is `ready`."""
         launcher = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m"]
         path = self._folder / log
         with path.open("wb") as output:
@@ -264,6 +271,7 @@ class Programs:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=inherited,
                 start_new_session=True,
             )
         self._running.append(process)
@@ -293,9 +301,10 @@ class Programs:
                 process.wait()
 
 
-def start_service(programs: Programs, port: int, environment: Mapping[str, str]) -> None:
-    """Start gunicorn with two workers of eight threads each. It is ready once a worker answers."""
-    command = ["gunicorn", "example_app.app:create_app()", "--bind", f"127.0.0.1:{port}"]
+def start_service(programs: Programs, listener: socket.socket, environment: Mapping[str, str]) -> None:
+    """Start gunicorn at this socket, with two workers of eight threads each. It is ready once a worker answers."""
+    port = listener.getsockname()[1]
+    command = ["gunicorn", "example_app.app:create_app()", "--bind", f"fd://{listener.fileno()}"]
     command += ["--worker-class", "gthread", "--workers", "2", "--threads", "8", "--graceful-timeout", "2"]
     # A worker that replaces a killed one is a fork, and need not import the application again.
     command += ["--preload"]
@@ -309,6 +318,7 @@ def start_service(programs: Programs, port: int, environment: Mapping[str, str])
         log=SERVICE_LOG,
         # Gunicorn listens before it has a worker, so a connection alone proves nothing.
         ready=lambda _: answers(port, b"GET /payments HTTP/1.0\r\n\r\n", b"HTTP/"),
+        inherited=[listener.fileno()],
     )
 
 
