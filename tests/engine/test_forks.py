@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import importlib.util
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -21,24 +23,29 @@ from flask_idempotency.engine import forks
 from flask_idempotency.engine.lease import LeaseRenewer
 
 class Renewable:
-    def __init__(self):
-        self.seen = threading.Event()
+    def __init__(self, fd=None):
+        self.seen, self.fd = threading.Event(), fd
     def run(self):
+        self.thread = threading.get_native_id()
         self.seen.set()
+        if self.fd is not None:
+            os.read(self.fd, 1)
 
-renewer, mine, theirs = LeaseRenewer(), Renewable(), Renewable()
+read_end, write_end = os.pipe()
+renewer, mine, theirs = LeaseRenewer(), Renewable(read_end), Renewable()
 renewer.add(mine, after=0)
 assert mine.seen.wait(60)
-renewer.add(mine, after=3600)
-# A fork below Python copies the interpreter's lock as it is. The lease thread must be asleep then, and not wait for the lock.
-while sys._current_frames()[renewer._thread.ident].f_code.co_name != "wait":
-    threading.Event().wait(0.01)
-threading.Event().wait(0.1)
+# A fork below Python copies the interpreter's lock as it is. The lease thread must read then, and not wait for the lock.
+while open(f"/proc/self/task/{mine.thread}/syscall").read().split()[1:2] != [hex(read_end)]:
+    os.sched_yield()
 fork = os.fork if sys.argv[1] == "python" else ctypes.PyDLL(None).fork
 child = fork()
 if child == 0:
+    mine.seen.clear()
     renewer.add(theirs, after=0)
-    os._exit(0 if theirs.seen.wait(60) and mine not in renewer._due else 1)
+    # In one round, `mine` would run before `theirs`, because it is due longer.
+    os._exit(0 if theirs.seen.wait(60) and not mine.seen.is_set() else 1)
+os.write(write_end, b"1")
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
@@ -52,46 +59,55 @@ def test_a_child_renews_its_own_claims_only(how: str) -> None:
 
 
 class Part:
-    def __init__(self, told: list[str], name: str, error: Exception | None = None) -> None:
-        self.told, self.name, self.error = told, name, error
+    def __init__(self, forks: ModuleType, told: list[str], name: str, error: Exception | None = None) -> None:
+        self.forks, self.told, self.name, self.error = forks, told, name, error
         forks.after_fork(self.forget)
 
     def forget(self) -> None:
         self.told.append(self.name)
-        forks.notice()
+        self.forks.notice()
         if self.error is not None:
             raise self.error
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process looks like a child in which no callback has run."""
-    monkeypatch.setattr(forks, "_callbacks", {})
-    monkeypatch.setattr(forks, "_pid", os.getpid() + 1)
+def forked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A copy of the module that believes to be in a child in which no callback has run.
 
-
-@pytest.mark.usefixtures("forked")
-def test_each_part_is_called_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that fails is logged, and holds up none of the others.
-
-    A lease thread of an earlier test may be the first to notice. `caplog` shows nothing of such a thread, so note the call.
+    A copy, because the lease thread of an earlier test may notice the fork first, and then runs the callbacks.
     """
-    told: list[str] = []
-    logged: list[str] = []
-    monkeypatch.setattr(forks, "_log", SimpleNamespace(exception=lambda text: logged.append(str(sys.exception()))))
-    parts = [Part(told, "first"), Part(told, "fails", ValueError("half-way")), Part(told, "last")]
-    dropped = Part(told, "dropped")
-    del dropped
+    spec = importlib.util.find_spec(forks.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as patched:
+        # Callbacks of the copy would run in each later fork of this process.
+        patched.delattr(os, "register_at_fork")
+        spec.loader.exec_module(copy)
+    monkeypatch.setattr(copy, "_pid", os.getpid() + 1)
+    return copy
 
-    forks.notice()
-    forks.notice()
+
+def test_each_part_is_called_once_and_in_order(forked: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    """One that fails is logged, and holds up none of the others."""
+    told: list[str] = []
+    parts = [
+        Part(forked, told, "first"),
+        Part(forked, told, "fails", ValueError("half-way")),
+        Part(forked, told, "last"),
+    ]
+    dropped = Part(forked, told, "dropped")
+    del dropped
+    gc.collect()
+
+    forked.notice()
+    forked.notice()
 
     assert told == [part.name for part in parts]
-    assert logged == ["half-way"]
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["half-way"]
 
 
-@pytest.mark.usefixtures("forked")
-def test_a_second_thread_waits_until_the_first_has_called_all() -> None:
+def test_a_second_thread_waits_until_the_first_has_called_all(forked: ModuleType) -> None:
     begun, go_on, told = threading.Event(), threading.Event(), list[str]()
 
     class Slow(Part):
@@ -100,13 +116,13 @@ def test_a_second_thread_waits_until_the_first_has_called_all() -> None:
             assert go_on.wait(60)
             super().forget()
 
-    slow = Slow(told, "slow")
+    slow = Slow(forked, told, "slow")
 
     def second() -> None:
-        forks.notice()
+        forked.notice()
         told.append("second")
 
-    threads = [threading.Thread(target=forks.notice), threading.Thread(target=second)]
+    threads = [threading.Thread(target=forked.notice), threading.Thread(target=second)]
     threads[0].start()
     assert begun.wait(60)
     threads[1].start()
