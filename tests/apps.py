@@ -131,6 +131,21 @@ class World:
         return [verb for verb in self.store.verbs() if verb in ("complete", "release", "quarantine")]
 
 
+def record_events(app: Flask, events: list[Event]) -> None:
+    """Append each event of this application to the list.
+
+    One function receives for all applications. Blinker takes a dead receiver out in whatever thread collects it, often the
+    lease thread, and raises "dictionary changed size during iteration" if a test connects one at that moment.
+    """
+    app.extensions["tests record events"] = events
+    for signal in SIGNALS.values():
+        signal.connect(_record, sender=app)
+
+
+def _record(sender: Flask, event: Event) -> None:
+    sender.extensions["tests record events"].append(event)
+
+
 def who() -> str | None:
     """Load the principal from X-User."""
     return request.headers.get("X-User", "alice") or None
@@ -156,12 +171,7 @@ def new_world(
     idempotency = Idempotency(principal=principal, store=store, secret=secret, **policy)
     world = World(app, store, clock, idempotency)
 
-    def remember(sender: Any, event: Event) -> None:
-        world.events.append(event)
-
-    for signal in SIGNALS.values():
-        signal.connect(remember, sender=app)
-    app.extensions["keeps receivers alive"] = remember
+    record_events(app, world.events)
     if init:
         idempotency.init_app(app)
     return world

@@ -16,7 +16,7 @@ from flask_idempotency import Idempotency
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.store import Store
-from flask_idempotency.signals import SIGNALS
+from tests.apps import record_events
 from tests.compliance.vaults import VAULTS, Vault
 
 SECRET = "kept outside the store: 9f2c47d1e8b35a60c1d47be2"
@@ -80,12 +80,7 @@ def new_bank(vault: Vault, **config: Any) -> Bank:
             paid, 201, content_type="application/json", headers={"Location": request.headers.get("X-At", "/1")}
         )
 
-    def remember(sender: Any, event: Event) -> None:
-        bank.events.append(event)
-
-    for signal in SIGNALS.values():
-        signal.connect(remember, sender=app)
-    app.extensions["keeps receivers alive"] = remember
+    record_events(app, bank.events)
     idempotency.init_app(app)
     vault.ends.callback(_close, bank)
     return bank

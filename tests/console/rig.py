@@ -19,9 +19,9 @@ from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
 from flask_idempotency.operations.records import RecordView, handle_of, key_of
-from flask_idempotency.signals import SIGNALS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
+from tests.apps import record_events
 
 SECRET = "s-9f2c47d1e8b35a60c1d47be2a5583f09"
 KEY = "Idempotency-Key"
@@ -161,12 +161,7 @@ def rig(
     app.register_blueprint(Console(idempotency, authorize=asked, **(console or {})))
     idempotency.init_app(app)
 
-    def remember(sender: Any, event: Event) -> None:
-        made.events.append(event)
-
-    for signal in SIGNALS.values():
-        signal.connect(remember, sender=app)
-    app.extensions["keeps receivers alive"] = remember
+    record_events(app, made.events)
 
     @app.post("/pay")
     def pay() -> tuple[str, int]:

@@ -16,8 +16,8 @@ from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.engine.events import ClaimGranted, Event
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, UnknownOutcome
 from flask_idempotency.maintenance.janitor import Batcher
-from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.janitor import janitor_of
+from tests.apps import record_events
 from tests.e2e.ledger import PATIENCE_SECONDS
 
 LEASE: Final = 900.0
@@ -67,11 +67,7 @@ class Till:
         for path, policy in VIEWS.items():
             # Annotations belong to one function object, so every path has its own.
             app.add_url_rule(f"/{path}", path, idempotent(**policy)(partial(self._pay)), methods=["POST"])
-        for signal in SIGNALS.values():
-            signal.connect(self._heard, app)
-
-    def _heard(self, sender: Flask, event: Event) -> None:
-        self.events.append(event)
+        record_events(app, self.events)
 
     def _pay(self) -> tuple[dict[str, str], int]:
         name = current_claim.downstream_key("pay")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,10 +18,10 @@ from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.outbox import Message
 from flask_idempotency.maintenance.relay import Relay, RelayReport
 from flask_idempotency.outbox.outbox import Outbox, OutboxServices
-from flask_idempotency.signals import SIGNALS
 from flask_idempotency.stores.sql.outbox import OutboxTable
 from flask_idempotency.stores.sql.schema import outbox as outbox_rows
 from flask_idempotency.testing.doubles import FrozenClock
+from tests.apps import record_events
 from tests.stores.sql.conftest import (
     clock,
     lent_url,
@@ -144,24 +144,13 @@ def open_shop(records_url: str, clock: FrozenClock) -> Iterator[OpenShop]:
             shop = Shop(app, db, idempotency, outbox, clock)
             shop.table._clock = clock
             outbox.route("*", shop.sent)
-            for kind, signal in SIGNALS.items():
-                if kind.__name__.startswith("Message"):
-                    ends.enter_context(connected(signal, app, shop.events))
+            record_events(app, shop.events)
             with app.app_context():
                 Base.metadata.tables["orders"].create(db.engine, checkfirst=True)
             ends.callback(put_away, shop, shop.table)
             return shop
 
         yield open_one
-
-
-@contextmanager
-def connected(signal: Any, app: Flask, events: list[Event]) -> Iterator[None]:
-    def receive(sender: Flask, event: Event) -> None:
-        events.append(event)
-
-    with signal.connected_to(receive, sender=app):
-        yield
 
 
 def put_away(shop: Shop, table: OutboxTable) -> None:

@@ -15,7 +15,7 @@ from flask_idempotency import Idempotency, current_claim
 from flask_idempotency.engine import activity as names
 from flask_idempotency.engine.events import ClaimGranted, Observation
 from flask_idempotency.engine.keys import owner_mark
-from flask_idempotency.signals import SIGNALS
+from tests.apps import record_events
 
 NAME: Final = "tests.web.observed"
 LARGE: Final = 1000
@@ -196,16 +196,10 @@ def guarded(store: Any, *, principal: Callable[[], str | None] | None = None, **
         principal=principal or who, store=store, secret="only-tests-9f2c47d1e8b35a60c1d47be2", **settings
     )
     idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
-    for signal in SIGNALS.values():
-        signal.connect(_remember, sender=guise.app)
-    guise.app.extensions["remembers"] = guise.events
+    record_events(guise.app, guise.events)
     idempotency.init_app(guise.app)
     guise.app.extensions["idempotency"].activity._renewer.add = lambda *args, **options: None  # no flush by itself
     return guise
-
-
-def _remember(sender: Any, event: Any) -> None:
-    sender.extensions["remembers"].append(event)
 
 
 def granted(guise: Guise) -> int:

@@ -17,8 +17,8 @@ from werkzeug.test import TestResponse
 
 from flask_idempotency.engine.events import Event
 from flask_idempotency.extension import Idempotency
-from flask_idempotency.signals import SIGNALS
 from flask_idempotency.stores.sql.schema import include_in, records
+from tests.apps import record_events
 
 SECRET = "for tests only: 9f2c47d1e8b35a60c1d47be2"
 
@@ -120,16 +120,8 @@ def open_shop(url: str, *, existing: bool = False, **config: Any) -> Shop:
         Base.metadata.create_all(engine)
         with engine.begin() as connection:
             connection.execute(insert(Account).values(id=1))
-    for signal in set(SIGNALS.values()):
-        signal.connect(shop_listener(shop), app, weak=False)
+    record_events(app, shop.events)
     return shop
-
-
-def shop_listener(shop: Shop) -> Callable[..., None]:
-    def listen(sender: Flask, event: Event) -> None:
-        shop.events.append(event)
-
-    return listen
 
 
 OpenShop: TypeAlias = Callable[..., Shop]
