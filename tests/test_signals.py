@@ -6,12 +6,13 @@ import gc
 import weakref
 
 import pytest
-from flask import Flask
+from flask import Flask, got_request_exception, request_finished
 
-from flask_idempotency import signals
+from flask_idempotency import Idempotency, signals
 from flask_idempotency.engine import events
 from flask_idempotency.engine.events import Event, Released, kinds, name_of
 from flask_idempotency.engine.journal import IN_DOUBT, STEPS_CHANGED
+from flask_idempotency.stores.memory import MemoryStore
 
 
 def test_every_event_has_a_documented_signal_of_its_name() -> None:
@@ -69,3 +70,15 @@ def test_a_sender_does_not_keep_its_application_alive() -> None:
     send(Released("abc", "pay", reason="test"))
 
     assert weak() is None
+
+
+def test_applications_share_their_receivers_of_flasks_signals() -> None:
+    """Blinker fails where one thread collects a dead receiver, and another connects one at that moment."""
+    first, second = Flask("app"), Flask("app")
+    for app in (first, second):
+        Idempotency(app, store=MemoryStore(), secret="s-9f2c47d1e8b35a60")
+
+    for signal in (request_finished, got_request_exception):
+        receivers = list(signal.receivers_for(first))
+        assert receivers
+        assert list(signal.receivers_for(second)) == receivers

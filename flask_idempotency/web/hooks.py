@@ -44,8 +44,30 @@ Hooked: TypeAlias = "dict[str | None, list[Callable[..., Any]]]"
 _log = logging.getLogger("flask_idempotency")
 
 
+# Every application connects these same three functions to Flask's signals. Blinker takes a dead receiver out in whatever
+# thread collects it, and raises "dictionary changed size during iteration" if another thread connects one at that moment.
+
+
+def _entered(sender: Flask, **_: Any) -> None:
+    """Notice a fork that bypassed Python's fork hooks: see `engine.forks`."""
+    notice()
+
+
+def _finished(sender: Flask, response: Response, **_: Any) -> None:
+    """Receive the end of every request, with a key or without. Most requests have nothing to finish."""
+    hooks: Hooks = sender.extensions["idempotency"].hooks
+    here = context.get(None)
+    if hooks._guard.abandoned_streams or (here is not None and getattr(here.request, hooks._key, None) is not None):
+        hooks.finish(response)
+
+
+def _failed(sender: Flask, exception: BaseException, **_: Any) -> None:
+    hooks: Hooks = sender.extensions["idempotency"].hooks
+    hooks.failed(exception)
+
+
 class Hooks:
-    """One application's hooks. Owned by `app.extensions`; signals hold it weakly, so that apps can be dropped."""
+    """One application's hooks, owned by `app.extensions`."""
 
     def __init__(
         self,
@@ -85,16 +107,15 @@ class Hooks:
         self._fault: str | None = None
         """Why no key can be claimed in this application, if that came to light after it was set up."""
         self._warned: set[tuple[str, str]] = set()
-        self._finished = self._receiver()
 
     def install(self) -> None:
         """Register the hooks. Raises Flask's error if the application has already handled a request."""
         self._app.before_request(self.before)
         if self._guard.engine.transactions is not None:
             # Before any hook or session interface of the application uses its database.
-            appcontext_pushed.connect(self.entered, self._app)
-        request_finished.connect(self._finished, self._app)
-        got_request_exception.connect(self.failed, self._app)
+            appcontext_pushed.connect(_entered, self._app)
+        request_finished.connect(_finished, self._app)
+        got_request_exception.connect(_failed, self._app)
         # The application's own handler of our errors comes first, whenever it is registered.
         self._app.error_handler_spec[None][None].setdefault(IdempotencyError, self.refused)
 
@@ -107,24 +128,6 @@ class Hooks:
         if general is None:
             raise error
         return self._app.ensure_sync(general)(error)
-
-    def _receiver(self) -> Callable[..., None]:
-        """Return the receiver for the end of every request, with a key or without.
-
-        A function, because a weak reference to a method costs each request two microseconds more.
-        """
-        key, abandoned, finish = self._key, self._guard.abandoned_streams, self.finish
-
-        def finished(sender: Flask, response: Response, **_: Any) -> None:
-            here = context.get(None)
-            if abandoned or (here is not None and getattr(here.request, key, None) is not None):
-                finish(sender, response)
-
-        return finished
-
-    def entered(self, sender: Flask, **_: Any) -> None:
-        """Notice a fork that bypassed Python's fork hooks: see `engine.forks`."""
-        notice()
 
     def report(self) -> None:
         """Log all policies with faults in one message. Each fault closes its own endpoint only."""
@@ -216,7 +219,7 @@ class Hooks:
             Closing(body, response)
         return response
 
-    def failed(self, sender: Flask, exception: BaseException, **_: Any) -> None:
+    def failed(self, exception: BaseException) -> None:
         """Remember an unhandled error. Flask-RESTX and -RESTful send this signal for every abort() as well."""
         state = self._state()
         if state is None or state.context != id(context.get(None)):
@@ -229,7 +232,7 @@ class Hooks:
         if state.phase is Phase.ANSWERED:
             state.phase = Phase.DONE  # a hook failed after the guard's response: the client gets that hook's 500
 
-    def finish(self, sender: Flask, response: Response, **_: Any) -> None:
+    def finish(self, response: Response) -> None:
         """End the claim: all hooks have succeeded and the session is saved, so the response is final."""
         if self._guard.abandoned_streams:
             # In any request: those with a key may be rare. One only: each may wait for the store.
