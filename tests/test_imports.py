@@ -214,13 +214,13 @@ def test_threads_that_need_a_name_first_get_the_same_object(monkeypatch: pytest.
     barrier, found = Barrier(8), list[object]()
 
     def look() -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         found.append(flask_idempotency.Idempotency)
 
     threads = [Thread(target=look) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
 
     assert found == [expected] * 8

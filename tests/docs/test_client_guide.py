@@ -74,7 +74,7 @@ def test_the_table_names_each_exit_code() -> None:
 
 def test_the_session_of_the_page_sends_the_key_to_each_scheme(server: ScriptedServer, names: dict[str, Any]) -> None:
     with names["intents"]("pay") as intent:
-        names["session"].post(server.url, json={}, timeout=5)
+        names["session"].post(server.url, json={}, timeout=60)
 
     assert server.keys == [intent.key]
 

@@ -18,7 +18,7 @@ from tests.example_app.conftest import MakeApp, Server
 
 PAYMENT = {"account": "acc_1", "amount": 1050, "currency": "EUR"}
 INVOICE = {"customer": "cus_1", "amount": 4200, "currency": "EUR"}
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 """Only a failure takes this long."""
 
 ONLY_OBSERVED = ("unkeyed", "sets-cookie")

@@ -14,7 +14,7 @@ from pathlib import Path
 from example_app.demo.servers import DIE_WITH_PARENT
 
 ROOT = Path(__file__).resolve().parents[2]
-STOP_SECONDS = 10.0
+STOP_SECONDS = 60.0
 
 # Each of these costs a second at the start, and there is nobody to hear it.
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")

@@ -20,7 +20,7 @@ from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import a_key, a_token
 from tests.books import book_in
 
-DEADLINE_SECONDS = 10
+DEADLINE_SECONDS = 60
 
 
 class Store(MemoryStore):

@@ -13,7 +13,7 @@ from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_request, a_token
 from tests.forgiving import redis_store
 
-MEETING_SECONDS = 30.0
+MEETING_SECONDS = 60.0
 
 
 def round_key(number: int) -> StorageKey:

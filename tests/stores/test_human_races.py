@@ -24,7 +24,7 @@ from tests.sql_backends import sql_databases, sql_stores
 __all__ = ["make_kept", "sql_databases", "sql_stores"]
 
 ROUNDS = 12
-MEETING_SECONDS = 30.0
+MEETING_SECONDS = 60.0
 SAID = StoredResponse(299, body=b"said by hand")
 WORD = AuditNote("ops", "asked the bank")
 

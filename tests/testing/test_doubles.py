@@ -104,7 +104,7 @@ def test_calls_are_noted_with_their_tokens() -> None:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 WORKER = """

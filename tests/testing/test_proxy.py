@@ -12,7 +12,7 @@ import pytest
 from flask_idempotency.testing import TcpProxy
 from tests.tooling.processes import eventually
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 BRIEF_SECONDS = 0.05
 """Only for what never comes."""
 

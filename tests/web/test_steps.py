@@ -526,7 +526,7 @@ def test_waiting_duplicates_resume_a_pause() -> None:
     answers: list[TestResponse] = []
 
     def ask() -> None:
-        everybody.wait(30)
+        everybody.wait(60)
         answer = shop.post()
         while answer.status_code == 409:  # every slot for waiting was taken
             answer = shop.post()

@@ -48,7 +48,7 @@ def test_a_handler_that_raises_while_a_command_is_packed_ends_no_process(redis_s
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=400,
     )
 
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])

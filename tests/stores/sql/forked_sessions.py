@@ -247,7 +247,7 @@ def main(scenario: str, how: str, url: str) -> None:
     scenarios = {each.__name__: each for each in (idle, held, garbage, binds, late, unpooled, outlived)}
     if how != "python":
         # Leases are longer than a scenario. See `fork_below_python`.
-        LeaseRenewer._start = lambda renewer: None  # type: ignore[method-assign]
+        LeaseRenewer._start = lambda self: None  # type: ignore[method-assign]
     scenarios[scenario](url, os.fork if how == "python" else fork_below_python)
 
 

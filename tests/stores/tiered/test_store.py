@@ -35,7 +35,7 @@ from flask_idempotency.testing.contract.support import (
 from tests.stores.cached import PATIENT, completed
 from tests.tiered_backends import TellingStore
 
-MEETING_SECONDS = 30.0
+MEETING_SECONDS = 60.0
 
 
 @pytest.fixture
