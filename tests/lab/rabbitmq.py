@@ -13,6 +13,7 @@ from typing import Self
 
 from tests.lab.postgres import launch, private_folder, wait_until
 from tests.lab.programs import missing
+from tests.tooling.processes import reserved_port
 
 # Debian's. The one on the PATH runs as a user of its own, in that user's folders, and as nobody else.
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -84,7 +85,11 @@ class RabbitServer:
         self.stop()
 
     def _start(self) -> None:
-        self.port, distribution, names = _free_ports(3)
+        with ExitStack() as held:
+            self._start_on(*(held.enter_context(reserved_port()).getsockname()[1] for _ in range(3)))
+
+    def _start_on(self, port: int, distribution: int, names: int) -> None:
+        self.port = port
         (self.folder / "rabbitmq.conf").write_text(SETTINGS)
         environment = {
             "HOME": self.folder,  # where its cookie is
@@ -122,12 +127,6 @@ class RabbitServer:
             process.kill()
             process.wait()
         shutil.rmtree(self.folder / "data", ignore_errors=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as open_until_all_are_known:
-        sockets = [open_until_all_are_known.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _answers(port: int, question: bytes) -> bool:

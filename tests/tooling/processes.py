@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,17 @@ def eventually(holds: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def reserved_port() -> socket.socket:
+    """Bind a free port, and keep it until the socket is closed: no other process gets it by asking for a free one.
+
+    A server with SO_REUSEADDR can listen on it, because this socket does not.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def gone(pid: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.tooling.processes import DEADLINE_SECONDS, eventually
+from tests.tooling.processes import DEADLINE_SECONDS, eventually, reserved_port
 
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SERVER = "http://127.0.0.1:5000"
@@ -84,18 +84,17 @@ class Reader:
     def serve(self) -> None:
         """Start `flask run`, after a server that runs already has ended."""
         self.stop()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.address = f"http://127.0.0.1:{port}"
-        self.server = subprocess.Popen(
-            [self.programs / "flask", "run", "--port", str(port)],
-            cwd=self.folder,
-            env=self._env(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        assert eventually(lambda: _listens(port))
+        with reserved_port() as held:
+            port = held.getsockname()[1]
+            self.address = f"http://127.0.0.1:{port}"
+            self.server = subprocess.Popen(
+                [self.programs / "flask", "run", "--port", str(port)],
+                cwd=self.folder,
+                env=self._env(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            assert eventually(lambda: _listens(port))
 
     def stop(self) -> None:
         """End the server. It may have inherited that SIGINT is ignored, from a shell that started the tests behind `&`."""
