@@ -54,7 +54,7 @@ PHOTO = multipart(
     ("a", None, None, b"1"), ("photo", "a.png", "image/png", b"\x89PNG\n\xff" * 9), ("a", None, None, b"2")
 )
 FIELDS = multipart(("a", None, None, b"1"), ("b", None, None, b"2"))
-LARGE = multipart(("photo", "a.png", "image/png", b"0123456789abcde\n" * 9000))
+LARGE = multipart(("photo", "a.png", "image/png", (b"0123456789" * 99 + b"\n") * 100))
 
 BODIES: dict[str, tuple[bytes, str]] = {
     "json": (b'{"a": 1,\n "b": [2]}', "application/json"),
@@ -66,7 +66,7 @@ BODIES: dict[str, tuple[bytes, str]] = {
     "broken multipart": (FIELDS[0][:-10], FIELDS[1]),
     "multipart without boundary": (PHOTO[0], "multipart/form-data"),
     "octets": (b"\0\n\xff" * 20, "application/octet-stream"),
-    "large octets": (b"line\n" * 30_000, "application/octet-stream"),
+    "large octets": ((b"line " * 199 + b"\n") * 100, "application/octet-stream"),
     "untyped": (b"a=1", ""),
     "empty": (b"", "application/json"),
     "empty form": (b"", FORM),
@@ -94,7 +94,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "files": files,
     "values": lambda: list(request.values.items(multi=True)),
     "stream": lambda: request.stream.read(),
-    "stream in pieces": lambda: list(iter(lambda: request.stream.read(7), b"")),
+    "stream in pieces": lambda: list(iter(lambda: request.stream.read(7 if length() < 1000 else 7000), b"")),
     "readline": lambda: [request.stream.readline(), request.stream.readline()],
     "iteration": lambda: list(request.stream),
     "wsgi.input": lambda: request.environ["wsgi.input"].read(length()),
@@ -116,6 +116,10 @@ def reading(reader: Callable[[], Any], *hooks: Callable[[], Any], **config: Any)
     return app
 
 
+def as_the_header_asks() -> Any:
+    return READERS[request.headers["X-Reader"]]()
+
+
 def ours() -> None:
     read_body(request)
 
@@ -131,53 +135,50 @@ def taken(
     return b"".join(chunks(body.stream))
 
 
-@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", BODIES)
-def test_view_sees_what_it_sees_without_the_extension(kind: str, reader: str) -> None:
-    """Property 56: every kind of body, however it is read and however it arrives, with a limit and without."""
+def test_view_sees_what_it_sees_without_the_extension(kind: str) -> None:
+    """Property 56: every kind of body, however it is read and however it arrives, with a limit and without.
+
+    At the limit, Werkzeug's own stream behaves differently for each way of reading, and so does this one.
+    """
     data, media_type = BODIES[kind]
-    for delivery, limit in product(DELIVERIES, (None, len(data) + 1)):
-        plain = reading(READERS[reader], MAX_CONTENT_LENGTH=limit)
-        guarded = reading(READERS[reader], ours, MAX_CONTENT_LENGTH=limit)
+    plain, guarded = reading(as_the_header_asks), reading(as_the_header_asks, ours)
+    wrong = []
+    for reader, delivery, limit in product(READERS, DELIVERIES, (None, len(data), len(data) + 1)):
+        plain.config["MAX_CONTENT_LENGTH"] = guarded.config["MAX_CONTENT_LENGTH"] = limit
+        if limit != len(data) or reader in AT_THE_LIMIT:
+            about = {"delivery": delivery, "headers": {"X-Reader": reader}}
+            expected, got = (send(app, environ_of(data, media_type, **about)) for app in (plain, guarded))
+            wrong += [(reader, delivery, limit, expected, got)] if expected != got else []
 
-        expected = send(plain, environ_of(data, media_type, delivery=delivery))
-
-        assert expected == send(guarded, environ_of(data, media_type, delivery=delivery)), (delivery, limit)
-
-
-@pytest.mark.parametrize("delivery", DELIVERIES)
-@pytest.mark.parametrize("reader", ("get_data", "stream", "stream in pieces", "iteration", "json"))
-def test_view_sees_the_same_at_exactly_the_limit(reader: str, delivery: Delivery) -> None:
-    """At the limit, Werkzeug's own stream behaves differently for each way of reading, and so does this one."""
-    data = b'{"a": 1}\n'
-    plain = reading(READERS[reader], MAX_CONTENT_LENGTH=len(data))
-    guarded = reading(READERS[reader], ours, MAX_CONTENT_LENGTH=len(data))
-
-    assert send(plain, environ_of(data, delivery=delivery)) == send(guarded, environ_of(data, delivery=delivery))
+    assert [] == wrong
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("hook", ("get_data", "json", "form", "values"))
-@pytest.mark.parametrize("kind", ("json", "urlencoded", "multipart", "octets"))
-def test_view_sees_the_same_after_another_hook(kind: str, hook: str, reader: str) -> None:
+AT_THE_LIMIT = ("get_data", "stream", "stream in pieces", "iteration", "json")
+
+
+@pytest.mark.parametrize("hook", ("get_data", "form"))
+@pytest.mark.parametrize("kind", ("json", "urlencoded", "multipart"))
+def test_view_sees_the_same_after_another_hook(kind: str, hook: str) -> None:
     """CSRF protection and request logging read bodies too; the view gets what they leave."""
     data, media_type = BODIES[kind]
-    for delivery in DELIVERIES:
-        plain = reading(READERS[reader], READERS[hook])
-        guarded = reading(READERS[reader], READERS[hook], ours)
+    plain, guarded = reading(as_the_header_asks, READERS[hook]), reading(as_the_header_asks, READERS[hook], ours)
+    wrong = []
+    for reader, delivery in product(READERS, DELIVERIES):
+        about = {"delivery": delivery, "headers": {"X-Reader": reader}}
+        expected, got = (send(app, environ_of(data, media_type, **about)) for app in (plain, guarded))
+        wrong += [(reader, delivery, expected, got)] if expected != got else []
 
-        expected = send(plain, environ_of(data, media_type, delivery=delivery))
-
-        assert expected == send(guarded, environ_of(data, media_type, delivery=delivery)), delivery
+    assert [] == wrong
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
-@pytest.mark.parametrize("size", (0, 1, MEMORY_BYTES - 1, MEMORY_BYTES, MEMORY_BYTES + 1, 5 * MEMORY_BYTES))
-def test_whole_body_is_read(size: int, delivery: Delivery) -> None:
+def test_whole_body_is_read(delivery: Delivery) -> None:
     """To the last byte, on both sides of every buffer."""
-    data = bytes(index % 251 for index in range(size))
+    for size in (0, 1, MEMORY_BYTES - 1, MEMORY_BYTES, MEMORY_BYTES + 1, 5 * MEMORY_BYTES):
+        data = bytes(index % 251 for index in range(size))
 
-    assert data == taken(data, delivery=delivery, before=lambda asked: None)
+        assert data == taken(data, delivery=delivery, before=lambda asked: None), size
 
 
 def test_bytes_beyond_the_announced_length_are_not_cut_off() -> None:
@@ -208,39 +209,24 @@ def test_stream_that_never_ends_is_left_alone() -> None:
     assert b"abc" == environ["wsgi.input"].read()
 
 
-@pytest.mark.parametrize("delivery", (terminated, seekable))
 @pytest.mark.parametrize("limit", (None, 5000))
-@pytest.mark.parametrize("sent", (0, 3, 999))
-def test_truncated_body_is_refused_if_the_server_does_not_report_it(
-    delivery: Delivery, limit: int | None, sent: int
-) -> None:
-    """Property 59: gunicorn ends a body of 3 bytes out of 1000 as if it were whole."""
+@pytest.mark.parametrize("delivery", (terminated, seekable))
+def test_truncated_body_is_refused_if_the_server_does_not_report_it(delivery: Delivery, limit: int | None) -> None:
+    """Property 59: gunicorn ends a body of 3 bytes out of 1000 as if it were whole. A copy that a hook cached is cut too."""
     app = Flask(__name__)
     app.config["MAX_CONTENT_LENGTH"] = limit
-    environ = environ_of(b"x" * sent, delivery=delivery) | {"CONTENT_LENGTH": "1000"}
-
-    with app.app_context(), pytest.raises(TruncatedBody):
-        read_body(Request(environ))
+    with app.app_context():
+        for sent, cached in product((0, 3, 999), (False, True)):
+            asked = Request(environ_of(b"x" * sent, delivery=delivery) | {"CONTENT_LENGTH": "1000"})
+            asked.get_data() if cached else None
+            with pytest.raises(TruncatedBody):
+                read_body(asked)
 
 
 def test_truncated_body_is_refused_if_werkzeug_reports_it() -> None:
     """Its ClientDisconnected becomes the same refusal."""
     with pytest.raises(TruncatedBody):
         read_body(Request(environ_of(b"abc") | {"CONTENT_LENGTH": "1000"}))
-
-
-@pytest.mark.parametrize("limit", (None, 5000))
-def test_truncated_body_that_a_hook_has_cached_is_refused(limit: int | None) -> None:
-    """The cached copy is truncated too."""
-    app = Flask(__name__)
-    app.config["MAX_CONTENT_LENGTH"] = limit
-    environ = environ_of(b"abc", delivery=terminated) | {"CONTENT_LENGTH": "1000"}
-
-    with app.app_context():
-        asked = Request(environ)
-        asked.get_data()
-        with pytest.raises(TruncatedBody):
-            read_body(asked)
 
 
 def test_connection_lost_in_a_chunked_body_is_a_truncated_body() -> None:
@@ -305,11 +291,19 @@ CONSUMERS: dict[str, Callable[[Request], Any]] = {
 }
 
 
-@pytest.mark.parametrize("consumer", CONSUMERS)
-@pytest.mark.parametrize("delivery", (by_length, endless, terminated, seekable))
-def test_an_empty_body_is_never_consumed(delivery: Delivery, consumer: str) -> None:
+def refusal(data: bytes, **about: Any) -> type[Exception] | None:
+    """Return the class of the error that `taken` raises."""
+    try:
+        taken(data, **about)
+    except (BodyConsumed, TruncatedBody) as error:
+        return type(error)
+    return None
+
+
+def test_an_empty_body_is_never_consumed() -> None:
     """A DELETE without a body passes a hook that reads every body."""
-    assert b"" == taken(delivery=delivery, before=CONSUMERS[consumer])
+    for delivery, consumer in product((by_length, endless, terminated, seekable), CONSUMERS):
+        assert b"" == taken(delivery=delivery, before=CONSUMERS[consumer]), (delivery, consumer)
 
 
 def cache_the_rest(asked: Request) -> None:
@@ -318,22 +312,27 @@ def cache_the_rest(asked: Request) -> None:
     asked.get_data()
 
 
-@pytest.mark.parametrize("consumer", CONSUMERS)
-@pytest.mark.parametrize("delivery", DELIVERIES)
-def test_consumed_body_raises(delivery: Delivery, consumer: str) -> None:
+def test_consumed_body_raises() -> None:
     """Property 62: never a fingerprint of the rest, on any server."""
+    kept = [
+        (delivery, consumer)
+        for delivery, consumer in product(DELIVERIES, CONSUMERS)
+        if refusal(b"{}{}", delivery=delivery, before=CONSUMERS[consumer]) is not BodyConsumed
+    ]
+
+    assert [] == kept
     with pytest.raises(BodyConsumed, match="get_data"):
-        taken(b'{"amount": 1}', delivery=delivery, before=CONSUMERS[consumer])
+        taken(b"{}", before=CONSUMERS["stream"])
 
 
-@pytest.mark.parametrize(
-    ("delivery", "error"),
-    ((by_length, BodyConsumed), (endless, BodyConsumed), (seekable, BodyConsumed), (terminated, TruncatedBody)),
-)
-def test_body_cached_in_part_is_refused(delivery: Delivery, error: type[Exception]) -> None:
+def test_body_cached_in_part_is_refused() -> None:
     """If the server's stream has no position, the missing bytes show the earlier read."""
-    with pytest.raises(error):
-        taken(b'{"amount": 1}', delivery=delivery, before=cache_the_rest)
+    got = {
+        delivery: refusal(b'{"amount": 1}', delivery=delivery, before=cache_the_rest)
+        for delivery in (by_length, endless, seekable, terminated)
+    }
+
+    assert got == {by_length: BodyConsumed, endless: BodyConsumed, seekable: BodyConsumed, terminated: TruncatedBody}
 
 
 @pytest.mark.parametrize("delivery", (by_length, seekable))
@@ -344,30 +343,20 @@ def test_input_read_behind_werkzeugs_back_raises(delivery: Delivery) -> None:
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_form_access_on_another_type_consumes_nothing(delivery: Delivery) -> None:
-    """CSRF protection looks for a token in `request.form` of a JSON request too."""
-    assert b"{}" == taken(b"{}", delivery=delivery, before=lambda asked: asked.form)
+def test_a_body_that_a_hook_kept_is_read_from_there(delivery: Delivery) -> None:
+    """CSRF protection looks for a token in `request.form` of a JSON request too, which consumes nothing."""
 
-
-@pytest.mark.parametrize("delivery", DELIVERIES)
-def test_body_cached_by_a_hook_is_read_from_the_cache(delivery: Delivery) -> None:
-    """Also when it has been parsed as JSON or as a form from there."""
-
-    def before(asked: Request) -> None:
+    def cached(asked: Request) -> None:
         asked.get_data()
         assert asked.form is not None
 
-    assert b"{}" == taken(b"{}", delivery=delivery, before=before)
-    assert b"a=1" == taken(b"a=1", media_type=FORM, delivery=delivery, before=before)
+    assert b"{}" == taken(b"{}", delivery=delivery, before=lambda asked: asked.form)
+    assert b"{}" == taken(b"{}", delivery=delivery, before=cached)
+    assert b"a=1" == taken(b"a=1", media_type=FORM, delivery=delivery, before=cached)
     assert b"{}" == taken(b"{}", delivery=delivery, before=lambda asked: asked.get_json())
 
-
-@pytest.mark.parametrize("delivery", DELIVERIES)
-def test_form_parsed_by_a_hook_is_found_as_a_form(delivery: Delivery) -> None:
-    """Also after get_data(), which then caches nothing."""
     asked = request_of(b"a=1", FORM, delivery=delivery)
     assert ("1", b"") == (asked.form["a"], asked.get_data())
-
     assert read_body(asked).parsed
 
 
