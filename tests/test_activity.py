@@ -123,9 +123,9 @@ def later(renewer: LeaseRenewer, time: Time) -> Callable[[], None]:
     return pass_by
 
 
-@pytest.mark.parametrize("kind", kinds(), ids=name_of)
-def test_every_event_is_counted_or_listed_here(kind: type[Event]) -> None:
-    assert (kind in COUNTERS) != (name_of(kind) in NOT_COUNTED)
+def test_every_event_is_counted_or_listed_here() -> None:
+    for kind in kinds():
+        assert (kind in COUNTERS) != (name_of(kind) in NOT_COUNTED), kind
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,9 @@ def test_durations_are_seconds_or_timedeltas(value: Any, seconds: float) -> None
     assert seconds == load_override({"lease": value}, where="here")["lease"]
 
 
-@pytest.mark.parametrize(
-    ("keyword", "value"),
-    [
+def test_p05_values_that_cannot_hold_are_refused() -> None:
+    """Each with one sentence that begins with where it was written."""
+    for keyword, value in [
         ("lease", 0),
         ("lease", "30"),
         ("lease", True),
@@ -189,12 +190,9 @@ def test_durations_are_seconds_or_timedeltas(value: Any, seconds: float) -> None
         ("scope", "tenant"),
         ("max_body", -1),
         ("required", "perhaps"),
-    ],
-)
-def test_p05_values_that_cannot_hold_are_refused(keyword: str, value: Any) -> None:
-    """Each with one sentence that begins with where it was written."""
-    with pytest.raises(ConfigurationError, match=f"here: {keyword}: "):
-        load_override({keyword: value}, where="here")
+    ]:
+        with pytest.raises(ConfigurationError, match=f"here: {keyword}: "):
+            load_override({keyword: value}, where="here")
 
 
 def test_statuses_may_be_numbers_and_classes() -> None:
@@ -287,10 +285,10 @@ def test_a_derived_secret_warns_outside_debug_and_testing() -> None:
     assert (b"k-9f2c47d1e8b35a60",) != strict.secrets
 
 
-@pytest.mark.parametrize("secret", ["", [], [""], 5, ["new", None]])
-def test_an_unusable_secret_is_refused(secret: Any) -> None:
+def test_an_unusable_secret_is_refused() -> None:
     """An empty secret would make every storage key guessable."""
-    assert "IDEMPOTENCY_SECRET: must be a non-empty string" in faults({"IDEMPOTENCY_SECRET": secret})
+    for secret in ["", [], [""], 5, ["new", None]]:
+        assert "IDEMPOTENCY_SECRET: must be a non-empty string" in faults({"IDEMPOTENCY_SECRET": secret}), secret
 
 
 def test_no_secret_at_all_is_refused_where_records_outlive_the_process() -> None:
@@ -361,9 +359,9 @@ def test_what_cannot_hold_is_refused_at_the_start(setting: dict[str, Any], sente
         loaded(**setting)
 
 
-@pytest.mark.parametrize(
-    ("settings", "quota"),
-    (
+def test_quotas_are_whole_numbers_and_a_rate() -> None:
+    """Nothing set is None, so that nothing is counted."""
+    cases: tuple[Any, ...] = (
         ({}, None),
         ({"quota_records": None}, None),
         ({"quota_records": 5}, Quota(records=5)),
@@ -371,37 +369,33 @@ def test_what_cannot_hold_is_refused_at_the_start(setting: dict[str, Any], sente
         ({"quota_new_keys": (10, 60)}, Quota(new_keys=NewKeys(10, 60.0))),
         ({"quota_new_keys": [10, 0.5]}, Quota(new_keys=NewKeys(10, 0.5))),
         ({"quota_new_keys": NewKeys(10, 60)}, Quota(new_keys=NewKeys(10, 60.0))),
-    ),
-)
-def test_quotas_are_whole_numbers_and_a_rate(settings: dict[str, Any], quota: Quota | None) -> None:
-    """Nothing set is None, so that nothing is counted."""
-    assert quota == load_lenient(secret="s-9f2c47d1e8b35a60", **settings).quota
+    )
+    for settings, quota in cases:
+        assert quota == load_lenient(secret="s-9f2c47d1e8b35a60", **settings).quota, (settings, quota)
 
 
-@pytest.mark.parametrize("name", ("quota_records", "quota_bytes", "quota_in_flight"))
-@pytest.mark.parametrize("value", (-1, 1.5, "5", True))
-def test_what_is_no_whole_number_is_refused(name: str, value: Any) -> None:
-    (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", **{name: value})
+def test_what_is_no_whole_number_is_refused() -> None:
+    values: tuple[Any, ...] = (-1, 1.5, "5", True)
+    for value, name in product(values, ("quota_records", "quota_bytes", "quota_in_flight")):
+        (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", **{name: value})
 
-    assert told.startswith(f"IDEMPOTENCY_{name.upper()}: ")
+        assert told.startswith(f"IDEMPOTENCY_{name.upper()}: "), (value, name)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    (
+def test_what_no_store_can_count_to_is_refused() -> None:
+    """Else a database says so at the first claim, and all of them are 500. The remedy is no limit at all."""
+    limits: tuple[tuple[str, Any], ...] = (
         ("quota_records", 10**19),
         ("quota_bytes", 2**53 + 1),
         ("quota_in_flight", 2**63),
         ("quota_new_keys", (10**19, 3600)),
-    ),
-)
-def test_what_no_store_can_count_to_is_refused(name: str, value: Any) -> None:
-    """Else a database says so at the first claim, and all of them are 500. The remedy is no limit at all."""
-    (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", **{name: value})
+    )
+    for name, value in limits:
+        (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", **{name: value})
 
-    assert told.startswith(f"IDEMPOTENCY_{name.upper()}: ")
-    assert "2**53" in told
-    assert "for no limit, leave it out" in told
+        assert told.startswith(f"IDEMPOTENCY_{name.upper()}: "), (name, value)
+        assert "2**53" in told, (name, value)
+        assert "for no limit, leave it out" in told, (name, value)
 
 
 def test_what_every_store_can_count_to_is_not() -> None:
@@ -418,14 +412,23 @@ def test_what_every_store_can_count_to_is_not() -> None:
     assert Quota(most, most, most, NewKeys(most, 1.0)) == quota
 
 
-@pytest.mark.parametrize(
-    "value",
-    (5, "10 60", (10,), (10, 0), (10, -1), (10, float("inf")), (1.5, 60), (True, 60), (-1, 60), (1, "60"), (1, 1e9)),
-)
-def test_what_is_no_rate_is_refused(value: Any) -> None:
-    (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", quota_new_keys=value)
+def test_what_is_no_rate_is_refused() -> None:
+    for value in (
+        5,
+        "10 60",
+        (10,),
+        (10, 0),
+        (10, -1),
+        (10, float("inf")),
+        (1.5, 60),
+        (True, 60),
+        (-1, 60),
+        (1, "60"),
+        (1, 1e9),
+    ):
+        (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", quota_new_keys=value)
 
-    assert told.startswith("IDEMPOTENCY_QUOTA_NEW_KEYS: ")
+        assert told.startswith("IDEMPOTENCY_QUOTA_NEW_KEYS: "), value
 
 
 @pytest.mark.parametrize(("settings", "shards"), (({}, 1), ({"tenant_shards": 1}, 1), ({"tenant_shards": 256}, 256)))
@@ -437,11 +440,11 @@ def test_a_tenant_has_one_part_by_default(settings: dict[str, Any], shards: int)
     assert (shards > 1) == ("with each tenant in 256 parts" in summary(loaded, quota_loader=False))
 
 
-@pytest.mark.parametrize("value", (0, -1, 257, 1.5, "4", True))
-def test_what_is_no_number_of_parts_is_refused(value: Any) -> None:
-    (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", tenant_shards=value)
+def test_what_is_no_number_of_parts_is_refused() -> None:
+    for value in (0, -1, 257, 1.5, "4", True):
+        (told,) = lenient_faults(secret="s-9f2c47d1e8b35a60", tenant_shards=value)
 
-    assert told.startswith("IDEMPOTENCY_TENANT_SHARDS: ")
+        assert told.startswith("IDEMPOTENCY_TENANT_SHARDS: "), value
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from base64 import b64encode
+from itertools import product
 from typing import Any
 
 import pytest
@@ -273,9 +274,9 @@ def test_a_redis_elsewhere_without_tls_is_refused_and_can_be_waived(url: str) ->
     assert load(**{**WHOLE, "store": url, "allow_plaintext_transport": True}).allow_plaintext_transport
 
 
-@pytest.mark.parametrize(
-    ("url", "fine"),
-    (
+def test_a_postgresql_elsewhere_has_to_be_reached_over_tls() -> None:
+    """As libpq finds its way. A database on this machine is not reached over anything."""
+    for url, fine in (
         ("postgresql://db/shop", False),
         ("postgresql+psycopg://shop:x@db/shop?sslmode=prefer", False),
         ("postgresql+psycopg://shop:x@db/shop?sslmode=disable", False),
@@ -296,17 +297,14 @@ def test_a_redis_elsewhere_without_tls_is_refused_and_can_be_waived(url: str) ->
         ("postgresql://localhost:pa#ss@db/shop", False),
         ("sqlite:////var/lib/shop.db", True),
         ("memory://", True),
-    ),
-)
-def test_a_postgresql_elsewhere_has_to_be_reached_over_tls(url: str, fine: bool) -> None:
-    """As libpq finds its way. A database on this machine is not reached over anything."""
-    settings = {**WHOLE, "store": url}
+    ):
+        settings = {**WHOLE, "store": url}
 
-    if fine:
-        assert load(**settings).encryption == "required"
-    else:
-        (told,) = faults(**settings)
-        assert told.startswith("IDEMPOTENCY_STORE: ")
+        if fine:
+            assert load(**settings).encryption == "required", (url, fine)
+        else:
+            (told,) = faults(**settings)
+            assert told.startswith("IDEMPOTENCY_STORE: ")
 
 
 @pytest.mark.parametrize(
@@ -404,31 +402,30 @@ def test_an_object_cannot_be_looked_into() -> None:
     assert load(**{**WHOLE, "store": MemoryStore()}).encryption == "required"
 
 
-@pytest.mark.parametrize("setting", ("store", "redis_url"))
-@pytest.mark.parametrize(
-    ("url", "fine"),
-    (
-        ("rediss://cache?ssl_cert_reqs=none", False),
-        ("rediss://:canary@cache/0?db=1&ssl_cert_reqs=none", False),
-        ("rediss://cache?ssl_cert_reqs=required&ssl_cert_reqs=none", False),
-        ("rediss://cache?ssl_cert_reqs=none&ssl_cert_reqs=required", False),
-        ("rediss://cache?ssl_cert_reqs=%6eone", False),
-        ("rediss:///0?host=cache&ssl_cert_reqs=none", False),
-        ("rediss://cache?ssl_cert_reqs=required", True),
-        ("rediss://cache?ssl_cert_reqs=optional", True),
-        ("rediss://127.0.0.1?ssl_cert_reqs=none", True),
-    ),
-)
-def test_a_certificate_that_is_not_verified_is_no_tls(setting: str, url: str, fine: bool) -> None:
+def test_a_certificate_that_is_not_verified_is_no_tls() -> None:
     """An attacker on the way may show another certificate."""
-    settings = {**WHOLE, "store": "sqlite:///shop.db", setting: url}
+    for (url, fine), setting in product(
+        (
+            ("rediss://cache?ssl_cert_reqs=none", False),
+            ("rediss://:canary@cache/0?db=1&ssl_cert_reqs=none", False),
+            ("rediss://cache?ssl_cert_reqs=required&ssl_cert_reqs=none", False),
+            ("rediss://cache?ssl_cert_reqs=none&ssl_cert_reqs=required", False),
+            ("rediss://cache?ssl_cert_reqs=%6eone", False),
+            ("rediss:///0?host=cache&ssl_cert_reqs=none", False),
+            ("rediss://cache?ssl_cert_reqs=required", True),
+            ("rediss://cache?ssl_cert_reqs=optional", True),
+            ("rediss://127.0.0.1?ssl_cert_reqs=none", True),
+        ),
+        ("store", "redis_url"),
+    ):
+        settings = {**WHOLE, "store": "sqlite:///shop.db", setting: url}
 
-    if fine:
-        assert load(**settings).encryption == "required"
-    else:
-        (told,) = faults(**settings)
-        assert told.startswith(f"IDEMPOTENCY_{setting.upper()}: ")
-        assert "ssl_cert_reqs" in told
+        if fine:
+            assert load(**settings).encryption == "required", (url, fine, setting)
+        else:
+            (told,) = faults(**settings)
+            assert told.startswith(f"IDEMPOTENCY_{setting.upper()}: ")
+            assert "ssl_cert_reqs" in told
 
 
 @pytest.mark.parametrize(
@@ -500,7 +497,7 @@ STRONG = "kUq3vN8xZt5bWm1cYr7d"
 STRONGER = "kUq3vN8xZt5bWm1cYr7d-hLs2eJg9pAo4fQi6"
 
 
-WEAK = [
+WEAK: list[Any] = [
     "a",
     "changeme",
     "fifteen-bytes-x",
@@ -545,24 +542,24 @@ def secret_faults(*arguments: Any, **named: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("weak", WEAK, ids=repr)
-def test_a_weak_secret_is_refused_outside_debug_and_testing(weak: str | bytes) -> None:
+def test_a_weak_secret_is_refused_outside_debug_and_testing() -> None:
     """Who reads the store could try candidates. The text tells the length and the command, and not the value."""
-    told = secret_faults(weak)
+    for weak in WEAK:
+        told = secret_faults(weak)
 
-    assert f"it has {len(weak if isinstance(weak, bytes) else weak.encode())} bytes" in told
-    assert "secrets.token_urlsafe(32)" in told
-    assert repr(weak) not in told
-    assert "a" == weak or str(weak) not in told
-    load_secret(weak, lenient=True)
+        assert f"it has {len(weak if isinstance(weak, bytes) else weak.encode())} bytes" in told, weak
+        assert "secrets.token_urlsafe(32)" in told, weak
+        assert repr(weak) not in told, weak
+        assert "a" == weak or str(weak) not in told, weak
+        load_secret(weak, lenient=True)
 
 
-@pytest.mark.parametrize("weak", WEAK, ids=repr)
-def test_a_secret_that_is_derived_is_as_strong_as_its_secret_key(weak: str | bytes) -> None:
-    assert "SECRET_KEY" in secret_faults(secret_key=weak)
-    assert "SECRET_KEY" in secret_faults(derived_secret(weak))
-    load_secret(secret_key=weak, lenient=True)
-    load_secret(secret_key=STRONG)
+def test_a_secret_that_is_derived_is_as_strong_as_its_secret_key() -> None:
+    for weak in WEAK:
+        assert "SECRET_KEY" in secret_faults(secret_key=weak), weak
+        assert "SECRET_KEY" in secret_faults(derived_secret(weak)), weak
+        load_secret(secret_key=weak, lenient=True)
+        load_secret(secret_key=STRONG)
 
 
 def test_random_secrets_are_accepted() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import wraps
+from itertools import product
 from typing import Any
 
 import pytest
@@ -224,17 +225,14 @@ def assert_refused(shop: Shop, answer: TestResponse) -> None:
     assert "Idempotency(app)" in problem["detail"]
 
 
-@pytest.mark.parametrize("config", ("production", "testing", "debug"))
-@pytest.mark.parametrize("policy", ({"required": True}, {"effects": "marked"}, {}))
-@pytest.mark.parametrize("headers", (KEY, {"X-None": "x"}))
-def test_an_idempotent_view_without_the_extension_refuses_to_run(
-    config: str, policy: dict[str, Any], headers: dict[str, str]
-) -> None:
+def test_an_idempotent_view_without_the_extension_refuses_to_run() -> None:
     """With a key or without one: so its author finds out on the first try, and no client does."""
-    shop = Shop(**CONFIGS[config])
-    shop.app.post("/")(idempotent(**policy)(unguarded_view(shop)))
+    policies: tuple[dict[str, Any], ...] = ({"required": True}, {"effects": "marked"}, {})
+    for headers, policy, config in product((KEY, {"X-None": "x"}), policies, ("production", "testing", "debug")):
+        shop = Shop(**CONFIGS[config])
+        shop.app.post("/")(idempotent(**policy)(unguarded_view(shop)))
 
-    assert_refused(shop, shop.post(**headers))
+        assert_refused(shop, shop.post(**headers))
 
 
 def test_trapped_exceptions_let_nothing_run_either() -> None:

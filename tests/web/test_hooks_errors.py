@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import product
 from typing import Any
 
 import gevent  # type: ignore[import-untyped]
@@ -128,23 +129,9 @@ def test_an_exception_past_the_point_of_no_return_quarantines(config: str) -> No
 GOING: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt, GeneratorExit, GreenletExit, gevent.Timeout)
 
 
-@pytest.mark.parametrize("interrupt", GOING)
-@pytest.mark.parametrize(
-    ("policy", "settled"),
-    (
-        ({}, "quarantine"),
-        ({"effects": "marked"}, "release"),
-        ({"effects": "deduplicated"}, "release"),
-        ({"on_abandoned": "takeover"}, "release"),
-        ({"profile": "x-idempotency", "header": KEY}, "quarantine"),
-        ({"profile": "x-idempotency", "header": KEY, "effects": "deduplicated"}, "release"),
-        ({"effects": "deduplicated", "on_abandoned": "quarantine"}, "quarantine"),
-    ),
-)
-def test_p37_an_interrupted_worker_counts_as_vanished(
+def p37_an_interrupted_worker_counts_as_vanished(
     interrupt: type[BaseException], policy: dict[str, Any], settled: str
 ) -> None:
-    """SystemExit and its kin propagate; the key is quarantined for plain effects, free if takeover is safe."""
     world = new_world(**policy)
 
     @world.view()
@@ -155,6 +142,23 @@ def test_p37_an_interrupted_worker_counts_as_vanished(
         world.post()
 
     assert [settled] == world.settled()
+
+
+def test_p37_an_interrupted_worker_counts_as_vanished() -> None:
+    """SystemExit and its kin propagate; the key is quarantined for plain effects, free if takeover is safe."""
+    for (policy, settled), interrupt in product(
+        (
+            ({}, "quarantine"),
+            ({"effects": "marked"}, "release"),
+            ({"effects": "deduplicated"}, "release"),
+            ({"on_abandoned": "takeover"}, "release"),
+            ({"profile": "x-idempotency", "header": KEY}, "quarantine"),
+            ({"profile": "x-idempotency", "header": KEY, "effects": "deduplicated"}, "release"),
+            ({"effects": "deduplicated", "on_abandoned": "quarantine"}, "quarantine"),
+        ),
+        GOING,
+    ):
+        p37_an_interrupted_worker_counts_as_vanished(interrupt, policy, settled)
 
 
 def test_p37_an_interrupted_worker_past_the_point_of_no_return_quarantines() -> None:
@@ -333,9 +337,17 @@ def test_p42_a_307_to_another_endpoint_with_the_same_key_works_twice() -> None:
     assert [1] == world.runs
 
 
-@pytest.mark.parametrize(
-    ("policy", "status", "settled"),
-    (
+def the_outcome_policy_decides_by_status_or_by_function(policy: dict[str, Any], status: int, settled: str) -> None:
+    world = new_world(**policy)
+    world.view()(lambda: ("x", status, {"X-Settle": "release"}))
+
+    assert status == world.post().status_code
+    assert [settled] == world.settled()
+
+
+def test_the_outcome_policy_decides_by_status_or_by_function() -> None:
+    """SPEC section 5. A `decide` that fails cannot have meant release."""
+    for policy, status, settled in (
         ({}, 201, "complete"),
         ({}, 404, "complete"),
         ({}, 409, "release"),
@@ -366,15 +378,8 @@ def test_p42_a_307_to_another_endpoint_with_the_same_key_works_twice() -> None:
         ({"decide": lambda response, error: response.headers.get("X-Settle")}, 201, "release"),
         ({"decide": lambda response, error: 1 / 0}, 201, "quarantine"),
         ({"decide": lambda response, error: "nonsense"}, 201, "quarantine"),
-    ),
-)
-def test_the_outcome_policy_decides_by_status_or_by_function(policy: dict[str, Any], status: int, settled: str) -> None:
-    """SPEC section 5. A `decide` that fails cannot have meant release."""
-    world = new_world(**policy)
-    world.view()(lambda: ("x", status, {"X-Settle": "release"}))
-
-    assert status == world.post().status_code
-    assert [settled] == world.settled()
+    ):
+        the_outcome_policy_decides_by_status_or_by_function(policy, status, settled)
 
 
 def test_a_5xx_past_the_point_of_no_return_quarantines_by_its_status() -> None:
@@ -451,18 +456,14 @@ def test_a_view_that_was_dispatched_by_hand_may_have_paid(policy: dict[str, Any]
         assert ["unanswered"] == [event.reason for event in world.told(Quarantined)]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("app", (Forgiving, Flask))
-@pytest.mark.parametrize("error", (SystemExit(), Falsy()))
-@pytest.mark.parametrize(("policy", "settled"), POLICIES)
-def test_an_interrupt_counts_even_if_it_is_hidden_or_falsy(
-    app: type[Flask], error: BaseException, policy: dict[str, Any], settled: str
-) -> None:
+def test_an_interrupt_counts_even_if_it_is_hidden_or_falsy() -> None:
     """should_ignore_error hides it from teardown functions; presence is not truthiness."""
-    world = paying(new_world(app("tests.web.app"), **policy), error)
-    with pytest.raises(SystemExit):
-        world.post()
+    for (policy, settled), error, app in product(POLICIES, (SystemExit(), Falsy()), (Forgiving, Flask)):
+        world = paying(new_world(app("tests.web.app"), **policy), error)
+        with pytest.raises(SystemExit):
+            world.post()
 
-    assert ([1], [settled]) == (world.runs, world.settled())
+        assert ([1], [settled]) == (world.runs, world.settled()), (policy, settled, error, app)
 
 
 @pytest.mark.parametrize(("status", "settled"), ((201, "complete"), (402, "complete"), (503, "release")))

@@ -142,9 +142,8 @@ def expired(world: World) -> None:
     world.clock.advance(86_400 * 2)
 
 
-@pytest.mark.parametrize(
-    ("happens", "effects", "expected"),
-    (
+def test_each_state_is_told_without_a_write(on_store: Callable[..., World]) -> None:
+    for happens, effects, expected in (
         (absent, "plain", {"state": "absent"}),
         (in_flight, "plain", {"state": "in-flight", "attempt": 1, "seconds_left": 20}),
         (lapsed, "marked", {"state": "paused", "attempt": 1}),
@@ -153,31 +152,31 @@ def expired(world: World) -> None:
         (released, "plain", {"state": "absent"}),
         (done, "plain", {"state": "done", "attempt": 1, "status": 201, "seconds_left": 86_400}),
         (expired, "plain", {"state": "absent"}),
-    ),
-)
-def test_each_state_is_told_without_a_write(
-    on_store: Callable[..., World], happens: Callable[[World], None], effects: str, expected: dict[str, Any]
-) -> None:
-    world = on_store(effects=effects)
-    begun = world.clock.now
-    happens(world)
-    world.store.calls.clear()
-    response = ask(world)
+    ):
+        world = on_store(effects=effects)
+        begun = world.clock.now
+        happens(world)
+        world.store.calls.clear()
+        response = ask(world)
 
-    told = dict(response.get_json())
-    since = told.pop("since", None)
-    assert (200, "application/json", "no-store") == (
-        response.status_code,
-        response.content_type,
-        response.headers["Cache-Control"],
-    )
-    assert expected == told
-    assert {"read"} == set(world.store.verbs())
-    assert ("5" if expected["state"] == "in-flight" else None) == response.headers.get("Retry-After")
-    if expected["state"] == "absent":
-        assert since is None
-    else:
-        assert abs(datetime.fromisoformat(since).timestamp() - begun) <= 1
+        told = dict(response.get_json())
+        since = told.pop("since", None)
+        assert (200, "application/json", "no-store") == (
+            response.status_code,
+            response.content_type,
+            response.headers["Cache-Control"],
+        ), (happens, effects, expected)
+        assert expected == told, (happens, effects, expected)
+        assert {"read"} == set(world.store.verbs()), (happens, effects, expected)
+        assert ("5" if expected["state"] == "in-flight" else None) == response.headers.get("Retry-After"), (
+            happens,
+            effects,
+            expected,
+        )
+        if expected["state"] == "absent":
+            assert since is None, (happens, effects, expected)
+        else:
+            assert abs(datetime.fromisoformat(since).timestamp() - begun) <= 1
 
 
 def test_a_lease_that_is_nearly_over_says_so() -> None:
@@ -203,9 +202,8 @@ def test_nothing_of_the_response_is_shown() -> None:
 # What a client must name.
 
 
-@pytest.mark.parametrize(
-    "asked",
-    (
+def test_an_operation_that_takes_no_keys_is_no_absent_key() -> None:
+    for asked in (
         {},
         {"method": "POST"},
         {"path": "/payments"},
@@ -225,18 +223,16 @@ def test_nothing_of_the_response_is_shown() -> None:
         "method=POST&method=GET&path=/payments",
         "method=POST&path=%2Fpayments%00",
         "method=%FF&path=%FF",
-    ),
-)
-def test_an_operation_that_takes_no_keys_is_no_absent_key(asked: Any) -> None:
-    world = shop()
-    world.view("/login")(exempt(lambda: "welcome"))
-    world.store.calls.clear()
-    response = ask(world, asked=asked)
+    ):
+        world = shop()
+        world.view("/login")(exempt(lambda: "welcome"))
+        world.store.calls.clear()
+        response = ask(world, asked=asked)
 
-    assert (400, "unknown-operation") == (response.status_code, state(response))
-    assert "application/problem+json" == response.content_type
-    assert "no-store" == response.headers["Cache-Control"]
-    assert [] == world.store.calls
+        assert (400, "unknown-operation") == (response.status_code, state(response)), asked
+        assert "application/problem+json" == response.content_type, asked
+        assert "no-store" == response.headers["Cache-Control"], asked
+        assert [] == world.store.calls, asked
 
 
 @pytest.mark.parametrize("asked", ("method=post&path=/payments", "method=POST&path=%2Fpayments%3Fa=1"))

@@ -9,6 +9,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from threading import Semaphore
 from typing import Any
 
@@ -38,25 +39,24 @@ def shop(**settings: Any) -> Guise:
     return guarded(FaultyMemory(MemoryStore(clock=FrozenClock())), **settings)
 
 
-@pytest.mark.parametrize("effects", ("plain", "marked", "deduplicated"))
-@pytest.mark.parametrize("do", DEEDS)
-def test_no_response_and_no_run_changes(do: str, effects: str) -> None:
+def test_no_response_and_no_run_changes() -> None:
     """Not a byte and no header: the first request, its retry, another payload, a malformed key, and none."""
-    observed, bare = shop(effects=effects, required=True), plain()
-    requests: list[dict[str, Any]] = [
-        {"do": do},
-        {"do": do},
-        {"do": do, "data": b"other"},
-        {"do": do, "key": "a,b"},
-        {"do": do, "key": None},
-        {"do": do, "data": b"x" * 5000},
-        {"do": do, "data": {"a": "1"}},
-    ]
+    for do, effects in product(DEEDS, ("plain", "marked", "deduplicated")):
+        observed, bare = shop(effects=effects, required=True), plain()
+        requests: list[dict[str, Any]] = [
+            {"do": do},
+            {"do": do},
+            {"do": do, "data": b"other"},
+            {"do": do, "key": "a,b"},
+            {"do": do, "key": None},
+            {"do": do, "data": b"x" * 5000},
+            {"do": do, "data": {"a": "1"}},
+        ]
 
-    for about in requests:
-        assert bare.send(**about) == observed.send(**about)
-    assert bare.runs == observed.runs
-    assert "failed" not in observed.outcomes()
+        for about in requests:
+            assert bare.send(**about) == observed.send(**about), (do, effects)
+        assert bare.runs == observed.runs, (do, effects)
+        assert "failed" not in observed.outcomes(), (do, effects)
 
 
 def test_the_view_has_no_claim() -> None:
@@ -75,9 +75,8 @@ def test_nothing_is_written_that_enforcing_would_find() -> None:
     assert ["claim", "complete"] == enforced.store.verbs()
 
 
-@pytest.mark.parametrize(
-    ("requests", "expected"),
-    (
+def test_each_request_is_counted_as_enforcing_would_treat_it() -> None:
+    for requests, expected in (
         ([{}, {}], ["new", "completed", "replayed"]),
         ([{}, {"data": b"x"}], ["new", "completed", "mismatch"]),
         ([{}, {"path": "/other"}], ["new", "completed", "mismatch"]),
@@ -102,17 +101,13 @@ def test_nothing_is_written_that_enforcing_would_find() -> None:
         ([{"headers": [("X-User", "bob")]}, {}], ["new", "completed", "new", "completed"]),
         ([{"headers": [("X-Tenant", "acme")]}, {}], ["new", "completed", "new", "completed"]),
         ([{"method": "GET"}], []),
-    ),
-)
-def test_each_request_is_counted_as_enforcing_would_treat_it(
-    requests: list[dict[str, Any]], expected: list[str]
-) -> None:
-    observed = shop()
+    ):
+        observed = shop()
 
-    for about in requests:
-        observed.send(**about)
+        for about in requests:
+            observed.send(**about)
 
-    assert expected == observed.outcomes()
+        assert expected == observed.outcomes(), (requests, expected)
 
 
 @pytest.mark.parametrize(
@@ -569,24 +564,22 @@ BODIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("how", ("data", "pieces", "lines", "environ", "form"))
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("mode", ("observe", "warn"))
-def test_the_view_reads_the_body_as_if_it_were_unread(mode: str, body: str, how: str) -> None:
+def test_the_view_reads_the_body_as_if_it_were_unread() -> None:
     """Also one that cannot be compared, because it is truncated or over the limit."""
-    observed, bare = shop(mode=mode, form_field="key_field"), plain()
-    make, environ = BODIES[body]
-    answers = []
-    for guise in (bare, observed):
-        reading(guise, how)
-        about = {**environ, "wsgi.input": make()}
-        kind = "application/x-www-form-urlencoded" if how == "form" else "text/plain"
-        answer = guise.send("/read", environ=about, content_type=kind)
-        answer.headers = [pair for pair in answer.headers if pair[0] != "Idempotency-Status"]
-        answers.append(answer)
+    for mode, body, how in product(("observe", "warn"), BODIES, ("data", "pieces", "lines", "environ", "form")):
+        observed, bare = shop(mode=mode, form_field="key_field"), plain()
+        make, environ = BODIES[body]
+        answers = []
+        for guise in (bare, observed):
+            reading(guise, how)
+            about = {**environ, "wsgi.input": make()}
+            kind = "application/x-www-form-urlencoded" if how == "form" else "text/plain"
+            answer = guise.send("/read", environ=about, content_type=kind)
+            answer.headers = [pair for pair in answer.headers if pair[0] != "Idempotency-Status"]
+            answers.append(answer)
 
-    assert answers[0] == answers[1]
-    assert 1 <= len(observed.outcomes())
+        assert answers[0] == answers[1], (mode, body, how)
+        assert 1 <= len(observed.outcomes()), (mode, body, how)
 
 
 class FullDisk(TemporaryBody):
@@ -713,9 +706,8 @@ def test_a_session_that_the_view_reads_still_varies() -> None:
     assert "Cookie" == observed.send("/reads").get("Vary")
 
 
-@pytest.mark.parametrize(
-    ("headers", "environ", "kind"),
-    (
+def test_a_caller_is_counted_by_the_kind_of_its_credential() -> None:
+    for headers, environ, kind in (
         ([], {}, "anonymous"),
         ([("Authorization", "Bearer t")], {}, "authorization"),
         ([("Cookie", "a=b")], {}, "cookie"),
@@ -730,15 +722,11 @@ def test_a_session_that_the_view_reads_still_varies() -> None:
         ([("X-Token", "t")], {}, "other"),
         ([("X-Ours", "t")], {}, "other"),
         ([("Authorization", " ")], {}, "anonymous"),
-    ),
-)
-def test_a_caller_is_counted_by_the_kind_of_its_credential(
-    headers: list[tuple[str, str]], environ: dict[str, Any], kind: str
-) -> None:
-    observed = shop(credential_headers=["X-Ours"])
-    observed.send(headers=headers, environ=environ)
+    ):
+        observed = shop(credential_headers=["X-Ours"])
+        observed.send(headers=headers, environ=environ)
 
-    assert [("new", kind), ("completed", kind)] == observed.seen()
+        assert [("new", kind), ("completed", kind)] == observed.seen(), (headers, environ, kind)
 
 
 def test_a_caller_without_a_name_would_be_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import logging
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,30 +96,28 @@ def errors(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]
         yield lambda: [record.getMessage() for record in caplog.records if record.name == "flask_idempotency"]
 
 
-@pytest.mark.parametrize("headers", CREDENTIALS, ids=str)
-@pytest.mark.parametrize("loader", (False, True), ids=("no loader", "a loader that says None"))
-def test_credentials_that_nothing_names_never_share_a_key_space(loader: bool, headers: dict[str, str]) -> None:
+def test_credentials_that_nothing_names_never_share_a_key_space() -> None:
     """Under one anonymous name, one caller would get the response of another."""
-    world = shop()
-    if loader:
-        world.idempotency.principal_loader(lambda: None)
+    for loader, headers in product((False, True), CREDENTIALS):
+        world = shop()
+        if loader:
+            world.idempotency.principal_loader(lambda: None)
 
-    assert (403 if loader else 500, "principal-required") == refused(world.post(headers=headers))
-    assert not world.runs
-    assert not world.store.calls
+        assert (403 if loader else 500, "principal-required") == refused(world.post(headers=headers)), (loader, headers)
+        assert not world.runs, (loader, headers)
+        assert not world.store.calls, (loader, headers)
 
 
-@pytest.mark.parametrize("headers", NONE_AT_ALL, ids=str)
-@pytest.mark.parametrize("loader", (False, True))
-def test_a_request_without_credentials_is_anonymous(loader: bool, headers: dict[str, str]) -> None:
+def test_a_request_without_credentials_is_anonymous() -> None:
     """An empty header, a proxy's "no certificate" and a CSRF token name no caller."""
-    world = shop()
-    if loader:
-        world.idempotency.principal_loader(lambda: None)
+    for loader, headers in product((False, True), NONE_AT_ALL):
+        world = shop()
+        if loader:
+            world.idempotency.principal_loader(lambda: None)
 
-    assert 201 == world.post(headers=headers).status_code
-    assert is_replay(world.post(headers=headers))
-    assert [None] == world.runs
+        assert 201 == world.post(headers=headers).status_code, (loader, headers)
+        assert is_replay(world.post(headers=headers)), (loader, headers)
+        assert [None] == world.runs, (loader, headers)
 
 
 @pytest.mark.parametrize(
@@ -408,30 +407,31 @@ def test_a_jwt_names_its_subject_and_another_token_of_it_replays() -> None:
     assert {"whose": "jwt:8"} == world.post(headers=token(world.app, "8")).json
 
 
-@pytest.mark.parametrize("allow", (None, True))
-@pytest.mark.parametrize("what", ("expired", "garbled", "revoked", "forged"))
-def test_a_jwt_that_is_not_valid_is_never_anonymous(what: str, allow: bool | None) -> None:
+def test_a_jwt_that_is_not_valid_is_never_anonymous() -> None:
     """
     The application's own error handler answers, as it does without a key. ALLOW_ANONYMOUS does not let it in either.
     """
-    app = jwt_app()
-    app.extensions["flask-jwt-extended"].token_in_blocklist_loader(lambda header, claims: claims["sub"] == "revoked")
-    headers = {
-        "expired": lambda: token(app, "7", expires_delta=timedelta(seconds=-1)),
-        "garbled": lambda: {"Authorization": "Bearer x.y.z"},
-        "revoked": lambda: token(app, "revoked"),
-        "forged": lambda: token(jwt_app(JWT_SECRET_KEY="another" + KEY), "7"),
-    }[what]()
-    app.config["JWT_SECRET_KEY"] = KEY
-    world = shop(app=app) if allow is None else shop(app=app, allow_anonymous=allow)
-    app.get("/mine")(jwt_required()(lambda: "mine"))
+    for what, allow in product(("expired", "garbled", "revoked", "forged"), (None, True)):
+        app = jwt_app()
+        app.extensions["flask-jwt-extended"].token_in_blocklist_loader(
+            lambda header, claims: claims["sub"] == "revoked"
+        )
+        headers = {
+            "expired": token(app, "7", expires_delta=timedelta(seconds=-1)),
+            "garbled": {"Authorization": "Bearer x.y.z"},
+            "revoked": token(app, "revoked"),
+            "forged": token(jwt_app(JWT_SECRET_KEY="another" + KEY), "7"),
+        }[what]
+        app.config["JWT_SECRET_KEY"] = KEY
+        world = shop(app=app) if allow is None else shop(app=app, allow_anonymous=allow)
+        app.get("/mine")(jwt_required()(lambda: "mine"))
 
-    theirs = world.client().get("/mine", headers=headers)
-    ours = world.post(headers=headers)
+        theirs = world.client().get("/mine", headers=headers)
+        ours = world.post(headers=headers)
 
-    assert (theirs.status_code, theirs.json) == (ours.status_code, ours.json)
-    assert ours.status_code in (401, 422)
-    assert not world.runs
+        assert (theirs.status_code, theirs.json) == (ours.status_code, ours.json), (what, allow)
+        assert ours.status_code in (401, 422), (what, allow)
+        assert not world.runs, (what, allow)
 
 
 def test_another_kind_of_authorization_is_no_jwt_and_no_caller() -> None:
@@ -462,16 +462,15 @@ def test_a_jwt_in_a_cookie_needs_its_csrf_token() -> None:
     assert ["jwt:7"] == world.runs
 
 
-@pytest.mark.parametrize("body", ([1], "text", 7), ids=str)
-@pytest.mark.parametrize("locations", (["headers", "json"], ["json"]), ids=str)
-def test_json_that_can_hold_no_token_holds_none(locations: list[str], body: Any) -> None:
+def test_json_that_can_hold_no_token_holds_none() -> None:
     """Flask-JWT-Extended takes every JSON body for an object: a view that asks for no token got 500."""
-    app = jwt_app(JWT_TOKEN_LOCATION=locations)
-    world = shop(app=app)
+    for locations, body in product((["headers", "json"], ["json"]), ([1], "text", 7)):
+        app = jwt_app(JWT_TOKEN_LOCATION=locations)
+        world = shop(app=app)
 
-    assert {"whose": None} == world.post(json=body).json
-    if "headers" in locations:
-        assert {"whose": "jwt:7"} == world.post(key="2", json=body, headers=token(app, "7")).json
+        assert {"whose": None} == world.post(json=body).json, (locations, body)
+        if "headers" in locations:
+            assert {"whose": "jwt:7"} == world.post(key="2", json=body, headers=token(app, "7")).json, (locations, body)
 
 
 def test_a_view_that_asks_for_no_token_finds_none_that_we_have_looked_at() -> None:

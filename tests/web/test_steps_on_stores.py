@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from threading import Event, Thread
 from typing import Any, Final
 from uuid import uuid4
@@ -263,9 +264,7 @@ LOST: Final[Sequence[tuple[Verb, int]]] = (
 )
 
 
-@pytest.mark.parametrize("reply", (True, False), ids=("reply", "request"))
-@pytest.mark.parametrize(("verb", "nth"), LOST, ids=[f"{verb} {nth}" for verb, nth in LOST])
-def test_23_what_is_lost_once_runs_nothing_twice(
+def case_23_what_is_lost_once_runs_nothing_twice(
     store: Any, clock: FrozenClock, verb: Verb, nth: int, reply: bool
 ) -> None:
     faulty = FaultyStore(store)
@@ -288,6 +287,11 @@ def test_23_what_is_lost_once_runs_nothing_twice(
     assert (201, ["reserve", "charge", "ship"]) == (answer.status_code, answer.json)
     assert {"reserve": 1, "charge": 1, "ship": 1} == shop.ran
     assert nth <= faulty.verbs().count(verb)
+
+
+def test_23_what_is_lost_once_runs_nothing_twice(store: Any, clock: FrozenClock) -> None:
+    for (verb, nth), reply in product(LOST, (True, False)):
+        case_23_what_is_lost_once_runs_nothing_twice(store, clock, verb, nth, reply)
 
 
 def test_33_and_43_a_renamed_step_is_noticed_before_the_view_and_resumes_when_it_is_mended(shop: Shop) -> None:
@@ -476,8 +480,7 @@ def flipped(payload: StoredPayload, *, bit: int) -> StoredPayload:
     return replace(payload, data=bytes(changed))
 
 
-@pytest.mark.parametrize("damage", ("another result", "another item", "another request", "an older fence", "a bit"))
-def test_53_a_result_that_is_not_its_own_is_never_run_again(store: Any, clock: FrozenClock, damage: str) -> None:
+def case_53_a_result_that_is_not_its_own_is_never_run_again(store: Any, clock: FrozenClock, damage: str) -> None:
     ring = {"2026": b64encode(b"k" * 32).decode()}
     shop = Shop(store, clock, encryption="required", key_ring=ring, allow_plaintext_transport=True)
     status = [503]
@@ -517,3 +520,8 @@ def test_53_a_result_that_is_not_its_own_is_never_run_again(store: Any, clock: F
 
     assert [(409, "outcome-unknown")] * 2 == [shop.told(), shop.told()]
     assert before == shop.ran
+
+
+def test_53_a_result_that_is_not_its_own_is_never_run_again(store: Any, clock: FrozenClock) -> None:
+    for damage in ("another result", "another item", "another request", "an older fence", "a bit"):
+        case_53_a_result_that_is_not_its_own_is_never_run_again(store, clock, damage)
