@@ -19,7 +19,7 @@ import pytest
 
 from example_app.demo import __main__ as program
 from tests.example_app.demo.test_database import schemas
-from tests.tooling.processes import eventually, reserved_port
+from tests.tooling.processes import eventually
 
 ROOT = Path(__file__).parents[3]
 DEMO_SECONDS = 400
