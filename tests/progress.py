@@ -24,11 +24,11 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
-        # No letter and no word, so pytest prints nothing for it.
+        # No letter, so pytest prints nothing for it. The word of a failure stands in the summary.
         if report.passed and report.when != "call":
             return None
         category = "error" if report.failed and report.when != "call" else report.outcome
-        return category, "", ""
+        return category, "", category.upper() if report.failed else ""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.total = len(session.items)

@@ -35,5 +35,6 @@ def test_counts_and_the_command_that_repeats_a_failure(tmp_path: Path, processes
 
     assert any(line.startswith("3 of 3 tests, 1 failed, ") for line in lines)
     assert not any(line.startswith((".", "s")) for line in lines)
+    assert any(line.startswith("FAILED test_words.py::test_word[b c] - ") for line in lines)
     repeated = [shlex.split(line) for line in lines if line.startswith("python3 run.py test")]
     assert repeated == [["python3", "run.py", "test", "--randomly-seed=7", "test_words.py::test_word[b c]"]]
