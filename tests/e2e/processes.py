@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
 from example_app.demo.servers import DIE_WITH_PARENT
-from tests.e2e.forks import fork
 from tests.e2e.wire import ask, message
+from tests.forks import fork
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 60.0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
@@ -31,6 +28,7 @@ from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.schema import include_in
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
+from tests.forks import run
 from tests.stores.sql.catalogue import Catalogue, found
 from tests.stores.sql.conftest import on_postgresql
 
@@ -167,12 +165,9 @@ class Shop:
         (folder / "shop.py").write_text(source)
 
     def flask(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "flask", "--app", "shop", *arguments]
-        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
-        environment = {**os.environ, **self.environment, "PYTHONPATH": path}
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
-        assert 0 == done.returncode, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        code, printed = run("flask", "--app", "shop", *arguments, folder=self.folder, environment=self.environment)
+        assert 0 == code, printed
+        return printed
 
     def migrate(self) -> str:
         """What the next migration has, which is run. Empty for none."""
