@@ -25,6 +25,8 @@ EARLIER_THREADS: Final[set[threading.Thread]] = set()
 def pytest_configure(config: pytest.Config) -> None:
     # Ctrl-C lets fixtures put their servers and folders away; a SIGTERM from run.py or CI should as well.
     signal.signal(signal.SIGTERM, _interrupt)
+    # A shell ignores SIGINT for what it starts behind `&`, and so would every program that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
