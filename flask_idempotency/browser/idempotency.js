@@ -115,6 +115,7 @@ const verdictOf = ({ status, headers }, text) => {
   } catch {}
   const known = Object.keys(VERDICTS).find((verdict) => VERDICTS[verdict].split(" ").includes(code));
   if (known && (status >= 400 || code === "response-not-kept")) return known;
+  if (headers.get("Idempotency-Status") === "paused") return "paused";
   const should = headers.get("Stripe-Should-Retry");
   if (isReplayed(headers) || should === "false") return "return";
   if (/42[59]/.test(status)) return "undone";
@@ -165,7 +166,8 @@ export async function send(name, url, init = {}, options) {
         response = undefined;
         cause = error;
       }
-      const running = verdict === "in-flight", lost = verdict === "retry", undone = verdict === "undone";
+      const running = verdict === "in-flight", undone = verdict === "undone", paused = verdict === "paused";
+      const lost = verdict === "retry" || paused;
       doubt ||= running || lost;
       if (running || ((undone || lost) && ++counted < attempts)) {
         const seconds = (response && retryAfter(response.headers)) || +running;
@@ -175,6 +177,7 @@ export async function send(name, url, init = {}, options) {
           if (!signal.aborted) continue;
         }
       }
+      if (paused) return response; // settles nothing
       if (verdict === "return") {
         const { status, redirected } = response, replayed = isReplayed(response.headers);
         const kept = status < 500 && !/^0|30[78]|40[1378]|4[12]9|42[15]/.test(status);

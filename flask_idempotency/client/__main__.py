@@ -183,20 +183,23 @@ def _prepared(ledger: Ledger, chosen: argparse.Namespace, parser: argparse.Argum
     def send() -> int:
         with client, intent:
             response = client.send(request)
-        code, meaning = _outcome(ledger, intent, response.status_code)
-        if response.status_code >= 300:
+        paused = response.headers.get("Idempotency-Status") == "paused"
+        code, meaning = _outcome(ledger, intent, response.status_code, paused=paused)
+        if response.status_code >= 300 or paused:
             _tell(f"The service answered {response.status_code}. {meaning}")
         return _write(response.content, code)
 
     return send
 
 
-def _outcome(ledger: Ledger, intent: Intent, status: int) -> tuple[int, str]:
+def _outcome(ledger: Ledger, intent: Intent, status: int, *, paused: bool) -> tuple[int, str]:
     """Return the exit code after a response, and what the user may do. The ledger decides, because the next run reads it."""
     state = None
     with suppress(LedgerError):
         entry = ledger.find(intent.name or "")
         state = None if entry is None or (entry.state == "sent" and entry.doubt) else entry.state
+    if paused:
+        return IN_DOUBT, "A part of it was carried out. Run the same command again, unchanged."
     if status < 300 or state == "done":
         return OK, "It was carried out."
     if state == "refused":

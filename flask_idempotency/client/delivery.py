@@ -172,9 +172,9 @@ class Delivery:
                 self._doubt = True
                 pause = PAUSE_IN_FLIGHT if reading.retry_after is None else reading.retry_after
                 wait = self._next(pause, cost=0, counts=False)
-            case Verdict.RETRY | Verdict.RETRY_UNDONE:
+            case Verdict.RETRY | Verdict.RETRY_UNDONE | Verdict.PAUSED:
                 self._attempts += 1
-                self._doubt = self._doubt or reading.verdict is Verdict.RETRY
+                self._doubt = self._doubt or reading.verdict is not Verdict.RETRY_UNDONE
                 wait = self._next(reading.retry_after, cost=RETRY_COST)
             case _:
                 self._attempts += 1
@@ -237,6 +237,9 @@ class Delivery:
         match reading.verdict:
             case Verdict.RETURN:
                 self._return(reading, response)
+            case Verdict.PAUSED:
+                # The caller gets what the view wrote. No status of it settles the intent.
+                pass
             case Verdict.NOT_KEPT:
                 self._state = "done"
                 self._end(AnswerNotKept, "The service has no response to send.", response)

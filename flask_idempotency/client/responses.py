@@ -31,6 +31,8 @@ class Verdict(Enum):
     """Send again. This attempt may have been carried out."""
     RETRY_UNDONE = "retry, undone"
     """Send again. This attempt was not carried out."""
+    PAUSED = "paused"
+    """Send again. Finished steps are remembered, and the service goes on behind them only under the same key."""
     REFUSED = "refused"
     KEY_REUSED = "key reused"
     OUTCOME_UNKNOWN = "outcome unknown"
@@ -133,13 +135,12 @@ def _joined(url: str, target: str) -> str | None:
 
 
 def _verdict(status: int, fields: Fields, code: str | None, retry_after: float | None, *, replayed: bool) -> Verdict:
+    if fields.get("Idempotency-Status") == "paused" and code != "request-paused":
+        return Verdict.PAUSED
     if code is not None and (not replayed or BY_CODE[code] in (Verdict.NOT_KEPT, Verdict.ERASED)):
         return BY_CODE[code]
     if replayed:
         return Verdict.RETURN
-    if fields.get("Idempotency-Status") == "paused" and (status >= 500 or status in (425, 429)):
-        # The finished steps are remembered: the same key goes on after them.
-        return Verdict.RETRY
     should_retry = (fields.get("Stripe-Should-Retry") or "").lower()
     if should_retry == "false":
         return Verdict.RETURN

@@ -114,6 +114,14 @@ def new_shop() -> Shop:
         assert shop.go.wait(WAIT_SECONDS)
         return jsonify(row=len(shop.payments)), int(request.args.get("status", 201))
 
+    @app.post("/paused")
+    @csrf.exempt  # type: ignore[untyped-decorator]
+    @exempt
+    def paused() -> Any:
+        """Respond as a view with durable steps that failed behind a finished one."""
+        shop.payments.append(request.headers["Idempotency-Key"])
+        return {}, int(request.args["status"]), {"Idempotency-Status": "paused"}
+
     @app.post("/away")
     @csrf.exempt  # type: ignore[untyped-decorator]
     @exempt

@@ -114,6 +114,19 @@ def test_a_final_response_ends_a_name(proxy: CuttingProxy, shop: Shop, new_page:
     assert all(UUID7.fullmatch(key) for key in shop.payments)
 
 
+def test_a_paused_response_never_ends_a_name(proxy: CuttingProxy, shop: Shop, new_page: NewPage) -> None:
+    """Whatever its status: steps of it are done, and only the same key goes on behind them."""
+    page = new_page(proxy.origin)
+    statuses = (200, 401, 403, 408, 409, 422, 425, 429, 501, 503)
+    for status in statuses:
+        for _ in range(2):
+            sent = "(status) => kind(send(`${status}`, `/paused?status=${status}`, { body: '1' }, { attempts: 2 }))"
+            assert status == page.evaluate(sent, status)
+
+    assert [4] * len(statuses) == [shop.payments.count(key) for key in dict.fromkeys(shop.payments)]
+    assert {str(status) for status in statuses} == {entry["name"] for entry in page.evaluate("pending()")}
+
+
 def test_the_key_is_stored_before_the_first_byte_and_before_a_second_call(
     proxy: CuttingProxy, shop: Shop, new_page: NewPage
 ) -> None:

@@ -40,6 +40,7 @@ from tests.client.scripted import Caller, Clock, Drop, Line, ScriptedServer, pro
 
 JSON = {"amount": 5}
 REPLAYED = "Idempotency-Replayed: true"
+PAUSED = "Idempotency-Status: paused"
 
 
 class Days:
@@ -277,6 +278,25 @@ def test_which_statuses_settle_a_name(
         assert state(ledger, name) == settled.get(status, "sent"), status
         assert intent.in_doubt == (status in doubtful), status
     assert {entry.name for entry in ledger.unsettled()} == {f"pay {status}" for status in doubtful}
+
+
+def test_a_paused_response_settles_nothing_whatever_its_status(
+    server: ScriptedServer, make_caller: MakeCaller, intents: Intents, ledger: Ledger
+) -> None:
+    """Steps of it are done, and the service goes on behind them only under the same key: it is sent like after a 503."""
+    call = make_caller(budget=10**6, attempts=2)
+    for status in (200, 307, 401, 403, 408, 409, 421, 422, 425, 429, 501, 503):
+        name = f"pay {status}"
+        server.script = [reply(status, b"", PAUSED), reply(status, b"", PAUSED), reply(201)]
+        before = len(server.keys)
+        with intents(name) as intent:
+            assert status == call("POST", server.url, json=JSON).status
+        assert (state(ledger, name), intent.in_doubt) == ("sent", True), status
+        with intents(name):
+            call("POST", server.url, json=JSON)
+
+        assert [intent.key] * 3 == server.keys[before:], status
+        assert state(ledger, name) == "done"
 
 
 def test_a_note_that_another_call_made_void_leaves_the_doubt(intents: Intents, ledger: Ledger) -> None:
