@@ -11,7 +11,7 @@ JANITOR = [f"flask_idempotency.{name}" for name in find_packages(include=["janit
 EXTRAS = {
     "redis": ["redis>=6.4,<9"],
     "sql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2"],
-    "postgresql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2", "psycopg[binary]>=3.2,<4"],
+    "postgresql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2", "psycopg[binary]>=3.2.1,<4"],
     "crypto": ["cryptography>=43"],
     # kombu's transport for Redis imports packaging, and requires it with an extra of its own only.
     "celery": ["celery>=5.6.3,<6", "packaging>=23"],
@@ -21,7 +21,7 @@ EXTRAS = {
     "zstd": ["backports.zstd>=1; python_version < '3.14'"],
     "speed": ["orjson>=3.11.5,<4"],
     "openapi": ["apispec>=6.4,<7"],
-    "client": ["httpx>=0.27,<1", "requests>=2.32,<3", "urllib3>=2,<3"],
+    "client": ["httpx>=0.27,<1", "requests>=2.32,<3", "urllib3>=2.2,<3"],
     "metrics": ["prometheus_client>=0.20,<1"],
 }
 

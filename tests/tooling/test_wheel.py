@@ -8,6 +8,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.tooling.wheels import PACKAGES, EmptyEnvironment, sources
 
@@ -255,6 +256,72 @@ def test_the_quickstart_runs_in_an_empty_environment(wheel: Path, tmp_path: Path
     package = str(environment.packages / "flask_idempotency")
     assert [*[package] * 2, "201", "None", "201", "true"] == done.stdout.split()
 
+
+@pytest.mark.slow
+def test_the_lowest_versions_of_every_extra_send_through_each_client(wheel: Path, tmp_path: Path) -> None:
+    """Which pip must find together, too."""
+    needed = [Requirement(each) for each in metadata(wheel).get_all("Requires-Dist", ())]
+    lowest = {
+        f"{each.name}{'[binary]' if each.extras else ''}=={bound.version}"
+        for each in needed
+        for bound in each.specifier
+        if bound.operator == ">="
+    }
+    environment = EmptyEnvironment(tmp_path, wheel, *sorted(lowest), newest=True)
+
+    done = environment.run("python", "-c", LOWEST)
+
+    assert done.returncode == 0, done.stderr
+    assert ["201 None", "201 true"] * 3 == done.stdout.splitlines()
+
+
+LOWEST = """
+import asyncio, pkgutil, threading
+from importlib import import_module
+
+import flask_idempotency, httpx, requests
+from flask import Flask
+from flask_idempotency import Idempotency
+from flask_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentTransport
+from flask_idempotency.client.requests import IdempotentAdapter
+from werkzeug.serving import make_server
+
+for module in pkgutil.walk_packages(flask_idempotency.__path__, "flask_idempotency."):
+    # The janitor looks for an application.
+    if not {"testing", "janitor", "__main__"} & {*module.name.split(".")}:
+        import_module(module.name)
+
+app = Flask("shop")
+app.testing = True
+app.post("/payments")(lambda: ({"id": 1}, 201))
+Idempotency(app, store="memory://")
+server = make_server("127.0.0.1", 0, app, threaded=True)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+url = f"http://127.0.0.1:{server.port}/payments"
+
+
+def show(answer):
+    print(answer.status_code, answer.headers.get("Idempotency-Replayed"))
+
+
+for _ in range(2):
+    with httpx.Client(transport=IdempotentTransport()) as client:
+        show(client.post(url, json={"amount": 5}, headers={"Idempotency-Key": "httpx"}))
+with requests.Session() as session:
+    session.mount("http://", IdempotentAdapter())
+    for _ in range(2):
+        show(session.post(url, json={"amount": 5}, headers={"Idempotency-Key": "requests"}))
+
+
+async def send():
+    async with httpx.AsyncClient(transport=AsyncIdempotentTransport()) as client:
+        for _ in range(2):
+            show(await client.post(url, json={"amount": 5}, headers={"Idempotency-Key": "asyncio"}))
+
+
+asyncio.run(send())
+server.shutdown()
+"""
 
 QUICKSTART = """
 import re, sys
