@@ -53,6 +53,9 @@ class Stage:
     """Whether it runs whole, whatever changed."""
     in_turn: bool = False
     """Whether only the contract and a sixth of the files run when a change is named."""
+    seconds: int | None = None
+    """When a change is named, tests that have not begun after this time are left out. Those of changed files are the first,
+    the commit decides about the others."""
 
     def left_out(self, selection: Selection) -> list[str]:
         """Return the test files that do not run."""
@@ -69,6 +72,7 @@ STAGES: Final = (
     # These mostly wait for processes and leases, so more of them than there are processors run at a time.
     Stage(
         name="slow",
+        seconds=600,
         arguments=(
             "-n",
             "6",
@@ -80,7 +84,12 @@ STAGES: Final = (
             "slow and not matrix and not soak",
         ),
     ),
-    Stage(name="matrix", arguments=("-n", "logical", "--dist", "loadgroup", "-m", "matrix and not soak"), in_turn=True),
+    Stage(
+        name="matrix",
+        arguments=("-n", "logical", "--dist", "loadgroup", "-m", "matrix and not soak"),
+        in_turn=True,
+        seconds=240,
+    ),
     Stage(
         name="oldest Flask",
         versions={"FLASK_VERSION": "3.0.3"},
@@ -156,8 +165,11 @@ class Run:
         began = time.monotonic()
         left_out = stage.left_out(self.selection)
         arguments = [*stage.arguments, *(f"--ignore={file}" for file in left_out)]
+        within = []
+        if self.selection.explanation and stage.seconds is not None:
+            within = [f"--until={began + stage.seconds:.0f}", *(f"--sooner={file}" for file in self.selection.changed)]
         with tempfile.TemporaryDirectory(prefix="idempotency-tests-") as folder:
-            code = self._pytest(stage, *arguments, cache=folder)
+            code = self._pytest(stage, *arguments, *within, cache=folder)
             if code == 1 and self._pass_alone(stage, arguments, folder):
                 code = 0
         # 5: no test is left of this stage.
@@ -219,7 +231,7 @@ class Run:
             for stage in STAGES:
                 if files := stage.left_out(self.selection):
                     say(f"=== Left out of {stage.name}: {' '.join(files)}")
-            left_out.append("the files above: python3 run.py test --all")
+            left_out.append("the files above, and what a stage had no time for: python3 run.py test --all")
         verdict = f"FAILED: {', '.join(self.failed)}" if self.failed else "passed"
         say(f"=== {verdict}, {time.monotonic() - self.began:.0f} s, SEED={self.seed}. Left out: {'; '.join(left_out)}")
         return 1 if self.failed else 0

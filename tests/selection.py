@@ -42,6 +42,8 @@ class Selection:
     """Those that no change reaches and whose turn it is not."""
     not_in_turn: tuple[str, ...] = ()
     """All whose turn it is not, reached or not."""
+    changed: tuple[str, ...] = ()
+    """Those that the change touched."""
     explanation: str = ""
 
 
@@ -59,7 +61,8 @@ def select(root: Path, since: str) -> Selection:
         f"{len(changed)} files changed since {since}. They reach {len(reached)} of {len(tree.test_files)} test files; "
         f"of the others, {len(rest) - len(left_out)} ran as share {share + 1} of {SHARES}"
     )
-    return Selection(left_out, not_in_turn, explanation)
+    touched = tuple(file for file in tree.test_files if file in changed)
+    return Selection(left_out, not_in_turn, touched, explanation)
 
 
 def share_of(file: str) -> int:

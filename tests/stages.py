@@ -5,7 +5,9 @@ A test is of the matrix if a store, server, or strategy that it uses differs fro
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +27,8 @@ STRATEGIES: Final = ("row_lock", "advisory")
 
 RIGS: Final = frozenset({"cluster_rig", "cluster_rigs", "sentinel_rig", "sentinel_rigs", "clusters"})
 POOLERS: Final = frozenset({"pgbouncer", "pgbouncer_url", "start_pgbouncer"})
+
+TIME_IS_OVER: Final = "the time of this stage is over: other tests are left out at another commit"
 
 SLOW_FOLDERS: Final = ("e2e", "lab", "benchmarks")
 """Their tests start servers and applications in processes, or measure."""
@@ -64,6 +68,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         collection_path.relative_to(config.rootpath).parts if collection_path.is_relative_to(config.rootpath) else ()
     )
     return True if config.getoption("markexpr") == "core" and parts[1:2] and parts[1] in SLOW_FOLDERS else None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("stages")
+    group.addoption(
+        "--until", type=float, default=math.inf, help="skip the tests that begin after time.monotonic() is this"
+    )
+    group.addoption("--sooner", action="append", default=[], metavar="FILE", help="run the tests of this file first")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() > item.config.getoption("until"):
+        pytest.skip(TIME_IS_OVER)
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_run_sooner(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # After pytest-randomly, whose order stays among those of the named files and among the rest.
+    if sooner := frozenset(config.getoption("sooner")):
+        items.sort(key=lambda item: item.location[0] not in sooner)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,9 +20,19 @@ class Scripted(runs.Run):
     """A run whose pytest ends as a test says: how many tests fail at first, and again by themselves."""
 
     def __init__(
-        self, failing: int = 0, *, again: Sequence[int] = (), code: int = 1, left_out: Sequence[str] = ()
+        self,
+        failing: int = 0,
+        *,
+        again: Sequence[int] = (),
+        code: int = 1,
+        left_out: Sequence[str] = (),
+        changed: Sequence[str] = (),
     ) -> None:
-        super().__init__(Selection(tuple(left_out), tuple(left_out), "2 files changed" if left_out else ""))
+        super().__init__(
+            Selection(
+                tuple(left_out), tuple(left_out), tuple(changed), "2 files changed" if left_out or changed else ""
+            )
+        )
         self.failing, self.again, self.code = failing, list(again), code
         self.calls: list[tuple[str, ...]] = []
 
@@ -73,7 +84,7 @@ def test_the_last_lines_name_what_did_not_run(capsys: pytest.CaptureFixture[str]
     Scripted(left_out=["tests/e2e/test_kills.py"]).close(everything=True)
     *lines, last = capsys.readouterr().out.splitlines()
     assert "=== Left out of slow: tests/e2e/test_kills.py" in lines
-    assert last.endswith("the soak stage: python3 run.py test -m soak; the files above: python3 run.py test --all")
+    assert last.endswith("the files above, and what a stage had no time for: python3 run.py test --all")
 
 
 def test_the_core_and_the_contract_run_whatever_changed() -> None:
@@ -83,6 +94,17 @@ def test_the_core_and_the_contract_run_whatever_changed() -> None:
     assert MATRIX.left_out(selection) == ["tests/a.py", "tests/b.py"]
     assert MATRIX.left_out(Selection((CONTRACT,), (CONTRACT,))) == [CONTRACT]
     assert MATRIX.left_out(Selection()) == []
+
+
+def test_a_named_change_bounds_the_later_stages_and_its_own_files_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 1000)
+    bounded, whole = Scripted(0, again=[], code=0, changed=["tests/a.py"]), Scripted(code=0)
+    for run in (bounded, whole):
+        run.stage(runs.CORE)
+        run.stage(MATRIX)
+
+    assert [call[-2:] for call in bounded.calls] == [("-m", "core"), ("--until=1240", "--sooner=tests/a.py")]
+    assert not any(word.startswith("--until") for call in whole.calls for word in call)
 
 
 def test_one_order_of_tests_for_all_stages(monkeypatch: pytest.MonkeyPatch) -> None:

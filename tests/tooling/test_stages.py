@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.backends import BACKENDS, REACHED, STORES
 from tests.lab.programs import REDIS_KINDS
-from tests.stages import CORE, Grouped, is_further
+from tests.stages import CORE, TIME_IS_OVER, Grouped, is_further
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_core_stores_exist() -> None:
@@ -52,6 +59,28 @@ def test_tests_that_share_a_server_run_in_one_process(first: str, second: str, t
     group = Grouped._split_scope
     scheduler = Grouped.__new__(Grouped)
     assert (group(scheduler, f"tests/{first}") == group(scheduler, f"tests/{second}")) == together
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (("-n", "0", "--until=0"), [TIME_IS_OVER, "2 skipped"]),
+        (("-n", "2", "--until=0"), [TIME_IS_OVER, "2 skipped"]),
+        (("-n", "0", "--until=inf", "--sooner=test_b.py"), ["ran test_b", "ran test_a"]),
+    ],
+)
+def test_what_has_not_begun_in_time_is_left_out_and_said(
+    tmp_path: Path, options: tuple[str, ...], shown: list[str]
+) -> None:
+    for name in ("test_a", "test_b"):
+        (tmp_path / f"{name}.py").write_text(f"def {name}(): print('ran {name}')")
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-s", "-p", "tests.stages", "-p", "no:cacheprovider"]
+    command += ["-p", "no:randomly", "--rootdir", str(tmp_path), "-c", "/dev/null", *options, "."]
+
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+
+    assert re.findall(f"ran test_.|2 skipped|{TIME_IS_OVER}", done.stdout) == shown
 
 
 @pytest.mark.parametrize(("dist", "used"), [("load", False), ("loadgroup", True)])
