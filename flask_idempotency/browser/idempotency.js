@@ -98,6 +98,7 @@ const retryAfter = (headers) => {
 };
 
 const verdictOf = ({ status, headers }, text) => {
+  if (headers.get("Idempotency-Status") === "paused") return "paused"; // whatever the body says
   let code, page;
   try {
     const problem = JSON.parse(text), { error, error_code } = problem;
@@ -115,7 +116,6 @@ const verdictOf = ({ status, headers }, text) => {
   } catch {}
   const known = Object.keys(VERDICTS).find((verdict) => VERDICTS[verdict].split(" ").includes(code));
   if (known && (status >= 400 || code === "response-not-kept")) return known;
-  if (headers.get("Idempotency-Status") === "paused") return "paused";
   const should = headers.get("Stripe-Should-Retry");
   if (isReplayed(headers) || should === "false") return "return";
   if (/42[59]/.test(status)) return "undone";

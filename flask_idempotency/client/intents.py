@@ -264,7 +264,10 @@ class Intent:
             stands = self._ledger.settle(entry, state, status=status, attempts=attempts, certain=certain)
         except LedgerError as error:
             # The response is here and must not get lost. The entry stays unsettled, so the same key is sent again.
-            _log.warning("The ledger did not note how an intent ended (%s). The next run sends its key again.", error)
+            reason = str(error).replace(" Nothing was sent.", "")
+            _log.warning(
+                "The ledger did not note how an intent ended. The next run must send its key again. %s", reason
+            )
             return False
         if stands and state is not None:
             self._entry = replace(entry, state=state, doubt=False)

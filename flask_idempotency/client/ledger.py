@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import threading
 import time
 import weakref
@@ -117,7 +118,7 @@ class Ledger:
         forget_after: float = 7776000.0,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Open or create the file, with mode 0600.
+        """Open or create the file, with mode 0600. Refuse a file that another user may change, or that is a link.
 
         `keep` is the number of seconds for which the service keeps a response; it must not be more than the service says.
         After `forget_after` seconds a settled name is deleted, and is a new name from then on.
@@ -131,6 +132,8 @@ class Ledger:
         self._now = now
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
+        self._place: Place | None = None
+        """Which files are open. A child of a fork must find the same ledger, with files of its own beside it."""
         self._forked = False
         self.restarts = False
         """Whether a ledger without a path may be empty after a fork. It may, if no name has to be remembered."""
@@ -188,8 +191,12 @@ class Ledger:
     # What intents call.
 
     def expired(self, entry: Entry) -> bool:
-        """Return whether this entry's request may have been carried out, and the service may have forgotten its key."""
-        old = entry.first_sent is not None and self._now() >= entry.first_sent + self._keep
+        """Return whether this entry's request may have been carried out, and the service may have forgotten its key.
+
+        A clock that was ahead at the first sending leaves a time in the future. The age is unknown then.
+        """
+        first = entry.first_sent
+        old = first is not None and not first <= self._now() < first + self._keep
         return old and (entry.doubt or entry.state == "done")
 
     def seconds_kept(self, entry: Entry) -> float:
@@ -257,7 +264,9 @@ class Ledger:
     def _reading(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
-                yield self._connected()
+                connection = self._connected()
+                self._refuse_another_file()
+                yield connection
             except sqlite3.Error as error:
                 raise _unusable(error) from error
 
@@ -269,6 +278,8 @@ class Ledger:
             try:
                 yield connection
                 connection.execute("COMMIT")
+                # A file that was deleted in between takes the key with it, and the key is about to be sent.
+                self._refuse_another_file()
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
@@ -283,8 +294,14 @@ class Ledger:
                 "ledger a path, or make it after the fork."
             )
         if self._connection is None:
-            self._connection = _connect(self._path)
+            place, connection = _connect(self._path, self._place)
+            self._place, self._connection = place, connection
         return self._connection
+
+    def _refuse_another_file(self) -> None:
+        """Raise `LedgerError` unless the path still is the file that is open, and nobody else can write to it."""
+        if self._path is not None and _examine(self._path) != self._place:
+            raise LedgerError(_REPLACED)
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
@@ -308,7 +325,60 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_connections)
 
 
-def _connect(path: str | None) -> sqlite3.Connection:
+_REPLACED: Final = (
+    "The ledger's file was deleted or replaced while it was open. Nothing was sent. Put the file back, and start the "
+    "program again. If it is lost, look up what became of the last requests before you send them under new keys."
+)
+
+
+Place: TypeAlias = tuple[tuple[int, int] | None, ...]
+"""The device and number of a ledger's file, and of the two that SQLite keeps beside it while it is open. None: no such file."""
+
+
+def _examine(path: str) -> Place:
+    """Return where the files of an open ledger are. Raise `LedgerError` if another user could change the keys in one."""
+    return tuple(_identity(path + ending) for ending in ("", "-wal", "-shm"))
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    fault = None
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LedgerError(
+            f"The ledger's file cannot be examined ({error.strerror}). Nothing was sent. Check its folder."
+        ) from error
+    if not stat.S_ISREG(found.st_mode):
+        fault = "is a link" if stat.S_ISLNK(found.st_mode) else "is no regular file"
+    elif found.st_nlink > 1:
+        fault = f"has {found.st_nlink} names (hard links)"
+    elif hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+        fault = "belongs to another user"
+    elif hasattr(os, "geteuid") and found.st_mode & 0o077:
+        fault = f"has mode {stat.S_IMODE(found.st_mode):04o}"
+    if fault is not None:
+        raise LedgerError(
+            f"The ledger's file {fault}. Nothing was sent. Another user could change the keys in it, and a request would be "
+            "carried out twice. Give a path of your own, or check the file and then set its owner and mode 0600."
+        )
+    return found.st_dev, found.st_ino
+
+
+def _refuse_open_folder(path: str) -> None:
+    """Raise `LedgerError` if every user may replace files of this folder."""
+    folder = os.stat(os.path.dirname(path) or ".")
+    if hasattr(os, "geteuid") and folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        raise LedgerError(
+            "Every user may write to the ledger's folder, and could take the ledger away. Nothing was sent. Run chmod o-w on "
+            "the folder, or give a path in another one."
+        )
+
+
+def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqlite3.Connection]:
+    """Return which files were opened, and the connection. Raise `LedgerError` if another file was `former` at this path."""
+    place = None
     if path is not None:
         # SQLite would create the file with the umask's mode. A file that exists is never opened here: closing any descriptor
         # of it would drop all locks that this process has on it (POSIX).
@@ -322,6 +392,12 @@ def _connect(path: str | None) -> sqlite3.Connection:
                     f"The ledger's file cannot be created ({error.strerror}). Nothing was sent. Give a path in a folder that "
                     "exists and that this process may write to."
                 ) from error
+        _refuse_open_folder(path)
+        # SQLite takes what another user put beside it for the newest pages of the file.
+        place = _examine(path)
+        _identity(path + "-journal")
+        if former is not None and place[0] != former[0]:
+            raise LedgerError(_REPLACED)
     connection = sqlite3.connect(
         path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=32
     )
@@ -341,10 +417,15 @@ def _connect(path: str | None) -> sqlite3.Connection:
                 "flask-idempotency in this program."
             )
         connection.execute("COMMIT")
+        if path is not None:
+            opened = place
+            place = _examine(path)
+            if opened is None or place[0] != opened[0]:
+                raise LedgerError(_REPLACED)
     except BaseException:
         connection.close()
         raise
-    return connection
+    return place, connection
 
 
 def _unusable(error: sqlite3.Error) -> LedgerError:

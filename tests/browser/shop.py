@@ -120,7 +120,9 @@ def new_shop() -> Shop:
     def paused() -> Any:
         """Respond as a view with durable steps that failed behind a finished one."""
         shop.payments.append(request.headers["Idempotency-Key"])
-        return {}, int(request.args["status"]), {"Idempotency-Status": "paused"}
+        code = request.args.get("code")
+        body = {"code": code, "type": f"https://example.com/problems#{code}"}
+        return body, int(request.args["status"]), {"Idempotency-Status": "paused"}
 
     @app.post("/away")
     @csrf.exempt  # type: ignore[untyped-decorator]

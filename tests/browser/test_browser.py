@@ -115,16 +115,23 @@ def test_a_final_response_ends_a_name(proxy: CuttingProxy, shop: Shop, new_page:
 
 
 def test_a_paused_response_never_ends_a_name(proxy: CuttingProxy, shop: Shop, new_page: NewPage) -> None:
-    """Whatever its status: steps of it are done, and only the same key goes on behind them."""
+    """Whatever its status and body: steps of it are done, and only the same key goes on behind them."""
     page = new_page(proxy.origin)
-    statuses = (200, 401, 403, 408, 409, 422, 425, 429, 501, 503)
-    for status in statuses:
+    responses = [str(status) for status in (200, 401, 403, 408, 409, 422, 425, 429, 501, 503)]
+    # What the view passed on from another service of ours.
+    responses += [
+        "400&code=missing-key",
+        "409&code=response-not-kept",
+        "422&code=key-reused",
+        "500&code=outcome-unknown",
+    ]
+    for response in responses:
         for _ in range(2):
-            sent = "(status) => kind(send(`${status}`, `/paused?status=${status}`, { body: '1' }, { attempts: 2 }))"
-            assert status == page.evaluate(sent, status)
+            sent = "(name) => kind(send(name, `/paused?status=${name}`, { body: '1' }, { attempts: 2 }))"
+            assert int(response[:3]) == page.evaluate(sent, response)
 
-    assert [4] * len(statuses) == [shop.payments.count(key) for key in dict.fromkeys(shop.payments)]
-    assert {str(status) for status in statuses} == {entry["name"] for entry in page.evaluate("pending()")}
+    assert [4] * len(responses) == [shop.payments.count(key) for key in dict.fromkeys(shop.payments)]
+    assert set(responses) == {entry["name"] for entry in page.evaluate("pending()")}
 
 
 def test_the_key_is_stored_before_the_first_byte_and_before_a_second_call(

@@ -7,11 +7,12 @@ import os
 import sqlite3
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flask_idempotency.client import Intents, Ledger, LedgerError
+from flask_idempotency.client import Intents, KeyExpired, Ledger, LedgerError
 from flask_idempotency.client import ledger as module
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -32,6 +33,107 @@ def test_only_its_owner_reads_the_file(path: Path) -> None:
 
     for file in path.parent.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file.name
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+SHARED: dict[str, Callable[[Path], object]] = {
+    "has mode 0660": lambda path: path.chmod(0o660),
+    "has mode 0604": lambda path: path.chmod(0o604),
+    "is a link": link,
+    "has 2 names": lambda path: os.link(path, path.with_name("elsewhere")),
+}
+
+
+@pytest.mark.parametrize("fault", SHARED)
+def test_a_file_that_another_user_may_change_is_refused(path: Path, fault: str) -> None:
+    """Another user could put another key into it, and the payment would be made under both. Also while it is open."""
+    ledger = Ledger(path)
+    ledger.begin("pay", "k", None)
+    SHARED[fault](path)
+
+    with pytest.raises(LedgerError, match=fault.partition(" (")[0]):
+        ledger.begin("refund", "k", None)
+    ledger.close()
+    with pytest.raises(LedgerError, match="Nothing was sent"):
+        Ledger(path)
+
+
+def test_a_file_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(path)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    with pytest.raises(LedgerError, match="belongs to another user"):
+        ledger.begin("pay", "k", None)
+    with pytest.raises(LedgerError, match="belongs to another user"):
+        Ledger(path)
+
+
+@pytest.mark.parametrize("beside", ("-wal", "-journal"))
+def test_a_file_beside_it_is_refused_as_well(path: Path, beside: str) -> None:
+    """SQLite takes what stands there for the newest pages."""
+    Ledger(path).close()
+    other = path.with_name(path.name + beside)
+    other.touch()
+    other.chmod(0o666)
+
+    with pytest.raises(LedgerError, match="has mode 0666"):
+        Ledger(path)
+
+
+@pytest.mark.parametrize(("which", "replaced"), (("", False), ("", True), ("-wal", False), ("-shm", False)))
+def test_a_file_that_went_away_while_it_is_open_takes_no_key(path: Path, which: str, replaced: bool) -> None:
+    """The next run would not find the key, and would send the request under another one."""
+    ledger = Ledger(path)
+    ledger.begin("pay", "k", None)
+    path.with_name(path.name + which).rename(path.with_name("elsewhere"))
+    if replaced:
+        Ledger(path).close()
+
+    with pytest.raises(LedgerError, match="deleted or replaced"):
+        ledger.begin("pay", "k", None)
+    with pytest.raises(LedgerError, match="deleted or replaced"), Intents(ledger)("refund") as intent:
+        intent.take()
+
+
+def test_a_folder_in_which_every_user_may_replace_files_is_refused(path: Path) -> None:
+    Ledger(path).close()
+    path.parent.chmod(0o777)
+    with pytest.raises(LedgerError, match="chmod o-w"):
+        Ledger(path)
+
+    # As /tmp is: only their owner may rename files there.
+    path.parent.chmod(0o1777)
+    Ledger(path).close()
+
+
+def test_a_file_that_goes_away_during_the_write_takes_no_key(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(path)
+    found = module._find
+
+    def unlink_and_find(connection: sqlite3.Connection, name: str) -> module.Entry | None:
+        path.unlink()
+        return found(connection, name)
+
+    monkeypatch.setattr(module, "_find", unlink_and_find)
+
+    with pytest.raises(LedgerError, match="deleted or replaced"):
+        ledger.begin("pay", "k", None)
+
+
+def test_a_first_sending_in_the_future_has_an_unknown_age(path: Path) -> None:
+    """The clock was ahead. The service may have forgotten the key since."""
+    ledger = Ledger(path, now=lambda: 10 * 86400.0)
+    with Intents(ledger)("pay") as intent:
+        intent.begin(None)
+    back = Intents(Ledger(path, now=lambda: 3 * 86400.0))
+
+    with pytest.raises(KeyExpired), back("pay"):
+        pass
+    assert ["pay"] == [entry.name for entry in back.ledger.unsettled()]
 
 
 def test_the_file_is_written_for_good_before_a_key_is_sent(path: Path) -> None:
@@ -115,6 +217,7 @@ def test_a_database_that_is_no_ledger_is_left_alone(path: Path) -> None:
     other.execute("CREATE TABLE accounts (id INTEGER)")
     other.commit()
     other.close()
+    path.chmod(0o600)
 
     with pytest.raises(LedgerError, match="no ledger"):
         Ledger(path)
@@ -122,6 +225,7 @@ def test_a_database_that_is_no_ledger_is_left_alone(path: Path) -> None:
 
 def test_a_file_that_is_no_database(path: Path) -> None:
     path.write_bytes(b"not a database, but long enough for SQLite to look at" * 100)
+    path.chmod(0o600)
 
     with pytest.raises(LedgerError, match="Check the file"):
         Ledger(path)
@@ -240,7 +344,8 @@ def test_a_ledger_that_fails_after_the_response_loses_no_response(
         monkeypatch.setattr(module, "_SETTLE", "broken")
         intent.settled(201)
 
-    assert "The next run sends its key again" in caplog.text
+    assert "The next run must send its key again" in caplog.text
+    assert "Nothing was sent" not in caplog.text
     assert intent.key not in caplog.text
     entry = ledger.find("pay")
     assert entry is not None
