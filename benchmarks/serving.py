@@ -117,11 +117,14 @@ def _processor(port: int) -> float:
 @contextmanager
 def _gunicorn(name: str, url: str, cores: Cores) -> Iterator[int]:
     """Serve the named application on a free port. Yield the port."""
-    port = _free_port()
-    command = [sys.executable, "-m", "gunicorn", "--worker-class", "gthread", "--workers", "1"]
-    command += ["--threads", str(THREADS), "--keep-alive", str(KEEP_ALIVE_SECONDS), "--bind", f"127.0.0.1:{port}"]
-    command += ["--log-level", "warning", "--no-control-socket", f"benchmarks.serving:application({name!r}, {url!r})"]
-    server = subprocess.Popen(command)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        command = [sys.executable, "-m", "gunicorn", "--worker-class", "gthread", "--workers", "1"]
+        command += ["--threads", str(THREADS), "--keep-alive", str(KEEP_ALIVE_SECONDS)]
+        # The bound socket, because another program may take a port that was only looked up.
+        command += ["--bind", f"fd://{listener.fileno()}", "--log-level", "warning", "--no-control-socket"]
+        command += [f"benchmarks.serving:application({name!r}, {url!r})"]
+        server = subprocess.Popen(command, pass_fds=[listener.fileno()])
     try:
         pin(server.pid, cores.application)
         _wait_until_it_answers(server, port)
@@ -133,13 +136,6 @@ def _gunicorn(name: str, url: str, cores: Cores) -> Iterator[int]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_until_it_answers(server: subprocess.Popen[bytes], port: int) -> None:
