@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import re
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import pytest
 from werkzeug.test import TestResponse
 
+from flask_idempotency import current_claim, idempotent
 from flask_idempotency.engine.capabilities import capabilities_of
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry, Record
 from tests.compliance.conftest import Bank, new_bank
-from tests.compliance.vaults import Vault
+from tests.compliance.vaults import FILES, Vault
 
 KEY, PRINCIPAL, TENANT = "canary-of-the-key", "canary-of-the-principal", "canary-of-the-tenant"
 ASKED, PLACE = "canary-of-the-body", "/canary-of-a-header"
@@ -141,6 +144,104 @@ def test_what_is_stored_contains_the_canaries_without_the_compliance_mode(vault:
     dump = vault.dump()
 
     assert {PRINCIPAL, TENANT, ASKED, PLACE} == {canary for canary in CANARIES if canary.encode() in dump}
+
+
+FACTS = {
+    "response": (ASKED, PLACE),
+    "key": (KEY,),
+    "tenant": (TENANT,),
+    "principal": (PRINCIPAL,),
+    "request": ("canary-of-the-request",),
+    "endpoint": ("canary_of_the_endpoint",),
+    "item": ("canary-of-an-item",),
+    "result": ("canary-of-a-result",),
+    "arguments": ("canary-of-an-argument",),
+    "step": ("canary-of-a-step",),
+    "operator": ("canary-of-an-operator",),
+    "reason": ("canary-of-a-reason",),
+}
+"""The facts of the guide's table that somebody may recognize in a store, and what stands for each."""
+TABLE = re.compile(r"^\|( `idempotency_[^|]*| – )\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the guide's table: facts in the places of one kind."""
+
+    encrypted: frozenset[str]
+    digest: frozenset[str]
+    readable: frozenset[str]
+
+
+def guide() -> dict[str, Row]:
+    """Return what the guide says, by SQL table and by the letter of Redis keys."""
+    page = (Path(__file__).parents[2] / "docs/guides/encryption.md").read_text(encoding="utf-8")
+    rows: dict[str, Row] = {}
+    for tables, letters, *cells in TABLE.findall(page):
+        row = Row(*(frozenset(re.sub(r"\(.*?\)", "", cell).strip().split(", ")) for cell in cells))
+        rows |= dict.fromkeys(re.findall(r"`(\w+)`", tables + letters), row)
+    return rows
+
+
+def fill(bank: Bank) -> None:
+    """Leave something in every place: responses, a paused request with a step, an observed key, and an operator's change."""
+    step, item, result = "canary-of-a-step", "canary-of-an-item", "canary-of-a-result"
+
+    @bank.app.post("/orders", endpoint="canary_of_the_endpoint")
+    @idempotent(steps=(step,))
+    def order() -> tuple[str, int]:
+        current_claim.step((step, item), lambda argument: {"ref": result}, "canary-of-an-argument")
+        current_claim.step((step, "another"), lambda: 1 / 0)
+        return "", 201
+
+    @bank.app.post("/watched", endpoint="watched")
+    @idempotent(mode="observe")
+    def watch() -> str:
+        return ""
+
+    def post(path: str, key: str) -> int:
+        client = bank.app.test_client(use_cookies=False)
+        sent = {"Idempotency-Key": KEY + key, **WHO}
+        return client.post(path, json={"wish": "canary-of-the-request"}, headers=sent).status_code
+
+    assert [201, 201] == [pay(bank).status_code for _ in range(2)]
+    assert [500, 200] == [post("/orders", "-paused"), post("/watched", "-watched")]
+    who = ("--key", KEY + "-paused", "--tenant", TENANT, "--principal", PRINCIPAL)
+    why = ("--reason", "canary-of-a-reason", "--actor", "canary-of-an-operator", "--yes")
+    settled = bank.app.test_cli_runner().invoke(
+        args=["idempotency", "resolve", *who, *why, "--step", step, "--item", "another", "--never-happened", "--force"]
+    )
+    assert 0 == settled.exit_code, settled.output
+    assert bank.app.extensions["idempotency"].activity.flush()
+
+
+@pytest.mark.parametrize("vault", ("redis", "sqlite", "postgresql", "tiered"), indirect=True)
+def test_each_fact_is_where_the_guide_says(vault: Vault) -> None:
+    """Encrypted, digested or readable, in each SQL table and each kind of Redis key, under `required`."""
+    said = guide()
+    bank = new_bank(vault)
+    fill(bank)
+    places = vault.places()
+
+    found = {place: facts_in(held) for place, held in places.items()}
+    # Where tables say nothing: pages that SQLite has not overwritten yet.
+    readable = frozenset().union(*(row.readable for row in said.values()))
+    assert found.pop(FILES, set()) <= readable
+    assert {place: said[place].readable & FACTS.keys() for place in found} == found
+
+
+@pytest.mark.parametrize("vault", ("redis", "sqlite"), indirect=True)
+def test_what_the_guide_calls_encrypted_is_found_without_encryption(vault: Vault) -> None:
+    """So the search above could find it."""
+    fill(new_bank(vault, IDEMPOTENCY_ENCRYPTION="off", IDEMPOTENCY_COMPRESSION="off"))
+    said, places = guide(), vault.places()
+
+    for place in {"r", "s", "idempotency_records", "idempotency_steps"} & places.keys():
+        assert said[place].encrypted <= facts_in(places[place])
+
+
+def facts_in(held: bytes) -> set[str]:
+    return {fact for fact, canaries in FACTS.items() if any(canary.encode() in held for canary in canaries)}
 
 
 def test_the_ear_hears() -> None:

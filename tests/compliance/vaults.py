@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import MetaData, create_engine, inspect, select, text, update
+from sqlalchemy import MetaData, create_engine, select, update
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record, StoredPayload
@@ -22,6 +22,9 @@ from flask_idempotency.stores.sql.schema import records
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import StartRedis, connect
 
+FILES = "files"
+"""The place of what stands in the files of a SQLite database, whatever its tables say."""
+
 Change = Callable[[Record], Record]
 
 
@@ -30,13 +33,16 @@ class Vault:
     """One store. `config` makes an application use it."""
 
     config: dict[str, Any]
-    dump: Callable[[], bytes]
-    """Everything that is in it, names included."""
+    places: Callable[[], dict[str, bytes]]
+    """Everything that is in it, names included: by SQL table, and by the letter of Redis keys."""
     forge: Callable[[StorageKey, Change], None]
     """Put a changed record in the place of this key's."""
     garble: Callable[[StorageKey], None]
     """Make the whole record something that nobody can read."""
     ends: ExitStack = field(default_factory=ExitStack)
+
+    def dump(self) -> bytes:
+        return b"".join(self.places().values())
 
 
 def memory(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
@@ -46,15 +52,16 @@ def memory(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
     def forge(key: StorageKey, change: Change) -> None:
         room.records[key] = change(room.records[key])
 
-    def dump() -> bytes:
+    def places() -> dict[str, bytes]:
         tenants = store.data_keys._tenants
-        return repr([asdict(record) for record in room.records.values()] + [list(room.records), tenants]).encode()
+        held = [asdict(record) for record in room.records.values()] + [list(room.records), tenants]
+        return {"": repr(held).encode()}
 
     def garble(key: StorageKey) -> None:
         # The nearest to garbage that a dictionary of records can hold.
         room.records[key] = replace(room.records[key], payload=None)
 
-    return Vault({"IDEMPOTENCY_STORE": store}, dump, forge, garble)
+    return Vault({"IDEMPOTENCY_STORE": store}, places, forge, garble)
 
 
 def on_redis(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
@@ -72,22 +79,26 @@ def on_redis(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
         client.set(name, b"\xff" + held[1:], keepttl=True)
 
     return Vault(
-        {"IDEMPOTENCY_STORE": url, "IDEMPOTENCY_AFTER_LOSS": "run"}, lambda: _redis_dump(client), forge, garble
+        {"IDEMPOTENCY_STORE": url, "IDEMPOTENCY_AFTER_LOSS": "run"}, lambda: redis_places(client), forge, garble
     )
 
 
-def _redis_dump(client: redis.Redis) -> bytes:
-    found = b""
+def redis_places(client: redis.Redis) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
     for name in client.scan_iter(count=1000):
         match client.type(name):
             case b"hash":
                 content: Any = client.hgetall(name)
             case b"zset":
                 content = client.zrange(name, 0, -1, withscores=True)
+            case b"list":
+                content = client.lrange(name, 0, -1)
             case _:
                 content = client.get(name)
+        letter = name.partition(b"}:")[2][:1].decode()
         # Both as it is and as its repr: a canary must not hide behind an escape.
-        found += bytes(name) + (content if isinstance(content, bytes) else repr(content).encode())
+        text = bytes(name) + (content if isinstance(content, bytes) else repr(content).encode())
+        found[letter] = found.get(letter, b"") + text
     return found
 
 
@@ -134,17 +145,18 @@ def _sql(url: str, ends: ExitStack, files: Callable[[], bytes]) -> Vault:
         with engine.begin() as connection:
             connection.execute(update(records).where(records.c.record_id == key.rid).values(fingerprint=b"?"))
 
-    def dump() -> bytes:
+    def places() -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        metadata = MetaData()
         with engine.connect() as connection:
-            names = inspect(connection).get_table_names()
-            metadata = MetaData()
             metadata.reflect(connection)
-            rows = [[tuple(row) for row in connection.execute(select(table))] for table in metadata.tables.values()]
-            log = connection.execute(text("SELECT 1")).all()
-        raw = [value for table in rows for row in table for value in row if isinstance(value, bytes)]
-        return repr((names, rows, log)).encode() + b"".join(raw) + files()
+            for name, table in metadata.tables.items():
+                rows = [tuple(row) for row in connection.execute(select(table))]
+                raw = [value for row in rows for value in row if isinstance(value, bytes)]
+                found[name] = repr((name, rows)).encode() + b"".join(raw)
+        return {**found, FILES: files()}
 
-    return Vault({"IDEMPOTENCY_STORE": url}, dump, forge, garble)
+    return Vault({"IDEMPOTENCY_STORE": url}, places, forge, garble)
 
 
 def tiered(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
@@ -163,7 +175,7 @@ def tiered(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
         client.flushall()
 
     config = {**system.config, "IDEMPOTENCY_REDIS_URL": url}
-    return Vault(config, lambda: system.dump() + _redis_dump(client), forge, garble)
+    return Vault(config, lambda: system.places() | redis_places(client), forge, garble)
 
 
 VAULTS = {"memory": memory, "redis": on_redis, "sqlite": on_sqlite, "postgresql": on_postgresql, "tiered": tiered}
