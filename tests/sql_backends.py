@@ -43,7 +43,8 @@ class SqlStores:
 
     def __init__(self, folder: Path) -> None:
         self._made: dict[tuple[str, str, bool], Lent] = {}
-        self._file = f"sqlite:///{folder / 'records.sqlite'}"
+        # SQLite has no queue: on a busy machine one of many writers waits longer than our five seconds.
+        self._file = f"sqlite:///{folder / 'records.sqlite'}?timeout=60"
         self._made_file = False
 
     def lend(self, url: str, *, strategy: str = "insert", driver_cursor: bool = True) -> Callable[[Clock], Store]:
