@@ -203,10 +203,12 @@ class Policy:
                 'effects="transactional" and on_store_down="allow" exclude each other: the store is the database that '
                 "the view needs, so there is nothing to run on without it. Leave on_store_down as it is."
             )
-        if self.effects == "transactional" and any(status < 400 for status in self.release_statuses):
+        # To the provider of a webhook, a redirect is a failure that it repeats. To any other client it may be a success.
+        success = 400 if self.principal is None else 300
+        if self.effects == "transactional" and any(status < success for status in self.release_statuses):
             faults.append(
-                'effects="transactional" and release_statuses below 400 exclude each other: the rows of a released answer '
-                "are rolled back, and it would tell its client otherwise."
+                f'effects="transactional" and release_statuses below {success} exclude each other: the rows of a released '
+                "response are rolled back, and it would tell its client otherwise."
             )
         if both := self.keep_statuses & self.release_statuses:
             faults.append(

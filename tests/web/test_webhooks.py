@@ -18,6 +18,7 @@ from flask_idempotency import Happened, claim_here, exempt, webhook
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.openapi import describe
 from tests.apps import World, is_replay, new_world, run, said
+from tests.stores.sql.shops import open_shop
 
 DAY = 86400
 
@@ -258,6 +259,53 @@ def test_a_failure_is_what_effects_make_of_it(effects: str, codes: list[int]) ->
     answers = [sent(world, **event(), headers={"X-Fail": "500"}) for _ in codes]
 
     assert codes == [each.status_code for each in answers]
+
+
+@pytest.mark.parametrize("written", ("in the decorator", "for the application"))
+def test_the_rows_of_an_event_are_committed_with_its_record(written: str, tmp_path: Path) -> None:
+    """Each failed attempt is rolled back and the next one runs: also a redirect, which is a failure to a provider."""
+    policy = {"effects": "transactional"} if written == "in the decorator" else {}
+    effects = "plain" if policy else "transactional"
+    url = f"sqlite:///{tmp_path / 'shop.sqlite3'}"
+    shop = open_shop(url, PROPAGATE_EXCEPTIONS=False, IDEMPOTENCY_EFFECTS=effects)
+
+    @shop.view("/stripe")
+    @webhook("stripe", key="/id", **policy)
+    def receive() -> Any:
+        if request.headers.get("X-Do") != "nothing":
+            shop.pay()
+        if "X-Fail" in request.headers:
+            abort(Response(status=int(request.headers["X-Fail"])))
+        if "X-Raise" in request.headers:
+            raise ValueError
+        return "", 204
+
+    def send(**headers: str) -> int:
+        return shop.client().post("/stripe", **event(), headers={"Signature": "x", **headers}).status_code
+
+    failed = [send(**{"X-Fail": status}) for status in ("400", "404", "429", "500", "503")]
+    moved = [send(**{"X-Fail": "302", "X-Do": do}) for do in ("nothing", "write")]
+    crashed = send(**{"X-Raise": "1"})
+    assert 0 == shop.payments()
+    done = [send() for _ in range(2)]
+    shop.close()
+
+    assert [400, 404, 429, 500, 503] == failed
+    assert [302, 500, 500] == [*moved, crashed]  # 500: its rows were rolled back, and a 302 would say otherwise
+    assert ([204, 204], 1, 9) == (done, shop.payments(), len(shop.runs) + 1)
+
+
+def test_no_effects_or_profile_contradict_what_a_webhook_decides() -> None:
+    """A released success does: its rows are rolled back, and the provider never sends it again."""
+    for effects, profile in product(
+        ("plain", "marked", "deduplicated", "transactional"), ("ietf", "stripe", "x-idempotency", "playbook")
+    ):
+        world = hooked(policy={"profile": profile}, effects=effects)
+        world.view("/2")(webhook("2", key="/id", effects=effects, release_statuses=[204])(lambda: "ok"))
+        policies = [world.app.extensions["idempotency"].policies.look(name, "POST").policy for name in ("receive", "<lambda>")]
+
+        contradictions = [len(policy.faults(joint=True)) for policy in policies]
+        assert [0, int(effects == "transactional")] == contradictions, (effects, profile)
 
 
 def test_an_unknown_outcome_is_settled_by_the_resolver() -> None:
