@@ -302,7 +302,9 @@ def test_no_effects_or_profile_contradict_what_a_webhook_decides() -> None:
     ):
         world = hooked(policy={"profile": profile}, effects=effects)
         world.view("/2")(webhook("2", key="/id", effects=effects, release_statuses=[204])(lambda: "ok"))
-        policies = [world.app.extensions["idempotency"].policies.look(name, "POST").policy for name in ("receive", "<lambda>")]
+        policies = [
+            world.app.extensions["idempotency"].policies.look(name, "POST").policy for name in ("receive", "<lambda>")
+        ]
 
         contradictions = [len(policy.faults(joint=True)) for policy in policies]
         assert [0, int(effects == "transactional")] == contradictions, (effects, profile)
