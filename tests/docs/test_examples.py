@@ -1,4 +1,4 @@
-"""Each endpoint that a guide shows serves requests as it stands: a success, its retry, and a failure with the retry after it."""
+"""Each endpoint of the guides serves requests as it stands: a success, its retry, and a failure and the retry after it."""
 
 from __future__ import annotations
 
