@@ -89,6 +89,8 @@ class Services:
     activity: ActivityLog | None = None
     observations: Observations | None = None
     audit: AuditTrail | None = None
+    process_local: bool = False
+    """Whether other processes do not see the records."""
 
 
 def build(
@@ -155,6 +157,7 @@ def build(
         activity=offered.activity,
         observations=offered.observations,
         audit=offered.audit,
+        process_local=bool(offered.process_local),
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from functools import wraps
+from os import cpu_count
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, assert_never
 from uuid import UUID
 from weakref import WeakKeyDictionary, WeakSet
@@ -25,6 +26,7 @@ from flask import Flask, current_app, has_app_context, has_request_context
 from kombu.utils.json import dumps
 
 from flask_idempotency.activity import add_the_last
+from flask_idempotency.assembly import Services
 from flask_idempotency.consumers import interrupts
 from flask_idempotency.consumers.celery_messages import (
     AnyTask,
@@ -73,6 +75,8 @@ _BEGUN: Final = "_flask_idempotency_begun"
 
 CHECK: Final = "celery"
 """The name of our check in `flask idempotency doctor`."""
+_PREFORK: Final = ("prefork", "processes", "celery.concurrency.prefork:TaskPool")
+"""The names of Celery's pool of processes."""
 _LOST: Final = "a worker that is killed loses the message"
 _ACKS_LATE: Final = "Set acks_late=True and reject_on_worker_lost=True."
 
@@ -507,10 +511,10 @@ class _Served:
             for task, body in self.tasks():
                 body.inbox(task).check()
 
-    def findings(self) -> list[Finding]:
-        """Return what is wrong with the tasks and the settings of their workers."""
-        findings = list(self._faults())
+    def findings(self, worker: Any = None) -> list[Finding]:
+        """Return what is wrong with the tasks and the settings of their workers. `worker`: the one that starts."""
         tasks = self.tasks()
+        findings = [*self._faults(), *self._store(tasks, worker)]
         early = [task.name for task, _ in tasks if not task.acks_late]
         if early:
             findings.append(_advice(f"Workers acknowledge {some(early)} before the body runs: {_LOST}.", _ACKS_LATE))
@@ -539,6 +543,28 @@ class _Served:
             elif _has_hidden_body(task):
                 text = f"{name}: a decorator between @celery_app.task and @idempotent_task hides it: each delivery would run."
                 yield Finding(CHECK, Verdict.FAULT, text, "Let that decorator use functools.wraps.")
+
+    def _store(self, tasks: Sequence[tuple[AnyTask, _Body]], worker: Any) -> Iterator[Finding]:
+        """Yield a fault if the processes of the pool do not see each other's records."""
+        built: Services | None = self.flask_app.extensions["idempotency"].built
+        if not tasks or self._engine is None or built is None or not built.process_local:
+            return
+        conf = self.celery_app.conf
+        if worker is not None:
+            processes = _processes(worker.pool_cls, worker.concurrency, worker.options)
+        else:
+            # Tests call tasks in their own process, with the settings of a worker that they never start.
+            processes = 0 if self.flask_app.testing else _processes(conf.worker_pool, conf.worker_concurrency, {})
+        if processes > 1:
+            text = (
+                f"The pool has {processes} processes, and each keeps the records of {some(task.name for task, _ in tasks)} in "
+                "its own memory: a message that is delivered again runs again in another process."
+            )
+            remedy = (
+                "Set IDEMPOTENCY_STORE to flask-sqlalchemy:// or a redis:// URL. In development, start the worker with "
+                "--pool solo or --pool threads."
+            )
+            yield Finding(CHECK, Verdict.FAULT, text, remedy)
 
     def _broker(self, tasks: Sequence[tuple[AnyTask, _Body]]) -> Iterator[Finding]:
         conf = self.celery_app.conf
@@ -575,10 +601,24 @@ def _advice(text: str, remedy: str) -> Finding:
     return Finding(CHECK, Verdict.ADVICE, text, remedy)
 
 
+def _processes(pool: Any, concurrency: Any, options: Mapping[str, Any]) -> int:
+    """Return how many processes a pool may have that run tasks at the same time. 0: that is not known yet."""
+    kinds = pool.__mro__ if isinstance(pool, type) else ()
+    if pool not in _PREFORK and not any(kind.__module__ == "celery.concurrency.prefork" for kind in kinds):
+        return 1
+    if concurrency == "auto":  # Celery counts the processors after the checks
+        concurrency = cpu_count() or 1
+    autoscale = options.get("autoscale") or 0
+    if isinstance(autoscale, str):
+        autoscale = autoscale.partition(",")[0]
+    most = autoscale[0] if isinstance(autoscale, list | tuple) else autoscale
+    return max(int(concurrency or 0), int(most))
+
+
 def _check_worker(sender: Any, **_: Any) -> None:
     """End a worker whose tasks cannot hold their policy, and log what costs messages."""
     for served in vars(sender.app).get(_SERVED, []):
-        findings = served.findings()
+        findings = served.findings(sender)
         for finding in findings:
             if finding.verdict is Verdict.ADVICE:
                 _log.warning("%s %s", finding.text, finding.remedy)

@@ -643,6 +643,8 @@ class Capabilities:
     """It remembers keys in observe mode. Without it, no endpoint may set `mode` to `observe` or `warn`."""
     audit: AuditTrail | None
     """It remembers who changed a record and why."""
+    process_local: bool | None
+    """Only the process that made it sees its records. None or false: other processes see them too."""
 
 
 CAPABILITIES: Final = tuple(field.name for field in fields(Capabilities))

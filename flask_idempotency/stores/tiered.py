@@ -167,6 +167,7 @@ class TieredStore:
             self.observations = offered.observations
         if offered.audit is not None:
             self.audit = offered.audit
+        self.process_local = offered.process_local
         self.health = CachedHealth(offered.health, cache)
         self._completing = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None

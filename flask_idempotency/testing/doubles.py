@@ -200,6 +200,11 @@ class FaultyStore:
         self._pass(Call("mark_corrupt", key, None), lambda: self._store.mark_corrupt(key, payload))
 
     @property
+    def process_local(self) -> bool:
+        """Whether other processes do not see the records of the real store."""
+        return bool(getattr(self._store, "process_local", False))
+
+    @property
     def journals(self) -> Journals:
         """The journals of the real store. Raises `AttributeError` if it has none."""
         store: Any = self._store

@@ -12,8 +12,10 @@ from typing import Any
 from unittest import mock
 from uuid import UUID, uuid4
 
+import fakeredis
 import pytest
 from celery import Celery, Task
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.signals import worker_init, worker_process_shutdown
 from flask import Flask, current_app, g
@@ -38,14 +40,15 @@ from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.testing import FaultyStore
 from flask_idempotency.web.doctor import run_checks
 
 SECRET = "s-9f2c47d1e8b35a60"
 
 
-def make_flask(store: Any = None, **config: Any) -> Flask:
+def make_flask(store: Any = None, *, testing: bool = True, **config: Any) -> Flask:
     app = Flask("shop")
-    app.testing = True
+    app.testing = testing
     app.config.update(IDEMPOTENCY_STORE=store or MemoryStore(), IDEMPOTENCY_SECRET=SECRET, **config)
     Idempotency(app)
     return app
@@ -772,6 +775,71 @@ def test_a_worker_does_not_start_with_a_task_that_cannot_hold_its_policy(
     found = [finding for finding in run_checks(flask_app).findings if finding.check == "celery"]
     assert {finding.verdict for finding in found} == {Verdict.FINE if fault is None else Verdict.FAULT}
     celery_app.close()
+
+
+@pytest.mark.parametrize(
+    ("pool", "fault"),
+    (
+        ({"pool_cls": "prefork", "concurrency": 2}, True),
+        ({"pool_cls": "processes", "concurrency": 2}, True),
+        ({"pool_cls": PreforkPool, "concurrency": 8}, True),
+        ({"pool_cls": "prefork", "concurrency": 1, "autoscale": "4,1"}, True),
+        ({"pool_cls": "prefork", "concurrency": "auto"}, True),
+        ({"pool_cls": "prefork", "concurrency": 1}, False),
+        ({"pool_cls": "solo", "concurrency": 8}, False),
+        ({"pool_cls": "threads", "concurrency": 8}, False),
+    ),
+)
+@pytest.mark.parametrize("store", ("memory", "wrapped", "factory", "fakeredis", "file"))
+def test_a_pool_of_processes_needs_a_store_that_all_of_them_see(
+    pool: dict[str, Any], fault: bool, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a message that is delivered again runs again, in another process."""
+    made: Any = {
+        "memory": MemoryStore,
+        "wrapped": lambda: FaultyStore(MemoryStore()),
+        "factory": lambda: f"{MemoryStore.__module__}:{MemoryStore.__qualname__}",
+        "fakeredis": fakeredis.FakeRedis,
+        "file": lambda: f"sqlite:///{tmp_path / 'records.sqlite3'}",
+    }[store]()
+    celery_app = make_celery()
+    for name in ("shop.charge", "shop.mail"):
+        celery_app.task(shared=False, name=name, acks_late=True)(idempotent_task(name=name)(idle))
+    celery_app.task(shared=False, name="shop.free")(idle)
+    serve(celery_app, make_flask(made, **({"IDEMPOTENCY_AFTER_LOSS": "run"} if store == "fakeredis" else {})))
+
+    monkeypatch.setattr("flask_idempotency.consumers.celery.cpu_count", lambda: 2)
+
+    if fault and store != "file":
+        with pytest.raises(SystemExit, match=r"shop\.charge, shop\.mail") as refused:
+            celery_app.WorkController(**pool)
+        assert "shop.free" not in str(refused.value)
+    else:
+        worker_init.send(sender=mock.Mock(app=celery_app, **{"options": {}, **pool}))
+    celery_app.close()
+
+
+def test_serve_refuses_a_store_that_the_configured_pool_cannot_share(flask_app: Flask) -> None:
+    """An application in tests may serve: there, no worker of this pool runs. `doctor` says the same."""
+
+    def pooled() -> Any:
+        celery_app: Any = make_celery(worker_concurrency=4)
+        celery_app.task(shared=False, name="shop.charge", acks_late=True)(idempotent_task()(idle))
+        return celery_app
+
+    tested, early, late = pooled(), pooled(), pooled()
+    tested.finalize()
+    serve(tested, flask_app)
+    deployed = make_flask(testing=False)
+    serve(early, deployed)
+    found = [finding.text for finding in run_checks(deployed).findings if finding.verdict is Verdict.FAULT]
+    late.finalize()
+
+    assert any("shop.charge" in text and "4 processes" in text for text in found)
+    with pytest.raises(ConfigurationError, match=r"4 processes.*shop\.charge"):
+        serve(late, deployed)
+    for each in (tested, early, late):
+        each.close()
 
 
 @pytest.mark.parametrize(

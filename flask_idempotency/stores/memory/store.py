@@ -55,6 +55,8 @@ class MemoryStore:
     Do not use it with several workers: each of them would run the same payment once.
     """
 
+    process_local: Final = True
+
     def __init__(self, clock: Clock = store_time) -> None:
         self._shared = MemoryRecords(clock)
         self.data_keys = MemoryDataKeys(self._shared)

@@ -100,6 +100,8 @@ class RedisStore:
         )
         self.journals = RedisJournals(self._server, self.data_loss)
         self.tenant_shards = self.data_loss.rules.shards
+        # A fakeredis server is an object of the process that made it.
+        self.process_local = type(self._client).__module__.partition(".")[0] == "fakeredis"
         self.health = RedisHealth(self._server)
         self.activity = RedisActivity(self._server)
         self.observations = RedisObservations(self._server)
