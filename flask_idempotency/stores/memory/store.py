@@ -55,7 +55,7 @@ class MemoryStore:
     Do not use it with several workers: each of them would run the same payment once.
     """
 
-    process_local: Final = True
+    process_local = True
 
     def __init__(self, clock: Clock = store_time) -> None:
         self._shared = MemoryRecords(clock)
