@@ -297,7 +297,7 @@ class StepResultNotKept(Event):
 @valueclass(frozen=True, slots=True)
 class StepsChangedHeld(Event):
     """The recorded steps of a request do not fit the code that runs now, so no further step begins. `step` is the first
-    that does not fit, and `why` is `undeclared`, `order`, `arguments`, `result` or `not-reached`."""
+    that does not fit, and `why` is `undeclared`, `item`, `order`, `arguments`, `result` or `not-reached`."""
 
     LEVELS = (logging.ERROR,)
     SENTENCE = "A request is quarantined: its recorded steps do not fit the code."

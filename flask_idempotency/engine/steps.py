@@ -220,11 +220,19 @@ class Steps:
                 self._observers(event)
 
     def enter(
-        self, name: str, item: bytes = b"", *, digest: bytes = b"", in_line: bool = True, own: Step | None = None
+        self,
+        name: str,
+        item: bytes = b"",
+        *,
+        alike: bytes = b"",
+        digest: bytes = b"",
+        in_line: bool = True,
+        own: Step | None = None,
     ) -> StepRun:
         """Begin this step, or return it as recalled. On return its function may run: the store has its begin, if it needs one.
 
-        `item` is encoded. `digest` is one of the arguments, and not keyed: this method keys it for each record.
+        `item` is encoded, and so is `alike`: the item of another type that prints the same, empty if there is none.
+        `digest` is one of the arguments, and not keyed: this method keys it for each record.
         `in_line`: the view's own thread asks for it. `own`: what holds instead of the declared step of this name, with the
         same effects and identity. Raises `StepsChanged`, `StepInDoubt`, `LeaseLost`, `StoreUnavailable`
         and, for misuse, `RuntimeError`. In all these cases the function must not run.
@@ -263,6 +271,8 @@ class Steps:
                     f"the step {name!r} has begun before, and it is unknown whether it happened: settle it with a resolver, "
                     "or with `flask idempotency resolve --step`"
                 )
+            if not any(found):
+                self._refuse_other_items(step, item, alike)
             if step.effects != "pure" and in_line and not self._rules.any_order and not any(found):
                 for left in self._unasked():
                     if left.in_line and left.name != step.recorded_as:
@@ -323,6 +333,30 @@ class Steps:
                 # The function does not run. If the write arrives all the same, the next one takes the step out again.
                 self._withdraw(run)
                 raise
+
+    def _refuse_other_items(self, step: Step, item: bytes, alike: bytes) -> None:
+        """Raise if the request knows this step with items where `item` is empty, without one where it is not, or `alike`.
+
+        Another id hides that both may be one effect: the code has changed between two attempts. And no operator could tell
+        items apart that print alike.
+        """
+        name = step.recorded_as
+        fault = "takes an item" if item else "takes no item"
+        for known, its_item in self._asked:
+            if known == name and (not its_item or not item or its_item == alike):
+                raise RuntimeError(
+                    f"the step {step.name!r} {fault}, and this attempt has asked for it otherwise: a name has an item in each "
+                    "call or in none, and two items of it never print alike"
+                )
+        for record in self._records:
+            key, entries = record.context.key, record.entries
+            if item:
+                others = (step_id(key, name), *((step_id(key, name, alike),) if alike else ()))
+                met = any(id in entries for id in others)
+            else:
+                met = any(entry.name == name for entry in entries.values())
+            if met:
+                raise self._changed(step.name, "item", f"{fault}, and is recorded otherwise")
 
     def _early(self, run: StepRun) -> list[JournalWrite]:
         """Return the writes that a commit of the function itself must contain: from there on it is at most once."""

@@ -338,7 +338,9 @@ def _enter(
     if given is not None and step.effects != "pure":
         compared = arguments.comparable(name, given, compare=step.compare)
     with _noted(work), work.shield():
-        return steps.enter(name, values.encode_item(item), digest=compared, in_line=_in_line(work), own=own)
+        encoded = values.encode_item(item)
+        alike = b"" if item is None else values.encode_alike(item)
+        return steps.enter(name, encoded, alike=alike, digest=compared, in_line=_in_line(work), own=own)
 
 
 @contextmanager

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
@@ -25,6 +27,8 @@ DEEPEST: Final = 100
 """Levels of nested lists, tuples and dicts. Python's own JSON stops at about a thousand, with a `RecursionError`."""
 _DECIMAL_BITS: Final = 2048
 """A longer int is written in hexadecimal. `sys.set_int_max_str_digits` may forbid decimal ones above 640 digits."""
+_WHOLE_NUMBER: Final = re.compile(r"0|-?[1-9][0-9]*")
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 Item: TypeAlias = str | int | UUID
 """What tells several steps of one name apart."""
@@ -58,6 +62,20 @@ def encode_item(item: Item | None) -> bytes:
     if len(encoded) > LARGEST_ITEM:
         raise TypeError(f"the item of a step takes {len(encoded)} bytes; {LARGEST_ITEM} are allowed. Pass an id.")
     return encoded
+
+
+def encode_alike(item: Item) -> bytes:
+    """Return the encoded item of another type that prints as this one does, as "1" does for 1. Empty: there is none."""
+    other: Item | None = None
+    # A number may have more digits than `sys.set_int_max_str_digits` allows: then it does not print at all.
+    with suppress(ValueError):
+        if type(item) is not str:
+            other = str(item)
+        elif _WHOLE_NUMBER.fullmatch(item):
+            other = int(item)
+        elif _UUID.fullmatch(item):
+            other = UUID(item)
+    return b"" if other is None else encode(other)
 
 
 def decode_item(data: bytes) -> Item | None:

@@ -554,7 +554,7 @@ def test_an_observer_holds_no_other_step_up(shop: Shop, told: type[events.Event]
         shop.take(claim, "ship")
         shop.raises(claim, "charge", LookupError())
         shop.raises(claim, "charge", OSError())
-        shop.take(claim, "charge", b"2")
+        shop.take(claim, "quote")
 
     assert [True] == free
 

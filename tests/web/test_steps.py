@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from threading import Barrier, Thread
 from typing import Any
+from uuid import UUID
 
 import pytest
 from flask import Flask, stream_with_context
@@ -227,6 +228,64 @@ def test_a_recorded_effect_that_was_not_asked_for_keeps_no_response() -> None:
     stopped = release(shop, lambda: ({}, 201), steps=("charge",)).post()
 
     assert (409, "outcome-unknown") == (stopped.status_code, stopped.get_json()["code"])
+
+
+ORDER = UUID("0f8fad5b-d9cb-469f-a165-70867728950e")
+OTHER_ITEMS = ((None, 7), (7, None), (7, "7"), ("7", 7), (ORDER, str(ORDER)), (str(ORDER), ORDER))
+"""The item of one call, and that of another which is no second step of this name: without one, or printed the same."""
+
+
+@pytest.mark.parametrize(("first", "then"), OTHER_ITEMS)
+@pytest.mark.parametrize("effects", ("plain", "deduplicated", "pure"))
+def test_a_step_that_has_got_or_lost_its_item_is_noticed_before_it_runs(effects: Any, first: Any, then: Any) -> None:
+    shop = Shop()
+
+    def checkout(item: Any, status: int) -> Any:
+        current_claim.step("ship", shop.run, "ship")
+        current_claim.step("charge" if item is None else ("charge", item), shop.run, "charge")
+        return {}, status
+
+    steps = (Step("charge", effects=effects), "ship")
+    shop.view(lambda: checkout(first, 503), steps=steps)
+    assert "paused" == shop.post().headers["Idempotency-Status"]
+    stopped = release(shop, lambda: checkout(then, 201), steps=steps).post()
+
+    assert (409, "outcome-unknown") == (stopped.status_code, stopped.get_json()["code"])
+    assert {"charge": 1, "ship": 1} == shop.ran
+
+
+@pytest.mark.parametrize(("first", "then"), OTHER_ITEMS)
+def test_one_attempt_takes_a_step_with_items_or_without_and_no_two_that_print_alike(first: Any, then: Any) -> None:
+    shop = Shop()
+    refusals: list[BaseException] = []
+
+    def checkout() -> Any:
+        for item in (first, then):
+            try:
+                current_claim.step("mail" if item is None else ("mail", item), shop.run, "mail")
+            except RuntimeError as error:
+                refusals.append(error)
+        return {}, 201
+
+    shop.view(checkout, steps=(Step("mail", effects="deduplicated", intent=False),))
+    assert 201 == shop.post().status_code
+
+    assert {"mail": 1} == shop.ran
+    assert ["item" in str(error) for error in refusals] == [True]
+
+
+def test_items_that_print_differently_are_several_steps() -> None:
+    shop = Shop()
+    items = (7, "07", "+7", " 7", "٧", "7.0", -7, ORDER, str(ORDER).upper(), ORDER.hex, "", 2**2049, "9" * 1000)
+
+    def checkout() -> Any:
+        for item in items:
+            current_claim.step(("mail", item), shop.run, "mail")
+        return {}, 201
+
+    shop.view(checkout, steps=("mail",))
+    assert 201 == shop.post().status_code
+    assert {"mail": len(items)} == shop.ran
 
 
 def test_other_arguments_hold_the_request() -> None:
