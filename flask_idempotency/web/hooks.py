@@ -1,10 +1,11 @@
 """Connect the guard to Flask's hooks and signals.
 
-`before` notes that a request may be keyed. `begin` claims the key. It stays the *last* before_request hook of the request's
-innermost scope, so that all authentication, CSRF and rate-limit hooks run before a replay. `capture` stays the *first
-executed* after_request hook of that scope. On a replay it puts the stored response where the snapshot was taken, so that
-all other hooks run again on identical input. `finish` ends the claim after all of them succeeded: a stored 200 must not
-follow a failed commit. `teardown` handles crashes only. It runs first, because a failing teardown function stops the rest.
+`note` runs before all hooks, and notes that a request may be keyed. `begin` claims the key. It stays the *last*
+before_request hook of the request's innermost scope, so that all authentication, CSRF and rate-limit hooks run before a
+replay. `capture` stays the *first executed* after_request hook of that scope. On a replay it puts the stored response where
+the snapshot was taken, so that all other hooks run again on identical input. `finish` ends the claim after all of them
+succeeded: a stored 200 must not follow a failed commit. `teardown` handles crashes only. It runs first, because a failing
+teardown function stops the rest.
 
 `tests/web/test_hooks_contexts.py` tests the facts about Flask that this module relies on.
 """
@@ -110,7 +111,11 @@ class Hooks:
 
     def install(self) -> None:
         """Register the hooks. Raises Flask's error if the application has already handled a request."""
-        self._app.before_request(self.before)
+        # Before all hooks of the application, wherever they are registered: a step in one of them must raise. The URL's values
+        # are processed before any of those run, and first of all here.
+        self._app.url_value_preprocessor(self.note)
+        processors = self._app.url_value_preprocessors[None]
+        processors.insert(0, processors.pop())
         if self._guard.engine.transactions is not None:
             # Before any hook or session interface of the application uses its database.
             appcontext_pushed.connect(_entered, self._app)
@@ -142,19 +147,19 @@ class Hooks:
             each = "".join(f"\n  - {printable(fault)}" for fault in faults)
             _log.error("Policies that cannot hold. Their endpoints answer 500 until you change them:" + each)
 
-    def before(self) -> Response | None:
-        """Note that this request may be keyed. Reads no body and calls no store: it may run before authentication."""
+    def note(self, endpoint: str | None, values: Any) -> None:
+        """Note that this request may be keyed. Reads no body and calls no store: it runs before authentication."""
         if not self._checked:
             self._look_at_all()
         here: Request = context.get().request
         rule = here.url_rule
         if rule is None:  # 404, 405, a slash redirect: the router responds, and there is no view to guard
-            return None
+            return
         resolved = self._resolved.get((rule.endpoint, here.method)) or self._policies.resolve(
             rule.endpoint, here.method
         )
         if resolved.exempt:
-            return None
+            return
         policy = resolved.policy
         # Transactional views and steps leave it to us to commit their rows, with a key or without, and even if we are off.
         joint = policy.effects == "transactional" or (policy.effects == "steps" and policy.commits_rows)
@@ -163,22 +168,27 @@ class Hooks:
             or not here.environ.keys().isdisjoint(resolved.headers)
             or (policy.form_field is not None and here.mimetype in FORM_TYPES)
         )
+        fault = ""
         if resolved.faults and (joint or (self._enabled and not resolved.observed)):
-            return self._closed(rule.endpoint, policy, " ".join(resolved.faults))
-        if not keyed and not joint and not (resolved.observed and self._enabled):
-            return None
+            fault = " ".join(resolved.faults)
+        elif not keyed and not joint and not (resolved.observed and self._enabled):
+            return
         notice()
-        if keyed and self._fault is not None and not resolved.observed:
-            return self._closed(rule.endpoint, policy, self._fault)
         scope = here.blueprints[0] if here.blueprints else None
-        setattr(here, self._key, RequestState(policy, rule.endpoint, scope, resolved.deferred, self.from_view))
+        state = RequestState(policy, rule.endpoint, scope, resolved.deferred, self.from_view)
+        if not fault and keyed and self._fault is not None and not resolved.observed:
+            fault = self._fault
+        if fault:
+            state.fault = fault
+        setattr(here, self._key, state)
         if keyed or not resolved.observed:
             watch_body(here)
         self._last.keep(scope)
-        return None
 
     def begin(self, state: RequestState, *, in_view: bool = False) -> Response | None:
         """Claim the key: the last thing before the view, so a missing or malformed key is judged after signing in."""
+        if state.fault:
+            return self._closed(state.operation, state.policy, state.fault)
         state.reached = True
         if state.phase is not Phase.NEW or (state.deferred and not in_view):
             return None

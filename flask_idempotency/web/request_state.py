@@ -91,6 +91,8 @@ class RequestState(Running):
         self.from_view = from_view
         """Claim the key at `@claim_here`. Returns the response to send in the view's place, or None."""
 
+    fault: str = ""
+    """Why this request must not run unprotected, and cannot be protected. Empty: nothing prevents it."""
     phase: Phase = Phase.NEW
     reached: bool = False
     """Whether every hook has let it pass: now the view or one of its decorators responds."""

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from asgiref.sync import sync_to_async
-from flask import Response, after_this_request
+from flask import Flask, Response, after_this_request
 
 from flask_idempotency import Step, current_claim, current_step, durable_step, idempotent
 from flask_idempotency.engine.ending import work_here
@@ -229,15 +229,67 @@ def misconfigured(*args: Any, **kwargs: Any) -> None:
     raise ConfigurationError("these rows do not belong to the step: write them in it")
 
 
-def test_a_step_before_the_claim_is_refused() -> None:
-    """A hook also runs on replays, and there is no claim yet that could remember the step."""
-    shop = Shop()
-    shop.app.before_request(lambda: current_claim.step("charge", shop.run, "charge"))
-    shop.view(lambda: ({}, 201), steps=("charge",))
+def hooked_shop(where: str, hook: Callable[[], Any], **policy: Any) -> Shop:
+    """An endpoint with steps, and a function that runs before its view."""
+    app = Flask("shop")
+    match where:
+        case "before init_app":
+            app.before_request(hook)
+        case "before init_app, async":
+
+            @app.before_request
+            async def hooked() -> None:
+                hook()
+
+        case "url_value_preprocessor":
+            app.url_value_preprocessor(lambda endpoint, values: hook())
+    shop = Shop(app)
+    if where == "after init_app":
+        app.before_request(hook)
+    if where == "first of all":
+        app.before_request_funcs.setdefault(None, []).insert(0, hook)
+    shop.view(lambda: ({"paid": True}, 201), steps=("charge",), **policy)
+    return shop
+
+
+@pytest.mark.parametrize(
+    "where",
+    ("before init_app", "before init_app, async", "first of all", "url_value_preprocessor", "after init_app"),
+)
+def test_a_step_before_the_claim_is_refused(where: str) -> None:
+    """A hook also runs on replays and refusals, and there is no claim yet that could remember the step."""
+    ran: list[str] = []
+
+    def hook() -> None:
+        current_claim.step("charge", ran.append, "charge")
+
+    shop = hooked_shop(where, hook)
     with pytest.raises(RuntimeError, match="before the key"):
         shop.post()
 
-    assert not shop.ran
+    assert not ran
+
+
+def test_a_step_in_a_hook_of_a_closed_endpoint_is_refused() -> None:
+    """It answers 500 to every request, and the hook would charge each time."""
+    ran: list[str] = []
+
+    def hook() -> None:
+        with suppress(RuntimeError):
+            current_claim.step("charge", ran.append, "charge")
+
+    shop = hooked_shop("before init_app", hook, on_abandoned="takeover")
+
+    assert "misconfigured" == shop.post().get_json()["code"]
+    assert not ran
+
+
+def test_a_step_in_a_hook_of_a_request_that_needs_no_key_just_runs() -> None:
+    ran: list[str] = []
+    shop = hooked_shop("before init_app", lambda: current_claim.step("charge", ran.append, "charge"), required=False)
+
+    assert 201 == shop.app.test_client().post("/checkout", json={}).status_code
+    assert ["charge"] == ran
 
 
 @pytest.mark.parametrize("replayed", (False, True))

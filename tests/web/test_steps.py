@@ -32,8 +32,8 @@ class Killed(BaseException):
 class Shop:
     """An application, its store, and how often each function ran."""
 
-    def __init__(self, **config: Any) -> None:
-        self.app = Flask("shop")
+    def __init__(self, app: Flask | None = None, **config: Any) -> None:
+        self.app = Flask("shop") if app is None else app
         self.app.testing = config.pop("testing", True)
         self.store = MemoryStore()
         self.ran: Counter[str] = Counter()
@@ -46,7 +46,8 @@ class Shop:
         """Serve this function at /checkout, in the place of an earlier release's."""
         from flask_idempotency import idempotent
 
-        self.app.add_url_rule("/checkout", "checkout", idempotent(required=True, **policy)(function), methods=["POST"])
+        view = idempotent(**{"required": True, **policy})(function)
+        self.app.add_url_rule("/checkout", "checkout", view, methods=["POST"])
 
     def run(self, name: str, result: Any = None) -> Any:
         self.ran[name] += 1
