@@ -245,8 +245,15 @@ def _connect_in_time(base: Engine, pool: Pool) -> None:
 
 
 def _end_transaction(connection: Any, record: object) -> None:
-    """Commit the settings of the application's listeners, such as `SET search_path`."""
+    """Commit the settings of the application's listeners, such as `SET search_path`.
+
+    An application may open SQLite with `autocommit=False` (Python 3.12): sqlite3 would then begin a transaction after each
+    COMMIT, and commit no statement of ours.
+    """
     connection.commit()
+    if isinstance(connection, sqlite3.Connection) and getattr(connection, "autocommit", None) is False:
+        legacy: Any = sqlite3
+        connection.autocommit = legacy.LEGACY_TRANSACTION_CONTROL  # type: ignore[attr-defined, unused-ignore]
 
 
 def _never_prepare(connection: Any, record: object) -> None:
@@ -438,12 +445,19 @@ class Database:
         self._lock = threading.Lock()
         self._engines: Engines | None = None
         self._opens_in_child = False
+        self._on_open: Callable[[Engine], None] | None = None
         self.tenant_lock = TenantLock()
         """Lets claims of one tenant wait for each other without a connection."""
         if not callable(bind):
             self._open()
         before_fork(self.before_fork)
         after_fork(self.after_fork)
+
+    def when_open(self, callback: Callable[[Engine], None]) -> None:
+        """Call this with the application's own Engine, now or once it is known."""
+        self._on_open = callback
+        if self._engines is not None:
+            callback(self._engines.base)
 
     @property
     def known(self) -> bool:
@@ -576,6 +590,8 @@ class Database:
                     engines = open_engines(self._bind, driver_cursor=self._driver_cursor)
                     if self._opens_in_child and engines.base not in self._shared():
                         _renew(engines.base)
+                    if self._on_open is not None:
+                        self._on_open(engines.base)
                     self._engines = engines
         return self._engines
 

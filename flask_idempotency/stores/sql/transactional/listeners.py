@@ -2,6 +2,10 @@
 
 The listeners are on the session factory and on its engine. So they also see a second session of a view, and a commit on the
 connection below a session.
+
+SQLite does not say whether a transaction has written. Python's sqlite3 begins one before the first write, unless the
+application begins each by itself (SQLAlchemy's recipe) or opens connections with `autocommit=False`: then one is open
+all the time. So the listeners note it.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from sqlalchemy import Connection, Engine, event
@@ -44,6 +48,34 @@ _factories: WeakKeyDictionary[Any, ref[Callable[[Session], None]]] = WeakKeyDict
 """The `before_commit` of each factory. Weak, because it holds the factory; the factory's sessions keep it."""
 
 _engines: WeakSet[Engine] = WeakSet()
+_watched: WeakSet[Engine] = WeakSet()
+
+_COMMENTS = r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*+"
+_READS = re.compile(
+    rf"{_COMMENTS}(?:SELECT|VALUES|EXPLAIN|SAVEPOINT|RELEASE|ROLLBACK|BEGIN(?!\s+(?:IMMEDIATE|EXCLUSIVE))"
+    r"|PRAGMA\s+(?:\w+\.)?(?:table_|index_|foreign_key|database_list|function_list|collation_list)"
+    # A common table expression may lead to a write.
+    r"|WITH\b(?!.*\b(?:INSERT|UPDATE|DELETE|REPLACE)\b))",
+    re.IGNORECASE | re.DOTALL,
+)
+_LOCKS = re.compile(rf"{_COMMENTS}BEGIN\b", re.IGNORECASE | re.DOTALL)
+
+_SEEN: Final = "flask_idempotency_seen"
+"""The entry of a SQLite connection's `info` that holds what its transaction did: `_Seen`."""
+
+
+class _Seen:
+    """What the listeners saw of one transaction on SQLite."""
+
+    __slots__ = ("changes", "locked", "wrote")
+
+    def __init__(self, changes: int) -> None:
+        self.changes = changes
+        """How many rows the connection had changed when it began. A cursor of the driver has no listener."""
+        self.locked = False
+        """Whether it began with the write lock."""
+        self.wrote = False
+        """Whether a statement that may write was sent."""
 
 
 def joined_here() -> JoinedSession | None:
@@ -70,14 +102,60 @@ def listen(factory: Any, engine: Engine) -> Callable[[Session], None]:
         _engines.add(engine)
         event.listen(engine, "commit", _connection_commits)
         event.listen(engine, "savepoint", _savepoint_begins)
-        event.listen(engine, "before_cursor_execute", _statement_commits)
+        if engine.dialect.name == SQLITE:
+            watch(engine)
+        else:
+            event.listen(engine, "before_cursor_execute", _statement_commits)
     return before_commit
+
+
+def watch(engine: Engine) -> None:
+    """Note from now on what each transaction on this engine does, if it is SQLite's. A second call changes nothing."""
+    if engine.dialect.name == SQLITE and engine not in _watched:
+        _watched.add(engine)
+        # First: a listener of the application may send the BEGIN.
+        event.listen(engine, "begin", _transaction_begins, insert=True)
+        event.listen(engine, "before_cursor_execute", _statement_begins)
+
+
+def has_written(connection: Connection) -> bool:
+    """Return True if the open transaction of this SQLite connection has written, or nobody watched it."""
+    seen = _seen(connection)
+    return seen is not None and (seen.wrote or seen.changes != _changes(connection))
+
+
+def is_locking(connection: Connection) -> bool:
+    """Return True if this SQLite connection may hold the database's one write lock."""
+    seen = _seen(connection)
+    return seen is not None and (seen.locked or seen.wrote or seen.changes != _changes(connection))
+
+
+def is_reading(connection: Connection) -> bool:
+    """Return True if this SQLite connection has an open transaction, so that it keeps its snapshot of the database."""
+    return _seen(connection) is not None
+
+
+def _seen(connection: Connection) -> _Seen | None:
+    """Return what the open transaction did. None: the driver has none open."""
+    if not getattr(connection.connection.dbapi_connection, "in_transaction", False):
+        return None
+    seen: _Seen | None = connection.info.get(_SEEN)
+    return _UNKNOWN if seen is None else seen
+
+
+def _changes(connection: Connection) -> int:
+    return getattr(connection.connection.dbapi_connection, "total_changes", 0)
+
+
+_UNKNOWN: Final = _Seen(0)
+"""What a transaction did that began before the listeners were there: assume all."""
+_UNKNOWN.locked = _UNKNOWN.wrote = True
 
 
 def hears_statements(connection: Connection) -> bool:
     """Return True if anything but this module listens to the statements of this connection, or of its engine."""
     heard, heard_by_dialect = connection.dispatch, connection.dialect.dispatch
-    # One of the first is `_statement_commits`.
+    # One of the first is `_statement_commits` or `_statement_begins`.
     return bool(
         len(heard.before_cursor_execute) > 1
         or heard.after_cursor_execute
@@ -136,3 +214,21 @@ def _statement_commits(
 ) -> None:
     if _COMMIT.match(statement) and (joined := joined_here()) is not None:
         joined.before_connection_commit(connection)
+
+
+def _transaction_begins(connection: Connection) -> None:
+    connection.info[_SEEN] = _Seen(_changes(connection))
+
+
+def _statement_begins(
+    connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
+) -> None:
+    """Do as `_statement_commits`, and note on SQLite what the statement may do."""
+    _statement_commits(connection, cursor, statement, parameters, context, executemany)
+    seen: _Seen | None = connection.info.get(_SEEN)
+    if seen is None or _READS.match(statement):
+        return
+    if _LOCKS.match(statement):
+        seen.locked = True
+    else:
+        seen.wrote = True

@@ -32,9 +32,18 @@ from flask_idempotency.stores.sql.journals import parameters_of
 from flask_idempotency.stores.sql.rows import completed_row, is_condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
-from flask_idempotency.stores.sql.transactional.listeners import hears_statements, join_here, joined_here, listen
+from flask_idempotency.stores.sql.transactional.listeners import (
+    has_written,
+    hears_statements,
+    is_locking,
+    is_reading,
+    join_here,
+    joined_here,
+    listen,
+    watch,
+)
 from flask_idempotency.stores.sql.transactional.steps import SessionStep
-from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, is_writing, refuse_autocommit
+from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, refuse_autocommit
 
 SHORTEST_SECONDS: Final = 0.001
 """Lease of a renewal that only waits for a lock. It does not shorten the lease."""
@@ -79,21 +88,34 @@ class SessionTransactions:
     def prepare(self) -> None:
         """Raise `ConfigurationError` if the session has begun a transaction that conflicts with the claim.
 
-        SQLite has one writer at a time: the claim would wait for the session, which waits for the claim. On PostgreSQL a
-        transaction that keeps its snapshot would never see the claim, and could not complete it.
+        SQLite has one writer at a time: the claim would wait for the session, which waits for the claim. A transaction that
+        keeps its snapshot would never see the claim, and could not complete it.
         """
-        session = self.session()
-        if session.in_transaction() and (conflict := self.conflict(self.connection(session))):
+        if conflict := self.conflict(self.session()):
             raise ConfigurationError(
                 f"db.session has begun a transaction before the view, and {conflict}. A before_request hook that uses it "
                 "must end it: db.session.commit(), or rollback()."
             )
 
-    def conflict(self, connection: Connection) -> str | None:
-        """Return why this connection's transaction prevents writes to the record. None if it does not."""
+    def conflict(self, session: Session) -> str | None:
+        """Return why the transaction of this session prevents writes to the record. None if it does not.
+
+        On SQLite, roll it back if it keeps a snapshot and has only read, as an explicit BEGIN makes it: SQLite refuses every
+        write of a transaction that began before another connection wrote.
+        """
+        if not session.in_transaction():
+            return None
+        connection = self.connection(session)
         refuse_autocommit(connection)
         if connection.dialect.name == SQLITE:
-            return "on SQLite the claim cannot be written beside it" if is_writing(connection) else None
+            if not is_reading(connection):
+                return None
+            if has_written(connection) or session.new or session.dirty or session.deleted:
+                return "on SQLite the claim cannot be written beside it"
+            if session.in_nested_transaction() or len(begun_by(session)) > 1:
+                return "on SQLite it cannot write any more once the claim is written"
+            session.rollback()
+            return None
         return "at its isolation level it would never see the claim" if self._keeps_snapshot(connection) else None
 
     def _keeps_snapshot(self, connection: Connection) -> bool:
@@ -151,7 +173,7 @@ class SessionTransactions:
                 "db.session has writes that do not belong to this transactional step. Write them in the step, or commit them "
                 "before it."
             )
-        if begun and (conflict := self.conflict(self.connection(session))):
+        if conflict := self.conflict(session):
             raise ConfigurationError(
                 f"db.session has begun a transaction before a transactional step, and {conflict}. End it before the step: "
                 "db.session.commit(), or rollback()."
@@ -229,10 +251,10 @@ class SessionTransactions:
             # A thread without an application context has no session of Flask-SQLAlchemy.
             return
         session: Session = sessions()
-        if session.in_transaction() and is_writing(self.connection(session)):
+        if session.in_transaction() and is_locking(self.connection(session)):
             raise ConfigurationError(
-                "a step begins while db.session has written, and on SQLite its journal cannot be written beside that. Commit "
-                "before the step: db.session.commit()."
+                "a step begins while db.session has written, or has begun with BEGIN IMMEDIATE, and on SQLite its journal "
+                "cannot be written beside that. Commit before the step: db.session.commit()."
             )
 
     def unsaved(self) -> bool:
@@ -338,7 +360,7 @@ class SessionTransactions:
     def has_written(self, connection: Connection) -> bool:
         """Return True if the transaction has written. A commit after reads only needs no mark."""
         if connection.dialect.name == SQLITE:
-            return is_writing(connection)
+            return has_written(connection)
         written: bool = connection.execute(self._store.statements.has_written).scalar_one()
         return written
 
@@ -389,6 +411,13 @@ class SessionTransactions:
             )
 
 
+def begun_by(session: Session) -> set[Connection]:
+    """Return the connections on which the transaction of this session has begun."""
+    begun: Any = session.get_transaction()
+    held = () if begun is None else begun._connections
+    return {each for each in held if isinstance(each, Connection)}
+
+
 def is_plain(connection: Connection) -> bool:
     """Return True if a statement may bypass SQLAlchemy's `Connection`, which would do no more than send it.
 
@@ -421,5 +450,7 @@ class TransactionalSqlStore(SqlStore):
         clock: Clock | None = None,
     ) -> None:
         super().__init__(database, strategy=strategy, clock=clock)
+        # Before the first transaction that is to be judged.
+        database.when_open(watch)
         self.transactions = SessionTransactions(sessions, self)
         self.journals.before_write = self.transactions.refuse_open_write

@@ -23,7 +23,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record, State, StoredPayload
 from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import refuse_inherited
-from flask_idempotency.stores.sql.dialects import SQLITE, commits_each_statement
+from flask_idempotency.stores.sql.dialects import commits_each_statement
 from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
 from flask_idempotency.stores.sql.transactional.listeners import JoinedSession, join_here, joined_here
@@ -61,7 +61,7 @@ class SessionRecords(Protocol):
 
     def is_ours(self, session: Session) -> bool: ...
 
-    def conflict(self, connection: Connection) -> str | None: ...
+    def conflict(self, session: Session) -> str | None: ...
 
     def final_record(self, key: StorageKey, token: bytes) -> Record | None: ...
 
@@ -243,7 +243,7 @@ class SessionTransaction:
 
     def before_mark(self) -> None:
         session = self._records.session()
-        if session.in_transaction() and (conflict := self._records.conflict(self._records.connection(session))):
+        if conflict := self._records.conflict(session):
             raise ConfigurationError(
                 f"point_of_no_return(): db.session has begun a transaction, and {conflict}. Call it before the first "
                 "flush, and on PostgreSQL use READ COMMITTED."
@@ -378,12 +378,6 @@ def refuse_autocommit(connection: Connection) -> None:
             "db.session commits each statement by itself (isolation level AUTOCOMMIT), so its rows cannot be committed "
             "together with a record. Use another isolation level, or another value of effects than transactional."
         )
-
-
-def is_writing(connection: Connection) -> bool:
-    """Return True if this SQLite connection has a transaction, and so may hold the database's one write lock."""
-    driver = connection.connection.dbapi_connection
-    return connection.dialect.name == SQLITE and bool(getattr(driver, "in_transaction", False))
 
 
 def undo(session: Session) -> None:
