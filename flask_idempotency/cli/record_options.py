@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import product
 from typing import Any, Final
 
 import click
@@ -15,7 +16,7 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.cli.completion import complete_endpoint
 from flask_idempotency.cli.context import CommandT, tenant_options
 from flask_idempotency.cli.output import clean
-from flask_idempotency.engine.claim_requests import MESSAGE_MARK
+from flask_idempotency.engine.claim_requests import BrokerId, message_key
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.keys import Scope, parse_key
 from flask_idempotency.engine.model import RequestInfo, State
@@ -41,6 +42,7 @@ from flask_idempotency.web.operator import (
     state,
 )
 from flask_idempotency.web.principals import identifies
+from flask_idempotency.web.webhooks import PRINCIPAL
 
 STDIN: Final = "-"
 LONGEST_KEY: Final = 4096
@@ -169,18 +171,22 @@ def _by_key(named: RecordOptions) -> Iterator[Case]:
     if named.endpoint is not None and state().loaders.operations.get(named.endpoint) is not None:
         # An inbox or a task: the key is the id of a message, which may be any text.
         scope = Scope(settings().namespace, tenant=named.whose, principal=None, operation=named.endpoint)
-        yield from by_key(read, identities(settings()), [scope], MESSAGE_MARK + _typed_key(named.key or ""))
+        message_id = _typed_key(named.key or "")
+        for key in (message_key(message_id), message_key(BrokerId(message_id))):
+            yield from by_key(read, identities(settings()), [scope], key)
     if named.endpoint is not None and named.endpoint not in current_app.view_functions:
         _operations(named.endpoint)  # raises if it is unknown
         return
     key, former = _client_key(named.key or ""), settings().former_identity
-    for operation in _operations(named.endpoint):
-        scopes = [Scope(settings().namespace, tenant=named.whose, principal=named.who, operation=operation)]
+    # A loader may call a caller what we call a provider. Only the endpoint tells the two apart.
+    callers = (False, True) if (named.who or "").startswith(PRINCIPAL) else (False,)
+    for operation, of_package in product(_operations(named.endpoint), callers):
+        scopes = [Scope(settings().namespace, named.whose, named.who, operation, of_package)]
         if former is not None:
             # A removed loader needs a request, and there is none here: name its records by their handles.
             tenant, principal = None if former.tenant is False else named.whose, named.who
-            principal = None if former.principal is False else principal
-            scopes.append(Scope(former.namespace or scopes[0].namespace, tenant, principal, operation))
+            principal = None if former.principal is False and not of_package else principal
+            scopes.append(Scope(former.namespace or scopes[0].namespace, tenant, principal, operation, of_package))
         cases = by_key(read, identities(settings()), scopes[:1], key)
         before = [each for case in by_key(read, identities(settings()), scopes[1:], key) for each in case.found]
         own = cases[0].found if cases else ()

@@ -18,6 +18,7 @@ from celery.exceptions import Ignore, Reject
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
 
 from flask_idempotency.consumers.verdicts import Later, MissingMessageId, TaskBusy
+from flask_idempotency.engine.claim_requests import BrokerId, message_key
 
 AnyTask: TypeAlias = Any
 """A Celery task. Its attributes come from its options and the configuration."""
@@ -45,7 +46,7 @@ def message_id_of(request: Any) -> str:
     if not request.id:
         raise MissingMessageId("this message has no task id")
     depth = request.replaced_task_nesting or 0
-    return f"{request.id}:{depth}" if depth else str(request.id)
+    return BrokerId(f"{request.id}:{depth}") if depth else str(request.id)
 
 
 def derive_link_ids(request: Any) -> None:
@@ -60,7 +61,7 @@ def derive_link_ids(request: Any) -> None:
     for number, callback in enumerate(callbacks):
         options = callback.get("options") or {}
         if callback.get("subtask_type") is None and not options.get("task_id"):
-            derived = str(uuid5(_LINKS, f"{message_id_of(request)}:{number}:{callback.get('task')}"))
+            derived = str(uuid5(_LINKS, repr((message_key(message_id_of(request)), number, callback.get("task")))))
             # In place: a task class whose `__call__` pushes a request has copied this one.
             callback["options"] = {**options, "task_id": derived}
 

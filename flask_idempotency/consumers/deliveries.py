@@ -187,9 +187,9 @@ def in_thread(work: Callable[[], Step]) -> Future[Step]:
 
 
 def text_of(value: object) -> str | None:
-    """Return an id as text, or None if it is none. Bytes that are no UTF-8 stay different."""
+    """Return an id as text, or None if it is none. Bytes that are no UTF-8 give a text that no others give."""
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).decode("utf-8", "backslashreplace") or None
+        return bytes(value).decode("utf-8", "surrogateescape") or None
     if isinstance(value, str | int) and not isinstance(value, bool):
         return str(value) or None
     return None

@@ -20,7 +20,7 @@ from flask_idempotency.consumers.services import ConsumerServices, services_of_c
 from flask_idempotency.consumers.verdicts import Dead, Later, MissingMessageId, Processed, Verdict
 from flask_idempotency.engine import ending
 from flask_idempotency.engine.claim import Claim
-from flask_idempotency.engine.claim_requests import MESSAGE_MARK, claim_requests
+from flask_idempotency.engine.claim_requests import claim_requests, message_key
 from flask_idempotency.engine.ending import Running, decide, running, settle, vanished, with_rows
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
@@ -221,7 +221,7 @@ class Inbox:
         ]
         requests = claim_requests(
             scope,
-            MESSAGE_MARK + message_id,
+            message_key(message_id),
             services.identities,
             prints,
             policy=self.policy,
@@ -236,7 +236,7 @@ class Inbox:
         before = replace(scope, namespace=services.former_namespace)
         return requests + [
             # The token says whose claim it is: this application's, under whatever name it was made.
-            replace(each, key=replace(identity.storage_key(before, MESSAGE_MARK + message_id), mark=each.key.mark))
+            replace(each, key=replace(identity.storage_key(before, message_key(message_id)), mark=each.key.mark))
             for identity, each in zip(services.identities, requests, strict=True)
         ]
 

@@ -31,6 +31,7 @@ from flask_idempotency.consumers.deliveries import (
     text_of,
 )
 from flask_idempotency.consumers.inbox import Inbox
+from flask_idempotency.engine.claim_requests import BrokerId
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import encode
 from flask_idempotency.engine.values import valueclass
@@ -225,7 +226,8 @@ def _delivery(polled: Polled) -> Delivery:
         return Delivery(polled.message, message_id, polled.value if isinstance(polled.value, bytes) else None)
     parts = [part if isinstance(part, bytes) else b"" for part in (polled.key, polled.value)]
     payload = encode(b"%d" % polled.timestamp, *parts)
-    return Delivery(polled.message, f"{polled.partition[0]}/{polled.partition[1]}/{polled.offset}", payload)
+    place = BrokerId(f"{polled.partition[0]}/{polled.partition[1]}/{polled.offset}")
+    return Delivery(polled.message, place, payload)
 
 
 def _client(consumer: Any) -> Client:

@@ -28,6 +28,7 @@ from flask_idempotency.consumers.deliveries import (
     text_of,
 )
 from flask_idempotency.consumers.inbox import Inbox
+from flask_idempotency.engine.claim_requests import BrokerId
 from flask_idempotency.engine.errors import ConfigurationError
 
 __all__ = ["batch", "receive"]
@@ -98,7 +99,7 @@ class _Received:
         attribute = (message.get("MessageAttributes") or {}).get(HEADER) or {}
         message_id = text_of(attribute.get("StringValue")) or text_of(attribute.get("BinaryValue"))
         self.receipt = message["ReceiptHandle"]
-        self.delivery = Delivery(message, message_id or text_of(message["MessageId"]), _bytes(message["Body"]))
+        self.delivery = Delivery(message, message_id or BrokerId(message["MessageId"]), _bytes(message["Body"]))
         self.due: float | None = None
         """When it is tried again. None: a thread has it."""
         self.prolonged = time.monotonic()
@@ -193,7 +194,7 @@ def batch(
     for record in event["Records"]:
         group = (record.get("attributes") or {}).get("MessageGroupId")
         attribute = (record.get("messageAttributes") or {}).get(HEADER) or {}
-        message_id = text_of(attribute.get("stringValue")) or text_of(record["messageId"])
+        message_id = text_of(attribute.get("stringValue")) or BrokerId(record["messageId"])
         if group is None or group not in stopped:
             step = deliveries.attempt(Delivery(record, message_id, _bytes(record["body"])))
             if isinstance(step, Done):

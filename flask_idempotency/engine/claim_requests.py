@@ -13,6 +13,23 @@ MESSAGE_MARK: Final = "\0"
 """Precedes the id of a message in the name of its record. No key of an HTTP client has this character, so a message and a
 request never share a record, whatever their operations and callers are called."""
 
+BROKER_MARK: Final = "\1"
+"""Precedes a `BrokerId` instead."""
+
+
+class BrokerId(str):
+    """The id of a message without one of its sender: a position, or what else the broker knows of it.
+
+    It is a type and no spelling, because a sender may give its message any text as an id.
+    """
+
+    __slots__ = ()
+
+
+def message_key(message_id: str) -> str:
+    """Return what takes the place of the client's key in the name of this message's record."""
+    return (BROKER_MARK if isinstance(message_id, BrokerId) else MESSAGE_MARK) + message_id
+
 
 def claim_requests(
     scope: Scope,

@@ -141,6 +141,8 @@ class Scope:
     principal: str | None
     operation: str | None = None
     """Set only with `scope="operation"`: each endpoint has its own keys."""
+    of_package: bool = False
+    """Whether this package chose the principal, as for a webhook. No text that a loader returns names the same caller."""
 
 
 def parse_key(value: str, *, max_length: int = 255, key_format: str = "any") -> str:
@@ -220,13 +222,14 @@ class Identity:
         self._shards = tenant_shards
         # Caches per object: they end with the application, and so does all that derives from its secret.
         self._marks: dict[str, bytes] = {}
-        self._owners: dict[tuple[str, str | None, str | None, str | None], bytes] = {}
+        self._owners: dict[tuple[str, str | None, str | None, str | None, bool], bytes] = {}
         self._tids: dict[tuple[str, str | None, int], bytes] = {}
 
     def storage_key(self, scope: Scope, client_key: str) -> StorageKey:
         """Derive the storage key. No two (scope, key) pairs share one, whatever characters they contain."""
         namespace, tenant = scope.namespace, scope.tenant
-        owner = self._owners.get((namespace, tenant, scope.principal, scope.operation)) or self._owner(scope)
+        named = (namespace, tenant, scope.principal, scope.operation, scope.of_package)
+        owner = self._owners.get(named) or self._owner(scope)
         key = client_key.encode("utf-8", "surrogatepass")
         # The same bytes as `encode` of all parts of the scope, then the key.
         rid = self._record(owner + _LENGTH.pack(len(key)) + key)
@@ -237,11 +240,12 @@ class Identity:
 
     def _owner(self, scope: Scope) -> bytes:
         """Encode what precedes the client's key in a record's name."""
-        request = (_optional(scope.principal), _optional(scope.operation))
+        principal = _optional(scope.principal)
+        request = (b"\2" + principal if scope.of_package else principal, _optional(scope.operation))
         parts = encode(*_owner(scope.namespace, scope.tenant), *request, b"")
         if len(self._owners) >= MAX_CACHED:
             self._owners.clear()
-        name = (scope.namespace, scope.tenant, scope.principal, scope.operation)
+        name = (scope.namespace, scope.tenant, scope.principal, scope.operation, scope.of_package)
         owner = self._owners[name] = parts[: -_LENGTH.size]
         return owner
 

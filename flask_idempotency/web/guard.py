@@ -195,7 +195,7 @@ class Guard:
             if len(state.operation) > LONGEST_NAME:
                 bounded(state.operation, "endpoint of this view has")
             operation = state.operation if policy.scope == "operation" else None
-            scope = Scope(settings.namespace, state.tenant, state.principal, operation)
+            scope = Scope(settings.namespace, state.tenant, state.principal, operation, policy.principal is not None)
             prints = fingerprints(
                 request,
                 policy,

@@ -33,7 +33,7 @@ from flask_idempotency.consumers import (
     TaskBusy,
 )
 from flask_idempotency.consumers.celery import idempotent_task, serve
-from flask_idempotency.consumers.celery_messages import WAITS, countdown, visibility_timeout
+from flask_idempotency.consumers.celery_messages import WAITS, countdown, derive_link_ids, visibility_timeout
 from flask_idempotency.engine.activity import MINUTE
 from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.engine import Engine
@@ -577,6 +577,27 @@ def test_a_task_that_replaces_itself_is_another_message_at_each_depth(served: Se
         run_as_worker(made, {**request, "replaced_task_nesting": depth})
 
     assert len(runs) == 3
+
+
+def test_no_sender_can_name_a_depth(served: Served, runs: list[Any]) -> None:
+    """`task_id="order-7:1"` is a message of its own, and so are its links."""
+    celery_app = served()
+
+    def descend(orders: list[str]) -> None:
+        runs.append(orders)
+
+    made: Any = celery_app.task(shared=False)(idempotent_task()(descend))
+    request = received(made, chain=None)
+    messages = [{**request, "id": "order-7:1"}, {**request, "id": "order-7", "replaced_task_nesting": 1}]
+    links = []
+    for message in messages:
+        run_as_worker(made, message)
+        given = mock.Mock(**{"replaced_task_nesting": 0, **message}, is_eager=False)
+        given.callbacks = [{"task": "receipt", "options": {}}]
+        derive_link_ids(given)
+        links.append(given.callbacks[0]["options"]["task_id"])
+
+    assert (2, 2) == (len(runs), len(set(links)))
 
 
 def test_links_keep_their_ids_when_a_message_is_replayed(served: Served, runs: list[Any]) -> None:

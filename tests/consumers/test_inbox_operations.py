@@ -9,6 +9,7 @@ import pytest
 
 from flask_idempotency import current_claim
 from flask_idempotency.consumers import Dead, Inbox, Processed
+from flask_idempotency.engine.claim_requests import BrokerId
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.recovery import Happened, NeverHappened, StillUnknown
 from flask_idempotency.maintenance.janitor import Batcher
@@ -45,6 +46,18 @@ def test_a_replay_returns_the_value_of_a_resolver(world: World) -> None:
     assert Dead("outcome-unknown") == process(world, inbox)
     assert 1 == reap(world).completed
     assert Processed({"id": 7}, replayed=True) == process(world, inbox)
+
+
+def test_a_command_finds_a_message_by_the_id_that_its_broker_gave(world: World) -> None:
+    inbox = world.idempotency.inbox("billing")
+    process(world, inbox, BrokerId("orders/0/101"))
+    found = [run(world, "show", "--key", "orders/0/101", "--endpoint", "inbox:billing", "--json")]
+    process(world, inbox, "orders/0/101")
+    found.append(run(world, "show", "--key", "orders/0/101", "--endpoint", "inbox:billing", "--json"))
+
+    assert [0, 1] == [each.exit_code for each in found]
+    assert 2 == found[1].output.count("inbox:billing: ")  # the ids to choose from
+    assert 2 == len(world.runs)
 
 
 def test_a_resolver_gets_the_downstream_key_of_the_work(world: World) -> None:

@@ -113,6 +113,18 @@ def test_messages_take_effect_once_and_are_committed(make: Make, cluster: KafkaC
     assert (5, 1) == tuple(cluster.committed(topic, f"{GROUP}-{topic}", partition) for partition in (0, 3))
 
 
+def test_no_sender_can_name_a_position(make: Make, cluster: KafkaCluster, topic: str) -> None:
+    """Or its message would take the place of the one that is there."""
+    inbox, effects = Hasty(memory_inbox()), Effects()
+    cluster.produce(topic, b"0", message_id=f"{topic}/0/1")
+    cluster.produce(topic, b"1", message_id=None)
+    cluster.produce(topic, b"2", message_id=f"\1{topic}/0/1")
+
+    with consuming(make, cluster, topic, inbox, lambda message: effects(value_of(message)), dead=pytest.fail):
+        assert [b"0", b"1", b"2"] == effects.wait_for(3)
+        inbox.wait_for(3, Processed)
+
+
 def test_a_message_waits_while_its_owner_works(make: Make, cluster: KafkaCluster, topic: str) -> None:
     """It is polled again, and the later ones of its partition wait too. Other partitions go on."""
     real, effects = memory_inbox(), Effects()

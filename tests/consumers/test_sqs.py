@@ -14,6 +14,7 @@ import pytest
 from moto import mock_aws
 
 from flask_idempotency.consumers import Dead, Later, Processed, sqs
+from flask_idempotency.consumers.deliveries import text_of
 from flask_idempotency.engine.errors import ConfigurationError
 from tests.consumers.doubles import Effects, Hasty, at_work, in_background, memory_inbox
 
@@ -23,6 +24,25 @@ pytestmark = [
 ]
 
 NUMBERS = itertools.count()
+
+
+def test_no_sender_can_name_the_id_that_sqs_gives() -> None:
+    """Lambda's event holds both: the attribute of one message is the id of the other."""
+    runs: list[str] = []
+    attributes = ({"message-id": {"stringValue": "7c1e", "dataType": "String"}}, {})
+    records = [
+        {"messageId": each, "body": each, "attributes": {}, "messageAttributes": about}
+        for each, about in zip(("90ab", "7c1e"), attributes, strict=True)
+    ]
+
+    assert {"batchItemFailures": []} == sqs.batch(
+        {"Records": records}, memory_inbox(), lambda record: runs.append(record["body"])
+    )
+    assert ["90ab", "7c1e"] == runs
+
+
+def test_ids_of_other_bytes_are_other_ids() -> None:
+    assert 4 == len({text_of(each) for each in (b"\xff", b"\\xff", b"\xfe", "\ufffd".encode())})
 
 
 class Queue:

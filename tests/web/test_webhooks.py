@@ -219,6 +219,36 @@ def test_a_client_with_the_same_key_has_another_record() -> None:
     assert 401 == world.post("/pay").status_code or 403 == world.post("/pay").status_code
 
 
+@pytest.mark.parametrize("hashed", (False, True))
+def test_no_caller_can_have_the_name_of_a_provider(hashed: bool) -> None:
+    """Or a client could block an event, or get its response. Commands find both records."""
+    who: list[str | None] = []
+    world = new_world(principal=lambda: who[0], hash_identities=hashed)
+
+    @world.view("/stripe")
+    @webhook("stripe", key="/id", scope="key")
+    def receive() -> str:
+        world.runs.append(1)
+        return "of the provider"
+
+    @world.view("/pay")
+    def pay() -> str:
+        return "of the client"
+
+    provider = sent(world, **event())
+    for name in ("webhook:stripe", "\2webhook:stripe", "\0webhook:stripe", "stripe"):
+        who[:] = [name]
+        client = world.post("/pay", key="evt_1")
+        assert ("of the client", False) == (client.get_data(as_text=True), is_replay(client)), name
+    again = sent(world, **event())
+
+    assert ([1], "of the provider", True) == (world.runs, again.get_data(as_text=True), is_replay(again))
+    assert provider.data == again.data
+    for endpoint in ("receive", "pay"):
+        shown = run(world, "show", "--key", "evt_1", "--principal", "webhook:stripe", "--endpoint", endpoint, "--json")
+        assert (0, endpoint) == (shown.exit_code, said(shown)["endpoint"]), shown.output
+
+
 def test_a_second_view_of_one_provider_does_not_replay_the_first() -> None:
     """It is refused, and the provider shows that: a silent replay would lose the event for this view."""
     world = hooked()
