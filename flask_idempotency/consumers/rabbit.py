@@ -2,11 +2,15 @@
 
 A message stays unacknowledged until its record is durable. A message that has to wait is kept here and tried again. It is
 never given back in order to wait: a quorum queue counts that, and drops the message at its delivery limit.
+
+RabbitMQ destroys what is rejected if the queue has no dead-letter exchange. So a message that no worker may do is rejected
+only if the queue is seen to have one. Otherwise the consumer stops, and the message stays.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,13 +35,30 @@ from flask_idempotency.consumers.deliveries import (
     text_of,
 )
 from flask_idempotency.consumers.inbox import Inbox
+from flask_idempotency.consumers.verdicts import MessageStopped
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.values import valueclass
 
-__all__ = ["Message", "consume", "on_message"]
+__all__ = ["Message", "MessageStopped", "consume", "on_message"]
 
 LOOK_SECONDS: Final = 0.2
 """How often `consume` looks whether it is to stop."""
+
+MOST_PROPERTIES: Final = 32
+"""No queue has so many properties that a declaration is compared with."""
+
+_DEAD_LETTERS: Final = "x-dead-letter-exchange"
+_DIFFERS: Final = re.compile(
+    r"inequivalent arg '([^']+)'.*: received .* but current is (?:(none)|'(true|false)'|the value '(.*)' of type '(\w+)')$",
+    re.DOTALL,
+)
+"""How RabbitMQ refuses a declaration that differs from the queue: with the queue's own value."""
+
+_NO_EXCHANGE: Final = (
+    "the queue {queue} has no dead-letter exchange that this consumer sees, and RabbitMQ would destroy what is rejected. "
+    "Pass dead=…, or declare the queue with x-dead-letter-exchange. A policy cannot be seen: if one gives the queue its "
+    "dead-letter exchange, pass dead_letters=True."
+)
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -68,6 +89,7 @@ def consume(
     retries: int = RETRIES,
     prefetch: int = 1,
     threads: int = 1,
+    dead_letters: bool | None = None,
     tenant: Callable[[Any], str | None] | None = None,
     born: Callable[[Any], float | None] | None = None,
     stop: Event | None = None,
@@ -80,27 +102,43 @@ def consume(
 
     A message is acknowledged when it is done. If it may not run now, this process keeps it and tries it again. If the handler
     raises, that is after 1, 2, 4 … seconds, `retries` times. A message that no worker may do, or that has no id, goes to
-    `dead(message, reason)` and is acknowledged when that returns. Without `dead` it is rejected, so it goes to the dead-letter
-    exchange of its queue. If the queue has none, it is gone.
+    `dead(message, reason)` and is acknowledged when that returns. Without `dead` it is rejected if the queue has a dead-letter
+    exchange, and goes there. If the queue has none, the consumer stops and the message stays in the queue. It looks for that
+    exchange when it starts, and cannot see one that a policy sets: then pass `dead_letters=True`.
 
     `prefetch` is how many messages the broker sends ahead. Above 1, others overtake a message that waits. `threads` is how
     many handlers run at the same time.
 
-    Raises the errors of pika if the connection or the channel is lost, and `ConfigurationError`.
+    Raises `MessageStopped` if it stops for such a message, the errors of pika if the connection or the channel is lost, and
+    `ConfigurationError`.
     """
     if prefetch < 1 or threads < 1:
         raise ConfigurationError("prefetch and threads must be 1 or more.")
     deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
+    if dead is None and dead_letters is None:
+        dead_letters = _has_dead_letters(channel.connection.channel, queue)
+        if not dead_letters:
+            _log.warning("%s", f"{inbox.operation}: " + _NO_EXCHANGE.format(queue=repr(queue)))
     channel.basic_qos(prefetch_count=prefetch)
     with ThreadPoolExecutor(threads, thread_name_prefix="idempotency-consumer") as pool:
-        consumer = _Consumer(channel, deliveries, pool, stop or Event())
+        stopped = partial(_stopped, inbox, repr(queue))
+        consumer = _Consumer(channel, deliveries, pool, stop or Event(), None if dead_letters else stopped)
         consumer.run(queue)
 
 
 class _Consumer:
     """One call of `consume`. Its methods run in the thread of the connection, except `_finished`."""
 
-    def __init__(self, channel: Any, deliveries: Deliveries, pool: ThreadPoolExecutor, stop: Event) -> None:
+    def __init__(
+        self,
+        channel: Any,
+        deliveries: Deliveries,
+        pool: ThreadPoolExecutor,
+        stop: Event,
+        stopped: Callable[[str], MessageStopped] | None,
+    ) -> None:
+        """`stopped` makes the error of a message that the broker would destroy. None: the queue has a dead-letter exchange."""
+        self._stopped = stopped
         self._channel = channel
         self._connection = channel.connection
         self._deliveries = deliveries
@@ -171,6 +209,9 @@ class _Consumer:
             case Wait(seconds):
                 self._waiting.add(tag)
                 self._connection.call_later(seconds, partial(self._start, tag, delivery))
+            case Aside(reason) if self._stopped is not None:
+                self._error = self._error or self._stopped(reason)
+                self._waiting.add(tag)
             case Aside():
                 self._channel.basic_reject(tag, requeue=False)
             case unexpected:
@@ -183,6 +224,7 @@ def on_message(
     *,
     dead: SetAside | None = None,
     retries: int = RETRIES,
+    dead_letters: bool | None = None,
     tenant: Callable[[Any], str | None] | None = None,
     born: Callable[[Any], float | None] | None = None,
 ) -> Callable[[Any], None]:
@@ -191,13 +233,23 @@ def on_message(
     It returns when the message is acknowledged or rejected, and does what `consume` does in the meantime: `handler(message)`
     gets kombu's `Message` and runs in a thread, and this thread sends heartbeats. Give the consumer a `prefetch_count` of 1.
     Messages of a greater prefetch wait too.
+
+    Without `dead`, the function looks at its first message whether the queue has a dead-letter exchange, over a connection of
+    its own. If it sees none, it raises `MessageStopped` for a message that no worker may do, and leaves it unacknowledged:
+    close the connection, and the broker has it again.
     """
     made: list[Deliveries] = []
+    seen: list[bool] = [] if dead is None and dead_letters is None else [bool(dead_letters)]
 
     def received(message: Any) -> None:
         if not made:
             # Now: this function may be made where there is no application yet.
             made.append(Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born))
+        queue = _queue_of(message)
+        if not seen:
+            seen.append(_has_dead_letters_of(message, queue))
+            if not seen[0]:
+                _log.warning("%s", f"{inbox.operation}: " + _NO_EXCHANGE.format(queue=queue or "of this consumer"))
         properties, headers, body = message.properties or {}, message.headers or {}, message.body
         message_id = text_of(properties.get("message_id")) or text_of(headers.get(HEADER))
         payload = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
@@ -208,13 +260,100 @@ def on_message(
                 case Done():
                     message.ack()
                     return
-                case Aside():
+                case Aside(reason):
+                    if not seen[0]:
+                        raise _stopped(inbox, queue or "of this consumer", reason)
                     message.reject(requeue=False)
                     return
                 case Wait(seconds):
                     heart.pause(seconds)
 
     return received
+
+
+def _stopped(inbox: Inbox, queue: str, reason: str) -> MessageStopped:
+    return MessageStopped(
+        f"{inbox.operation}: no worker may do a message ({reason}), so it stays in its queue and this consumer stops: "
+        + _NO_EXCHANGE.format(queue=queue)
+    )
+
+
+def _has_dead_letters(open_channel: Callable[[], Any], queue: str) -> bool:
+    """Return whether this queue was declared with a dead-letter exchange that is there. False if that cannot be seen.
+
+    AMQP has no way to ask. But a declaration that differs from the queue is refused with the queue's own value, and closes
+    the channel. So this declares again what it has learned, until nothing differs. It makes no queue: the first declaration
+    is passive, and it takes the configure permission.
+    """
+    declared: dict[str, bool] = {"durable": True, "auto_delete": False}
+    arguments: dict[str, Any] = {}
+    try:
+        _declared(open_channel, lambda channel: channel.queue_declare(queue, passive=True))
+        for _ in range(MOST_PROPERTIES):
+            refused = _declared(
+                open_channel, lambda channel: channel.queue_declare(queue, arguments=arguments, **declared)
+            )
+            if not refused:
+                break
+            found = _DIFFERS.search(refused)
+            if found is None:
+                return False
+            name, none, flag, value, kind = found.groups()
+            if flag is not None:
+                declared[name] = flag == "true"
+            elif none is not None:
+                del arguments[name]
+            else:
+                arguments[name] = value if kind == "longstr" else value == "true" if kind == "bool" else int(value)
+        else:
+            return False
+        exchange, key = arguments.get(_DEAD_LETTERS), arguments.get("x-dead-letter-routing-key")
+        if exchange is None:
+            return False
+        if exchange == "":
+            # The default exchange gives a message to the queue that its key names: its own, if no other key is set.
+            return key not in (None, queue) and not _declared(
+                open_channel, lambda it: it.queue_declare(key, passive=True)
+            )
+        return not _declared(open_channel, lambda channel: channel.exchange_declare(exchange, "direct", True))
+    except Exception as error:  # noqa: BLE001 - the errors of any client: no permission, or a broker of another kind
+        _log.warning("cannot see whether %r has a dead-letter exchange (%s)", queue, type(error).__name__)
+        return False
+
+
+def _declared(open_channel: Callable[[], Any], declare: Callable[[Any], object]) -> str:
+    """Declare something on a channel of its own. Return how the broker refused it, or an empty string."""
+    channel = open_channel()
+    try:
+        declare(channel)
+    except Exception as error:
+        refused = str(getattr(error, "reply_text", ""))
+        if getattr(error, "reply_code", None) not in (404, 406):
+            raise
+        return refused or "refused"
+    channel.close()
+    return ""
+
+
+def _queue_of(message: Any) -> str:
+    """Return the name of the queue that a kombu message came from, which it does not carry. Empty if it cannot be seen."""
+    tag = (message.delivery_info or {}).get("consumer_tag")
+    consumer = getattr((getattr(message.channel, "callbacks", None) or {}).get(tag), "__self__", None)
+    tags = getattr(consumer, "_active_tags", None) or {}
+    return next((name for name, its in tags.items() if its == tag), "")
+
+
+def _has_dead_letters_of(message: Any, queue: str) -> bool:
+    """Look by a connection of its own: the one of this message is in the middle of a delivery."""
+    client = getattr(getattr(message.channel, "connection", None), "client", None)
+    if client is None or not queue or getattr(client.transport, "driver_type", "") != "amqp":
+        return False
+    try:
+        with client.clone() as connection:
+            return _has_dead_letters(connection.channel, queue)
+    except Exception as error:  # noqa: BLE001 - the errors of any transport
+        _log.warning("cannot see whether %r has a dead-letter exchange (%s)", queue, type(error).__name__)
+        return False
 
 
 class _Heart:

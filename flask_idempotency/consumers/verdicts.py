@@ -58,6 +58,10 @@ class MissingMessageId(IdempotencyError):
     """A message has no id that stays the same when its sender repeats it. Nothing was claimed."""
 
 
+class MessageStopped(IdempotencyError):
+    """A consumer stopped at a message that no worker may do, because its broker would have destroyed it. It stays there."""
+
+
 class MessageReused(IdempotencyError):
     """The id was used before for a message with another payload."""
 

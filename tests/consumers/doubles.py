@@ -90,7 +90,7 @@ def at_work(inbox: Inbox, message_id: str, *, payload: bytes | None = None) -> I
 
 @contextmanager
 def in_background(consume: Callable[[threading.Event], None]) -> Iterator[threading.Event]:
-    """Run a consumer in a thread until the block ends. Raise what it raised."""
+    """Run a consumer in a thread until the block ends. Raise what it raised. The event is set when the consumer ends."""
     stop = threading.Event()
     raised: list[BaseException] = []
 
@@ -99,6 +99,8 @@ def in_background(consume: Callable[[threading.Event], None]) -> Iterator[thread
             consume(stop)
         except BaseException as error:  # noqa: BLE001 - raised below
             raised.append(error)
+        finally:
+            stop.set()
 
     thread = threading.Thread(target=run, name="consumer")
     thread.start()

@@ -18,6 +18,7 @@ from flask import Flask, current_app, g
 from flask_idempotency import Idempotency
 from flask_idempotency.consumers import Later, Processed, rabbit
 from flask_idempotency.consumers.deliveries import LONGEST_PAUSE_SECONDS
+from flask_idempotency.consumers.rabbit import MessageStopped
 from flask_idempotency.engine.errors import ConfigurationError
 from tests.consumers.doubles import PATIENCE, Effects, Hasty, at_work, in_background, memory_inbox
 from tests.lab.rabbitmq import RabbitServer
@@ -49,6 +50,12 @@ class Queue:
         parameters.heartbeat = heartbeat
         with closing(pika.BlockingConnection(parameters)) as connection, closing(connection.channel()) as channel:
             yield channel
+
+    def declare(self, **options: Any) -> None:
+        """Make the queue again, with these options."""
+        with self.channel() as channel:
+            channel.queue_delete(self.name)
+            channel.queue_declare(self.name, **options)
 
     def publish(self, body: str, message_id: str | None = "m-1", **properties: Any) -> None:
         with self.channel() as channel:
@@ -193,6 +200,60 @@ def test_a_message_without_an_id_is_set_aside(queue: Queue, consume: Consumer) -
         assert [b"5 euro"] == queue.wait_for_dead()
 
     assert [] == effects.runs
+
+
+NO_DEAD_LETTERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"durable": True, "arguments": {"x-queue-type": "quorum", "x-max-length": 100, "x-overflow": "reject-publish"}},
+    {"durable": True, "arguments": {"x-dead-letter-exchange": "nowhere"}},
+    {"durable": True, "arguments": {"x-dead-letter-exchange": ""}},
+    {"durable": True, "arguments": {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "nowhere"}},
+)
+
+
+@pytest.mark.parametrize("declared", NO_DEAD_LETTERS)
+@pytest.mark.parametrize("message_id", (None, "m-1"))
+def test_a_message_that_the_broker_would_destroy_stops_the_consumer(
+    queue: Queue, consume: Consumer, declared: dict[str, Any], message_id: str | None
+) -> None:
+    """Without an id, or with a handler that fails for good: the queue still has it."""
+    queue.declare(**declared)
+    queue.publish("5 euro", message_id)
+
+    def fail(message: Any) -> None:
+        raise OSError("no such account")
+
+    with (
+        pytest.raises(MessageStopped, match="no dead-letter exchange"),
+        consume(queue, memory_inbox(), fail, retries=1) as stop,
+    ):
+        assert stop.wait(PATIENCE)
+    assert [b"5 euro"] == queue.left()
+
+
+@pytest.mark.parametrize("exchange", ("", "amq.fanout"))
+def test_a_queue_with_a_dead_letter_exchange_is_seen(queue: Queue, consume: Consumer, exchange: str) -> None:
+    arguments = {"x-message-ttl": 60000, "x-max-priority": 3, "x-dead-letter-exchange": exchange}
+    queue.declare(auto_delete=True, arguments={**arguments, "x-dead-letter-routing-key": queue.dead})
+    with queue.channel() as channel:
+        channel.queue_bind(queue.dead, "amq.fanout")
+    queue.publish("5 euro", None)
+
+    with consume(queue, memory_inbox(), Effects()):
+        assert [b"5 euro"] == queue.wait_for_dead()
+
+
+def test_a_consumer_believes_that_a_policy_gives_the_queue_its_exchange(queue: Queue, consume: Consumer) -> None:
+    """No client can see a policy. Here none is set, so the message is gone."""
+    queue.declare()
+    queue.publish("5 euro", None)
+    effects = Effects()
+
+    with consume(queue, memory_inbox(), lambda message: effects(1), dead_letters=True):
+        queue.publish("6 euro", "m-2")
+        effects.wait_for(1)
+
+    assert [] == queue.left()
 
 
 def test_dead_messages_go_to_the_function_of_the_application(queue: Queue, consume: Consumer) -> None:
