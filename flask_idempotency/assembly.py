@@ -37,6 +37,7 @@ from flask_idempotency.engine.journal import Journals, StepTransactions
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.observations import Observations
+from flask_idempotency.engine.outbox import OutboxNames
 from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.settings import Settings
@@ -331,13 +332,21 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
     )
 
 
-def build_outbox_table(database: ApplicationDatabase, *, keep: float) -> OutboxTable:
+def build_outbox_names(settings: Settings) -> OutboxNames:
+    """Return what derives the names of messages, from the secret that stays the longest in a rotation."""
+    former = settings.former_identity
+    return OutboxNames(
+        settings.namespace, identities(settings)[-1].outbox, None if former is None else former.namespace
+    )
+
+
+def build_outbox_table(database: ApplicationDatabase, names: OutboxNames, *, keep: float) -> OutboxTable:
     """Return the table of messages in the application's database. It connects when it is first used."""
     # This needs SQLAlchemy, which is optional.
     from flask_idempotency.stores.sql.database import Database
     from flask_idempotency.stores.sql.outbox import OutboxTable
 
-    return OutboxTable(Database(database.engine, shared=database.engines), keep=keep)
+    return OutboxTable(Database(database.engine, shared=database.engines), names, keep=keep)
 
 
 def _tiered(system: Store, redis_url: str, transactions: Transactions | None) -> Store:

@@ -18,7 +18,14 @@ from weakref import WeakSet
 from flask import Blueprint, Flask, appcontext_pushed
 
 from flask_idempotency.activity import Activity, activity_of
-from flask_idempotency.assembly import Services, build, build_outbox_table, identities, log_faults
+from flask_idempotency.assembly import (
+    Services,
+    build,
+    build_outbox_names,
+    build_outbox_table,
+    identities,
+    log_faults,
+)
 from flask_idempotency.cli import cli, completing, migrating
 from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.consumers.services import ConsumerServices
@@ -450,13 +457,17 @@ class Idempotency:
         state: AppState = app.extensions[EXTENSION]
         settings, database = state.settings, ApplicationDatabase(app)
         codec: Any = None if state.built is None else state.built.codec
-        newest = identities(settings)[0]
+        names, every = build_outbox_names(settings), identities(settings)
         app.extensions[SERVICES] = OutboxServices(
             outbox,
-            build_outbox_table(database, keep=outbox.keep),
+            build_outbox_table(database, names, keep=outbox.keep),
             session=lambda: database.session()(),
             engine=database.here,
-            tenant_id=lambda tenant: newest.tenant_ids(settings.namespace, tenant)[0],
+            names=names,
+            tenant_id=lambda tenant: every[0].tenant_ids(settings.namespace, tenant)[0],
+            tenant_ids=lambda tenant: {
+                identity.tenant_ids(namespace, tenant)[0] for identity in every for namespace in names.namespaces
+            },
             sealer=codec if isinstance(codec, SealsBodies) else None,
             data_keys=None if state.built is None else getattr(state.built.data_keys, "within", None),
             encrypts=settings.encryption != "off",

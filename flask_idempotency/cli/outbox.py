@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -20,7 +20,7 @@ from flask_idempotency.cli.output import Column, Part, Style, Styled, Table, say
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import MessageSettled
 from flask_idempotency.engine.outbox import OutboxRow
-from flask_idempotency.maintenance.relay import RelayReport, Stop, run
+from flask_idempotency.maintenance.relay import NO_ROUTE, RelayReport, Stop, run
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.operations.times import format_duration
 from flask_idempotency.web.operator import state
@@ -146,8 +146,12 @@ def list_command(dead: bool, limit: int, as_json: bool) -> None:
       $ flask idempotency outbox list --dead
     """
     with exit_on_error(as_json=as_json):
-        table = _services().table
-        counts, rows = table.counts(), table.rows(limit=limit, only_dead=dead)
+        services = _services()
+        counts = services.table.counts()
+        rows = [
+            replace(row, error=NO_ROUTE) if row.error is None and services.outbox.route_of(row.topic) is None else row
+            for row in services.table.rows(limit=limit, only_dead=dead)
+        ]
     if as_json:
         say(json.dumps({**asdict(counts), "messages": [asdict(row) for row in rows]}))
     else:

@@ -24,8 +24,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Final, TypeAlias, TypeVar
 
@@ -396,7 +396,7 @@ class EncryptedCodec:
         self._data_keys.forget(key.tid)
 
     def seal_body(
-        self, tid: bytes, message: Message, *, within: DataKeys | None = None
+        self, tid: bytes, message: Message, *, namespace: str | None, within: DataKeys | None = None
     ) -> tuple[bytes, SealedBy | None]:
         """Implements `engine.outbox.SealsBodies`, in the same format as a response."""
         if not self._sealing:
@@ -404,10 +404,11 @@ class EncryptedCodec:
         # Not from memory: another process may have erased the tenant, and the body could not be opened.
         key = self._data_keys.still_sealing(tid, within=within)
         nonce = self._randomness(NONCE_BYTES)
-        cipher, bound = _body_cipher(key, tid, message)
-        return b"%b%b%b" % (_HEAD, nonce, cipher.encrypt(nonce, message.body, bound)), SealedBy(key.kid, key.number)
+        plain = message.body if namespace is None else _message_parts(namespace, message)
+        cipher, bound = _body_cipher(key, tid, message, former=namespace is None)
+        return b"%b%b%b" % (_HEAD, nonce, cipher.encrypt(nonce, plain, bound)), SealedBy(key.kid, key.number)
 
-    def opener(self) -> Callable[[StoredMessage], bytes]:
+    def opener(self, namespaces: Collection[str]) -> Callable[[StoredMessage], Message]:
         """Implements `engine.outbox.SealsBodies`."""
         found: dict[tuple[bytes, SealedBy], UnwrappedKey | None] = {}
 
@@ -419,13 +420,18 @@ class EncryptedCodec:
                     found[tid, by] = None
             return found[tid, by]
 
-        return lambda stored: self._open_body(stored, key_of)
+        return lambda stored: self._open_body(stored, key_of, namespaces)
 
-    def _open_body(self, stored: StoredMessage, key_of: Callable[[bytes, SealedBy], UnwrappedKey | None]) -> bytes:
+    def _open_body(
+        self,
+        stored: StoredMessage,
+        key_of: Callable[[bytes, SealedBy], UnwrappedKey | None],
+        namespaces: Collection[str],
+    ) -> Message:
         by, tid, message = stored.sealed_by, stored.tenant_id, stored.message
         if by is None:
             if self._plain_allowed:
-                return message.body
+                return message
             raise Undeliverable(
                 "the body is not encrypted, and IDEMPOTENCY_ENCRYPTION is required: another program may have planted it"
             )
@@ -436,11 +442,17 @@ class EncryptedCodec:
             raise Undeliverable("the body cannot be opened: its data key was erased with the tenant, or is lost")
         if message.body[:1] != _HEAD or len(message.body) < _SHORTEST:
             raise Undeliverable("the body is damaged, or another release sealed it")
-        cipher, bound = _body_cipher(key, tid, message)
+        cipher, bound = _body_cipher(key, tid, message, former=stored.former)
         try:
-            return cipher.decrypt(message.body[1 : 1 + NONCE_BYTES], message.body[1 + NONCE_BYTES :], bound)
+            plain = cipher.decrypt(message.body[1 : 1 + NONCE_BYTES], message.body[1 + NONCE_BYTES :], bound)
         except InvalidTag:
             raise Undeliverable("the body was not sealed for this message, or has been changed") from None
+        if stored.former:
+            return replace(message, body=plain)
+        namespace, opened = _from_parts(message, plain)
+        if namespace not in namespaces:
+            raise Undeliverable("the message belongs to another namespace: another program has moved it")
+        return opened
 
     def _open_plain(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if not self._plain_allowed:
@@ -499,18 +511,43 @@ class EncryptedSteps:
         return codec._envelope.steps.unwrap(codec._decrypted(payload, payload.sealed_by, context))
 
 
-_BODY: Final = b"flask_idempotency/outbox-body/1"
+_FORMER_BODY: Final = b"flask_idempotency/outbox-body/1"
+_BODY: Final = b"flask_idempotency/outbox-body/2"
 _BODY_KEY: Final = b"flask_idempotency/outbox-key/1"
 
 
-def _body_cipher(key: UnwrappedKey, tid: bytes, message: Message) -> tuple[AESGCM, bytes]:
-    """Return the cipher of this message, and the associated data: a body opens only in its own row."""
-    message_id = message.message_id.encode()
-    headers = json.dumps(dict(message.headers), sort_keys=True, separators=(",", ":")).encode()
-    place = (message.topic.encode(), _optional(message.key), _optional(message.tenant), headers)
-    bound = encode(_BODY, _HEAD, key.store, tid, message_id, *place, key.kid.encode(), b"%d" % key.number)
+def _body_cipher(key: UnwrappedKey, tid: bytes, message: Message, *, former: bool) -> tuple[AESGCM, bytes]:
+    """Return the cipher of this message, and the associated data: a body opens only in its own row.
+
+    Format 1 has the body alone under the seal, and binds what is beside it. Format 2 has all but the id and the topic in it.
+    """
+    message_id, topic = message.message_id.encode(), message.topic.encode()
+    label, place = _BODY, [topic]
+    if former:
+        headers = json.dumps(dict(message.headers), sort_keys=True, separators=(",", ":")).encode()
+        label, place = _FORMER_BODY, [topic, _optional(message.key), _optional(message.tenant), headers]
+    bound = encode(label, _HEAD, key.store, tid, message_id, *place, key.kid.encode(), b"%d" % key.number)
     # One block of HKDF-Expand: see `_cipher`.
     return AESGCM(key.digest(encode(_BODY_KEY, message_id) + b"\1")), bound
+
+
+def _message_parts(namespace: str, message: Message) -> bytes:
+    headers = json.dumps(dict(message.headers), separators=(",", ":")).encode()
+    name = namespace.encode("utf-8", "surrogatepass")
+    return encode(name, _optional(message.tenant), _optional(message.key), headers, message.body)
+
+
+def _from_parts(message: Message, data: bytes) -> tuple[str, Message]:
+    """Return the namespace and the whole message. Only we can have sealed these bytes, so they are whole."""
+    parts, place = [], 2
+    while place < len(data):
+        end = place + 4 + int.from_bytes(data[place : place + 4], "big")
+        parts.append(data[place + 4 : end])
+        place = end
+    namespace, tenant, key, headers, body = parts
+    names = [None if each[:1] == b"\0" else each[1:].decode("utf-8", "surrogatepass") for each in (tenant, key)]
+    opened = replace(message, body=body, headers=json.loads(headers), tenant=names[0], key=names[1])
+    return namespace.decode("utf-8", "surrogatepass"), opened
 
 
 def _optional(value: str | None) -> bytes:

@@ -217,6 +217,8 @@ class Identity:
         """Return a keyed digest of these bytes, 32 bytes. `fingerprint.py` chooses them."""
         self.steps = keyed_digest(_subkey(secret, b"step"))
         """Return a keyed digest for `step_id` and `step_digest`, 32 bytes."""
+        self.outbox = keyed_digest(_subkey(secret, b"outbox"))
+        """Return a keyed digest for `OutboxNames`, 32 bytes."""
         self.console = keyed_digest(_subkey(secret, b"console"))
         """Return a keyed digest for the forms and cursors of the console, 32 bytes."""
         self._shards = tenant_shards
@@ -272,12 +274,12 @@ class Identity:
 
     def pseudonym(self, name: str) -> str:
         """Return a pseudonym for a tenant or principal: always the same, and it does not reveal the name."""
-        return _base32(self._log(encode(b"name", name.encode("utf-8", "surrogatepass")))[:15])
+        return keyed_name(self._log(encode(b"name", name.encode("utf-8", "surrogatepass")))[:15])
 
     def downstream_key(self, key: StorageKey, name: str, item: bytes = b"") -> str:
         """Derive a key for a call that the view makes: the same in all attempts, another for each name and encoded item."""
         parts = (item,) if item else ()
-        return _base32(self._downstream(encode(key.rid, name.encode(), *parts)))
+        return keyed_name(self._downstream(encode(key.rid, name.encode(), *parts)))
 
     def _label(self, rid: bytes) -> str:
         return self._log(rid)[:4].hex()
@@ -344,7 +346,8 @@ def keyed_digest(key: bytes) -> KeyedDigest:
     return mac
 
 
-def _base32(data: bytes) -> str:
+def keyed_name(data: bytes) -> str:
+    """Return a digest as lower-case letters and digits."""
     return b32encode(data).decode("ascii").rstrip("=").lower()
 
 

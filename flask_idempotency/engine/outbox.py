@@ -7,12 +7,16 @@ message id.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
+from fnmatch import fnmatchcase
+from string import ascii_letters, digits
 from typing import Any, Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.capabilities import DataKeys
 from flask_idempotency.engine.errors import IdempotencyError
+from flask_idempotency.engine.keys import KeyedDigest, encode, keyed_name
 from flask_idempotency.engine.model import SealedBy
 from flask_idempotency.engine.values import valueclass
 
@@ -20,6 +24,10 @@ __all__ = ["Adapter", "Message", "Undeliverable"]
 
 JSON: Final = "application/json"
 BINARY: Final = "application/octet-stream"
+
+TOPIC_CHARACTERS: Final = f"{ascii_letters}{digits}._:/-"
+TOPIC: Final = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
+MESSAGE_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 
 
 class Undeliverable(IdempotencyError):
@@ -71,19 +79,101 @@ class Adapter(Protocol):
         ...
 
 
+LANE_BYTES: Final = 16
+
+
+@valueclass(frozen=True, slots=True)
+class OutboxNames:
+    """Derives what tells the rows of an outbox apart, from the namespace and the oldest secret in use.
+
+    All of it is keyed: keys, ids and bodies are guessable. A rotation of the secret changes it when the old secret goes.
+    """
+
+    namespace: str
+    digest: KeyedDigest = field(repr=False)
+    former: str | None = None
+    """The namespace before, whose messages this application sends too."""
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Return the namespaces whose messages this application sends."""
+        return (self.namespace,) if self.former is None else (self.namespace, self.former)
+
+    def row_id(self, message: Message, *, former: bool = False) -> str:
+        """Return what is unique in the table: the id belongs to the namespace and the tenant."""
+        namespace = self.former if former and self.former is not None else self.namespace
+        tenant, message_id = _optional(message.tenant), message.message_id.encode()
+        return keyed_name(self.digest(encode(b"id", namespace.encode("utf-8", "surrogatepass"), tenant, message_id)))
+
+    def lane(self, topic: str, key: str | None) -> bytes | None:
+        """Return what messages have in common that are sent in order. None: the message has no key."""
+        if key is None:
+            return None
+        return self.digest(encode(b"lane", topic.encode(), _optional(key)))[:LANE_BYTES]
+
+    def content(self, message: Message) -> bytes:
+        """Return what must be the same if a message is published again. Headers may differ: one may trace a request."""
+        key = _optional(message.key)
+        return self.digest(encode(b"content", message.topic.encode(), key, message.body))[:LANE_BYTES]
+
+
+def _optional(value: str | None) -> bytes:
+    return b"\0" if value is None else b"\1" + value.encode("utf-8", "surrogatepass")
+
+
+@valueclass(frozen=True, slots=True)
+class Topics:
+    """Which topics a route takes: those that match its pattern, and none of the patterns that go before it."""
+
+    pattern: str
+    before: tuple[str, ...] = ()
+
+
+_TOKEN: Final = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
+
+
+def tokens_of(pattern: str) -> list[str]:
+    """Split a pattern of `fnmatch` for the database: `*`, a plain character, or all the characters that it takes here.
+
+    Topics have few characters, so `?` and `[…]` become a list of them. It is empty if no topic has such a character.
+    """
+    tokens: list[str] = []
+    for part in _TOKEN.findall(pattern):
+        if part != "*" and (part == "?" or len(part) > 1 or part not in TOPIC_CHARACTERS):
+            tokens.append("[" + "".join(each for each in TOPIC_CHARACTERS if fnmatchcase(each, part)) + "]")
+        else:
+            tokens.append(part)
+    return tokens
+
+
 @valueclass(frozen=True, slots=True)
 class StoredMessage:
     """A row of the outbox that a relay holds."""
 
     seq: int
     message: Message
-    """Its body is still sealed if `sealed_by` is set."""
+    """If `sealed_by` is set, its body is sealed. Its key, headers and tenant are in the body, unless `former` is set."""
     attempts: int
     """How many attempts failed."""
+    lane: bytes | None = None
+    """What the messages of one topic and key have in common."""
     tenant_id: bytes | None = None
     sealed_by: SealedBy | None = None
-    damaged: bool = False
-    """The headers are unreadable: another program has changed the row."""
+    former: bool = False
+    """A release before namespaces wrote the row. It sealed the body alone."""
+    damaged: str | None = None
+    """What is unreadable: another program has changed the row."""
+
+
+@valueclass(frozen=True, slots=True)
+class FormerRow:
+    """A row without a namespace: a release before namespaces wrote it, or the namespace before this one."""
+
+    topic: str
+    key: str | None
+    tenant: str | None
+    tenant_id: bytes | None
+    sealed: bool
 
 
 @valueclass(frozen=True, slots=True)
@@ -117,13 +207,13 @@ class OutboxRow:
 
 
 class OutboxQueue(Protocol):
-    """The table of messages, as a relay uses it. Durations are seconds, and times are the database's.
+    """The messages of one namespace, as a relay uses them. Durations are seconds, and times are the database's.
 
     Every method raises `StoreUnavailable` if the database does not respond, and `ConfigurationError` if it has no table.
     """
 
-    def claim(self, holder: bytes, *, limit: int, hold: float) -> Sequence[StoredMessage]:
-        """Hold the first messages that are due, in their order, and return them.
+    def claim(self, holder: bytes, *, topics: Topics, limit: int, hold: float) -> Sequence[StoredMessage]:
+        """Hold the first messages of these topics that are due, and return them: the fewest failures first, then by age.
 
         Leave out a message if an earlier one of its topic and key waits, is dead, or is held by another relay.
         """
@@ -148,21 +238,23 @@ class OutboxQueue(Protocol):
 
 @runtime_checkable
 class SealsBodies(Protocol):
-    """Encrypts bodies of messages. A codec with encryption offers it."""
+    """Encrypts messages. A codec with encryption offers it."""
 
     def seal_body(
-        self, tid: bytes, message: Message, *, within: DataKeys | None = None
+        self, tid: bytes, message: Message, *, namespace: str | None, within: DataKeys | None = None
     ) -> tuple[bytes, SealedBy | None]:
-        """Return the sealed body and its key, or the plain body and None while encryption is off.
+        """Return the sealed message and its key, or the plain body and None while encryption is off.
 
-        `within` are the data keys as the transaction of the message sees them. A new key is then made in it.
+        The namespace, the tenant, the key and the headers are sealed with the body. `namespace=None` seals the body alone, as
+        the release before namespaces did. `within` are the data keys as the transaction of the message sees them. A new key is
+        then made in it.
         """
         ...
 
-    def opener(self) -> Callable[[StoredMessage], bytes]:
-        """Return a function that opens some bodies. It asks the store once for each data key: another process may erase one.
+    def opener(self, namespaces: Collection[str]) -> Callable[[StoredMessage], Message]:
+        """Return a function that opens some messages. It asks the store once for each data key: another process may erase one.
 
-        It raises `Undeliverable` for a body that was erased or changed, and `KeyProviderUnavailable` or `StoreUnavailable` for
-        one that may open later.
+        It raises `Undeliverable` for a message that was erased or changed, or that belongs to none of these namespaces, and
+        `KeyProviderUnavailable` or `StoreUnavailable` for one that may open later.
         """
         ...

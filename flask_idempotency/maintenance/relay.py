@@ -21,7 +21,7 @@ from flask_idempotency.engine.capabilities import Expiry
 from flask_idempotency.engine.errors import ConfigurationError, KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event, MessageDead, MessagesRelayed
-from flask_idempotency.engine.outbox import Adapter, Message, OutboxQueue, StoredMessage, Undeliverable
+from flask_idempotency.engine.outbox import Adapter, Message, OutboxQueue, StoredMessage, Topics, Undeliverable
 from flask_idempotency.maintenance.janitor import Batcher, BatchResult, ExpireReport
 
 HOLD_SECONDS: Final = 30.0
@@ -70,19 +70,25 @@ class Route:
 
 
 class Relay:
-    """Sends what is due. `route_of` finds the adapter of a topic, and `opener` returns what decrypts the bodies of one call."""
+    """Sends what is due.
+
+    `routes` returns each route with its topics, and `opener` what decrypts the bodies of one call. `adopt` gives this
+    namespace the messages of the release before, whose rows have none.
+    """
 
     def __init__(
         self,
         queue: OutboxQueue,
         *,
-        route_of: Callable[[str], Route | None],
+        routes: Callable[[], Sequence[tuple[Route, Topics]]],
+        adopt: Callable[[], None],
         opener: Callable[[], Callable[[StoredMessage], Message]],
         observers: Callable[[Event], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
-        self._route_of = route_of
+        self._routes = routes
+        self._adopt = adopt
         self._opener = opener
         self._observers = observers
         self._monotonic = monotonic
@@ -93,48 +99,60 @@ class Relay:
         Messages of one topic and key go one after the other, and those behind one that failed are given up unsent. Raises
         `StoreUnavailable` if the database does not respond; confirmed messages that it did not delete are sent again.
         """
-        holder = secrets.token_bytes(16)
-        began = self._monotonic()
-        claimed = self._queue.claim(holder, limit=min(limit, BATCH), hold=HOLD_SECONDS)
-        if not claimed:
-            return None
+        self._adopt()
         counts: Counter[str] = Counter()
+        found = False
+        for route, topics in self._routes():
+            if stopped():
+                break
+            found = self._pass(route, topics, min(limit, BATCH), counts, stopped) or found
+        if not found:
+            return None
+        self._observers(MessagesRelayed("", "relay", counts["sent"], counts["delayed"], counts["dead"]))
+        return RelayReport(counts["sent"], counts["delayed"], counts["dead"])
+
+    def _pass(
+        self, route: Route, topics: Topics, limit: int, counts: Counter[str], stopped: Callable[[], bool]
+    ) -> bool:
+        """Claim messages of this route and send them. Return whether any was due."""
+        holder = secrets.token_bytes(16)
+        began, before = self._monotonic(), counts.total()
+        claimed = self._queue.claim(holder, topics=topics, limit=limit, hold=HOLD_SECONDS)
+        if not claimed:
+            return False
         left, unsettled = list(claimed), True
         try:
             while left and not stopped() and self._monotonic() - began < PASS_SECONDS:
-                route, chosen = self._next(left)
+                chosen = self._next(route, left)
                 results = self._send(route, chosen)
                 failed = self._settle(holder, chosen, results, counts)
                 if failed is None:
                     # This host was suspended, and its clock with it: other relays send the rest.
                     break
                 done = {each.seq for each in chosen}
-                left = [each for each in left if each.seq not in done and _lane(each) not in failed]
-            unsettled = counts.total() < len(claimed)
+                left = [each for each in left if each.seq not in done and each.lane not in failed]
+            unsettled = counts.total() - before < len(claimed)
         finally:
             if unsettled:
                 # Messages behind one that failed, and all that are left after a signal, an error, or a slow receiver.
                 with suppress(StoreUnavailable):
                     self._queue.release(holder)
-        self._observers(MessagesRelayed("", "relay", counts["sent"], counts["delayed"], counts["dead"]))
-        return RelayReport(counts["sent"], counts["delayed"], counts["dead"])
+        return True
 
-    def _next(self, left: Sequence[StoredMessage]) -> tuple[Route | None, list[StoredMessage]]:
-        """Return the route of the first message, and the messages to send with it: for each topic and key, only one."""
-        route = self._route_of(left[0].message.topic)
+    def _next(self, route: Route, left: Sequence[StoredMessage]) -> list[StoredMessage]:
+        """Return the messages of the next call: for each topic and key, only one."""
         chosen: list[StoredMessage] = []
         lanes = set()
         for each in left:
-            lane = _lane(each)
-            first = lane is None or lane not in lanes
-            lanes.add(lane)
-            if first and self._route_of(each.message.topic) is route:
+            first = each.lane is None or each.lane not in lanes
+            lanes.add(each.lane)
+            if first:
                 chosen.append(each)
-                if route is not None and len(chosen) >= route.batch:
+                if len(chosen) >= route.batch:
                     break
-        return route, chosen
+        return chosen
 
-    def _send(self, route: Route | None, chosen: Sequence[StoredMessage]) -> list[Exception | None]:
+    def _send(self, route: Route, chosen: Sequence[StoredMessage]) -> list[Exception | None]:
         """Return one result for each message. An adapter may fail in any way: then every message is sent again."""
         results: dict[int, Exception | None] = {}
         ready: list[tuple[int, Message]] = []
@@ -142,12 +160,10 @@ class Relay:
         opened = self._opener()
         for each in chosen:
             try:
-                if route is None:
-                    raise LookupError(NO_ROUTE)
                 ready.append((each.seq, opened(each)))
             except Exception as error:  # noqa: BLE001 - one message that cannot be opened must not stop the others
                 results[each.seq] = error
-        if ready and route is not None:
+        if ready:
             found: Sequence[Exception | None]
             try:
                 found = list(route.adapter.send([message for _, message in ready]))
@@ -164,19 +180,19 @@ class Relay:
         chosen: Sequence[StoredMessage],
         results: Sequence[Exception | None],
         counts: Counter[str],
-    ) -> set[tuple[str, str] | None] | None:
+    ) -> set[bytes | None] | None:
         """Write the results down. Return the topics and keys whose later messages must wait. None: the hold has ended."""
         holds = True
         confirmed = [each.seq for each, result in zip(chosen, results, strict=True) if result is None]
         if confirmed:
             holds = self._queue.confirm(holder, confirmed) == len(confirmed)
             counts["sent"] += len(confirmed)
-        failed: set[tuple[str, str] | None] = set()
+        failed: set[bytes | None] = set()
         for each, result in zip(chosen, results, strict=True):
             if result is None:
                 continue
-            if (lane := _lane(each)) is not None:
-                failed.add(lane)
+            if each.lane is not None:
+                failed.add(each.lane)
             if isinstance(result, NotTried):
                 continue
             error = text_of(result)
@@ -194,12 +210,6 @@ class Relay:
         return failed if holds else None
 
 
-def _lane(each: StoredMessage) -> tuple[str, str] | None:
-    """Return what keeps messages in order, or None if nothing does."""
-    message = each.message
-    return None if message.key is None else (message.topic, message.key)
-
-
 def pause_after(attempts: int) -> float:
     """Return the seconds until the next attempt, after this many that failed before."""
     return float(min(FIRST_PAUSE_SECONDS * 2 ** min(attempts, 10), LAST_PAUSE_SECONDS))
@@ -208,7 +218,7 @@ def pause_after(attempts: int) -> float:
 def text_of(error: Exception) -> str:
     """Return what operators see of an error. Of a foreign exception only its class: its text may quote a body."""
     named = isinstance(error, Undeliverable | ConfigurationError | KeyProviderUnavailable | SendFailed)
-    text = str(error) if named else NO_ROUTE if isinstance(error, LookupError) and error.args == (NO_ROUTE,) else ""
+    text = str(error) if named else ""
     if isinstance(error, ModuleNotFoundError) and error.name:
         text = f"the Python module {error.name} is not installed where the relay runs"
     return printable(text or type(error).__name__)[:LONGEST_ERROR]

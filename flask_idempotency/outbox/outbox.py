@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from math import isfinite
@@ -25,10 +25,15 @@ from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.outbox import (
     BINARY,
     JSON,
+    MESSAGE_ID,
+    TOPIC,
     Adapter,
+    FormerRow,
     Message,
+    OutboxNames,
     SealsBodies,
     StoredMessage,
+    Topics,
     Undeliverable,
 )
 from flask_idempotency.maintenance.relay import BATCH, Relay, Route
@@ -45,8 +50,6 @@ MAX_BODY_BYTES: Final = 1_048_576
 MAX_HEADERS: Final = 50
 LONGEST_DELAY_SECONDS: Final = 365 * 86_400.0
 
-_TOPIC: Final = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
-_MESSAGE_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 # ASCII, because HTTP has no other safe characters.
 _HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]{0,1000}")
@@ -66,7 +69,10 @@ class OutboxServices:
     """Return the session that the application writes with, in the current application context."""
     engine: Callable[[], Any]
     """Return the engine of the default bind."""
+    names: OutboxNames
     tenant_id: Callable[[str | None], bytes]
+    tenant_ids: Callable[[str | None], Collection[bytes]]
+    """Return the id of a tenant under each secret in use, and in each namespace."""
     sealer: SealsBodies | None
     data_keys: Callable[[Any], DataKeys | None] | None
     """Return the data keys as the transaction on a connection sees them, if another connection must wait to add one."""
@@ -78,20 +84,32 @@ class OutboxServices:
 
     def relay(self) -> Relay:
         """Return the relay of this application."""
-        return Relay(self.table, route_of=self.outbox.route_of, opener=self.opener, observers=self.observers)
+        return Relay(
+            self.table,
+            routes=self.outbox.routes,
+            adopt=lambda: self.table.adopt(self._is_ours),
+            opener=self.opener,
+            observers=self.observers,
+        )
+
+    def _is_ours(self, row: FormerRow) -> bool:
+        """Return whether to send a message of the release before. Its row names no application."""
+        if self.outbox.route_of(row.topic) is None:
+            return False
+        return not row.sealed or row.tenant_id in self.tenant_ids(row.tenant)
 
     def opener(self) -> Callable[[StoredMessage], Message]:
         """Return a function that opens some messages. It raises `Undeliverable` for one that can never be opened."""
-        body_of = None if self.sealer is None else self.sealer.opener()
+        opening = None if self.sealer is None else self.sealer.opener(self.names.namespaces)
 
         def opened(stored: StoredMessage) -> Message:
-            if stored.damaged:
-                raise Undeliverable("the row is damaged: its headers are unreadable")
-            if body_of is None:
+            if stored.damaged is not None:
+                raise Undeliverable(f"the row is damaged: {stored.damaged}")
+            if opening is None:
                 if stored.sealed_by is not None:
                     raise ConfigurationError("the body is encrypted, and this process has no IDEMPOTENCY_KEY_RING")
                 return stored.message
-            return replace(stored.message, body=body_of(stored))
+            return opening(stored)
 
         return opened
 
@@ -108,7 +126,8 @@ class OutboxServices:
                     plain = self.opener()(stored)
                 except Exception:  # noqa: BLE001, S112 - the relay says what is wrong with this message when it sends it
                     continue
-                body, by = self.sealer.seal_body(tenant_id, plain)
+                namespace = None if stored.former else self.names.namespace
+                body, by = self.sealer.seal_body(tenant_id, plain, namespace=namespace)
                 try:
                     # If the tenant was erased in between, the newest key was made after that, and would bring the body back.
                     self.opener()(stored)
@@ -150,7 +169,16 @@ class Outbox:
                 f"outbox.route({pattern!r}): this pattern has a route already. Remove one of the two."
             )
         batch = max(1, min(int(getattr(adapter, "batch", BATCH)), BATCH))
-        self._routes[pattern] = Route(pattern, adapter, batch), getattr(adapter, "check", None)
+        self._routes[pattern] = Route(pattern, adapter, batch=batch), getattr(adapter, "check", None)
+
+    def routes(self) -> list[tuple[Route, Topics]]:
+        """Return each route, and the topics that it takes."""
+        exact = tuple(pattern for pattern in self._routes if TOPIC.fullmatch(pattern))
+        found, before = [], exact
+        for pattern, (route, _) in self._routes.items():
+            found.append((route, Topics(pattern, () if pattern in exact else before)))
+            before = (*before, pattern)
+        return found
 
     def route_of(self, topic: str) -> Route | None:
         """Return the route that takes this topic, or None."""
@@ -176,13 +204,15 @@ class Outbox:
         message is about first, and then publish. `delay` is in seconds, or a `timedelta`.
 
         Under a claim the id comes from the claim, the topic, and the number of this call, so a second attempt publishes
-        nothing twice. Elsewhere it is a new UUID. A message whose id is in the table already is not written again.
+        nothing twice. Elsewhere it is a new UUID. An id belongs to the namespace and the tenant. A message whose id is in the
+        table already is not written again, and one with another topic, key or body is refused.
 
         Raises `ConfigurationError` if no route takes the topic or the table is missing, `ValueError` and `TypeError` for a
-        message that cannot be sent, and `RuntimeError` outside an application context.
+        message that cannot be sent, `ValueError` for an id that another message has, and `RuntimeError` outside an application
+        context.
         """
         services = self._services()
-        route = self.route_of(_checked("topic", topic, _TOPIC))
+        route = self.route_of(_checked("topic", topic, TOPIC))
         if route is None:
             raise ConfigurationError(
                 f"outbox.publish(): no route takes the topic {topic!r}. Call outbox.route({topic!r}, …) when you set up the "
@@ -216,7 +246,9 @@ class Outbox:
                 )
             tenant_id = services.tenant_id(tenant)
             within = None if services.data_keys is None else services.data_keys(connection)
-            sealed, sealed_by = services.sealer.seal_body(tenant_id, message, within=within)
+            sealed, sealed_by = services.sealer.seal_body(
+                tenant_id, message, namespace=services.names.namespace, within=within
+            )
         services.table.publish(
             connection,
             message,
@@ -263,7 +295,7 @@ def _name(name: str, value: object) -> str | None:
 
 def _message_id(topic: str, given: str | None, work: Running | None) -> str:
     if given is not None:
-        return _checked("message_id", given, _MESSAGE_ID)
+        return _checked("message_id", given, MESSAGE_ID)
     if work is None or work.claim is None or work.oldest is None:
         return new_key()
     # Count for each topic: an attempt may publish to two topics in another order. Never count down: after a rollback a number

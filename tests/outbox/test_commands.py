@@ -271,7 +271,7 @@ def test_upgrade_makes_the_table_alone_where_records_are_elsewhere(open_shop: Op
     first, second = run(shop, "db", "upgrade"), run(shop, "db", "upgrade")
 
     assert (1, True) == (missing.exit_code, "idempotency_outbox is missing" in missing.output)
-    assert (0, "0002: idempotency_outbox") == (first.exit_code, first.output.strip())
+    assert (0, ["0002", "0005"]) == (first.exit_code, [line[:4] for line in first.output.splitlines()])
     assert "The schema is up to date." in second.output
     assert {"orders", "idempotency_outbox"} == tables(shop)
     shop.publish("orders", 2)

@@ -159,7 +159,7 @@ def test_a_forked_child_publishes_on_connections_of_its_own(open_shop: OpenShop)
         shop.publish("orders", step)
 
     assert [0, 0] == [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    assert 31 == len(shop.rows()) == len({row.message_id for row in shop.rows()})
+    assert 31 == len(shop.rows()) == len({row.sent_id for row in shop.rows()})
 
 
 @on_postgresql

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import MessageDead, MessagesRelayed
-from flask_idempotency.engine.outbox import Message, Undeliverable
+from flask_idempotency.engine.outbox import Message, Topics, Undeliverable
 from flask_idempotency.maintenance import relay as relays
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.relay import HOLD_SECONDS, PASS_SECONDS, Relay, RelayReport, Stop, pause_after, run
@@ -20,11 +20,12 @@ from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
 from flask_idempotency.stores.sql.outbox import claim, relay_lock
 from tests.outbox.conftest import OpenShop, Sent, Shop, on_both, on_postgresql
 
+EVERY = Topics("*")
 SECRET_WORDS = "card 4111111111111111"
 
 MANY = """
-INSERT INTO idempotency_outbox (message_id, topic, key, headers, body, created_at, due_at)
-SELECT 'm' || n, 'orders', (n % 50)::text, '{"content-type":"application/json"}', '1', 0, 0
+INSERT INTO idempotency_outbox (message_id, topic, key, headers, body, created_at, due_at, namespace, lane, ready_at)
+SELECT 'm' || n, 'orders', (n % 50)::text, '[{"content-type":"application/json"}]', '1', 0, 0, 'shop', (n % 50)::text::bytea, 0
 FROM generate_series(1, :rows) AS n
 """
 
@@ -95,6 +96,36 @@ def test_a_failed_message_waits_and_so_does_the_rest_of_its_key(shop: Shop) -> N
     assert [3, 4, 1, 2] == numbers(shop.sent.messages)
 
 
+@on_both
+def test_failed_messages_come_after_new_ones(shop: Shop) -> None:
+    shop.sent.fail = lambda message: ConnectionError() if message.body == b"1" else None
+    shop.publish("orders", 1)
+    shop.drain()
+    shop.clock.advance(1)
+    shop.publish("orders", 2)
+    shop.sent.fail = lambda message: None
+
+    shop.drain()
+
+    assert [2, 1] == numbers(shop.sent.messages)
+
+
+@on_both
+def test_a_message_does_not_overtake_one_of_its_key_that_failed(shop: Shop) -> None:
+    """Both are due, and the first one comes after new messages."""
+    shop.sent.fail = lambda message: ConnectionError() if message.body == b"1" else None
+    for number in (1, 2):
+        shop.publish("orders", number, key="a")
+    shop.drain()
+    shop.clock.advance(1)
+    shop.publish("orders", 3)
+    shop.sent.fail = lambda message: None
+
+    claimed = [shop.table.claim(bytes([number]) * 16, topics=EVERY, limit=1, hold=HOLD_SECONDS) for number in range(3)]
+
+    assert [[b"3"], [b"1"], []] == [[each.message.body for each in found] for found in claimed]
+
+
 def test_pauses_double_up_to_ten_minutes(shop: Shop) -> None:
     shop.sent.fail = away
     shop.publish("orders", 1)
@@ -102,7 +133,7 @@ def test_pauses_double_up_to_ten_minutes(shop: Shop) -> None:
     for _ in range(12):
         assert 1 == shop.drain().delayed
         (row,) = shop.rows()
-        waits.append(row.due_at / 1e6 - shop.clock.now)
+        waits.append(row.ready_at / 1e6 - shop.clock.now)
         shop.clock.advance(waits[-1] - 0.001)
         assert shop.relay.run_once() is None
         shop.clock.advance(0.002)
@@ -179,9 +210,9 @@ def test_a_discard_lets_the_rest_of_the_key_go(shop: Shop) -> None:
 
 def test_operators_leave_a_message_alone_that_a_relay_sends(shop: Shop) -> None:
     shop.publish("orders", 1)
-    (held,) = shop.table.claim(b"h" * 16, limit=1, hold=HOLD_SECONDS)
+    (held,) = shop.table.claim(b"h" * 16, topics=EVERY, limit=1, hold=HOLD_SECONDS)
     shop.table.delay(b"h" * 16, held.seq, pause=0, error="x")
-    (held,) = shop.table.claim(b"h" * 16, limit=1, hold=HOLD_SECONDS)
+    (held,) = shop.table.claim(b"h" * 16, topics=EVERY, limit=1, hold=HOLD_SECONDS)
 
     assert (None, None) == (shop.table.retry(held.seq), shop.table.discard(held.seq))
 
@@ -202,17 +233,19 @@ def test_a_delay_holds_back_its_key(shop: Shop) -> None:
 @on_both
 def test_a_held_message_holds_back_its_key(shop: Shop) -> None:
     shop.publish("orders", 1, key="a")
-    assert 1 == len(shop.table.claim(b"h" * 16, limit=1, hold=HOLD_SECONDS))
+    assert 1 == len(shop.table.claim(b"h" * 16, topics=EVERY, limit=1, hold=HOLD_SECONDS))
     shop.publish("orders", 2, key="a")
     shop.publish("orders", 3, key="b")
 
-    assert [3] == [int(each.message.body) for each in shop.table.claim(b"i" * 16, limit=9, hold=HOLD_SECONDS)]
+    assert [3] == [
+        int(each.message.body) for each in shop.table.claim(b"i" * 16, topics=EVERY, limit=9, hold=HOLD_SECONDS)
+    ]
 
 
 @on_both
 def test_what_a_dead_relay_held_is_due_again(shop: Shop) -> None:
     message_id = shop.publish("orders", 1)
-    shop.table.claim(b"h" * 16, limit=1, hold=HOLD_SECONDS)
+    shop.table.claim(b"h" * 16, topics=EVERY, limit=1, hold=HOLD_SECONDS)
 
     shop.clock.advance(HOLD_SECONDS - 0.001)
     assert shop.relay.run_once() is None
@@ -227,8 +260,8 @@ def test_a_claim_whose_reply_was_lost_finds_its_messages_again(shop: Shop) -> No
     for number in range(3):
         shop.publish("orders", number, key="a")
 
-    first = shop.table.claim(b"h" * 16, limit=2, hold=HOLD_SECONDS)
-    again = shop.table.claim(b"h" * 16, limit=2, hold=HOLD_SECONDS)
+    first = shop.table.claim(b"h" * 16, topics=EVERY, limit=2, hold=HOLD_SECONDS)
+    again = shop.table.claim(b"h" * 16, topics=EVERY, limit=2, hold=HOLD_SECONDS)
 
     assert [each.seq for each in first] == [each.seq for each in again]
 
@@ -237,9 +270,9 @@ def test_a_claim_whose_reply_was_lost_finds_its_messages_again(shop: Shop) -> No
 def test_a_relay_that_lost_its_hold_deletes_nothing(shop: Shop) -> None:
     """Its successor has not sent the message yet."""
     shop.publish("orders", 1)
-    (held,) = shop.table.claim(b"h" * 16, limit=1, hold=HOLD_SECONDS)
+    (held,) = shop.table.claim(b"h" * 16, topics=EVERY, limit=1, hold=HOLD_SECONDS)
     shop.clock.advance(HOLD_SECONDS)
-    shop.table.claim(b"i" * 16, limit=1, hold=HOLD_SECONDS)
+    shop.table.claim(b"i" * 16, topics=EVERY, limit=1, hold=HOLD_SECONDS)
 
     shop.table.confirm(b"h" * 16, [held.seq])
     shop.table.bury(b"h" * 16, held.seq, error="x")
@@ -269,15 +302,6 @@ def test_an_adapter_with_a_wrong_answer_has_sent_nothing(shop: Shop) -> None:
         shop.clock.advance(600)
 
 
-def test_a_topic_without_a_route_waits(shop: Shop) -> None:
-    """This process may be of an older release than the publisher's."""
-    shop.publish("orders", 1)
-    shop.outbox._routes.clear()
-
-    assert 1 == shop.drain().delayed
-    assert ["no route takes this topic in this process"] == [row.error for row in shop.rows()]
-
-
 def test_a_slow_receiver_gives_the_rest_back(open_shop: OpenShop) -> None:
     """Other relays send them, and no hold ends while a message is under way."""
 
@@ -295,11 +319,8 @@ def test_a_slow_receiver_gives_the_rest_back(open_shop: OpenShop) -> None:
         return None
 
     slow.fail = pass_time
-    services = shop.services
-    relay = Relay(
-        services.table, route_of=shop.outbox.route_of, opener=services.opener, observers=lambda event: None,
-        monotonic=lambda: now[0],
-    )  # fmt: skip
+    relay = shop.relay
+    relay._monotonic = lambda: now[0]
 
     assert RelayReport(2) == relay.run_once()
     assert [None, None] == [row.holder for row in shop.rows()]
@@ -329,7 +350,7 @@ def test_a_relay_that_lost_its_hold_sends_no_more(shop: Shop) -> None:
     """Its host was suspended, and its own clock with it. Another relay has sent the rest in that time."""
     for number in range(3):
         shop.publish("orders", number, key="a")
-    services, other = shop.services, Sent()
+    other = Sent()
 
     def suspended(message: Message) -> Exception | None:
         shop.clock.advance(HOLD_SECONDS)
@@ -340,10 +361,8 @@ def test_a_relay_that_lost_its_hold_sends_no_more(shop: Shop) -> None:
         return None
 
     shop.sent.fail = suspended
-    relay = Relay(
-        services.table, route_of=shop.outbox.route_of, opener=services.opener, observers=lambda event: None,
-        monotonic=lambda: 0.0,
-    )  # fmt: skip
+    relay = shop.relay
+    relay._monotonic = lambda: 0.0
 
     relay.run_once()
 
@@ -435,7 +454,7 @@ def test_the_clock_of_the_database_decides(open_shop: OpenShop) -> None:
     assert 1 == shop.drain().sent
     assert 1 == shop.table.counts().waiting
     (row,) = shop.rows()
-    assert 3_600_000_000 == row.due_at - row.created_at
+    assert 3_600_000_000 == row.ready_at - row.created_at
 
 
 def relay_of(shop: Shop, sent: Sent) -> Relay:
@@ -520,7 +539,8 @@ def test_a_claim_waits_for_the_claim_of_another_relay(shop: Shop) -> None:
         other.execute(text(f"SELECT pg_advisory_xact_lock({0x6F7574626F780001})"))
         found: list[object] = []
         thread = threading.Thread(
-            target=lambda: found.extend(shop.table.claim(b"i" * 16, limit=9, hold=HOLD_SECONDS)), daemon=True
+            target=lambda: found.extend(shop.table.claim(b"i" * 16, topics=EVERY, limit=9, hold=HOLD_SECONDS)),
+            daemon=True,
         )
         thread.start()
         thread.join(0.2)
@@ -563,7 +583,8 @@ def test_a_relay_waits_for_its_database(shop: Shop, caplog: pytest.LogCaptureFix
 @on_postgresql
 def test_a_claim_walks_the_index_without_statistics(shop: Shop) -> None:
     """After a burst the planner knows nothing of the table. It sorted all of it, and 50,000 messages were never sent."""
-    parameters = {"now": None, "holder": b"h" * 16, "limit": 100, "hold": 30_000_000}
+    parameters = {"now": None, "holder": b"h" * 16, "limit": 100, "hold": 30_000_000, "my_namespace": "shop"}
+    parameters |= {"takes": "^.*$", "before": "^$"}
     dialect = DIALECTS[POSTGRESQL]
     with shop.app.app_context(), shop.db.engine.begin() as connection:
         connection.execute(text(MANY), {"rows": 20_000})
@@ -571,7 +592,7 @@ def test_a_claim_walks_the_index_without_statistics(shop: Shop) -> None:
         claiming = claim(dialect).compile(dialect=connection.dialect)
         plan = "\n".join(connection.exec_driver_sql(f"EXPLAIN {claiming}", parameters).scalars())
 
-    assert "Index Scan using idempotency_outbox_unsent" in plan
-    assert "Index Scan using idempotency_outbox_order" in plan
+    assert "Index Scan using idempotency_outbox_turn" in plan
+    assert "Index Scan using idempotency_outbox_lane" in plan
     assert "Sort" not in plan
     assert "Seq Scan" not in plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from sqlalchemy import text
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.outbox import Message
 from flask_idempotency.maintenance.relay import RelayReport
 from flask_idempotency.web.janitor import drain_of, janitor_of
 from tests.outbox.conftest import OpenShop, Order, Shop, on_both, on_postgresql
@@ -48,10 +50,8 @@ def test_a_body_opens_in_its_own_row_only(open_shop: OpenShop) -> None:
     shop = sealed(open_shop)
     changes = (
         "topic = 'mail'",
-        "key = 'other'",
-        "tenant = 'other'",
         'headers = \'{"content-type":"text/plain"}\'',
-        "message_id = 'other'",
+        "sent_id = 'other'",
     )
     for change in changes:
         shop.publish("orders", {"card": CARD}, tenant="acme", key="k")
@@ -61,6 +61,58 @@ def test_a_body_opens_in_its_own_row_only(open_shop: OpenShop) -> None:
         (row,) = shop.rows()
         assert (change, "the body was not sealed for this message, or has been changed") == (change, row.error)
         shop.table.discard(row.seq)
+
+
+@on_both
+@pytest.mark.parametrize("encryption", ("on", "required"))
+def test_the_names_in_a_message_are_sealed_with_its_body(open_shop: OpenShop, encryption: str) -> None:
+    """Nor does a name that another program plants beside the seal reach the receiver."""
+    shop = sealed(open_shop, IDEMPOTENCY_ENCRYPTION=encryption)
+    for number in range(2):
+        shop.publish("orders", number, tenant=f"tenant-{CARD}", key=f"key-{CARD}", headers={"x-name": f"of-{CARD}"})
+
+    shown = json.dumps([[str(value) for value in row] for row in shop.rows()])
+    assert (False, 1) == (CARD in shown, len({bytes(row.lane) for row in shop.rows()}))
+    execute(shop, "UPDATE idempotency_outbox SET key = 'planted', tenant = 'planted'")
+    assert 2 == shop.drain().sent
+    assert [2, 1, 1] == [shop.sent.calls.count(1), *shop.sent.calls]
+    for message in shop.sent.messages:
+        assert (f"tenant-{CARD}", f"key-{CARD}", f"of-{CARD}") == (
+            message.tenant,
+            message.key,
+            message.headers["x-name"],
+        )
+
+
+def test_a_message_that_is_moved_to_another_namespace_is_dead(open_shop: OpenShop) -> None:
+    """Another application would send it to its own broker."""
+    first, second = (sealed(open_shop, IDEMPOTENCY_NAMESPACE=name) for name in ("billing", "shop"))
+    first.publish("orders", 1)
+    execute(first, "UPDATE idempotency_outbox SET namespace = 'shop'")
+
+    assert RelayReport(0, 0, 1) == second.drain()
+    assert "the message belongs to another namespace" in second.rows()[0].error
+
+
+def test_a_sealed_body_of_the_release_before_is_opened_and_sealed_again(open_shop: OpenShop) -> None:
+    old, both = (sealed(open_shop, IDEMPOTENCY_KEY_RING=ring(*kids)) for kids in (("old",), ("new", "old")))
+    message = Message("m-1", "orders", b"1", key="k", headers={"content-type": "text/plain"}, tenant="acme")
+    tenant_id = old.services.tenant_id("acme")
+    sealer = old.services.sealer
+    assert sealer is not None
+    body, by = sealer.seal_body(tenant_id, message, namespace=None)
+    assert by is not None
+    execute(
+        old,
+        "INSERT INTO idempotency_outbox (message_id, topic, key, tenant, tenant_id, headers, body, wrapping_key_id,"
+        " data_key_number, created_at, due_at)"
+        " VALUES ('m-1', 'orders', 'k', 'acme', :tid, '{\"content-type\":\"text/plain\"}', :body, :kid, :number, 0, 0)",
+        tid=tenant_id, body=body, kid=by.kid, number=by.number,
+    )  # fmt: skip
+
+    assert (0, 1) == (sealed(open_shop, IDEMPOTENCY_NAMESPACE="other").drain().dead, both.services.reseal("new"))
+    assert 1 == sealed(open_shop).drain().sent + both.drain().sent + len(old.sent.messages)
+    assert [] == old.rows()
 
 
 def test_a_damaged_body_is_dead(open_shop: OpenShop) -> None:

@@ -41,7 +41,16 @@ from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import SealedBy
-from flask_idempotency.engine.outbox import Message, OutboxCounts, OutboxRow, StoredMessage
+from flask_idempotency.engine.outbox import (
+    FormerRow,
+    Message,
+    OutboxCounts,
+    OutboxNames,
+    OutboxRow,
+    StoredMessage,
+    Topics,
+    tokens_of,
+)
 from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores.sql.database import Database, refuse_inherited, transaction, without_logging
 from flask_idempotency.stores.sql.dialects import (
@@ -70,6 +79,9 @@ _ZERO: Final[ColumnElement[int]] = literal_column("0", BigInteger)
 LOCK: Final = 0x6F7574626F780001
 """The advisory lock of relays: "outbox" in ASCII. The whole database shares one space of these locks."""
 
+_NEVER: Final[ColumnElement[int]] = literal_column(str(2**63 - 1), BigInteger)
+"""`due_at` of a message with a namespace. A relay of the release before reads only that, and leaves the message alone."""
+
 _WRITTEN: Final = (
     "message_id",
     "topic",
@@ -80,7 +92,14 @@ _WRITTEN: Final = (
     "body",
     "wrapping_key_id",
     "data_key_number",
+    "namespace",
+    "sent_id",
+    "lane",
+    "digest",
 )
+
+ADOPTED: Final = 1000
+"""How many messages of the release before one statement reads."""
 
 
 class Claimed(NamedTuple):
@@ -97,25 +116,32 @@ class Claimed(NamedTuple):
     wrapping_key_id: str | None
     data_key_number: int | None
     attempts: int
+    lane: bytes | None
 
     def stored(self) -> StoredMessage:
         by = None if self.wrapping_key_id is None else SealedBy(self.wrapping_key_id, self.data_key_number or 0)
-        headers = _headers_of(self.headers)
+        former, headers = _headers_of(self.headers, sealed=by is not None)
         message = Message(
             self.message_id, self.topic, bytes(self.body), key=self.key, headers=headers or {}, tenant=self.tenant
         )
         tenant_id = None if self.tenant_id is None else bytes(self.tenant_id)
-        return StoredMessage(self.seq, message, self.attempts, tenant_id, by, damaged=headers is None)
+        damaged = "its headers are unreadable" if headers is None else None
+        return StoredMessage(self.seq, message, self.attempts, self.lane, tenant_id, by, former=former, damaged=damaged)
 
 
-def _headers_of(text: str) -> dict[str, str] | None:
-    """Return the headers, or None if they are damaged: one row must not stop the relay of all others."""
+def _headers_of(text: str, *, sealed: bool) -> tuple[bool, dict[str, str] | None]:
+    """Return whether a release before namespaces wrote the headers, and the headers. None: they are damaged."""
     try:
         headers = json.loads(text)
     except ValueError:
-        return None
+        return False, None
+    former = isinstance(headers, dict)
+    if sealed and headers == []:
+        return False, {}
+    if isinstance(headers, list) and len(headers) == 1 and not sealed:
+        (headers,) = headers
     whole = isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values())
-    return headers if whole and "content-type" in headers else None
+    return former, headers if whole and "content-type" in headers else None
 
 
 # The statements. `tests/stores/sql/snapshots` has the text of each for each database.
@@ -127,17 +153,63 @@ def publish(dialect: Dialect) -> ReturningInsert[Any]:
     values: dict[str, ColumnElement[Any]] = {
         **{name: bindparam(f"my_{name}", type_=_o[name].type) for name in _WRITTEN},
         "created_at": moment.c.now,
-        "due_at": moment.c.now + bindparam("delay", type_=BigInteger),
+        "due_at": _NEVER,
+        "ready_at": moment.c.now + bindparam("delay", type_=BigInteger),
     }
+    known = select(_ONE).select_from(_earlier).where(_has_former_name(_earlier.c))
     # SQLite's parser needs a WHERE before ON CONFLICT.
-    source = select(*values.values()).select_from(moment).where(moment.c.now.is_not(None))
+    source = select(*values.values()).select_from(moment).where(~exists(known))
     source = source.suffix_with("ON CONFLICT (message_id) DO NOTHING")
     return insert(outbox).from_select(list(values), source).returning(_o.seq)
 
 
-def topic_of(dialect: Dialect) -> Select[Any]:
-    """Read the topic of the message with this id."""
-    return select(_o.topic).where(_o.message_id == bindparam("my_message_id", type_=Text))
+def published(dialect: Dialect) -> Select[Any]:
+    """Read what the message has that was published under this id before."""
+    body = case((_o.wrapping_key_id.is_(None), _o.body))
+    mine = _o.message_id == bindparam("my_message_id", type_=Text)
+    return select(_o.topic, _o.key, _o.lane, _o.digest, body.label("body")).where(or_(mine, _has_former_name(_o)))
+
+
+def _has_former_name(columns: Any) -> ColumnElement[bool]:
+    """Return whether the message has this id in the namespace before, or from the release before namespaces."""
+    before = and_(
+        columns.message_id == bindparam("my_sent_id", type_=Text),
+        columns.sent_id.is_(None),
+        or_(columns.namespace.is_(None), columns.namespace == bindparam("my_namespace", type_=Text)),
+        columns.tenant.is_not_distinct_from(bindparam("plain_tenant", type_=Text)),
+    )
+    return or_(columns.message_id == bindparam("former_message_id", type_=Text), before)
+
+
+def unadopted(dialect: Dialect) -> Select[Any]:
+    """Read messages without a namespace, some at a time."""
+    columns = (_o.seq, _o.topic, _o.key, _o.tenant, _o.tenant_id, _o.wrapping_key_id.is_not(None).label("sealed"))
+    after = _o.seq > bindparam("after", type_=BigInteger)
+    statement = select(*columns).where(_o.published_at.is_(None), _o.namespace.is_(None), after).order_by(_o.seq)
+    return statement.limit(bindparam("limit", type_=BigInteger))
+
+
+def adopt(dialect: Dialect) -> Update:
+    """Give a message of the release before a namespace. Its relays know it as before, and may send it."""
+    statement = update(outbox).where(_o.seq == bindparam("my_seq", type_=BigInteger), _o.namespace.is_(None))
+    return statement.values(
+        namespace=bindparam("my_namespace", type_=Text), lane=bindparam("my_lane", type_=LargeBinary)
+    )
+
+
+def move(dialect: Dialect) -> Update:
+    """Give the messages of the namespace before this one."""
+    return _of_former().where(_o.dead == _ZERO).values(namespace=bindparam("my_namespace", type_=Text))
+
+
+def move_lanes(dialect: Dialect) -> Update:
+    """Give the messages of the namespace before this one that hold back others. Dead ones are among them."""
+    return _of_former().where(_o.lane.is_not(None)).values(namespace=bindparam("my_namespace", type_=Text))
+
+
+def _of_former() -> Update:
+    # Each of these conditions is that of an index.
+    return update(outbox).where(_o.namespace == bindparam("former", type_=Text), _o.published_at.is_(None))
 
 
 _CLAIM_SETTINGS: Final = (
@@ -164,24 +236,26 @@ def relay_lock(dialect: Dialect) -> Select[Any]:
 def claim(dialect: Dialect) -> ReturningUpdate[Any]:
     """Hold the first messages that are due, and past no earlier message of their topic and key that waits.
 
-    A repeated claim of one holder finds the same messages again: the reply to the first may be lost.
+    A repeated claim of one holder finds the same messages again: the reply to the first may be lost. Messages that failed
+    come after new ones. A later message of a lane does not overtake an earlier one that failed more often.
     """
     now = _read_once(dialect)
     mine = _o.holder == bindparam("holder", type_=LargeBinary)
-    due = and_(_o.due_at <= now, or_(_o.held_until.is_(None), _o.held_until <= now, mine))
+    due = and_(_due(_o) <= now, or_(_o.held_until.is_(None), _o.held_until <= now, mine))
     e = _earlier.c
     blocked = (
         select(_ONE)
         .select_from(_earlier)
         .where(
-            e.topic == _o.topic,
-            e.key == _o.key,
+            e.namespace == _o.namespace,
+            e.lane == _o.lane,
             e.seq < _o.seq,
             e.published_at.is_(None),
-            e.key.is_not(None),
+            e.lane.is_not(None),
             or_(
                 e.dead == _ONE,
-                e.due_at > now,
+                _due(e) > now,
+                e.attempts > _o.attempts,
                 and_(e.held_until > now, e.holder != bindparam("holder", type_=LargeBinary)),
             ),
         )
@@ -189,8 +263,15 @@ def claim(dialect: Dialect) -> ReturningUpdate[Any]:
     )
     first = (
         select(_o.seq)
-        .where(_o.published_at.is_(None), _o.dead == _ZERO, due, or_(_o.key.is_(None), ~exists(blocked)))
-        .order_by(_o.seq)
+        .where(
+            _o.namespace == bindparam("my_namespace", type_=Text),
+            _o.published_at.is_(None),
+            _o.dead == _ZERO,
+            _is_taken(dialect),
+            due,
+            or_(_o.lane.is_(None), ~exists(blocked)),
+        )
+        .order_by(_o.attempts, _o.seq)
         .limit(bindparam("limit", type_=BigInteger))
     )
     first = first.correlate(None)
@@ -198,7 +279,42 @@ def claim(dialect: Dialect) -> ReturningUpdate[Any]:
         # A subquery with a limit may run for each compared row.
         first = select(first.cte("first").prefix_with("MATERIALIZED").c.seq)
     held = {"holder": bindparam("holder", type_=LargeBinary), "held_until": now + _duration("hold")}
-    return update(outbox).where(_o.seq.in_(first)).values(**held).returning(*(_o[name] for name in Claimed._fields))
+    return update(outbox).where(_o.seq.in_(first)).values(**held).returning(*_claimed(dialect))
+
+
+def _claimed(dialect: Dialect) -> list[ColumnElement[Any]]:
+    sent_id = func.coalesce(_o.sent_id, _o.message_id).label("message_id")
+    return [sent_id if name == "message_id" else _o[name] for name in Claimed._fields]
+
+
+def _due(columns: Any) -> ColumnElement[int]:
+    return func.coalesce(columns.ready_at, columns.due_at)
+
+
+def _is_taken(dialect: Dialect) -> ColumnElement[bool]:
+    """Return whether the route takes the topic. Both parameters come from `_patterns`."""
+    takes, before = bindparam("takes", type_=Text), bindparam("before", type_=Text)
+    if dialect.name == POSTGRESQL:
+        return and_(_o.topic.regexp_match(takes), ~_o.topic.regexp_match(before))
+    other = func.json_each(before).table_valued("value", name="other")
+    goes_before = select(_ONE).select_from(other).where(_o.topic.op("GLOB")(other.c.value))
+    return and_(_o.topic.op("GLOB")(takes), ~exists(goes_before.correlate(outbox)))
+
+
+def _patterns(dialect: Dialect, topics: Topics) -> dict[str, str]:
+    """Return the patterns of a route as the database compares them."""
+    every = [tokens_of(pattern) for pattern in (topics.pattern, *topics.before)]
+    if dialect.name == POSTGRESQL:
+        # No topic is empty, so the pattern of nothing matches none.
+        takes, *before = (f"^{''.join(map(_as_regex, tokens))}$" for tokens in every)
+        return {"takes": takes, "before": "|".join(before) or "^$"}
+    # GLOB has no empty list. No topic has a space.
+    takes, *before = ("".join(tokens).replace("[]", " ") for tokens in every)
+    return {"takes": takes, "before": json.dumps(before)}
+
+
+def _as_regex(token: str) -> str:
+    return {"*": ".*", "[]": " ", ".": "[.]"}.get(token, token)
 
 
 def delete_confirmed(dialect: Dialect) -> Delete:
@@ -216,11 +332,19 @@ def delay(dialect: Dialect) -> Update:
     """Count a failed attempt, and make the message due after a pause."""
     return _failed().values(
         attempts=_o.attempts + _ONE,
-        due_at=dialect.now + _duration("pause"),
+        **_due_again(dialect.now + _duration("pause")),
         holder=null(),
         held_until=null(),
         error=bindparam("error", type_=Text),
     )
+
+
+def _due_again(moment: ColumnElement[int]) -> dict[str, ColumnElement[int]]:
+    """Return the values of a later attempt. A message without `ready_at` stays one for relays of the release before."""
+    return {
+        "due_at": case((_o.ready_at.is_(None), moment), else_=_o.due_at),
+        "ready_at": case((_o.ready_at.is_not(None), moment)),
+    }
 
 
 def bury(dialect: Dialect) -> Update:
@@ -243,7 +367,7 @@ def expire(dialect: Dialect) -> Delete:
     """Delete messages that were published so long ago, some at a time."""
     old = (
         select(_o.seq)
-        .where(_o.published_at <= bindparam("until", type_=BigInteger))
+        .where(_o.published_at <= bindparam("until", type_=BigInteger), _is_ours())
         .order_by(_o.published_at)
         .limit(bindparam("limit", type_=BigInteger))
     )
@@ -253,11 +377,11 @@ def expire(dialect: Dialect) -> Delete:
 def counts(dialect: Dialect) -> Select[Any]:
     """Count the messages that wait, those that are dead, and how long the oldest has been due."""
     now = dialect.now
-    due_at = case((and_(_o.dead == _ZERO, _o.due_at <= now), _o.due_at))
+    due_at = case((and_(_o.dead == _ZERO, _due(_o) <= now), _due(_o)))
     dead = func.coalesce(func.sum(_o.dead), _ZERO)
     return select(
         (func.count() - dead).label("waiting"), dead.label("dead"), (now - func.min(due_at)).label("oldest")
-    ).where(_o.published_at.is_(None))
+    ).where(_o.published_at.is_(None), _is_ours())
 
 
 def rows(dialect: Dialect) -> Select[Any]:
@@ -267,29 +391,39 @@ def rows(dialect: Dialect) -> Select[Any]:
     behind = (
         select(func.count())
         .select_from(_later)
-        .where(later.topic == _o.topic, later.key == _o.key, later.seq > _o.seq, later.published_at.is_(None))
+        .where(
+            later.namespace == _o.namespace,
+            later.lane == _o.lane,
+            later.seq > _o.seq,
+            later.published_at.is_(None),
+            later.lane.is_not(None),
+        )
         .correlate(outbox)
         .scalar_subquery()
     )
     state = case(
         (_o.dead == _ONE, literal_column("'dead'")),
         (_o.held_until > now, literal_column("'held'")),
-        (_o.due_at > now, literal_column("'delayed'")),
+        (_due(_o) > now, literal_column("'delayed'")),
         else_=literal_column("'due'"),
     )
     return (
         select(
             _o.seq,
-            _o.message_id,
+            func.coalesce(_o.sent_id, _o.message_id).label("message_id"),
             _o.topic,
             state.label("state"),
             _o.attempts,
             (now - _o.created_at).label("age"),
-            (_o.due_at - now).label("wait"),
+            (_due(_o) - now).label("wait"),
             _o.error,
             behind.label("behind"),
         )
-        .where(_o.published_at.is_(None), or_(bindparam("only_dead", type_=BigInteger) == _ZERO, _o.dead == _ONE))
+        .where(
+            _o.published_at.is_(None),
+            _is_ours(),
+            or_(bindparam("only_dead", type_=BigInteger) == _ZERO, _o.dead == _ONE),
+        )
         .order_by(_o.dead.desc(), _o.seq)
         .limit(bindparam("limit", type_=BigInteger))
     )
@@ -298,9 +432,8 @@ def rows(dialect: Dialect) -> Select[Any]:
 def retry(dialect: Dialect) -> ReturningUpdate[Any]:
     """Let a message be sent again now. Leave one alone that a relay holds."""
     statement = update(outbox).where(*_settled(dialect))
-    return statement.values(dead=_ZERO, due_at=dialect.now, holder=null(), held_until=null(), error=null()).returning(
-        _o.topic
-    )
+    again = _due_again(dialect.now)
+    return statement.values(dead=_ZERO, **again, holder=null(), held_until=null(), error=null()).returning(_o.topic)
 
 
 def discard(dialect: Dialect) -> Any:
@@ -311,9 +444,10 @@ def discard(dialect: Dialect) -> Any:
 def sealed_before(dialect: Dialect) -> Select[Any]:
     """Read messages whose bodies are sealed under another key of the ring than this one."""
     return (
-        select(*(_o[name] for name in Claimed._fields))
+        select(*_claimed(dialect))
         .where(
             _o.published_at.is_(None),
+            _is_ours(),
             _o.wrapping_key_id != bindparam("newest", type_=Text),
             _o.seq > bindparam("after", type_=BigInteger),
         )
@@ -336,6 +470,11 @@ def reseal(dialect: Dialect) -> Update:
             data_key_number=bindparam("my_data_key_number", type_=BigInteger),
         )
     )
+
+
+def _is_ours() -> ColumnElement[bool]:
+    """Return whether a message is of this namespace, or of none: then nobody knows whose it is."""
+    return or_(_o.namespace.is_(None), _o.namespace.in_(bindparam("namespaces", expanding=True)))
 
 
 def _duration(name: str) -> ColumnElement[int]:
@@ -363,7 +502,7 @@ def _failed() -> Update:
 
 def _settled(dialect: Dialect) -> tuple[ColumnElement[bool], ...]:
     free = or_(_o.held_until.is_(None), _o.held_until <= dialect.now)
-    return _o.seq == bindparam("my_seq", type_=BigInteger), _o.published_at.is_(None), free
+    return _o.seq == bindparam("my_seq", type_=BigInteger), _o.published_at.is_(None), free, _is_ours()
 
 
 _PRIVILEGES: Final = sql_text(
@@ -377,11 +516,13 @@ _PRIVILEGES: Final = sql_text(
 class OutboxTable:
     """Implements `OutboxQueue`, and inserts messages with the application's session.
 
-    `database` opens connections of its own for relays. `keep` is how many seconds confirmed messages stay. Tests pass `clock`.
+    `database` opens connections of its own for relays. `names` has the namespace whose messages these are. `keep` is how many
+    seconds confirmed messages stay. Tests pass `clock`.
     """
 
-    def __init__(self, database: Database, *, keep: float = 0.0, clock: Clock = store_time) -> None:
+    def __init__(self, database: Database, names: OutboxNames, *, keep: float = 0.0, clock: Clock = store_time) -> None:
         self._database = database
+        self._names = names
         self._keep = keep
         self._clock = clock
         self._made: dict[tuple[Callable[[Dialect], Any], str], Any] = {}
@@ -410,21 +551,33 @@ class OutboxTable:
         sealed: bytes,
         sealed_by: SealedBy | None,
     ) -> None:
-        """Insert a message in the transaction of this connection, unless one with its id is there.
+        """Insert the message on this connection, unless one with its id is there.
 
-        Raises `ConfigurationError` if the table is missing, and `ValueError` if the id belongs to a message of another topic.
+        `sealed` is the body, or the whole message if `sealed_by` is set. Raises `ConfigurationError` if the table is missing,
+        and `ValueError` if a message of the same id has another topic, key or body.
         """
-        dialect = dialect_of(connection.dialect.name)
+        dialect, names = dialect_of(connection.dialect.name), self._names
+        plain = sealed_by is None
+        named = {
+            "my_message_id": names.row_id(message),
+            "former_message_id": names.row_id(message, former=True),
+            "my_sent_id": message.message_id,
+            "my_namespace": names.namespace,
+            "plain_tenant": message.tenant,
+        }
+        lane, digest = names.lane(message.topic, message.key), names.content(message)
         parameters = {
-            "my_message_id": message.message_id,
+            **named,
             "my_topic": message.topic,
-            "my_key": message.key,
-            "my_tenant": message.tenant,
+            "my_key": message.key if plain else None,
+            "my_tenant": message.tenant if plain else None,
             "my_tenant_id": tenant_id,
-            "my_headers": json.dumps(dict(message.headers), separators=(",", ":")),
+            "my_headers": json.dumps([dict(message.headers)] if plain else [], separators=(",", ":")),
             "my_body": sealed,
             "my_wrapping_key_id": None if sealed_by is None else sealed_by.kid,
             "my_data_key_number": None if sealed_by is None else sealed_by.number,
+            "my_lane": lane,
+            "my_digest": digest,
             "delay": in_microseconds(delay),
             **self._now(),
         }
@@ -433,33 +586,72 @@ class OutboxTable:
             with without_logging(connection):
                 if connection.scalar(self._statement(publish, dialect), parameters) is not None:
                     return
-                known = connection.scalar(self._statement(topic_of, dialect), {"my_message_id": message.message_id})
+                known = connection.execute(self._statement(published, dialect), named).first()
         except StatementError as error:
             error.hide_parameters = True
             remedy = explained(error)
             if isinstance(remedy, ConfigurationError):
                 raise ConfigurationError(f"The database has no table {OUTBOX}, or an old one: {UPGRADE}.") from None
             raise
-        if known not in (None, message.topic):
+        if known is not None and (what := _difference(known, message, lane, digest)) is not None:
             raise ValueError(
-                f"message_id: a message of another topic has this id already ({known!r}). Receivers tell messages by their "
-                "ids, so give each its own."
+                f"message_id: a message of this tenant has this id already, and another {what}. Receivers tell messages by "
+                "their ids, so give each its own. Without a message_id, the id comes from the request and the number of the "
+                "call: publish the same messages in each attempt."
             )
 
     # Relays.
 
-    def claim(self, holder: bytes, *, limit: int, hold: float) -> Sequence[StoredMessage]:
+    def adopt(self, is_ours: Callable[[FormerRow], bool]) -> None:
+        """Give the messages of the release before, and of the namespace before, to this one. `is_ours` chooses the former."""
+        names = self._names
+
+        def work(connection: Connection) -> None:
+            with transaction(connection):
+                if names.former is not None:
+                    moved = {"former": names.former, "my_namespace": names.namespace}
+                    for statement in (move, move_lanes):
+                        connection.execute(self._statement(statement), moved)
+                found, after = self._unadopted(connection, 0), 0
+                while found:
+                    after = found[-1].seq
+                    mine = [row for row in found if is_ours(FormerRow(*row[1:]))]
+                    changes = [
+                        {
+                            "my_seq": row.seq,
+                            "my_namespace": names.namespace,
+                            "my_lane": names.lane(row.topic, row.key),
+                        }
+                        for row in mine
+                    ]
+                    if changes:
+                        connection.execute(self._statement(adopt), changes)
+                    found = self._unadopted(connection, after) if len(found) == ADOPTED else []
+
+        self._database.run(work)
+
+    def _unadopted(self, connection: Connection, after: int) -> Sequence[Any]:
+        return connection.execute(self._statement(unadopted), {"after": after, "limit": ADOPTED}).all()
+
+    def claim(self, holder: bytes, *, topics: Topics, limit: int, hold: float) -> Sequence[StoredMessage]:
         def work(connection: Connection) -> list[Any]:
             with transaction(connection):
                 if connection.dialect.name == POSTGRESQL:
                     connection.execute(self._statement(relay_lock))
                 # A statement of its own: it must see what the relay before us committed.
-                parameters = {"holder": holder, "limit": limit, "hold": in_microseconds(hold), **self._now()}
+                parameters = {
+                    "holder": holder,
+                    "limit": limit,
+                    "hold": in_microseconds(hold),
+                    "my_namespace": self._names.namespace,
+                    **_patterns(self._database.dialect, topics),
+                    **self._now(),
+                }
                 return list(connection.execute(self._statement(claim), parameters))
 
         # The databases return updated rows in any order.
-        claimed = sorted(Claimed(*row) for row in self._database.run(work))
-        return [row.stored() for row in claimed]
+        claimed = [Claimed(*row).stored() for row in self._database.run(work)]
+        return sorted(claimed, key=lambda each: (each.attempts, each.seq))
 
     def confirm(self, holder: bytes, seqs: Sequence[int]) -> int:
         statement = keep_confirmed if self._keep else delete_confirmed
@@ -479,16 +671,17 @@ class OutboxTable:
     def sweep(self, *, horizon: float, limit: int) -> int:
         """Delete up to this many messages that were published `keep` seconds before the horizon."""
         until = in_microseconds(horizon - self._keep)
-        return self._write(expire, until=until, limit=limit)
+        return self._write(expire, until=until, limit=limit, **self._ours())
 
     def counts(self) -> OutboxCounts:
         """Count what waits."""
-        waiting, dead, oldest = self._database.run(lambda c: c.execute(self._statement(counts), self._now()).one())
+        parameters = {**self._ours(), **self._now()}
+        waiting, dead, oldest = self._database.run(lambda c: c.execute(self._statement(counts), parameters).one())
         return OutboxCounts(int(waiting), int(dead), max(oldest or 0, 0) / 1e6)
 
     def rows(self, *, limit: int, only_dead: bool = False) -> list[OutboxRow]:
         """Return the first messages that are not sent, dead ones first."""
-        parameters = {"limit": limit, "only_dead": int(only_dead), **self._now()}
+        parameters = {"limit": limit, "only_dead": int(only_dead), **self._ours(), **self._now()}
         found = self._database.run(lambda c: c.execute(self._statement(rows), parameters).all())
         return [
             OutboxRow(
@@ -515,7 +708,7 @@ class OutboxTable:
 
     def sealed_before(self, newest: str, *, after: int, limit: int) -> list[StoredMessage]:
         """Return messages that another key of the ring seals than the newest."""
-        parameters = {"newest": newest, "after": after, "limit": limit}
+        parameters = {"newest": newest, "after": after, "limit": limit, **self._ours()}
         found = self._database.run(lambda c: c.execute(self._statement(sealed_before), parameters).all())
         return [Claimed(*row).stored() for row in found]
 
@@ -571,12 +764,15 @@ class OutboxTable:
         self._database.close()
 
     def _change(self, statement: Callable[[Dialect], Any], seq: int) -> str | None:
-        parameters = {"my_seq": seq, **self._now()}
+        parameters = {"my_seq": seq, **self._ours(), **self._now()}
         topic: str | None = self._database.run(lambda c: c.scalar(self._statement(statement), parameters))
         return topic
 
     def _write(self, statement: Callable[[Dialect], Any], **parameters: Any) -> int:
         return self._database.run(lambda c: c.execute(self._statement(statement), parameters).rowcount)
+
+    def _ours(self) -> dict[str, list[str]]:
+        return {"namespaces": list(self._names.namespaces)}
 
     def _now(self) -> dict[str, int | None]:
         now = self._clock()
@@ -592,6 +788,18 @@ class OutboxTable:
 
 def _server_time(dialect: Dialect) -> Select[Any]:
     return select(dialect.now)
+
+
+def _difference(known: Any, message: Message, lane: bytes | None, digest: bytes) -> str | None:
+    """Return what a message has that differs from this one, which is to be published under the same id."""
+    if known.topic != message.topic:
+        return "topic"
+    if known.digest is not None:
+        same_key, same = known.lane == lane, known.digest == digest
+    else:
+        # The release before sealed the body alone, and did not keep a digest of it.
+        same_key, same = known.key == message.key, known.body in (None, message.body)
+    return "key" if not same_key else None if same else "body"
 
 
 def _refuse_autocommit(connection: Connection) -> None:

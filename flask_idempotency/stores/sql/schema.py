@@ -82,7 +82,7 @@ def _after(target: Table, statement: str, *, dialect: str | None = None, **words
     event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
 
 
-VERSION: Final = 4
+VERSION: Final = 5
 """The last migration of those that create what is declared here."""
 
 RECORDS: Final = "idempotency_records"
@@ -399,6 +399,25 @@ def _of_messages(metadata: MetaData) -> Table:
         Column("dead", SmallInteger, nullable=False, server_default=text("0"), comment="1: it can never be sent"),
         Column("error", Text, comment="why the last attempt failed"),
         Column("published_at", BigInteger, comment="set if confirmed messages are kept"),
+        Column(
+            "namespace", Text, comment="of the application that published it; NULL: a release before namespaces did"
+        ),
+        Column(
+            "sent_id",
+            Text,
+            comment="the id that receivers see; message_id is then a keyed hash of the namespace, the tenant and this id",
+        ),
+        Column(
+            "lane",
+            LargeBinary(16),
+            comment="keyed hash of the topic and the key; messages with one lane are sent in order",
+        ),
+        Column("digest", LargeBinary(16), comment="keyed digest of the topic, the key and the body"),
+        Column(
+            "ready_at",
+            BigInteger,
+            comment="the earliest time of the next attempt; due_at is then for relays of the release before",
+        ),
         comment="One row for each message that an application has published. A relay sends it and deletes it.",
         schema=BLANK_SCHEMA,
         sqlite_autoincrement=True,
@@ -415,6 +434,26 @@ def _of_messages(metadata: MetaData) -> Table:
         postgresql_where=in_order,
         sqlite_where=in_order,
     )
+    alive = text("published_at IS NULL AND dead = 0")
+    Index(
+        "idempotency_outbox_turn",
+        outbox.c.namespace,
+        outbox.c.attempts,
+        outbox.c.seq,
+        postgresql_where=alive,
+        sqlite_where=alive,
+    )
+    in_lane = text("published_at IS NULL AND lane IS NOT NULL")
+    Index(
+        "idempotency_outbox_lane",
+        outbox.c.namespace,
+        outbox.c.lane,
+        outbox.c.seq,
+        postgresql_where=in_lane,
+        sqlite_where=in_lane,
+    )
+    without = text("published_at IS NULL AND namespace IS NULL")
+    Index("idempotency_outbox_former", outbox.c.seq, postgresql_where=without, sqlite_where=without)
     kept = outbox.c.published_at.is_not(None)
     Index("idempotency_outbox_kept", outbox.c.published_at, postgresql_where=kept, sqlite_where=kept)
     return outbox

@@ -12,7 +12,13 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.errors import is_lock_timeout
-from flask_idempotency.stores.sql.migrations import m0001_tables, m0002_outbox, m0003_steps, m0004_activity
+from flask_idempotency.stores.sql.migrations import (
+    m0001_tables,
+    m0002_outbox,
+    m0003_steps,
+    m0004_activity,
+    m0005_outbox_namespaces,
+)
 from flask_idempotency.stores.sql.migrations.step import Step
 
 LOCK_MS: Final = 2000
@@ -100,7 +106,14 @@ def _begin(connection: Connection) -> bool:
     return False
 
 
-STEPS: Final = (m0001_tables.STEP, m0002_outbox.STEP, m0003_steps.STEP, m0004_activity.STEP)
+STEPS: Final = (
+    m0001_tables.STEP,
+    m0002_outbox.STEP,
+    m0003_steps.STEP,
+    m0004_activity.STEP,
+    m0005_outbox_namespaces.STEP,
+)
+OUTBOX_STEPS: Final = (m0002_outbox.STEP, m0005_outbox_namespaces.STEP)
 LATEST: Final = STEPS[-1].number
 
 _READ_VERSION: Final = text("SELECT value FROM idempotency_meta WHERE name = 'schema_version'")
@@ -125,7 +138,8 @@ def upgrade(bind: Engine | Connection) -> list[str]:
 
 
 def upgrade_outbox(engine: Engine) -> list[str]:
-    """Create the table of the outbox in a database that holds no records, or what it lacks. Return a line if that ran.
+    """Create the table of the outbox in a database that holds no records, or what it lacks. Return a line for each
+    step that ran.
 
     Raises `StoreUnavailable` if another transaction holds a lock that this needs for longer than two seconds.
     """
@@ -137,7 +151,7 @@ def upgrade_outbox(engine: Engine) -> list[str]:
         connection.connection.commit()
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
         with migration_lock(connection), refuse_when_locked(connection):
-            return [m0002_outbox.STEP.run(connection)] if schema.outbox_gaps(connection) else []
+            return [step.run(connection) for step in OUTBOX_STEPS] if schema.outbox_gaps(connection) else []
 
 
 def version(connection: Connection) -> int:

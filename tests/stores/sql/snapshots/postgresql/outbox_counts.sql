@@ -1,3 +1,3 @@
-SELECT count(*) - coalesce(sum(idempotency_outbox.dead), 0) AS waiting, coalesce(sum(idempotency_outbox.dead), 0) AS dead, coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) - min(CASE WHEN (idempotency_outbox.dead = 0 AND idempotency_outbox.due_at <= coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint)) THEN idempotency_outbox.due_at END) AS oldest
+SELECT count(*) - coalesce(sum(idempotency_outbox.dead), 0) AS waiting, coalesce(sum(idempotency_outbox.dead), 0) AS dead, coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) - min(CASE WHEN (idempotency_outbox.dead = 0 AND coalesce(idempotency_outbox.ready_at, idempotency_outbox.due_at) <= coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint)) THEN coalesce(idempotency_outbox.ready_at, idempotency_outbox.due_at) END) AS oldest
 FROM idempotency_outbox
-WHERE idempotency_outbox.published_at IS NULL
+WHERE idempotency_outbox.published_at IS NULL AND (idempotency_outbox.namespace IS NULL OR idempotency_outbox.namespace IN (__[POSTCOMPILE_namespaces]))

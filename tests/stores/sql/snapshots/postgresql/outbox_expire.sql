@@ -1,4 +1,4 @@
 DELETE FROM idempotency_outbox WHERE idempotency_outbox.seq IN (SELECT idempotency_outbox.seq
 FROM idempotency_outbox
-WHERE idempotency_outbox.published_at <= %(until)s::BIGINT ORDER BY idempotency_outbox.published_at
+WHERE idempotency_outbox.published_at <= %(until)s::BIGINT AND (idempotency_outbox.namespace IS NULL OR idempotency_outbox.namespace IN (__[POSTCOMPILE_namespaces])) ORDER BY idempotency_outbox.published_at
  LIMIT %(limit)s::BIGINT)

@@ -1,0 +1,1 @@
+UPDATE idempotency_outbox SET namespace=%(my_namespace)s::VARCHAR WHERE idempotency_outbox.namespace = %(former)s::VARCHAR AND idempotency_outbox.published_at IS NULL AND idempotency_outbox.lane IS NOT NULL

@@ -1,3 +1,0 @@
-SELECT idempotency_outbox.topic
-FROM idempotency_outbox
-WHERE idempotency_outbox.message_id = ?
