@@ -218,8 +218,12 @@ class Claim:
 
     @property
     def oldest_key(self) -> StorageKey:
-        """The record's key under the oldest secret in use: what must stay the same while secrets rotate."""
-        return self.contexts[-1].key
+        """The record's key under the oldest secret in use: what must stay the same while secrets rotate.
+
+        A former name that another caller had during an earlier attempt is at its first attempt now, and does not count.
+        """
+        most = max(grant.attempt for _, grant in self._granted)
+        return next(request.key for request, grant in reversed(self._granted) if grant.attempt == most)
 
     @property
     def fingerprint(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias, assert_never
 
 from flask_idempotency.engine.claim import Claim, Dependencies
@@ -32,12 +33,14 @@ from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import (
     CORRUPT,
     ERASED,
+    Callers,
     ClaimRequest,
     Erased,
     Grant,
     InFlight,
     Mismatched,
     OnExpiry,
+    OtherCaller,
     OverQuota,
     Record,
     State,
@@ -70,16 +73,19 @@ class Replay:
 class KeyStatus:
     """What a claim of a key would find: no record (`absent`), or this one.
 
+    `of-other`: another caller's, so that a claim is `Mismatched`.
     `paused`: the lease has expired, and a claim takes over. `outcome-unknown`: it is quarantined, or the next claim or the
     janitor quarantines it.
     """
 
-    state: Literal["absent", "in-flight", "paused", "outcome-unknown", "done"]
+    state: Literal["absent", "in-flight", "paused", "outcome-unknown", "done", "of-other"]
     key: StorageKey | None = None
     """The key of the record: while secrets rotate, it may be an older one."""
     record: Record | None = None
     waited: bool = False
     """Whether this call had a slot to wait in."""
+    shown: bool = True
+    """Whether the record shows the caller: see `Callers`."""
 
 
 Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased
@@ -103,7 +109,8 @@ class Engine:
         """Claim the key, or wait for the response of another request if the policy says so. A new key stays in the quota.
 
         `former` is the same request under each older secret that is being rotated out, newest first. The engine claims all
-        of them, oldest first, so that releases which know only one of the secrets still exclude each other.
+        of them, oldest first, so that releases which know only one of the secrets still exclude each other. A former name
+        that has another caller's record (`Callers.former`) is passed over.
 
         Raises `StoreUnavailable` if the store does not answer, or `ResponseUnavailable` if it knows the request. Raises
         `CorruptRecord` for a stored response that cannot be read. In no case may the work be done under this key. Raises
@@ -151,17 +158,26 @@ class Engine:
         """Read this key's record, to show it to an operator. Raises `CorruptRecord` for an unreadable one."""
         return self._deps.store.read(key)
 
-    def status(self, keys: Sequence[StorageKey], *, key_timestamp: float | None = None, wait: float = 0.0) -> KeyStatus:
+    def status(
+        self,
+        keys: Sequence[StorageKey],
+        *,
+        callers: Sequence[Callers | None] = (),
+        key_timestamp: float | None = None,
+        wait: float = 0.0,
+    ) -> KeyStatus:
         """Return what a claim of this key would find, under every secret in use, the newest first. Never writes.
 
         While the key is in flight, wait for up to this many seconds, if a slot is free that requests do not need.
-        `key_timestamp` is that of `ClaimRequest`.
+        `callers` and `key_timestamp` are those of `ClaimRequest`, one for each key. It does not wait for a record that does
+        not show its caller: how long that takes must not tell what another one does.
 
         Raises `StoreUnavailable`, and `CorruptRecord` for an unreadable record. Raises `StoreDataLoss` wherever a claim would:
         a store that forgot the key must not call it absent.
         """
-        found = self._status(keys, key_timestamp)
-        if found.state != "in-flight" or wait <= 0:
+        asked = list(zip(keys, callers or (None,) * len(keys), strict=True))
+        found = self._status(asked, key_timestamp)
+        if found.state != "in-flight" or not found.shown or wait <= 0:
             return found
         began, poll = self._deps.monotonic(), FIRST_POLL_SECONDS
         failed: StoreUnavailable | None = None
@@ -173,7 +189,7 @@ class Engine:
                 ended.clear()
                 poll = _next_poll(poll)
                 try:
-                    found, failed = self._status(keys, key_timestamp), None
+                    found, failed = self._status(asked, key_timestamp), None
                 except StoreUnavailable as error:
                     # The view runs elsewhere, and the store may be back before the time is up.
                     failed = error
@@ -182,26 +198,31 @@ class Engine:
                     break
         if failed is not None:
             raise failed
-        return KeyStatus(found.state, found.key, found.record, waited=True)
+        return replace(found, waited=True)
 
     def mark_corrupt(self, replay: Replay, *, label: str) -> None:
         """Quarantine the record of a response that an entry point found impossible to send, and publish that."""
         self._deps.observers(RecordCorrupt(label, replay.record.info.operation))
         self._mark_corrupt(replay.key, replay.record)
 
-    def _status(self, keys: Sequence[StorageKey], key_timestamp: float | None) -> KeyStatus:
+    def _status(self, keys: Sequence[tuple[StorageKey, Callers | None]], key_timestamp: float | None) -> KeyStatus:
         """Read the key once, in the order in which a claim visits the secrets. The first that refuses a claim decides."""
         status = KeyStatus("absent")
-        for key in reversed(keys):
-            found = self._status_under(key, key_timestamp)
+        for key, callers in reversed(keys):
+            found = self._status_under(key, callers, key_timestamp)
             if found.state == "paused":
                 status = found
             elif found.state != "absent":
                 return found
         return status
 
-    def _status_under(self, key: StorageKey, key_timestamp: float | None) -> KeyStatus:
+    def _status_under(self, key: StorageKey, callers: Callers | None, key_timestamp: float | None) -> KeyStatus:
         record, detector = self._deps.store.read(key), self._deps.data_loss
+        shown = record is None or callers is None or callers.show(record.info)
+        if shown is False and callers is not None and callers.former:
+            return KeyStatus("absent")
+        if shown is False:
+            return KeyStatus("of-other", key, record)
         match record:
             case None:
                 if detector is not None:
@@ -214,7 +235,9 @@ class Engine:
             case Record(state=State.QUARANTINED):
                 return KeyStatus("outcome-unknown", key, record)
             case Record() if record.remaining > 0:
-                return KeyStatus("in-flight", key, record)
+                return KeyStatus("in-flight", key, record, shown=shown is True)
+        if shown is None:
+            return KeyStatus("outcome-unknown", key, record)
         taken_over = record.on_expiry is OnExpiry.TAKEOVER and (
             detector is None or detector.would_run(key, key_timestamp=key_timestamp, record=record)
         )
@@ -246,6 +269,8 @@ class Engine:
                 granted.insert(0, (request, _MAYBE_GRANTED))
                 Claim(deps, policy, granted, token=token, requested_at=requested_at).release_later()
                 raise
+            if isinstance(outcome, OtherCaller) and request.callers is not None and request.callers.former:
+                continue  # another caller had this name too: its record does not concern this request
             if not isinstance(outcome, Grant):
                 if granted:
                     Claim(deps, policy, granted, token=token, requested_at=requested_at).release_unstarted()
@@ -299,13 +324,20 @@ class Engine:
         self._deps.observers(RefusedAfterDataLoss(label, operation, loss=error.loss))
 
     def _refuse(
-        self, outcome: Record | InFlight | Mismatched | Unknown | OverQuota, request: ClaimRequest, label: str
+        self,
+        outcome: Record | InFlight | Mismatched | OtherCaller | Unknown | OverQuota,
+        request: ClaimRequest,
+        label: str,
     ) -> Outcome:
         """Publish why the store granted nothing, and open the response of a completed record."""
         operation = request.info.operation
         match outcome:
             case Record():
                 return self._replay(outcome, request.key, label)
+            case OtherCaller(first_seen):
+                # A caller without a name, and what others had before they had one: there the key is in use.
+                self._deps.observers(MismatchRefused(label, operation))
+                return Mismatched(first_seen)
             case Mismatched():
                 self._deps.observers(MismatchRefused(label, operation))
             case Unknown(reason):
@@ -383,7 +415,12 @@ class Engine:
                     record = self._deps.store.read(refused.key)
                     if record is None and lost:
                         continue
-                    if record is not None and record.state is State.PROCESSING and record.remaining > 0:
+                    others = (
+                        record is not None
+                        and refused.callers is not None
+                        and refused.callers.show(record.info) is False
+                    )
+                    if record is not None and record.state is State.PROCESSING and record.remaining > 0 and not others:
                         outcome = InFlight(retry_after=record.remaining)
                         continue
                     outcome, refused = self._claim_once(requests, policy, quota)

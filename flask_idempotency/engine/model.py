@@ -12,13 +12,16 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.values import valueclass
 
 __all__ = [
+    "CALLER_UNKNOWN",
     "CORRUPT",
     "TRANSITIONS",
+    "Callers",
     "ClaimRequest",
     "Grant",
     "InFlight",
     "Mismatched",
     "OnExpiry",
+    "OtherCaller",
     "OverQuota",
     "Record",
     "RequestInfo",
@@ -61,6 +64,17 @@ class Unknown:
     """The outcome of the key is unknown. It does not run again until a resolver or an operator resolves it."""
 
     reason: str
+
+
+@valueclass(frozen=True, slots=True)
+class OtherCaller:
+    """The key has the record of another caller, first seen at this time: see `Callers`. Nothing was written."""
+
+    first_seen: float
+
+
+CALLER_UNKNOWN: Final = "caller-unknown"
+"""Why a record is not taken over that does not show for which caller it was written. The record itself stays as it is."""
 
 
 @valueclass(frozen=True, slots=True)
@@ -258,6 +272,26 @@ class Record:
 
 
 @valueclass(frozen=True, slots=True)
+class Callers:
+    """Whose records count for a claim of a key that several callers may have had.
+
+    Each pair is a tenant and a principal as `RequestInfo` has them. A record with any other pair is another caller's.
+    """
+
+    shown: frozenset[tuple[str, str]] = field(repr=False)
+    """The spellings of the present caller. Such a record counts for everything."""
+    unnamed: frozenset[tuple[str, str]] = field(default=frozenset(), repr=False)
+    """Names that lack what tells callers apart. Such a record is replayed and refused, but never taken over."""
+    former: bool = False
+    """Whether the claim goes on without this key if the record in it is another caller's."""
+
+    def show(self, info: RequestInfo) -> bool | None:
+        """Return whether this record was written for the present caller. None: it does not show that."""
+        pair = info.tenant, info.principal
+        return True if pair in self.shown else None if pair in self.unnamed else False
+
+
+@valueclass(frozen=True, slots=True)
 class ClaimRequest:
     """A request to claim a key. A copy: what the view later does to its request has no effect here."""
 
@@ -271,6 +305,8 @@ class ClaimRequest:
     """When the client made its key, in seconds since the epoch by the client's clock, if the key says so."""
     in_quota: bool = True
     """Whether a quota applies to this storage key."""
+    callers: Callers | None = None
+    """None: this name is the caller's alone."""
 
 
 @valueclass(frozen=True, slots=True)

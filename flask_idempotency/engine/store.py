@@ -16,6 +16,7 @@ from flask_idempotency.engine.model import (
     Grant,
     InFlight,
     Mismatched,
+    OtherCaller,
     OverQuota,
     Record,
     State,
@@ -58,7 +59,7 @@ class SteadyClock:
         return self._offset + time.monotonic()
 
 
-StoreOutcome: TypeAlias = Grant | Record | InFlight | Mismatched | Unknown | OverQuota
+StoreOutcome: TypeAlias = Grant | Record | InFlight | Mismatched | OtherCaller | Unknown | OverQuota
 
 
 class Store(Protocol):
@@ -84,6 +85,10 @@ class Store(Protocol):
         Only a `Grant`, and the quarantine of an expired lease, write. A repeated `Grant` is as before: the same fence, and
         no more lease than is left. A take-over writes the new request into the record, but keeps when the key was first
         used.
+
+        With `callers`, a record that another caller has is `OtherCaller`, before its fingerprint is compared. One that does
+        not show its caller is as above, but is neither taken over nor quarantined: its expired lease is `Unknown`
+        (`CALLER_UNKNOWN`). Neither writes.
 
         With a quota, an absent key is granted only if its tenant stays within it, and else is `OverQuota`. The store decides
         that in the same step, limit by limit in the order of `quota.LIMITS`. The tenant's own limits (`Ledger.limit`)

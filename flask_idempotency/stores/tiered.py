@@ -30,7 +30,7 @@ from flask_idempotency.engine.capabilities import (
 from flask_idempotency.engine.errors import IdempotencyError, NotApplied, StoreUnavailable
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, Mismatched, Record, State, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Grant, Mismatched, OtherCaller, Record, State, StoredPayload
 from flask_idempotency.engine.observations import Observations
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
@@ -179,6 +179,8 @@ class TieredStore:
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         found = self._get(request.key)
         if isinstance(found, Record):
+            if request.callers is not None and request.callers.show(found.info) is False:
+                return OtherCaller(first_seen=found.requested_at)
             if found.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=found.requested_at)
             return found

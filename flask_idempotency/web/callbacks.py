@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from flask import Flask, Request
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import Identity, Scope
-from flask_idempotency.engine.model import Record
+from flask_idempotency.engine.model import Callers, Record
 from flask_idempotency.engine.operations import Operations
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
@@ -64,20 +65,28 @@ def former_scope(former: FormerIdentity, scope: Scope, names: tuple[str | None, 
     return None if before == scope else before
 
 
-def is_of_other(record: Record, identities: Sequence[Identity], *names: tuple[str | None, str | None]) -> bool:
-    """Return whether another caller made this record. Pass the (tenant, principal) of this caller, now and formerly."""
-    known = zip(*names, strict=True)
-    return any(
-        stored not in _spellings(spelled, identities)
-        for stored, spelled in zip((record.info.tenant, record.info.principal), known, strict=True)
-    )
+def callers_of(
+    former: FormerIdentity,
+    names: tuple[str | None, str | None],
+    before: tuple[str | None, str | None],
+    identities: Sequence[Identity],
+) -> tuple[Callers | None, Callers | None]:
+    """Return whose records count under the names of today, and under the former ones. Pass (tenant, principal) of both.
 
-
-def _spellings(names: Sequence[str | None], identities: Sequence[Identity]) -> set[str]:
-    """Return how records may spell these names: in clear, or by a hash under any secret in use."""
-    known = [name for name in names if name is not None]
-    hashed = {identity.pseudonym(name) for identity in identities for name in known}
-    return {*known, *hashed} | ({""} if None in names else set())
+    A record of the former release shows its caller if it names what this caller is called today or was called then. One
+    without a tenant or a principal, where this caller has one today, may be anyone's.
+    """
+    if not former.coarse:
+        return None, None
+    shown, every = list[set[str]](), list[set[str]]()
+    for today, then in zip(names, before, strict=True):
+        known = [name for name in (today, then) if name is not None]
+        spelled = {*known, *(identity.pseudonym(name) for identity in identities for name in known)}
+        shown.append(spelled if today is not None else spelled | {""})
+        every.append(spelled if None not in (today, then) else spelled | {""})
+    certain = frozenset(product(shown[0], shown[1]))
+    unnamed = frozenset(product(every[0], every[1])) - certain
+    return Callers(certain, unnamed), Callers(certain, unnamed, former=True)
 
 
 def load_quota(loaders: Callbacks, default: Quota | None, tenant: str | None, app: Flask) -> Quota | None:

@@ -42,30 +42,28 @@ from flask_idempotency.engine.errors import (
     StoreDataLoss,
     StoreUnavailable,
 )
-from flask_idempotency.engine.events import MismatchRefused, Observers, ReplayForbidden, ReplayServed, StoreFailed
+from flask_idempotency.engine.events import Observers, ReplayForbidden, ReplayServed, StoreFailed
 from flask_idempotency.engine.journal import IN_DOUBT
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity, Scope, key_timestamp, one_key
 from flask_idempotency.engine.model import (
     ClaimRequest,
     InFlight,
-    Mismatched,
     OverQuota,
-    Record,
     State,
     StoredResponse,
     Unknown,
 )
 from flask_idempotency.engine.outages import OutageLog, cause_of
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
-from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import releasable_in
 from flask_idempotency.settings import Settings
+from flask_idempotency.settings.options import FormerIdentity
 from flask_idempotency.settings.profiles import PROFILES, Profile
 from flask_idempotency.web.callbacks import (
     Callbacks,
+    callers_of,
     former_names,
     former_scope,
-    is_of_other,
     load_quota,
     load_tenant,
 )
@@ -218,7 +216,7 @@ class Guard:
                 timestamp=key_timestamp(state.client_key),
             )
             if settings.former_identity is not None:
-                requests += self._former_requests(state, request, scope, requests)
+                requests = self._with_former(settings.former_identity, state, request, scope, requests)
         except UnknownCaller as error:
             return self._refuse(state, self._unknown_caller(state, error))
         except InvalidKey as error:
@@ -239,8 +237,6 @@ class Guard:
                 policy, state.preferred_wait = replace(policy, wait=float(preferred)), preferred
         try:
             outcome = self.engine.claim(requests[0], policy, former=requests[1:], quota=quota)
-            if settings.former_identity is not None:
-                outcome = self._without_others(state, requests, policy, quota, outcome)
         except StoreUnavailable as error:
             return self._store_failed(state, error)
         except CorruptRecord as error:
@@ -271,20 +267,25 @@ class Guard:
                 return self._refuse(state, failure(error))
         return None
 
-    def _former_requests(
-        self, state: RequestState, request: Request, scope: Scope, requests: Sequence[ClaimRequest]
+    def _with_former(
+        self,
+        former: FormerIdentity,
+        state: RequestState,
+        request: Request,
+        scope: Scope,
+        requests: Sequence[ClaimRequest],
     ) -> list[ClaimRequest]:
-        """Return the same requests by the names that IDEMPOTENCY_FORMER_IDENTITY gives the tenant and the principal."""
-        former = self._settings.former_identity
-        if former is None:
-            return []
+        """Add the same requests by the names that IDEMPOTENCY_FORMER_IDENTITY gives the tenant and the principal."""
         if state.policy.principal is not None:
             former = replace(former, principal=None)  # the policy names this caller, and no loader did
-        state.former = former_names(former, state.tenant, state.principal, request, self._app, in_view=state.deferred)
+        names = state.tenant, state.principal
+        state.former = former_names(former, *names, request, self._app, in_view=state.deferred)
+        today, then = callers_of(former, names, state.former, self._identities)
+        own = [replace(each, callers=today) for each in requests]
         before = former_scope(former, scope, state.former)
         if before is None:
-            return []
-        return [
+            return own
+        formerly = [
             replace(
                 each,
                 # The token says whose claim it is: this application's, under whatever name it was made.
@@ -292,44 +293,11 @@ class Guard:
                 # Others of today may have that tenant's name as well, and would be counted there together. Under
                 # the same tenant and namespace it is the same ledger, and the key is counted there already.
                 in_quota=before.tenant == scope.tenant and before.namespace != scope.namespace,
+                callers=then,
             )
             for identity, each in zip(self._identities, requests, strict=True)
         ]
-
-    def _without_others(
-        self,
-        state: RequestState,
-        requests: Sequence[ClaimRequest],
-        policy: Policy,
-        quota: Quota | None,
-        outcome: Outcome,
-    ) -> Outcome:
-        """Claim again without the former names under which the store has another caller's record.
-
-        A former name that has no tenant or no principal may be that of several callers. A record that another caller made
-        there does not concern this request. But a caller without a name has no other name: there the key is in use.
-        """
-        former, secrets = self._settings.former_identity, len(self._identities)
-        while former is not None and former.coarse and not isinstance(outcome, Claim | OverQuota):
-            found = {request.key: self.engine.read(request.key) for request in requests[secrets:]}
-            if isinstance(outcome, Replay):
-                found[outcome.key] = outcome.record
-            theirs = {
-                key: record for key, record in found.items() if record is not None and self._is_others(state, record)
-            }
-            if not theirs:
-                break
-            own = [theirs[request.key] for request in requests[:secrets] if request.key in theirs]
-            if own:
-                self._observers(MismatchRefused(state.record, state.operation))
-                return Mismatched(first_seen=own[0].requested_at)
-            requests = [request for request in requests if request.key not in theirs]
-            outcome = self.engine.claim(requests[0], policy, former=requests[1:], quota=quota)
-        return outcome
-
-    def _is_others(self, state: RequestState, record: Record) -> bool:
-        """Whether another caller than this one made this record. This caller may have had another name then."""
-        return is_of_other(record, self._identities, (state.tenant, state.principal), state.former)
+        return own + formerly
 
     # -- responses in the view's place
 

@@ -27,12 +27,12 @@ from werkzeug.wrappers import Response
 from flask_idempotency.engine.engine import Engine, KeyStatus
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, InvalidKey, StoreUnavailable
 from flask_idempotency.engine.keys import Identity, Scope, key_timestamp, one_key
-from flask_idempotency.engine.model import Mismatched, RequestInfo
+from flask_idempotency.engine.model import Callers, Mismatched, RequestInfo
 from flask_idempotency.engine.outages import OutageLog
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.profiles import PROFILES
-from flask_idempotency.web.callbacks import Callbacks, former_names, former_scope, is_of_other, load_tenant
+from flask_idempotency.web.callbacks import Callbacks, callers_of, former_names, former_scope, load_tenant
 from flask_idempotency.web.policies import MARK, Mark, Policies, ResolvedPolicy
 from flask_idempotency.web.principals import Credentials, UnknownCaller, checked, is_of_httpauth, load_principal
 from flask_idempotency.web.problems import RETRY_AFTER_CAP_SECONDS, Problem, build, failure, refusal, render
@@ -207,7 +207,8 @@ class KeyStatusView:
                 self._log_once(endpoint, doubt)
                 return self._problem(Problem("principal-required", doubt, status=403), policy)
         record = status.record
-        if record is not None and self._is_of_other_operation(record.info, operation):
+        of_other = status.state == "of-other"
+        if record is not None and (of_other or self._is_of_other_operation(record.info, operation)):
             return self._problem(refusal(Mismatched(first_seen=record.requested_at)), policy)
         guard = self._callbacks.replay_guard
         if status.state == "done" and guard is not None:
@@ -279,26 +280,18 @@ class KeyStatusView:
 
     def _status(self, request: Request, scope: Scope, client_key: str, wait: float, *, in_view: bool) -> KeyStatus:
         """Read the key under every secret in use, and under its former names, as the guard claims it."""
-        own = [identity.storage_key(scope, client_key) for identity in self._identities]
-        keys, timestamp = list(own), key_timestamp(client_key)
+        keys = [identity.storage_key(scope, client_key) for identity in self._identities]
+        callers: list[Callers | None] = [None] * len(keys)
         former, names = self._settings.former_identity, (scope.tenant, scope.principal)
         if former is not None:
             before = former_names(former, *names, request, self._app, in_view=in_view)
+            today, then = callers_of(former, names, before, self._identities)
+            callers = [today] * len(keys)
             formerly = former_scope(former, scope, before)
             if formerly is not None:
+                callers += [then] * len(keys)
                 keys += [identity.storage_key(formerly, client_key) for identity in self._identities]
-            while True:
-                # Without waiting: how long it takes must not tell what another caller does.
-                status = self._engine.status(keys, key_timestamp=timestamp)
-                if status.record is None or status.key is None or status.key in own:
-                    break
-                if not is_of_other(status.record, self._identities, names, before):
-                    break
-                # A former name may have been that of several callers. This record is another one's, and absent here.
-                keys.remove(status.key)
-            if status.state != "in-flight":
-                return status
-        return self._engine.status(keys, key_timestamp=timestamp, wait=wait)
+        return self._engine.status(keys, callers=callers, key_timestamp=key_timestamp(client_key), wait=wait)
 
     def _response(self, status: KeyStatus, waited: int) -> Response:
         document: dict[str, Any] = {"state": status.state}

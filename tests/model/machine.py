@@ -17,6 +17,7 @@ from flask_idempotency.engine.model import (
     InFlight,
     Mismatched,
     OnExpiry,
+    OtherCaller,
     OverQuota,
     Record,
     State,
@@ -342,6 +343,8 @@ class OwnersMachine(RuleBasedStateMachine):
                 return Record, record.payload
             case InFlight(retry_after):
                 return InFlight, near(retry_after)
+            case OtherCaller():
+                raise AssertionError("every key here has one caller")
             case Mismatched(first_seen):
                 return Mismatched, near(first_seen)
             case Unknown(reason):

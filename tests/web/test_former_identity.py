@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flask import Flask, request
 
-from flask_idempotency import current_claim
+from flask_idempotency import Step, current_claim, idempotent
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import State
 from flask_idempotency.extension import Idempotency
@@ -531,3 +531,99 @@ def test_a_key_is_named_to_the_command_line_under_both_names() -> None:
 def test_an_empty_former_identity_is_refused(former: Any) -> None:
     with pytest.raises(ConfigurationError, match="former_identity"):
         Idempotency(Flask("shop"), former_identity=former)
+
+
+# What a former name must not hand over
+
+
+def checkout(before: World | None = None, **settings: Any) -> World:
+    """A release whose requests charge, and pause while the bank is away. Its answer says whose charge it is."""
+    world = shop(before, **settings)
+
+    def charge() -> str:
+        user = request.headers["X-User"]
+        world.runs.append(user)
+        return f"charge of {user}"
+
+    @world.view("/checkout")
+    @idempotent(required=True, steps=("charge",))
+    def checkout() -> Any:
+        charged = current_claim.step("charge", charge)
+        return (charged, 503) if request.headers.get("X-Bank") == "away" else (charged, 201)
+
+    return world
+
+
+SHARED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no principal": ({"users": True}, {"principal": False}),
+    "one principal": ({"users": True}, {"principal": lambda: "everyone"}),
+    "no tenant": ({"users": True, "tenants": True}, {"tenant": False, "principal": False}),
+    "no principal, hashed": ({"users": True, "hash_identities": True}, {"principal": False}),
+}
+
+
+def bank_is_away(user: str) -> dict[str, str]:
+    return {"X-User": user, "X-Bank": "away"}
+
+
+@pytest.mark.parametrize(("new", "former"), SHARED.values(), ids=SHARED)
+def test_a_paused_request_is_resumed_by_its_own_caller_alone(new: dict[str, Any], former: dict[str, Any]) -> None:
+    """The charge of alice stands in a journal under the name that all callers had."""
+    world = checkout(former_identity=former, **new)
+
+    paused = world.post("/checkout", headers=bank_is_away("alice"))
+    bob = world.post("/checkout", headers={"X-User": "bob"})
+    alice = world.post("/checkout", headers={"X-User": "alice"})
+
+    assert "paused" == paused.headers["Idempotency-Status"]
+    assert [(201, "charge of bob"), (201, "charge of alice")] == [
+        (each.status_code, each.text) for each in (bob, alice)
+    ]
+    assert ["alice", "bob"] == world.runs
+
+
+@pytest.mark.parametrize("user", ("alice", "bob"))
+def test_a_paused_request_that_shows_no_caller_is_resumed_by_nobody(user: str) -> None:
+    """The former release did not know whose it was. It waits for a person; nobody is charged twice."""
+    first = checkout()
+    assert 503 == first.post("/checkout", headers=bank_is_away("alice")).status_code
+    key = first.store.calls[-1].key
+    before = first.store.read(key)
+    second = checkout(first, users=True, former_identity={"principal": False})
+
+    refused = second.post("/checkout", headers={"X-User": user})
+
+    assert (409, "outcome-unknown") == (refused.status_code, refused.json["code"])  # type: ignore[index]
+    assert (["alice"], before) == (second.runs, first.store.read(key))
+
+
+def test_a_paused_request_of_a_caller_with_another_former_name_is_resumed() -> None:
+    """A former name that is the caller's alone shows whose record it is: nobody is charged twice."""
+    first = checkout(users=True)
+    first.post("/checkout", headers=bank_is_away("alice"))
+    named = {"principal": lambda: request.headers.get("X-User")}
+    second = checkout(first, namespace="new", former_identity={"namespace": "shop", **named})
+
+    resumed = second.post("/checkout", headers={"X-User": "alice"})
+
+    assert (201, ["alice"]) == (resumed.status_code, second.runs)
+
+
+def test_a_downstream_key_stays_the_same_when_the_former_name_becomes_free() -> None:
+    """Until her response expired, alice had the former name, and bob's charge did not use it."""
+    world = shop(users=True, effects="deduplicated", former_identity={"principal": False})
+    sent = []
+
+    @world.view("/charge")
+    @idempotent(required=True, steps=(Step("charge", effects="deduplicated"),))
+    def charge() -> Any:
+        sent.append(current_claim.downstream_key("charge"))
+        current_claim.step("charge", lambda: None)
+        return "charged", 200 if request.headers["X-User"] == "alice" else 503
+
+    for user in ("alice", "bob"):
+        world.post("/charge", headers={"X-User": user})
+    world.clock.advance(2 * DAY)
+    world.post("/charge", headers={"X-User": "bob"})
+
+    assert sent[0] != sent[1] == sent[2]

@@ -14,12 +14,14 @@ from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.journal import IN_DOUBT
 from flask_idempotency.engine.keys import StorageKey, paused_token
 from flask_idempotency.engine.model import (
+    CALLER_UNKNOWN,
     CORRUPT,
     ClaimRequest,
     Grant,
     InFlight,
     Mismatched,
     OnExpiry,
+    OtherCaller,
     Record,
     State,
     StoredPayload,
@@ -90,6 +92,9 @@ class MemoryStore:
             if record is None:
                 self._refuse_cancelled(token)
                 return self._claim_new(request, token, now, seconds, quota)
+            shown = request.callers is None or request.callers.show(record.info)
+            if shown is False:
+                return OtherCaller(first_seen=record.requested_at)
             if record.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=record.requested_at)
             if record.state is State.COMPLETED:
@@ -100,6 +105,8 @@ class MemoryStore:
                 return _grant_of(record, now)
             if record.deadline > now:
                 return InFlight(retry_after=record.deadline - now)
+            if shown is None:
+                return Unknown(CALLER_UNKNOWN)
             if record.on_expiry is OnExpiry.TAKEOVER:
                 self._refuse_cancelled(token)
                 return self._grant(request, token, now, seconds, before=record, counted=record.in_quota)

@@ -25,6 +25,7 @@ with only some of its fields.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
@@ -35,6 +36,7 @@ from flask_idempotency.engine.keys import TID_BYTES
 from flask_idempotency.engine.model import (
     LARGEST_PAYLOAD,
     LATEST,
+    Callers,
     OnExpiry,
     Record,
     RequestInfo,
@@ -82,8 +84,22 @@ def about_bytes(about: RequestInfo) -> bytes:
     return encode(*texts)
 
 
+def callers_of(callers: Callers) -> tuple[bytes, ...]:
+    """Encode callers for `claim.lua`: how many pairs are shown, those, and the unnamed ones.
+
+    Each pair is as a record begins its texts with it, so that no pair is the beginning of another.
+    """
+    shown, unnamed = ([_joined(pair) for pair in pairs] for pairs in (callers.shown, callers.unnamed))
+    return b"%d" % len(shown), *shown, *unnamed
+
+
 @lru_cache(maxsize=1024)
 def _texts(*texts: str) -> bytes:
+    fields = _joined(texts)
+    return len(fields).to_bytes(3, "big") + fields
+
+
+def _joined(texts: Sequence[str]) -> bytes:
     parts = list[bytes]()
     for text in texts:
         # A tenant or a principal may be any str, lone surrogates included.
@@ -92,8 +108,7 @@ def _texts(*texts: str) -> bytes:
             parts += _SHORT[len(data)], data
         else:
             parts.append(_long_text(data))
-    fields = b"".join(parts)
-    return len(fields).to_bytes(3, "big") + fields
+    return b"".join(parts)
 
 
 def payload_bytes(payload: StoredPayload) -> bytes:

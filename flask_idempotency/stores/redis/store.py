@@ -10,12 +10,14 @@ from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnava
 from flask_idempotency.engine.journal import IN_DOUBT
 from flask_idempotency.engine.keys import TID_BYTES, StorageKey, paused_token
 from flask_idempotency.engine.model import (
+    CALLER_UNKNOWN,
     LATEST,
     ClaimRequest,
     Grant,
     InFlight,
     Mismatched,
     OnExpiry,
+    OtherCaller,
     OverQuota,
     Record,
     State,
@@ -41,6 +43,7 @@ from flask_idempotency.stores.redis.encoding import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
     about_bytes,
+    callers_of,
     completion,
     decode,
     duration,
@@ -62,6 +65,8 @@ The claim may still arrive this late, from the buffers of a network or of a froz
 
 _IN_DOUBT = reason_bytes(IN_DOUBT)
 _RELEASED = {b"DONE": None, b"ABSENT": None, b"PAUSED": State.PROCESSING, b"HELD": State.QUARANTINED}
+_NO_LIMITS = (b"-",) * 5
+"""The arguments of `claim.lua` in the place of a quota's limits, if there is none and others follow."""
 _SIZES = TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES
 
 
@@ -149,6 +154,8 @@ class RedisStore:
             *self.data_loss.arguments(request.key_timestamp),
             *(() if quota is None else limits_of(quota)),
         )
+        if request.callers is not None:
+            arguments += (*(() if quota is not None else _NO_LIMITS), *callers_of(request.callers))
         result = self._server.run(scripts.CLAIM, keys, *arguments, tries=tries)
         if result == [b"DOUBT"]:
             self.data_loss.judge()
@@ -179,6 +186,10 @@ class RedisStore:
                 return InFlight(retry_after=left / 1_000_000)
             case [b"MISMATCHED", first_seen] if first_seen <= LATEST * 1000:
                 return Mismatched(first_seen=first_seen / 1000)
+            case [b"OTHER-CALLER", first_seen] if first_seen <= LATEST * 1000:
+                return OtherCaller(first_seen=first_seen / 1000)
+            case [b"CALLER-UNKNOWN"]:
+                return Unknown(CALLER_UNKNOWN)
             case [b"UNKNOWN", reason]:
                 return Unknown(reason_of(reason))
             case [b"OVER-QUOTA", limit, allowed, left, window]:

@@ -18,12 +18,15 @@ from sqlalchemy.exc import DBAPIError
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import paused_token
 from flask_idempotency.engine.model import (
+    CALLER_UNKNOWN,
     ClaimRequest,
     Grant,
     InFlight,
     Mismatched,
     OnExpiry,
+    OtherCaller,
     OverQuota,
+    RequestInfo,
     Unknown,
 )
 from flask_idempotency.engine.quota import Quota, window_of
@@ -107,6 +110,10 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
         if row.token == query.token and row.state == RELEASED:
             raise StoreUnavailable("the claim was cancelled before it reached the store")
         return Move.RECLAIM
+    callers = query.request.callers
+    shown = callers is None or callers.show(RequestInfo(unescape(row.tenant), unescape(row.principal)))
+    if shown is False:
+        return OtherCaller(first_seen=row.requested_at / 1_000_000)
     if row.fingerprint != query.request.fingerprint:
         return Mismatched(first_seen=row.requested_at / 1_000_000)
     if row.state in (COMPLETED, FAILED):
@@ -118,6 +125,8 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
         return Grant(row.token, row.fence, row.attempt, max(left, 0) / 1_000_000)
     if left > 0:
         return InFlight(retry_after=left / 1_000_000)
+    if shown is None:
+        return Unknown(CALLER_UNKNOWN)
     if row.token == paused_token(query.token):
         raise StoreUnavailable("the claim was paused before it reached the store")
     return Move.TAKE_OVER if row.on_expiry == TAKEOVER else Move.QUARANTINE

@@ -9,7 +9,19 @@ import pytest
 
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import InFlight, Mismatched, OnExpiry, Record, RequestInfo, State, Unknown
+from flask_idempotency.engine.model import (
+    CALLER_UNKNOWN,
+    Callers,
+    InFlight,
+    Mismatched,
+    OnExpiry,
+    OtherCaller,
+    Record,
+    RequestInfo,
+    State,
+    Unknown,
+)
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     ABOUT,
@@ -208,6 +220,72 @@ class Claiming:
         outcome = store.claim(a_request(key, fingerprint=OTHER_FINGERPRINT), token=token, lease=LEASE)
 
         assert isinstance(outcome, Mismatched)
+
+    @for_each("standing", EVERY_STANDING)
+    def test_a_record_of_another_caller_is_left_alone(
+        self, store: Store, clock: FrozenClock, standing: Standing
+    ) -> None:
+        """
+        Several callers may have had the name of this key. What one of them made there is no business of another: it is
+        neither replayed nor taken over nor quarantined, whether or not the requests are the same.
+        """
+        key, used_at = a_key(), clock.now
+        stand(store, clock, key, standing)
+        before = found(store, key)
+        # Spelled alike, one after the other, and each the beginning of the record's.
+        others = Callers(frozenset({("acme", "bob"), ("acmea", "lice"), ("acme", "alic"), ("", ""), ("alice", "acme")}))
+
+        for fingerprint in (FINGERPRINT, OTHER_FINGERPRINT):
+            ask = a_request(key, fingerprint=fingerprint, on_expiry=OnExpiry.TAKEOVER, callers=others)
+            assert OtherCaller(first_seen=near(used_at)) == store.claim(ask, token=a_token(), lease=LEASE)
+
+        assert before == found(store, key)
+
+    @for_each("standing", EVERY_STANDING)
+    def test_a_record_that_shows_no_caller_is_not_taken_over(
+        self, store: Store, clock: FrozenClock, standing: Standing
+    ) -> None:
+        """It may be anyone's. It keeps others out and is replayed as before, but its lapsed lease gives it to nobody."""
+        key = a_key()
+        stand(store, clock, key, standing)
+        before = found(store, key)
+        ask = a_request(
+            key,
+            on_expiry=OnExpiry.TAKEOVER,
+            callers=Callers(frozenset({("acme", "bob")}), frozenset({("acme", "alice")})),
+        )
+
+        outcome = store.claim(ask, token=a_token(), lease=LEASE)
+
+        match standing:
+            case "in flight":
+                assert isinstance(outcome, InFlight)
+            case "completed":
+                assert before == outcome
+            case "quarantined":
+                assert Unknown("view-crashed") == outcome
+            case _:
+                assert Unknown(CALLER_UNKNOWN) == outcome
+        assert before == found(store, key)
+
+    @for_each("quota", (None, Quota(records=5)), ids=("no quota", "quota"))
+    def test_a_record_of_the_caller_counts(self, store: Store, clock: FrozenClock, quota: Quota | None) -> None:
+        """Whichever of its names the record has. A key without a record, or with an expired one, is free to everyone."""
+        if quota is not None and not hasattr(store, "ledger"):
+            return
+        key, first, second = a_key(), a_token(), a_token()
+        names = Callers(frozenset({("", "alice"), ("acme", "alice")}), frozenset({("", "")}), former=True)
+        ask = a_request(key, on_expiry=OnExpiry.TAKEOVER, callers=names)
+
+        assert granted(store.claim(ask, token=first, lease=LEASE, quota=quota)).attempt == 1
+        assert granted(store.claim(ask, token=first, lease=LEASE, quota=quota)).attempt == 1
+        clock.advance(LEASE + 1)
+        assert granted(store.claim(ask, token=second, lease=LEASE, quota=quota)).attempt == 2
+        store.complete(key, second, PAYLOAD, keep=KEEP)
+        assert isinstance(store.claim(ask, token=a_token(), lease=LEASE, quota=quota), Record)
+        clock.advance(2 * KEEP)
+        others = a_request(key, callers=Callers(frozenset({("acme", "bob")})))
+        assert granted(store.claim(others, token=a_token(), lease=LEASE, quota=quota)).attempt == 1
 
     @for_each("lease", (0.0, -1.0, math.inf, math.nan))
     def test_a_claim_without_an_end_is_refused(self, store: Store, lease: float) -> None:

@@ -14,6 +14,7 @@ import pytest
 from flask_idempotency.engine.capabilities import RecordPage, Recovery, SeenRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
+    Callers,
     ClaimRequest,
     Grant,
     OnExpiry,
@@ -89,8 +90,9 @@ def a_request(
     fingerprint: bytes = FINGERPRINT,
     on_expiry: OnExpiry = OnExpiry.QUARANTINE,
     about: RequestInfo = ABOUT,
+    callers: Callers | None = None,
 ) -> ClaimRequest:
-    return ClaimRequest(key=key, fingerprint=fingerprint, on_expiry=on_expiry, info=about)
+    return ClaimRequest(key=key, fingerprint=fingerprint, on_expiry=on_expiry, info=about, callers=callers)
 
 
 def granted(outcome: StoreOutcome) -> Grant:

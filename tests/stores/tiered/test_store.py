@@ -12,7 +12,16 @@ from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Grant, InFlight, Mismatched, Record, StoredPayload, Unknown
+from flask_idempotency.engine.model import (
+    Callers,
+    Grant,
+    InFlight,
+    Mismatched,
+    OtherCaller,
+    Record,
+    StoredPayload,
+    Unknown,
+)
 from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.memory.admin import MemoryHealth
@@ -100,7 +109,7 @@ def test_the_first_replay_asks_the_system_and_the_next_do_not(
 def test_a_hot_replay_takes_one_command_and_no_system_call(
     redis_server: RedisServer, system: FaultyStore, clock: FrozenClock
 ) -> None:
-    """Counted where it passes; and so is the refusal of another request under the same key."""
+    """Counted where it passes; and so is the refusal of another request under the same key, or of another caller."""
     with TcpProxy(redis_server.port) as proxy:
         cache = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock)
         store, key = TieredStore(system, cache), a_key()
@@ -109,11 +118,13 @@ def test_a_hot_replay_takes_one_command_and_no_system_call(
         before = proxy.requests, proxy.chunks, len(system.calls)
         hot = store.claim(a_request(key), token=a_token(), lease=LEASE)
         other = store.claim(a_request(key, fingerprint=OTHER_FINGERPRINT), token=a_token(), lease=LEASE)
+        bob = Callers(frozenset({("acme", "bob")}))
+        others = store.claim(a_request(key, callers=bob), token=a_token(), lease=LEASE)
         cache.close()
 
         assert first == hot
-        assert Mismatched(first_seen=clock.now) == other
-        assert (before[0] + 2, before[1] + 2, before[2]) == (proxy.requests, proxy.chunks, len(system.calls))
+        assert (Mismatched(first_seen=clock.now), OtherCaller(first_seen=clock.now)) == (other, others)
+        assert (before[0] + 3, before[1] + 3, before[2]) == (proxy.requests, proxy.chunks, len(system.calls))
 
 
 @pytest.mark.parametrize("standing", ("in flight", "quarantined", "lapsed, quarantine"))

@@ -4,9 +4,11 @@
 --   8 cancelled, [9 journal, if an expired lease may be taken over]
 -- ARGV: 1 now, 2 name, 3 token, 4 fingerprint, 5 flags: 4 if an expired lease may be taken over, and 2 if requests may wait,
 --   6 tid and info, 7 lease; about data loss: 8 store_id, 9 layout, 10 rule, 11 skew_ms, 12 key_made_at_ms;
---   with a quota also: [13 records, 14 bytes, 15 in_flight, 16 new_keys, 17 window], '' for no limit
+--   with a quota also: [13 records, 14 bytes, 15 in_flight, 16 new_keys, 17 window], '' for no limit; without one, 13 is '-'
+--   if callers follow: [18 how many, then so many tenants and principals that show the caller, then those that show nobody]
 -- Returns: {fence, lost_at_ms} of a first attempt, with the lease that it asked for
 --   | {'CLAIMED', fence, attempt, lease_left, lost_at_ms} | {'REPLAYED', record, now, erasure or false}
+--   | {'OTHER-CALLER', requested_at_ms} | {'CALLER-UNKNOWN'}
 --   | {'IN-FLIGHT', lease_left} | {'MISMATCHED', requested_at_ms} | {'UNKNOWN', reason} | {'CORRUPT'} | {'CANCELLED'}
 --   | {'DATA-LOSS', kind, noticed} | {'DOUBT'} | {'OVER-QUOTA', limit, allowed, room_in, window}
 -- Durable: yes
@@ -27,7 +29,7 @@ local quota, add_to_quota
 if not bytes then
   -- Without a quota, in a partition that this store has named and this server process has written, where an operator has
   -- acknowledged the last data loss.
-  local known = not ARGV[13]
+  local known = (not ARGV[13] or ARGV[13] == '-')
     and redis.call('HMGET', KEYS[4], FENCE, STORE_ID, LAYOUT, REPLICATION_ID, LOST_AT, ACKED_LOSS)
   local store_id = known and known[3] == ARGV[9] and known[5] == known[6] and known[2]
   if store_id and store_id ~= 'unnamed' and (store_id == ARGV[8] or ARGV[8] == '') and known[4] then
@@ -36,7 +38,7 @@ if not bytes then
     is_free = replication_id and type(info) == 'string' and string.find(info, replication_id, 1, true)
     fence, lost_at = known[1], tonumber(known[5])
   end
-elseif type(bytes) == 'string' and #bytes >= 80 and #bytes <= 68681728 then
+elseif not ARGV[18] and type(bytes) == 'string' and #bytes >= 80 and #bytes <= 68681728 then
   -- A completed record of this format, byte by byte as lib/record reads it.
   local first, a, b, c = string.byte(bytes, 1), string.byte(bytes, 78, 80)
   if first >= 48 and first < 56 and string.sub(bytes, 26, 42) == ARGV[4] and #bytes >= 80 + a * 65536 + b * 256 + c then
@@ -56,6 +58,14 @@ if not is_free then
   -- A table is an error: the key has another type.
   local record = type(bytes) == 'string' and parse_record(bytes)
   local live = record and not is_expired(record, now)
+  local shown = true
+  if live and ARGV[18] then
+    -- @include lib/callers
+    shown = is_callers(record, ARGV)
+    if shown == false then
+      return { 'OTHER-CALLER', requested_at(record) }
+    end
+  end
   if live and record.fingerprint ~= ARGV[4] then
     return { 'MISMATCHED', requested_at(record) }
   end
@@ -71,6 +81,9 @@ if not is_free then
     end
     if left > 0 then
       return { 'IN-FLIGHT', left }
+    end
+    if shown == nil then
+      return { 'CALLER-UNKNOWN' }
     end
   end
 
@@ -135,7 +148,7 @@ if not is_free then
   last_fence = record and read_number(bytes, 18, 24) or 0
   if takeover then
     attempt, requested, counted = math.min(string.byte(bytes, 25) + 1, 255), requested_at(record), record.counted
-  elseif ARGV[13] then
+  elseif ARGV[13] and ARGV[13] ~= '-' then
     -- @include lib/quota
     quota = read_quota(KEYS[6], KEYS[5], { ARGV[13], ARGV[14], ARGV[15], ARGV[16], ARGV[17] }, now)
     if not quota then
