@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.web.key_status import route_everywhere
+from flask_idempotency.web.principals import Credentials
 
 ENDPOINT: Final = "idempotency_browser_module"
 """The endpoint of the route that IDEMPOTENCY_BROWSER_MODULE registers."""
@@ -43,12 +44,14 @@ def _module(**_: Any) -> Response:
 def public_response(content: bytes, media_type: str, *, max_age: int) -> Response:
     """Return a response that other origins may read and clients may cache; or 304 if the client has it.
 
-    Shared caches may keep it too, unless the request has credentials: then a hook of the application may have checked them.
+    Shared caches may keep it too, unless the request has credentials, of any kind that a principal may come from: then a
+    hook of the application may have checked them.
     """
     response = Response(content, mimetype=media_type)
     # Strong: equal content is equal bytes.
     response.set_etag(sha256(content).hexdigest()[:32])
-    if "Authorization" in request.headers or "Cookie" in request.headers:
+    known = Credentials(current_app.extensions["idempotency"].settings.credential_headers)
+    if known.of(request) is not None:
         response.cache_control.private = True
     else:
         response.cache_control.public = True
