@@ -16,33 +16,49 @@ Returns: TypeAlias = type | tuple[Callable[[Any], Any], Callable[[Any], Any]]
 """A dataclass or NamedTuple that a step returns; or two functions, to plain values and back from them."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_TOO_WIDE: Final = (Exception, OSError, ConnectionError, TimeoutError)
-_CUT_OFF: Final = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
-"""The connection ended after it had begun. `ConnectionRefusedError` is no such error."""
-_AMBIGUOUS: Final = MappingProxyType(
+_SILENT: Final = (OSError, EOFError, BaseExceptionGroup)
+"""Exceptions of Python's own that say nothing about an effect: the connection, or the reply, was lost."""
+_SILENT_NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
-        "requests": frozenset(
-            {"RequestException", "ConnectionError", "Timeout", "ReadTimeout", "ChunkedEncodingError"}
-        ),
-        "httpx": frozenset(
-            {
-                "HTTPError",
-                "RequestError",
-                "TransportError",
-                "TimeoutException",
-                "ReadTimeout",
-                "WriteTimeout",
-                "NetworkError",
-                "ReadError",
-                "WriteError",
-                "CloseError",
-                "ProtocolError",
-                "RemoteProtocolError",
-            }
-        ),
+        "aiohttp": frozenset({"ClientError"}),
+        "amqp": frozenset({"AMQPError"}),
+        "botocore": frozenset({"HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseStreamingError"}),
+        "google": frozenset({"ServerError", "RetryError"}),
+        "grpc": frozenset({"RpcError"}),
+        "http": frozenset({"HTTPException"}),  # in http.client
+        "httpcore": frozenset({"NetworkError", "TimeoutException", "ProtocolError", "ProxyError"}),
+        "httpx": frozenset({"HTTPError", "StreamError"}),
+        "json": frozenset({"JSONDecodeError"}),  # of a reply
+        "kombu": frozenset({"OperationalError"}),
+        "pika": frozenset({"AMQPError"}),
+        "psycopg": frozenset({"OperationalError", "InterfaceError"}),
+        "psycopg2": frozenset({"OperationalError", "InterfaceError"}),
+        "pymongo": frozenset({"ConnectionFailure"}),
+        "redis": frozenset({"RedisError"}),
+        "requests": frozenset({"RequestException"}),
+        "sqlalchemy": frozenset({"OperationalError", "InterfaceError", "TimeoutError"}),
+        "simplejson": frozenset({"JSONDecodeError"}),
+        "stripe": frozenset({"APIConnectionError", "APIError", "IdempotencyError"}),
+        "subprocess": frozenset({"SubprocessError"}),
+        "urllib3": frozenset({"HTTPError"}),
+        "valkey": frozenset({"ValkeyError"}),
+        "xmlrpc": frozenset({"ProtocolError"}),
     }
 )
-"""Exceptions of HTTP clients that the other side may raise after it has acted."""
+"""The same of other libraries: the other side may have acted before each. By a part of the module's name, because a library
+need not be installed, and may be a copy within another. What inherits from one of them is as silent."""
+_WIDE_NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "botocore": frozenset({"BotoCoreError", "ClientError"}),
+        "google": frozenset({"GoogleAPIError", "GoogleAPICallError"}),
+        "psycopg": frozenset({"Error", "DatabaseError"}),
+        "psycopg2": frozenset({"Error", "DatabaseError"}),
+        "pymongo": frozenset({"PyMongoError"}),
+        "sqlalchemy": frozenset({"SQLAlchemyError", "StatementError", "DBAPIError", "DatabaseError"}),
+        "stripe": frozenset({"StripeError"}),
+    }
+)
+"""Exceptions that some of those inherit from. Others below them may be the answer of the other side."""
 
 
 class UndeclaredStep(RuntimeError):
@@ -90,10 +106,11 @@ class Step:
                 f"step {self.name!r}: harmless is a tuple of subclasses of Exception. An interrupt proves nothing."
             )
         for error in self.harmless:
-            if error in _TOO_WIDE or issubclass(error, _CUT_OFF) or _is_ambiguous(error):
+            if error is Exception or _says_nothing(error) or _is_named(error, _WIDE_NAMES):
                 raise ConfigurationError(
                     f"step {self.name!r}: {error.__name__} in harmless= can follow an effect, as when only the reply was lost: "
-                    "the step would run twice. Name the exceptions that prove that nothing happened."
+                    "the step would run twice. Read the answer of the other side in the step's function, and raise an "
+                    "exception of your own where it proves that nothing happened."
                 )
         if self.compare is not None and not _all_in_tuple(self.compare, _is_text):
             raise TypeError(f"step {self.name!r}: compare is a tuple of parameter names")
@@ -110,6 +127,13 @@ class Step:
     def recorded_as(self) -> str:
         """The name in journals and downstream keys: the original one of a renamed step."""
         return self.was or self.name
+
+    def is_harmless(self, error: BaseException) -> bool:
+        """Return whether this error of its function proves that nothing happened.
+
+        A lost reply may inherit from an exception that does.
+        """
+        return isinstance(error, self.harmless) and not _says_nothing(type(error))
 
 
 def _all_in_tuple(values: object, fits: Callable[[object], bool]) -> bool:
@@ -130,10 +154,13 @@ def _is_exception(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Exception)
 
 
-def _is_ambiguous(error: type[Exception]) -> bool:
-    # Compared by name, because this package does not know whether they are installed.
-    package = error.__module__.partition(".")[0]
-    return error.__name__ in _AMBIGUOUS.get(package, ())
+def _says_nothing(error: type[BaseException]) -> bool:
+    """Return whether an exception of this class, or of one that it inherits from, can follow an effect."""
+    return issubclass(error, _SILENT) or any(_is_named(each, _SILENT_NAMES) for each in error.__mro__)
+
+
+def _is_named(error: type[Any], named: Mapping[str, frozenset[str]]) -> bool:
+    return any(error.__name__ in named.get(part, ()) for part in str(error.__module__).split("."))
 
 
 @dataclass(frozen=True, slots=True)

@@ -444,7 +444,7 @@ class Steps:
         with self._locked():
             self._end(run)
             step, name = run.step, "" if error is None else type(error).__name__
-            nothing = error is None or isinstance(error, step.harmless)
+            nothing = error is None or step.is_harmless(error)
             if run.transaction is not None:
                 run.transaction.roll_back()
                 run.early = run.early or run.transaction.committed_early

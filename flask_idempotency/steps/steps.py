@@ -138,10 +138,10 @@ def durable_step(
     * `transactional`: it writes with the session of the application, and commits together with its result.
     * `pure`: it only computes a value, which stays the same in all attempts.
 
-    `harmless`: exceptions that prove that nothing happened, such as a declined card; never a timeout. `returns`: a dataclass,
-    a NamedTuple, or a pair of functions (to a plain value, and back). `item` names the parameter that makes several of one.
-    `compare` names the arguments that a retry must repeat; default: all. `was` is the former name. Without `intent`, a step
-    that is deduplicated is not recorded before it runs.
+    `harmless`: exceptions that prove that nothing happened, such as a declined card; never a timeout or a 5xx. `returns`:
+    a dataclass, a NamedTuple, or a pair of functions (to a plain value, and back). `item` names the parameter that makes
+    several of one. `compare` names the arguments that a retry must repeat; default: all. `was` is the former name. Without
+    `intent`, a step that is deduplicated is not recorded before it runs.
 
     Without a claim, the function just runs; in a request or message, a transactional one is committed. Raises `TypeError`
     for a generator function and for parameters that do not exist.

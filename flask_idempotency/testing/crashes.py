@@ -201,7 +201,7 @@ class _Attempt:
 
         def failing(error: BaseException) -> None:
             self._open.remove(run)
-            if not isinstance(error, run.step.harmless):
+            if not run.step.is_harmless(error):
                 self._ran(run, step)
             elif alone:
                 self._nothing_happened(before, f"{step!r} raised {type(error).__name__}, which it calls harmless")

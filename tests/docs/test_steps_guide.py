@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 from flask import Flask
 from flask.testing import FlaskClient
 from flask_sqlalchemy import SQLAlchemy
@@ -16,7 +17,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from docs.generate import HERE
-from flask_idempotency import Idempotency
+from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.testing import every_crash
 from flask_idempotency.web.janitor import janitor_of
@@ -124,3 +125,48 @@ def test_the_resolver_settles_only_what_the_provider_knows(app: Flask, world: Wo
 
     assert "charge: in its function -> in doubt (charge)" in str(caught.value)
     assert "charge: after its function -> 201" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "then", "charged"),
+    (
+        (201, (201, None), 1),
+        (402, (402, None), 2),
+        (502, (409, "outcome-unknown"), 1),
+        (0, (409, "outcome-unknown"), 1),
+    ),
+)
+def test_only_the_answer_of_the_provider_is_harmless(
+    monkeypatch: pytest.MonkeyPatch, status: int, then: tuple[int, str | None], charged: int
+) -> None:
+    """Status 0: the reply is lost."""
+    names, sent = surroundings(), []
+
+    def post(url: str, **options: Any) -> requests.Response:
+        sent.append(options)
+        if not status:
+            raise requests.ReadTimeout
+        response = requests.Response()
+        response.status_code, response._content = status, b'{"id": "ch_1"}'
+        return response
+
+    monkeypatch.setattr(requests, "post", post)
+    (block,) = (block for block in BLOCK.findall(PAGE) if "response.raise_for_status()" in block)
+    exec(compile(block, "documentation", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+    app: Flask = names["app"]
+
+    def charge() -> Any:
+        try:
+            return {"charge": names["charge_card"]("tok_visa", 1050)}, 201
+        except names["CardDeclined"]:
+            return {}, 402
+
+    decided = idempotent(required=True, steps=(names["charge_card"],), release_statuses=(402,))
+    app.add_url_rule("/charges", "charges", decided(charge), methods=["POST"])
+    names["idempotency"].init_app(app)
+    client = app.test_client()
+    client.post("/charges", headers={"Idempotency-Key": "k"})
+    again = client.post("/charges", headers={"Idempotency-Key": "k"})
+
+    assert then == (again.status_code, (again.get_json() or {}).get("code"))
+    assert charged == len(sent)

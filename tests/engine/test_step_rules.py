@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.error
+import xmlrpc.client
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
+import botocore.exceptions  # type: ignore[import-untyped]
+import httpcore
 import httpx
+import kombu.exceptions
+import pika.exceptions  # type: ignore[import-untyped]
+import psycopg
 import pytest
+import redis
 import requests
+import sqlalchemy.exc
+import stripe
+import urllib3.exceptions
 
 from flask_idempotency import Step
 from flask_idempotency.engine.errors import ConfigurationError
@@ -20,29 +36,87 @@ class Declined(Exception):
     """A card that the bank refuses."""
 
 
+class Mine(requests.HTTPError):
+    """What a library raised, under another name."""
+
+
+def of_library(module: str, name: str, *bases: type[Exception]) -> type[Exception]:
+    """Return an exception of a library that is not installed here."""
+    return type(name, bases or (Exception,), {"__module__": module})
+
+
 CAN_FOLLOW_AN_EFFECT = (
     Exception,
+    ExceptionGroup,
     OSError,
     ConnectionError,
     TimeoutError,
+    ConnectionRefusedError,
     ConnectionResetError,
-    ConnectionAbortedError,
-    BrokenPipeError,
+    EOFError,
+    asyncio.IncompleteReadError,
+    socket.gaierror,
+    ssl.SSLError,
+    http.client.HTTPException,
+    http.client.IncompleteRead,
     http.client.RemoteDisconnected,
-    requests.Timeout,
-    requests.ReadTimeout,
-    requests.ConnectionError,
+    urllib.error.URLError,
+    urllib.error.HTTPError,
+    json.JSONDecodeError,
+    subprocess.TimeoutExpired,
+    xmlrpc.client.ProtocolError,
+    requests.RequestException,
+    requests.ConnectTimeout,
+    requests.HTTPError,
     requests.exceptions.ChunkedEncodingError,
-    httpx.TimeoutException,
-    httpx.ReadError,
+    requests.exceptions.JSONDecodeError,
+    Mine,
+    httpx.ConnectError,
+    httpx.HTTPStatusError,
     httpx.RemoteProtocolError,
+    httpx.ResponseNotRead,
+    httpcore.ReadTimeout,
+    urllib3.exceptions.ReadTimeoutError,
+    urllib3.exceptions.MaxRetryError,
+    urllib3.exceptions.IncompleteRead,
+    botocore.exceptions.ReadTimeoutError,
+    botocore.exceptions.EndpointConnectionError,
+    botocore.exceptions.ConnectionClosedError,
+    botocore.exceptions.BotoCoreError,
+    botocore.exceptions.ClientError,
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.ResponseError,
+    stripe.APIConnectionError,
+    stripe.APIError,
+    stripe.IdempotencyError,
+    stripe.StripeError,
+    psycopg.OperationalError,
+    sqlalchemy.exc.DBAPIError,
+    sqlalchemy.exc.OperationalError,
+    kombu.exceptions.OperationalError,
+    pika.exceptions.StreamLostError,
+    of_library("aiohttp.client_exceptions", "ClientError"),
+    of_library("aiohttp.x", "ServerDisconnectedError", of_library("aiohttp.client_exceptions", "ClientError")),
+    of_library("grpc", "RpcError"),
+    of_library("google.api_core.exceptions", "RetryError"),
+    of_library("shop._vendor.urllib3.exceptions", "HTTPError"),
+    of_library("valkey.exceptions", "ValkeyError"),
 )
 
 
-def test_an_error_that_may_follow_an_effect_is_not_harmless() -> None:
-    for error in CAN_FOLLOW_AN_EFFECT:
-        with pytest.raises(ConfigurationError, match="can follow an effect"):
-            Step("charge", harmless=(Declined, error))
+@pytest.mark.parametrize("error", CAN_FOLLOW_AN_EFFECT, ids=lambda error: f"{error.__module__}.{error.__name__}")
+def test_an_error_that_may_follow_an_effect_is_not_harmless(error: type[Exception]) -> None:
+    with pytest.raises(ConfigurationError, match="can follow an effect"):
+        Step("charge", harmless=(Declined, error))
+
+
+def test_the_libraries_of_these_errors_are_not_imported() -> None:
+    code = (
+        "import sys; from flask_idempotency import Step; Step('charge', harmless=(LookupError,));"
+        "print([name for name in ('requests', 'httpx', 'urllib3', 'botocore', 'redis', 'stripe') if name in sys.modules])"
+    )
+    assert "[]" == subprocess.check_output([sys.executable, "-c", code], text=True).strip()
 
 
 @pytest.mark.parametrize("error", (BaseException, KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError))
@@ -51,11 +125,34 @@ def test_an_interrupt_is_not_harmless(error: Any) -> None:
         Step("charge", harmless=(error,))
 
 
-@pytest.mark.parametrize(
-    "error", (Declined, LookupError, ConnectionRefusedError, requests.ConnectTimeout, httpx.ConnectError)
+ANSWERS = (
+    Declined,
+    LookupError,
+    ValueError,
+    stripe.CardError,
+    stripe.InvalidRequestError,
+    sqlalchemy.exc.IntegrityError,
+    of_library("botocore.errorfactory", "ConditionalCheckFailedException", botocore.exceptions.ClientError),
+    of_library("shop.errors", "RequestException"),
 )
-def test_an_error_that_precedes_an_effect_is_harmless(error: type[Exception]) -> None:
+
+
+@pytest.mark.parametrize("error", ANSWERS, ids=lambda error: error.__name__)
+def test_an_answer_of_the_other_side_may_be_harmless(error: type[Exception]) -> None:
     assert (error,) == Step("charge", harmless=(error,)).harmless
+
+
+class LostReply(Declined, requests.ReadTimeout):
+    """A provider's library often has one base for what it refuses and for what it lost."""
+
+
+@pytest.mark.parametrize(
+    ("harmless", "raised"), ((Declined, LostReply()), (ValueError, json.JSONDecodeError("no JSON", "<html>", 0)))
+)
+def test_a_lost_reply_that_inherits_from_a_harmless_error_is_not(harmless: type[Exception], raised: Exception) -> None:
+    step = Step("charge", harmless=(harmless,))
+
+    assert (True, False) == (step.is_harmless(harmless()), step.is_harmless(raised))
 
 
 @pytest.mark.parametrize("harmless", (Declined, [Declined], ("Declined",), (Declined(),)))
