@@ -7,9 +7,11 @@ last copy. A message that was done returns the stored value, so that results, li
 from __future__ import annotations
 
 import atexit
+import gc
 import inspect
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
@@ -192,6 +194,10 @@ class _Body:
             # Without a name of its own, a function that two tasks have would give them one scope.
             self._inboxes[task] = self._inbox_with(policy, "" if self._is_named else task.name)
         return self._inboxes[task]
+
+    def forget(self) -> None:
+        """Start with new inboxes, because another application serves: they hold what its store has not taken."""
+        self._inboxes.clear()
 
     def _inbox_of(self, task: AnyTask) -> Inbox:
         """Return the inbox for the message that this task has been called for, which may set a longer hard limit."""
@@ -421,28 +427,48 @@ def serve(celery_app: Celery, flask_app: Flask) -> None:
     children use none of the database connections that they inherit, and write what is left to write before they end.
     `flask idempotency doctor` reports the same findings.
 
+    Call it again with another Flask application when the former one is gone, or in tests (`testing` is true for either): the
+    tasks then run in the newest one.
+
     Raises `ConfigurationError` if Idempotency is not set up on the Flask application, if the Celery application serves
-    another, or if a task that is already there cannot hold its policy.
+    another one that is in use, or if a task that is already there cannot hold its policy.
     """
     if "idempotency" not in flask_app.extensions:
         raise ConfigurationError("Idempotency is not set up on this Flask application: call init_app first.")
     served: list[_Served] = vars(celery_app).setdefault(_SERVED, [])
-    if served:
-        if served[0].flask_app is not flask_app:
-            raise ConfigurationError(
-                "This Celery application serves another Flask application already. Make a Celery application for each."
-            )
+    if served and served[0].flask_app is flask_app:
         return
     found = _Served(celery_app, flask_app)
     if vars(celery_app)["finalized"] and (faults := _faults_in(found.findings())):
         raise ConfigurationError(*faults)
-    served.append(found)
+    if served and not flask_app.testing and not _is_gone(served):
+        raise ConfigurationError(
+            "This Celery application serves another Flask application already. Make a Celery application for each. In tests, "
+            "set TESTING on the applications: the newest one serves."
+        )
+    served[:] = [found]
+    for _, body in found.tasks() if vars(celery_app)["finalized"] else ():
+        body.forget()
     found.register()
     signals.worker_init.connect(_check_worker, weak=False, dispatch_uid=_SERVED)
     for ending in (signals.worker_process_shutdown, signals.worker_shutdown):
         ending.connect(_drain, weak=False, dispatch_uid=_SERVED)
     atexit.unregister(_drain)
     atexit.register(_drain)
+
+
+def _is_gone(served: list[_Served]) -> bool:
+    """Return whether no code but ours holds the Flask application that is served, or whether it is one in tests."""
+    if served[0].flask_app.testing:
+        return True
+    former = weakref.ref(served.pop())
+    # An application is in circles, and only the collector sees that it has ended.
+    gc.collect()
+    still = former()
+    if still is None:
+        return True
+    served.append(still)
+    return False
 
 
 def _faults_in(findings: Sequence[Finding]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -722,10 +723,52 @@ def test_serve_needs_the_extension_and_one_application(flask_app: Flask) -> None
     celery_app = make_celery()
     with pytest.raises(ConfigurationError, match="init_app"):
         serve(celery_app, Flask("bare"))
-    serve(celery_app, flask_app)
-    serve(celery_app, flask_app)
+    deployed = make_flask(testing=False)
+    serve(celery_app, deployed)
+    serve(celery_app, deployed)
     with pytest.raises(ConfigurationError, match="another"):
-        serve(celery_app, make_flask())
+        serve(celery_app, make_flask(testing=False))
+    celery_app.close()
+
+
+@pytest.mark.parametrize("former", ("testing", "tested later", "gone", "before a test"))
+def test_the_newest_application_serves_a_celery_application_of_a_module(former: str, runs: list[Any]) -> None:
+    """As a pytest suite with an application factory has it: each test makes an application and calls `serve`."""
+    celery_app: Any = make_celery(task_always_eager=True)
+
+    @idempotent_task(key="order")
+    def charge(order: str) -> str:
+        runs.append(current_app.config["NUMBER"])
+        return str(current_app.config["NUMBER"])
+
+    task = celery_app.task(shared=False, name="shop.charge")(charge)
+    kept = []
+    for number in range(3):
+        # One store for each application, as its memory is one of its own.
+        app = make_flask(testing=former == "testing" or (former == "before a test" and number > 0), NUMBER=number)
+        serve(celery_app, app)
+        if former == "tested later":
+            app.testing = True
+        results = [task.delay("o-7").get(disable_sync_subtasks=False) for _ in range(2)]
+        assert [str(number)] * 2 == results
+        if former != "gone":
+            kept.append(app)
+        del app
+
+    assert [0, 1, 2] == runs
+    celery_app.close()
+
+
+def test_an_application_that_only_celery_holds_goes_on_serving(runs: list[Any]) -> None:
+    """As `serve(celery_app, create_app())` in the module of a worker has it. A second one that cannot serve changes nothing."""
+    celery_app: Any = make_celery(task_always_eager=True)
+    task = celery_app.task(shared=False)(idempotent_task(effects="deduplicated")(idle))
+    serve(celery_app, make_flask(testing=False))
+    gc.collect()
+
+    with pytest.raises(ConfigurationError, match="init_app"):
+        serve(celery_app, Flask("bare"))
+    assert task.delay().get(disable_sync_subtasks=False) is None
     celery_app.close()
 
 
