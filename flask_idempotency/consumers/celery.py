@@ -51,6 +51,7 @@ from flask_idempotency.consumers.verdicts import (
     TooManyAttempts,
 )
 from flask_idempotency.engine.capabilities import Finding, Verdict
+from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.forks import after_fork
@@ -100,7 +101,8 @@ def idempotent_task(
     same way. `name` is the scope of the ids, by default the function's qualified name. `fingerprint` is what must be equal
     under one key, by default all arguments. The other keywords are those of `Idempotency.inbox`.
 
-    Called as a function, the task is the function. A message raises `OutcomeUnknown`, `TooManyAttempts`, `MessageReused`,
+    Called as a function, the task is the function. With `effects="transactional"` it raises `ConfigurationError` then, unless
+    transactional work calls it: its rows would not be committed. A message raises `OutcomeUnknown`, `TooManyAttempts`, `MessageReused`,
     `MissingMessageId` or `ResultNotKept` as the failure of the task. `TaskBusy` is raised by a task that runs eagerly and
     would have to wait.
 
@@ -114,6 +116,7 @@ def idempotent_task(
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             task: AnyTask = get_current_task()
             if task is None or not _runs_as_message(task) or _body_of(task) is not body:
+                body.check_call()
                 return function(*args, **kwargs)
             try:
                 result: R = body.run(task, args, kwargs)
@@ -194,6 +197,17 @@ class _Body:
             # Without a name of its own, a function that two tasks have would give them one scope.
             self._inboxes[task] = self._inbox_with(policy, "" if self._is_named else task.name)
         return self._inboxes[task]
+
+    def check_call(self) -> None:
+        """Refuse a call as a function whose rows nobody commits: that of transactional work outside transactional work."""
+        if self._declared.policy.effects != "transactional":
+            return
+        around = work_here()
+        if around is None or around.policy.effects != "transactional":
+            raise ConfigurationError(
+                f"{self.name} was called as a function, and its effects are transactional: its rows would be committed by no "
+                "code. Send it (.delay, or .apply to run it here), or call an undecorated function and commit yourself."
+            )
 
     def forget(self) -> None:
         """Start with new inboxes, because another application serves: they hold what its store has not taken."""

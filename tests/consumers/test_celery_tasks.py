@@ -23,7 +23,7 @@ from flask import Flask, current_app, g
 from flask_sqlalchemy import SQLAlchemy
 from kombu.exceptions import OperationalError
 
-from flask_idempotency import ConfigurationError, Idempotency, current_claim
+from flask_idempotency import ConfigurationError, Idempotency, current_claim, idempotent
 from flask_idempotency.activity import Activity
 from flask_idempotency.consumers import (
     Later,
@@ -43,6 +43,7 @@ from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from flask_idempotency.web.doctor import run_checks
+from tests.stores.sql.shops import open_shop
 
 SECRET = "s-9f2c47d1e8b35a60"
 
@@ -143,6 +144,52 @@ def test_within_another_task_it_is_a_function_too(task: Register, runs: list[Any
     outer.delay("o-1").get()
 
     assert runs == ["o-1"] * 4
+
+
+def test_a_transactional_task_raises_where_its_rows_would_not_be_committed(tmp_path: Path) -> None:
+    """Called as a function, also within other work. A worker, `apply` and transactional work around it commit them."""
+    shop = open_shop(f"sqlite:///{tmp_path / 'shop.sqlite3'}")
+    celery_app: Any = make_celery(task_always_eager=True)
+    serve(celery_app, shop.app)
+
+    def make(name: str, body: Callable[..., Any], effects: str = "transactional") -> Any:
+        return celery_app.task(shared=False, name=name)(idempotent_task(name=name, effects=effects)(body))
+
+    def body(amount: int = 100) -> None:
+        shop.pay(amount)
+
+    def around() -> None:
+        charge(5)
+
+    def again(times: int) -> None:
+        shop.pay(7)
+        if times:
+            recursive(times - 1)
+
+    charge, recursive = make("charge", body), make("recursive", again)
+    plain, joint = make("plain", around, "plain"), make("joint", around)
+    shop.view("/joint", endpoint="joint")(lambda: around() or "ok")
+    shop.view("/plain", endpoint="plain")(idempotent(effects="plain")(lambda: around() or "ok"))
+    shop.app.config["PROPAGATE_EXCEPTIONS"] = True
+
+    with shop.app.app_context():
+        for call in (charge, charge.run, functools.partial(charge, amount=5), charge.s(5)):
+            with pytest.raises(ConfigurationError, match=r"charge.*apply"):
+                call()
+    with pytest.raises(ConfigurationError, match="charge"):
+        plain.delay().get(disable_sync_subtasks=False)
+    with pytest.raises(ConfigurationError, match="charge"):
+        shop.post("/plain", key="k-1")
+    assert ([], 0) == (shop.runs, shop.payments())
+
+    for send in (charge.delay, charge.apply, joint.delay, functools.partial(recursive.delay, 2)):
+        send().get(disable_sync_subtasks=False)
+    answers = [shop.post("/joint", key=key).status_code for key in ("k-2", None)]
+    celery_app.close()
+    rows = shop.payments()
+    shop.close()
+
+    assert ([200, 200], 8, 8) == (answers, rows, len(shop.runs))
 
 
 def test_an_eager_task_claims(task: Register, runs: list[Any]) -> None:
