@@ -1,7 +1,8 @@
 """Turn the arguments of a step into bytes, which the engine compares with those of the attempt that recorded it.
 
-They go by value: 10 equals 10.0, a list equals a tuple, and the order of names in a dict does not count. A client's
-retry may differ in these, and still be the same request.
+They go by value: 10 equals 10.0 and Decimal("10.00"), an aware time equals the same instant in another zone, a list equals a
+tuple, and the order of names in a dict does not count. A client's retry, or what a database returns to it, may differ in
+these, and still be the same request.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
 from types import FunctionType
@@ -17,6 +20,12 @@ from typing import Any, Final
 from flask_idempotency.engine.errors import NotStorable
 from flask_idempotency.engine.keys import encode
 from flask_idempotency.steps.values import DEEPEST, tagged
+
+
+LARGEST_ARGUMENTS: Final = 1024 * 1024
+"""Bytes of all arguments that one step compares. A client may send them, so each is counted before it is looked at."""
+_MOST_DIGITS: Final = 4300
+"""A Decimal with fewer digits is turned into the int or float that it equals. That takes quadratic time."""
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -57,9 +66,9 @@ def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, .
 
     `compare` names them; None: all.
 
-    Raises `TypeError` for a value that cannot be compared, and names the argument.
+    Raises `TypeError` for a value that cannot be compared or takes too much, and names the argument.
     """
-    parts = []
+    parts, left = [], LARGEST_ARGUMENTS
     for name in sorted(arguments if compare is None else set(compare)):
         if name not in arguments:
             raise TypeError(
@@ -67,6 +76,7 @@ def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, .
                 f"{'the parameters ' + ', '.join(arguments) if arguments else 'no parameters'}."
             )
         try:
+            left = _left(arguments[name], left)
             value = tagged(_normal(arguments[name]))
         except NotStorable as error:
             raise TypeError(
@@ -78,23 +88,70 @@ def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, .
     return encode(*parts) if parts else b""
 
 
+def _left(value: Any, left: int, depth: int = 0) -> int:
+    """Return how many bytes are left behind this value, counted before anything is made of it. Raises `NotStorable`."""
+    kind = type(value)
+    left -= 1
+    if kind is str:
+        left -= len(value)
+    elif kind is bytes:
+        left -= len(value) * 4 // 3
+    elif kind is int:
+        left -= value.bit_length() // 4
+    elif kind is Decimal:
+        # Without its exponent, which may be large in few digits.
+        left -= len(str(value))
+    elif depth < DEEPEST and left >= 0:
+        if kind in (list, tuple):
+            for each in value:
+                left = _left(each, left, depth + 1)
+        elif kind is dict:
+            for name, each in value.items():
+                left = _left(each, _left(name, left, depth + 1), depth + 1)
+    if left < 0:
+        raise NotStorable(f"all arguments that are compared take more than {LARGEST_ARGUMENTS} bytes")
+    return left
+
+
 def _normal(value: Any, depth: int = 0) -> Any:
     """Return the one form that all equal values have. A value of another type stays as it is: `tagged` refuses it."""
     kind = type(value)
     if kind is float and value.is_integer():
         return int(value)
     if kind is Decimal and value.is_finite():
-        if not value:
-            return 0
-        sign, digits, exponent = value.as_tuple()
-        while len(digits) > 1 and digits[-1] == 0 and isinstance(exponent, int):
-            digits, exponent = digits[:-1], exponent + 1
-        return Decimal((sign, digits, exponent))
+        return _number(value)
+    if kind is datetime and value.utcoffset() is not None:
+        # The first and the last day have no such instant.
+        with suppress(OverflowError):
+            return value.astimezone(UTC)
     if depth < DEEPEST:
         if kind in (list, tuple):
             return [_normal(each, depth + 1) for each in value]
         if kind is dict:
             # Their order counts to `tagged`, if a name is not plain text.
-            names = sorted(value, key=lambda name: (type(name).__name__, repr(name)))
+            names = sorted(value, key=lambda name: (type(name).__name__, _shown(name)))
             return {name: _normal(value[name], depth + 1) for name in names}
     return value
+
+
+def _shown(name: Any) -> str:
+    # The repr of a long int takes quadratic time, or raises.
+    return hex(name) if type(name) is int and name.bit_length() > 2048 else repr(name)
+
+
+def _number(value: Decimal) -> int | float | Decimal:
+    """Return the int or the float of this value, if it is not too long and one has it; else without final zeros."""
+    if not value:
+        return 0
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)  # noqa: S101 - it is finite
+    end = len(digits)
+    while digits[end - 1] == 0:
+        end -= 1
+    exponent += len(digits) - end
+    if end + abs(exponent) <= _MOST_DIGITS:
+        if exponent >= 0:
+            return int(value)
+        if Decimal(number := float(value)) == value:
+            return number
+    return Decimal((sign, digits[:end], exponent))

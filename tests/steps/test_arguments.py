@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from copy import copy
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal, DecimalTuple
 from functools import partial
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
+from dateutil.tz import tzoffset  # type: ignore[import-untyped]
 
-from flask_idempotency.steps.arguments import bind, comparable
+from flask_idempotency.steps import arguments
+from flask_idempotency.steps.arguments import LARGEST_ARGUMENTS, bind, comparable
+
+NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 
 
 def charge(card: str, amount: int = 5, *, currency: str = "EUR") -> None:
@@ -33,6 +40,13 @@ def test_equal_values_are_equal() -> None:
         ({"\ud800": 1, "b": 2}, {"b": 2, "\ud800": 1}),
         (Decimal("1.10"), Decimal("1.1")),
         (Decimal("0.00"), Decimal(0)),
+        (Decimal("10.00"), 10),
+        (Decimal("10.50"), 10.5),
+        (Decimal("-1E+3"), -1000.0),
+        (10**700, Decimal(10**700)),
+        (NOON, NOON.astimezone(timezone(timedelta(hours=2)))),
+        (NOON, NOON.astimezone(ZoneInfo("America/New_York"))),
+        (NOON, NOON.astimezone(tzoffset(None, 3600))),
         ({"a": [{"b": 1.0}]}, {"a": [{"b": 1}]}),
     ):
         assert of(ours) == of(theirs), (ours, theirs)
@@ -48,6 +62,12 @@ def test_other_values_differ() -> None:
         ([[1], 2], [[1, 2]]),
         ("a", b"a"),
         (1.5, 1),
+        (Decimal("0.1"), 0.1),
+        (Decimal("1E+9999999"), Decimal("1E+9999998")),
+        (Decimal("0." + "1" * 900), Decimal("0." + "1" * 899)),
+        (NOON, NOON.replace(tzinfo=None)),
+        (NOON, NOON + timedelta(microseconds=1)),
+        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), datetime.max.replace(tzinfo=UTC)),
         ({1: 2}, [[1, 2]]),
     ):
         assert of(ours) != of(theirs), (ours, theirs)
@@ -71,6 +91,77 @@ def test_a_function_without_arguments_compares_nothing() -> None:
 def test_what_cannot_be_compared_is_named_with_its_remedy() -> None:
     with pytest.raises(TypeError, match=r"step 'charge': its argument 'card' cannot be compared.*Pass an id.*compare="):
         of(object())
+
+
+class Digits(tuple[int, ...]):
+    """The digits of a number. They count how many of them are copied."""
+
+    copied = 0
+
+    def __getitem__(self, which: Any) -> Any:
+        found = super().__getitem__(which)
+        if isinstance(which, slice):
+            Digits.copied += len(found)
+            return Digits(found)
+        return found
+
+
+class Long(Decimal):
+    """A number whose digits are counted."""
+
+    def as_tuple(self) -> DecimalTuple:
+        sign, digits, exponent = super().as_tuple()
+        return DecimalTuple(sign, Digits(digits), exponent)
+
+
+def test_a_long_number_costs_as_much_as_it_has_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "Decimal", Long)
+    monkeypatch.setattr(Digits, "copied", 0)
+    for text in ("1" + "0" * 5000, "1." + "0" * 5000, "12" * 2500 + "." + "0" * 2500):
+        arguments._normal(Long(text))
+
+    assert Digits.copied <= 15_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    (Decimal("1" * 131_072), Decimal("1" + "0" * 131_072), 10**131_072, "1" * 131_072, {10**131_072: 1, "a": 2}),
+    ids=("decimal", "zeros", "int", "text", "name"),
+)
+def test_a_long_value_is_compared(value: Any) -> None:
+    assert of(value) == of(copy(value)) != of(1)
+
+
+def laughs(times: int = 60) -> list[Any]:
+    """A list of lists, each twice what the one in it has."""
+    return [] if not times else [laughs(times - 1)] * 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    (
+        "x" * LARGEST_ARGUMENTS,
+        b"x" * LARGEST_ARGUMENTS,
+        Decimal("1" * LARGEST_ARGUMENTS),
+        1 << (4 * LARGEST_ARGUMENTS),
+        [0] * LARGEST_ARGUMENTS,
+        {"a": {"x" * LARGEST_ARGUMENTS: 1}},
+        laughs(),
+    ),
+    ids=("text", "bytes", "decimal", "int", "list", "name", "shared"),
+)
+def test_what_takes_too_much_is_refused_before_it_is_read(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "_normal", None)
+    with pytest.raises(TypeError, match=r"its argument 'card' cannot be compared.*1048576 bytes.*Pass an id"):
+        of(value, compare=("card",))
+
+
+def test_all_arguments_share_the_bound() -> None:
+    half = "x" * (LARGEST_ARGUMENTS // 2)
+    assert of(half)
+    with pytest.raises(TypeError, match="1048576 bytes"):
+        of(half, currency=half)
+    assert of(half, currency=half, compare=("card",))
 
 
 def test_what_is_not_compared_may_be_anything() -> None:
