@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from flask import Flask, Response, request
+from flask_sqlalchemy import SQLAlchemy
 from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency
@@ -29,6 +30,7 @@ class Bank:
 
     app: Flask
     vault: Vault
+    idempotency: Idempotency
     runs: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     during: Callable[[], object] | None = None
@@ -66,7 +68,10 @@ def new_bank(vault: Vault, **config: Any) -> Bank:
     idempotency = Idempotency(
         principal=lambda: request.headers["X-User"], tenant=lambda: request.headers.get("X-Tenant")
     )
-    bank = Bank(app, vault)
+    bank = Bank(app, vault, idempotency)
+    if vault.url is not None:
+        app.config |= {"SQLALCHEMY_DATABASE_URI": vault.url, "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT": True}
+        SQLAlchemy(app)
 
     @app.post("/payments")
     def pay() -> Response:

@@ -17,8 +17,10 @@ from flask_idempotency import current_claim, idempotent
 from flask_idempotency.engine.capabilities import capabilities_of
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry, Record
+from flask_idempotency.outbox.outbox import Outbox
 from tests.compliance.conftest import Bank, new_bank
 from tests.compliance.vaults import FILES, Vault
+from tests.outbox.conftest import Sent
 
 KEY, PRINCIPAL, TENANT = "canary-of-the-key", "canary-of-the-principal", "canary-of-the-tenant"
 ASKED, PLACE = "canary-of-the-body", "/canary-of-a-header"
@@ -159,6 +161,11 @@ FACTS = {
     "step": ("canary-of-a-step",),
     "operator": ("canary-of-an-operator",),
     "reason": ("canary-of-a-reason",),
+    "body of the message": ("canary-of-a-message",),
+    "its key": ("canary-of-a-lane",),
+    "its headers": ("canary-of-a-field",),
+    "topic": ("canary-of-a-topic",),
+    "message id": ("canary-of-an-id",),
 }
 """The facts of the guide's table that somebody may recognize in a store, and what stands for each."""
 TABLE = re.compile(r"^\|( `idempotency_[^|]*| – )\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
@@ -183,6 +190,20 @@ def guide() -> dict[str, Row]:
     return rows
 
 
+def publish(bank: Bank, outbox: Outbox) -> None:
+    outbox.route("*", Sent())
+    with bank.app.app_context():
+        outbox.publish(
+            "canary-of-a-topic",
+            "canary-of-a-message",
+            key="canary-of-a-lane",
+            headers={"x-name": "canary-of-a-field"},
+            message_id="canary-of-an-id",
+            tenant=TENANT,
+        )
+        bank.app.extensions["sqlalchemy"].session.commit()
+
+
 def fill(bank: Bank) -> None:
     """Leave something in every place: responses, a paused request with a step, an observed key, and an operator's change."""
     step, item, result = "canary-of-a-step", "canary-of-an-item", "canary-of-a-result"
@@ -204,6 +225,8 @@ def fill(bank: Bank) -> None:
         sent = {"Idempotency-Key": KEY + key, **WHO}
         return client.post(path, json={"wish": "canary-of-the-request"}, headers=sent).status_code
 
+    if bank.vault.url is not None:
+        publish(bank, bank.idempotency.outbox())
     assert [201, 201] == [pay(bank).status_code for _ in range(2)]
     assert [500, 200] == [post("/orders", "-paused"), post("/watched", "-watched")]
     who = ("--key", KEY + "-paused", "--tenant", TENANT, "--principal", PRINCIPAL)
@@ -236,8 +259,8 @@ def test_what_the_guide_calls_encrypted_is_found_without_encryption(vault: Vault
     fill(new_bank(vault, IDEMPOTENCY_ENCRYPTION="off", IDEMPOTENCY_COMPRESSION="off"))
     said, places = guide(), vault.places()
 
-    for place in {"r", "s", "idempotency_records", "idempotency_steps"} & places.keys():
-        assert said[place].encrypted <= facts_in(places[place])
+    for place in {"r", "s", "idempotency_records", "idempotency_steps", "idempotency_outbox"} & places.keys():
+        assert said[place].encrypted & FACTS.keys() <= facts_in(places[place])
 
 
 def facts_in(held: bytes) -> set[str]:

@@ -40,6 +40,8 @@ class Vault:
     garble: Callable[[StorageKey], None]
     """Make the whole record something that nobody can read."""
     ends: ExitStack = field(default_factory=ExitStack)
+    url: str | None = None
+    """Of its database, if it has one: an outbox is in that."""
 
     def dump(self) -> bytes:
         return b"".join(self.places().values())
@@ -156,7 +158,7 @@ def _sql(url: str, ends: ExitStack, files: Callable[[], bytes]) -> Vault:
                 found[name] = repr((name, rows)).encode() + b"".join(raw)
         return {**found, FILES: files()}
 
-    return Vault({"IDEMPOTENCY_STORE": url}, places, forge, garble)
+    return Vault({"IDEMPOTENCY_STORE": url}, places, forge, garble, url=url)
 
 
 def tiered(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
@@ -175,7 +177,7 @@ def tiered(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
         client.flushall()
 
     config = {**system.config, "IDEMPOTENCY_REDIS_URL": url}
-    return Vault(config, lambda: system.places() | redis_places(client), forge, garble)
+    return Vault(config, lambda: system.places() | redis_places(client), forge, garble, url=system.url)
 
 
 VAULTS = {"memory": memory, "redis": on_redis, "sqlite": on_sqlite, "postgresql": on_postgresql, "tiered": tiered}
