@@ -21,7 +21,6 @@ from flask_idempotency.engine.errors import NotStorable
 from flask_idempotency.engine.keys import encode
 from flask_idempotency.steps.values import DEEPEST, tagged
 
-
 LARGEST_ARGUMENTS: Final = 1024 * 1024
 """Bytes of all arguments that one step compares. A client may send them, so each is counted before it is looked at."""
 _MOST_DIGITS: Final = 4300
