@@ -102,9 +102,10 @@ def idempotent_task(
     under one key, by default all arguments. The other keywords are those of `Idempotency.inbox`.
 
     Called as a function, the task is the function. With `effects="transactional"` it raises `ConfigurationError` then, unless
-    transactional work calls it: its rows would not be committed. A message raises `OutcomeUnknown`, `TooManyAttempts`, `MessageReused`,
-    `MissingMessageId` or `ResultNotKept` as the failure of the task. `TaskBusy` is raised by a task that runs eagerly and
-    would have to wait.
+    transactional work calls it: its rows would not be committed.
+
+    A message raises `OutcomeUnknown`, `TooManyAttempts`, `MessageReused`, `MissingMessageId` or `ResultNotKept` as the failure
+    of the task. `TaskBusy` is raised by a task that runs eagerly and would have to wait.
 
     Raises `ConfigurationError` for a wrong keyword or value.
     """

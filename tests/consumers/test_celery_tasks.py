@@ -158,8 +158,9 @@ def test_a_transactional_task_raises_where_its_rows_would_not_be_committed(tmp_p
     def body(amount: int = 100) -> None:
         shop.pay(amount)
 
-    def around() -> None:
+    def around() -> str:
         charge(5)
+        return "ok"
 
     def again(times: int) -> None:
         shop.pay(7)
@@ -168,8 +169,8 @@ def test_a_transactional_task_raises_where_its_rows_would_not_be_committed(tmp_p
 
     charge, recursive = make("charge", body), make("recursive", again)
     plain, joint = make("plain", around, "plain"), make("joint", around)
-    shop.view("/joint", endpoint="joint")(lambda: around() or "ok")
-    shop.view("/plain", endpoint="plain")(idempotent(effects="plain")(lambda: around() or "ok"))
+    shop.view("/joint", endpoint="joint")(around)
+    shop.view("/plain", endpoint="plain")(idempotent(effects="plain")(lambda: around()))
     shop.app.config["PROPAGATE_EXCEPTIONS"] = True
 
     with shop.app.app_context():
@@ -906,19 +907,20 @@ def test_a_pool_of_processes_needs_a_store_that_all_of_them_see(
     pool: dict[str, Any], fault: bool, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a message that is delivered again runs again, in another process."""
-    made: Any = {
+    stores: dict[str, Callable[[], Any]] = {
         "memory": MemoryStore,
         "wrapped": lambda: FaultyStore(MemoryStore()),
         "factory": lambda: f"{MemoryStore.__module__}:{MemoryStore.__qualname__}",
         "fakeredis": fakeredis.FakeRedis,
         "file": lambda: f"sqlite:///{tmp_path / 'records.sqlite3'}",
-    }[store]()
-    celery_app = make_celery()
+    }
+    made = stores[store]()
+    celery_app: Any = make_celery()
     for name in ("shop.charge", "shop.mail"):
         celery_app.task(shared=False, name=name, acks_late=True)(idempotent_task(name=name)(idle))
     celery_app.task(shared=False, name="shop.free")(idle)
-    serve(celery_app, make_flask(made, **({"IDEMPOTENCY_AFTER_LOSS": "run"} if store == "fakeredis" else {})))
-
+    options: dict[str, Any] = {"IDEMPOTENCY_AFTER_LOSS": "run"} if store == "fakeredis" else {}
+    serve(celery_app, make_flask(made, **options))
     monkeypatch.setattr("flask_idempotency.consumers.celery.cpu_count", lambda: 2)
 
     if fault and store != "file":

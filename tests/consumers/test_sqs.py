@@ -29,7 +29,7 @@ NUMBERS = itertools.count()
 def test_no_sender_can_name_the_id_that_sqs_gives() -> None:
     """Lambda's event holds both: the attribute of one message is the id of the other."""
     runs: list[str] = []
-    attributes = ({"message-id": {"stringValue": "7c1e", "dataType": "String"}}, {})
+    attributes: tuple[dict[str, Any], ...] = ({"message-id": {"stringValue": "7c1e", "dataType": "String"}}, {})
     records = [
         {"messageId": each, "body": each, "attributes": {}, "messageAttributes": about}
         for each, about in zip(("90ab", "7c1e"), attributes, strict=True)

@@ -80,23 +80,22 @@ SHOP: Final = {
     "stock": SimpleNamespace(reserve=lambda cart: None),
 }
 STRIPE: Final = {"json": {"id": "evt_1", "type": "charge.succeeded"}}
-RUNS_AGAIN: Final = {"after_failure": 201}
 
 EXAMPLES: Final = (
     Example("browser.md", 0, "/orders", required=False, sent={"data": {"item": "book"}}),
-    Example("changing-steps.md", 1, "/quotes", names={"provider": PROVIDER}, **RUNS_AGAIN),
+    Example("changing-steps.md", 1, "/quotes", names={"provider": PROVIDER}, after_failure=201),
     Example("endpoints.md", 0, "/orders"),
     Example("endpoints.md", 1, "/transfers", required=False),
     Example("endpoints.md", 2, "/purchases"),
     Example("endpoints.md", 3, "/checkout"),  # its payment fails with it, and is plain
-    Example("external-effects.md", 0, "/payments", **RUNS_AGAIN),
+    Example("external-effects.md", 0, "/payments", after_failure=201),
     Example("flask-neighbours.md", 0, "/payments"),
     Example("flask-neighbours.md", 2, "/payments"),
     Example("identity.md", 1, "/orders", required=False),
-    Example("observe.md", 2, "/payments", required=False, **RUNS_AGAIN),
+    Example("observe.md", 2, "/payments", required=False, after_failure=201),
     *(Example("openapi.md", block, "/payments") for block in (0, 3, 4, 5)),
     Example("openapi.md", 2, "/", url="/payments/"),
-    Example("outbox.md", 0, "/payments", **RUNS_AGAIN),
+    Example("outbox.md", 0, "/payments", after_failure=201),
     Example("outbox.md", 3, "/charges"),
     Example("policy-document.md", 0, "/payments/<payment_id>/refunds", url="/payments/7/refunds"),
     Example("policy-document.md", 1, "/accounts/<name>", url="/accounts/alice", required=False),
@@ -104,9 +103,9 @@ EXAMPLES: Final = (
     Example("policy-document.md", 2, "/internal/settlements", 200, required=False),
     Example("status.md", 0, "/payments", required=False),
     Example("steps.md", 0, "/checkout", names=SHOP, sent={"json": {"cart": "cart-1"}}),
-    Example("steps.md", 3, "/orders", names={"provider": PROVIDER}, **RUNS_AGAIN),
+    Example("steps.md", 3, "/orders", names={"provider": PROVIDER}, after_failure=201),
     Example("stripe-clients.md", 2, "/v1/charges", 200, 500, required=False),
-    Example("transactional.md", 0, "/payments", **RUNS_AGAIN),
+    Example("transactional.md", 0, "/payments", after_failure=201),
     Example("uploads-and-streams.md", 0, "/scans", required=False, sent={"data": {"scan": (__file__, "scan.png")}}),
     Example("uploads-and-streams.md", 1, "/reports"),
     Example("uploads-and-streams.md", 2, "/chats", 202),
