@@ -159,10 +159,13 @@ SETS_COOKIE: Final = "sets-cookie"
 """Of the completed ones: the view set a cookie or changed the session, and no replay would carry that."""
 
 OBSERVED: Final = (
-    NEW, TAKEN_OVER, REPLAYED, CONFLICT, WAIT, MISMATCH, UNKNOWN, MISSING_KEY, UNKEYED, BAD_REQUEST, FAILED,
+    NEW, TAKEN_OVER, REPLAYED, CONFLICT, WAIT, MISMATCH, UNKNOWN, MISSING_KEY, UNKEYED, BAD_REQUEST, FAILED, OVER_QUOTA,
     COMPLETED, RELEASED, QUARANTINED, NOT_KEPT, SETS_COOKIE,
 )  # fmt: skip
-"""What is counted of an observed request: one of the first eleven when it comes, and the others when it ends."""
+"""What is counted of an observed request: one of the first twelve when it comes, and the others when it ends.
+
+`OVER_QUOTA`: it was not recorded, because its tenant has as many observed keys as it may.
+"""
 
 UNREMARKABLE: Final = frozenset({NEW, UNKEYED, COMPLETED})
 """Those of requests that enforcing would not have changed, and that say little of the endpoint."""

@@ -139,6 +139,7 @@ def suggestions(found: EndpointReport, policy: Policy, *, joint: bool) -> list[S
         _of_size(found, policy),
         _of_cookies(found),
         _of_refused(found),
+        _of_unrecorded(found),
         _of_failed(found),
     ]
     return [each for each in made if each is not None]
@@ -249,6 +250,18 @@ def _of_refused(found: EndpointReport) -> Suggestion | None:
         "",
         f"{_counted(number, 'request')} had a malformed key, a truncated or too large body, or a caller without a name. "
         "Enforcing refuses them with 400, 403, 413 or 500: the log names callers without a name.",
+    )
+
+
+def _of_unrecorded(found: EndpointReport) -> Suggestion | None:
+    # By caller: an enforced request over its quota was refused, and this is no advice for it.
+    if not (number := sum(counts.get(names.OVER_QUOTA, 0) for counts in found.callers.values())):
+        return None
+    return Suggestion(
+        "",
+        "",
+        f"{_counted(number, 'request')} came when as many keys of their tenant were remembered as may be, and were not "
+        "recorded, so these counts are too low.",
     )
 
 

@@ -14,10 +14,12 @@ import io
 import logging
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sized
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
 from flask import Flask, Request
@@ -28,9 +30,10 @@ from flask_idempotency.engine.claim import Claim, ClaimEnding, Dependencies
 from flask_idempotency.engine.engine import Engine, Outcome
 from flask_idempotency.engine.errors import IdempotencyError, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.events import Observation, Observers
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import Identity, new_token
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, StoredResponse
+from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, OverQuota, StoredResponse
 from flask_idempotency.engine.observations import Ending, Observations, Observed, Sighting
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.quota import Quota
@@ -67,6 +70,13 @@ LONGEST_PAUSE_SECONDS: Final = 300.0
 
 SLOW_SECONDS: Final = 1.0
 """A call that took longer is followed by a pause, even if the store answered: no request may become slow."""
+
+MOST_OBSERVED: Final = 100_000
+"""How many keys of a tenant each process records within one `keep`, without a lower quota of records or new keys. Whoever
+floods an endpoint that is only observed must not fill the store of those that are enforced."""
+
+MOST_TENANTS: Final = 10_000
+"""Of how many tenants a process counts this. The one that was not seen for longest begins anew."""
 
 UNKNOWN_KEPT_SECONDS: Final = float(names.KEPT_SECONDS[names.HOUR])
 """How long a key that enforcing would have quarantined is remembered, at least. A record would stay; counts go after this."""
@@ -163,6 +173,7 @@ class Watcher(Engine):
         *,
         monotonic: Callable[[], float] = time.monotonic,
         renewer: LeaseRenewer | None = None,
+        quota: Quota | None = None,
     ) -> None:
         # A renewer that no real claim uses: a slow call for an observation must not delay a lease.
         renewer = LeaseRenewer() if renewer is None else renewer
@@ -170,6 +181,12 @@ class Watcher(Engine):
         super().__init__(self.deps)
         self.monotonic = monotonic
         self._observations = observations
+        limits = (quota.records, None if quota.new_keys is None else quota.new_keys.count) if quota is not None else ()
+        self._most = min([MOST_OBSERVED, *(each for each in limits if each is not None)])
+        self._recorded: OrderedDict[bytes, list[float]] = OrderedDict()
+        """By tenant: when its count begins anew, and the count."""
+        self._unlock()
+        after_fork(self._unlock)
         self._paused_until = float("-inf")
         self._trying = False
         """Whether the store failed last, so that one call tries it after the pause."""
@@ -184,8 +201,12 @@ class Watcher(Engine):
     ) -> Outcome:
         """Note that this request began. Return a watch if enforcing would let it run, else what was seen before.
 
+        `OverQuota`: nothing was noted, because this process has noted as many keys of the tenant as it may.
+
         Raises `StoreUnavailable`, also in the pause after the store did not answer, or was slow.
         """
+        if not self._count(request.key.tid, policy.keep):
+            return OverQuota("records", self._most)
         token = new_token(request.key.mark)
         try:
             seen = self._ask(
@@ -199,6 +220,7 @@ class Watcher(Engine):
                 )
             )
         except _NotAsked as error:
+            self._discount(request.key.tid)
             raise StoreUnavailable(str(error)) from None
         except StoreUnavailable:
             # It may have noted the request, which will not be watched.
@@ -207,7 +229,10 @@ class Watcher(Engine):
         if seen.sighting in (Sighting.NEW, Sighting.TAKEN_OVER):
             watch = Watch(self, policy, request, token, 1 if seen.sighting is Sighting.NEW else 2)
             self.deps.renewer.add(watch, after=policy.lease / 3)
+            if seen.sighting is Sighting.TAKEN_OVER:
+                self._discount(request.key.tid)  # its key is recorded already
             return watch
+        self._discount(request.key.tid)  # its key is recorded already
         return cast("Outcome", seen)  # only `Observer._outcome` gets it
 
     def renew(self, key: Any, token: bytes, *, lease: float) -> None:
@@ -217,6 +242,32 @@ class Watcher(Engine):
     def end(self, key: Any, token: bytes, ending: Ending, *, keep: float) -> None:
         """Note how an observed request ended. Raises `StoreUnavailable`."""
         self._ask(lambda store: store.end(key, token, ending, keep=keep))
+        if ending is Ending.RELEASED:
+            self._discount(key.tid)  # the store has forgotten it
+
+    def _unlock(self) -> None:
+        self._counting = Lock()
+
+    def _count(self, tid: bytes, keep: float) -> bool:
+        """Count one more key of this tenant. Return False if it has as many as it may."""
+        with self._counting:
+            now = self.monotonic()
+            count = self._recorded.get(tid)
+            if count is None or count[0] <= now:
+                count = self._recorded[tid] = [now + keep, 0]
+            self._recorded.move_to_end(tid)
+            if len(self._recorded) > MOST_TENANTS:
+                self._recorded.popitem(last=False)
+            if count[1] >= self._most:
+                return False
+            count[1] += 1
+            return True
+
+    def _discount(self, tid: bytes) -> None:
+        with self._counting:
+            count = self._recorded.get(tid)
+            if count is not None and count[1] > 0:
+                count[1] -= 1
 
     def _ask(self, call: Callable[[Observations], T]) -> T:
         """Call the store, unless it failed or was slow a short while ago. Then raise `StoreUnavailable` at once.
@@ -327,7 +378,7 @@ class Observer(Guard):
     ) -> None:
         super().__init__(
             app,
-            engine=Watcher(observations) if watcher is None else watcher,
+            engine=Watcher(observations, quota=settings.quota) if watcher is None else watcher,
             identities=identities[:1],
             settings=replace(settings, former_identity=None, quota=None),
             callbacks=cast("Callbacks", _Callers(callbacks)),
@@ -440,6 +491,9 @@ class Observer(Guard):
         raise error
 
     def _outcome(self, state: RequestState, outcome: Any) -> Response:
+        if isinstance(outcome, OverQuota):
+            cast("Shadow", state).outcome = names.OVER_QUOTA
+            return cast("Response", None)
         shadow, seen = cast("Shadow", state), cast("Observed", outcome)
         shadow.outcome = _SIGHTED[seen.sighting]
         if seen.sighting is Sighting.CONFLICT:

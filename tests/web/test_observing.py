@@ -120,6 +120,27 @@ def test_a_marked_view_counts_by_its_point_of_no_return(do: str, ending: str) ->
     assert ["new", ending] == observed.outcomes()
 
 
+def test_the_keys_of_a_tenant_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would fill the store of endpoints that are enforced. What was not recorded is counted, and changes nothing."""
+    for settings in ({"quota_records": 2}, {"quota_new_keys": (2, 60)}, {}):
+        if not settings:
+            monkeypatch.setattr("flask_idempotency.web.observing.MOST_OBSERVED", 2)
+        observed = shop(**settings)
+        remembered = observed.store.observations._observations._watched
+
+        for number in range(3):
+            observed.send(key=f"released{number}", do="503")
+        for number in range(4):
+            observed.send(key=f"k{number}")
+            observed.send(key="k0")
+        observed.send(key="other", headers=[("X-Tenant", "acme")])
+
+        assert 3 == len(remembered), settings
+        assert 5 == observed.outcomes().count("over-quota"), settings
+        assert "completed" == observed.outcomes()[-1]
+        assert 12 == len(observed.runs)
+
+
 def test_a_required_key_that_is_missing_is_counted() -> None:
     observed = shop(required=True)
     observed.send(key=None)
@@ -892,7 +913,7 @@ def test_a_switched_off_extension_observes_nothing_and_says_so(caplog: pytest.Lo
 
 
 def test_quotas_and_replay_guards_are_not_asked() -> None:
-    observed = shop(quota_records=1)
+    observed = shop(quota_in_flight=1)
     loaders = loaders_of(observed)
     loaders.quota = loaders.replay_guard = failing
     for key in ("a", "b", "b"):
