@@ -13,6 +13,7 @@ from flask_idempotency.engine.audit import RESOLVER
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.errors import (
     ConfigurationError,
+    CorruptRecord,
     IdempotencyError,
     KeyProviderUnavailable,
     NotApplied,
@@ -182,7 +183,10 @@ def _call(
         rules = context.policy_of(found.record.info).step_rules
         return name if rules is None else rules.recorded_as(name)
 
-    journal, steps = context.steps(found)
+    try:
+        journal, steps = context.steps(found)
+    except CorruptRecord as error:
+        return failed(error, str(error))
     unknown = UnknownOutcome(found.record, lambda name: context.downstream(found, name), steps, recorded_as)
     try:
         resolution = resolver(unknown)

@@ -31,7 +31,7 @@ from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.admin import keys_status, memory_status
-from flask_idempotency.operations.records import is_paused
+from flask_idempotency.operations.records import is_paused_in
 from flask_idempotency.operations.times import format_duration
 
 
@@ -673,7 +673,7 @@ def lapsed(recovery: Recovery, task_log: TaskLog, *, journals: Journals | None =
             if found.record.on_expiry is OnExpiry.QUARANTINE:
                 overdue += 1
             elif found.record.remaining < -RETRIED_SECONDS:
-                if journals is not None and is_paused(found.record, journals.read(found.key)):
+                if journals is not None and is_paused_in(found, journals):
                     paused += 1
                 else:
                     forgotten += 1

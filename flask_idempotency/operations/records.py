@@ -326,7 +326,7 @@ def listed(
         for found in every(recovery, state, tids=wanted.tids):
             if not wanted.wants(found.record) or (one_of_each and found.record.token in tokens):
                 continue
-            if wanted.paused_in is not None and not _is_paused_in(found, wanted.paused_in):
+            if wanted.paused_in is not None and not is_paused_in(found, wanted.paused_in):
                 continue
             tokens.add(found.record.token)
             yield found
@@ -335,10 +335,15 @@ def listed(
                 break
 
 
-def _is_paused_in(found: SeenRecord, journals: Journals) -> bool:
+def is_paused_in(found: SeenRecord, journals: Journals) -> bool:
+    """Return whether this record is paused. One whose journal cannot be read is not: the next retry quarantines it."""
     # Read the journal last: a running request has one too.
-    may_be = found.record.state is State.PROCESSING and found.record.remaining <= 0
-    return may_be and is_paused(found.record, journals.read(found.key))
+    if found.record.state is not State.PROCESSING or found.record.remaining > 0:
+        return False
+    try:
+        return is_paused(found.record, journals.read(found.key))
+    except CorruptRecord:
+        return False
 
 
 def _now(record: Record) -> float:

@@ -15,7 +15,7 @@ from flask import current_app
 
 from flask_idempotency.assembly import Services, identities
 from flask_idempotency.engine.capabilities import DataLoss, Ledger, Recovery, SeenRecord
-from flask_idempotency.engine.errors import IdempotencyError, StoreUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import EMPTY, Journal
 from flask_idempotency.engine.keys import Identity, StorageKey, owner_mark
@@ -165,7 +165,12 @@ def show_of(found: SeenRecord, *, steps: bool = False) -> RecordView:
     record, journal, seen = found.record, EMPTY, tuple[SeenStep, ...]()
     may_be_paused = record.state is State.PROCESSING and record.remaining <= 0
     if steps or may_be_paused:
-        journal, seen = recorded_of(found)
+        try:
+            journal, seen = recorded_of(found)
+        except CorruptRecord:
+            if steps:
+                raise
+            # In a list: a damaged journal must not hide the other records.
     views = tuple(map(view_of, seen)) if steps else None
     return shown(found, policy_for(record.info), identity().label(found.key), journal=journal, steps=views)
 

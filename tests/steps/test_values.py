@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StepsChanged
 from flask_idempotency.engine.journal import LARGEST_ITEM
-from flask_idempotency.steps.values import decode, decode_item, encode, encode_item, from_plain, to_plain
+from flask_idempotency.steps.values import _READERS, decode, decode_item, encode, encode_item, from_plain, to_plain
 
 ZONES = st.none() | st.sampled_from(
     (UTC, timezone(timedelta(hours=5, minutes=30)), timezone(-timedelta(microseconds=1)), timezone(timedelta(0), "GMT"))
@@ -194,6 +195,9 @@ def test_a_value_within_itself_is_refused() -> None:
 @example(b'{"$datetime":["2026-01-01T00:00:00",0,"Nowhere/Atall"]}')
 @example(b'{"$timedelta":[1.5]}')
 @example(b'{"$dict":[[[],1]]}')
+@example(b'{"$uuid":1}')
+@example(b'{"$time":[]}')
+@example(b'{"$datetime":["2026-01-01T00:00:00",0,"America"]}')
 @example(b"[" * 100_000)
 def test_other_bytes_are_corrupt(data: bytes) -> None:
     try:
@@ -205,6 +209,27 @@ def test_other_bytes_are_corrupt(data: bytes) -> None:
             decode(data)
     else:
         assert shown(known) == shown(decode(data))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(name=st.sampled_from(sorted(_READERS)), value=anything)
+def test_a_tag_with_anything_is_read_or_corrupt(name: str, value: Any) -> None:
+    """Another outcome would be 500 for ever, and no page of the console."""
+    for read in (decode, decode_item):
+        with suppress(CorruptRecord):
+            read(json.dumps({name: value}).encode())
+
+
+def test_an_item_that_is_longer_than_any_is_corrupt() -> None:
+    """Python refuses to print so long a number."""
+    with pytest.raises(CorruptRecord):
+        decode_item(b'{"$int":"0x' + b"f" * LARGEST_ITEM + b'"}')
 
 
 @pytest.mark.parametrize("item", ("line-1", "", 7, UUID(int=7), None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from base64 import b64encode
 from collections import Counter
@@ -19,12 +20,13 @@ from flask import Flask
 from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency, Step, current_claim, durable_step, idempotent
-from flask_idempotency.engine.errors import LeaseLost
+from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.journal import NEVER_RESUMED, Journal
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import State, StoredPayload
 from flask_idempotency.engine.recovery import Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.doubles import Verb
 from flask_idempotency.web.janitor import janitor_of
@@ -525,3 +527,26 @@ def case_53_a_result_that_is_not_its_own_is_never_run_again(store: Any, clock: F
 def test_53_a_result_that_is_not_its_own_is_never_run_again(store: Any, clock: FrozenClock) -> None:
     for damage in ("another result", "another item", "another request", "an older fence", "a bit"):
         case_53_a_result_that_is_not_its_own_is_never_run_again(store, clock, damage)
+
+
+def test_a_damaged_journal_hides_no_other_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of an operator, the doctor and the janitor meet it: that row alone is unreadable."""
+    shop = Shop(MemoryStore(clock=(clock := FrozenClock())), clock)
+    pauses(shop)
+    read = shop.store.journals.read
+    broken = shop.store.keys[-1]
+
+    def damaged(key: StorageKey) -> Journal:
+        if key == broken:
+            raise CorruptRecord("damaged")
+        found: Journal = read(key)
+        return found
+
+    monkeypatch.setattr(shop.store.journals, "read", damaged)
+    shop.post("another")
+    run = shop.app.test_cli_runner().invoke
+
+    listed = [run(args=["idempotency", "list", "--no-tenant", "--json", *more]) for more in ((), ("--state", "paused"))]
+
+    assert [0, 0] == [each.exit_code for each in listed], [each.output for each in listed]
+    assert [2, 1] == [len(json.loads(each.stdout)["records"]) for each in listed]

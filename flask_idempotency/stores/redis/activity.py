@@ -79,7 +79,7 @@ def _counts(text: bytes) -> Counts:
         for counters in counts.values():
             if not all(type(number) is int for number in counters.values()):
                 raise corrupt()
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise corrupt() from error
     return counts
 
@@ -153,7 +153,7 @@ def _entry(data: bytes) -> AuditEntry:
     at, _, rest = data.partition(b" ")
     try:
         verb, was, actor, reason, step, forced, certain = json.loads(rest[TOKEN_BYTES:])
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise corrupt() from error
     texts: list[Any] = [verb, was, actor, reason, step]
     if not all(isinstance(text, str) for text in texts):

@@ -126,7 +126,7 @@ def _counts(counts: Any) -> dict[str, dict[str, int]]:
         for counters in found.values():
             if not all(type(number) is int for number in counters.values()):
                 raise ValueError
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptRecord("a row of idempotency_activity cannot be read: delete it") from error
     read: dict[str, dict[str, int]] = found
     return read
