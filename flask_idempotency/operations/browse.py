@@ -20,7 +20,16 @@ from flask_idempotency.engine.model import OnExpiry, Record, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.operations.records import Case, Condition, Refused, age, condition, handle_of, is_paused_in
+from flask_idempotency.operations.records import (
+    Case,
+    Condition,
+    Refused,
+    age,
+    condition,
+    handle_of,
+    is_paused,
+    is_paused_in,
+)
 
 ROWS: Final = 50
 """Records that a page shows, if it finds so many. It may show up to twice as many, because a store has pages of its own."""
@@ -274,7 +283,7 @@ def _of_record(record: Record, policy: Policy, journal: Journal) -> Iterator[tup
         }[record.on_expiry]
         if record.state is State.QUARANTINED:
             ends = "Until then a call of its worker may still arrive." if ahead else ""
-        elif is_paused_in(record, journal):
+        elif is_paused(record, journal):
             ends = "It is paused: the next retry goes on after its finished steps."
         yield record.deadline, Episode(record.deadline, what, ends, ahead=ahead)
     if record.state is State.QUARANTINED:
