@@ -16,6 +16,7 @@ import kafka as kafka_python  # type: ignore[import-untyped]
 import pytest
 
 from flask_idempotency.consumers import Dead, Later, Processed, kafka
+from flask_idempotency.engine.claim_requests import BrokerId
 from flask_idempotency.engine.errors import ConfigurationError
 from tests.consumers.doubles import PATIENCE, Effects, Hasty, at_work, in_background, memory_inbox
 from tests.lab.kafka import KafkaCluster
@@ -217,7 +218,7 @@ def test_without_that_function_a_dead_message_stops_its_partition(
 
 def test_a_topic_that_was_made_again_is_refused(cluster: KafkaCluster, topic: str) -> None:
     inbox, effects, told = memory_inbox(), Effects(), Effects()
-    inbox.process(f"{topic}/0/0", lambda: None, payload=b"what was there before")
+    inbox.process(BrokerId(f"{topic}/0/0"), lambda: None, payload=b"what was there before")
     cluster.produce(topic, b"5")
     cluster.produce(topic, b"6")
 
