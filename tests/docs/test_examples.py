@@ -103,7 +103,7 @@ EXAMPLES: Final = (
     Example("policy-document.md", 2, "/internal/settlements", 200, required=False),
     Example("status.md", 0, "/payments", required=False),
     Example("steps.md", 0, "/checkout", names=SHOP, sent={"json": {"cart": "cart-1"}}),
-    Example("steps.md", 3, "/orders", names={"provider": PROVIDER}, after_failure=201),
+    Example("steps.md", 4, "/orders", names={"provider": PROVIDER}, after_failure=201),
     Example("stripe-clients.md", 2, "/v1/charges", 200, 500, required=False),
     Example("transactional.md", 0, "/payments", after_failure=201),
     Example("uploads-and-streams.md", 0, "/scans", required=False, sent={"data": {"scan": (__file__, "scan.png")}}),
