@@ -5,14 +5,18 @@ A process counts in memory and adds its counts to the store every few seconds. W
 
 from __future__ import annotations
 
+import json
+import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from flask_idempotency.engine.values import valueclass
 
 __all__ = ["ActivityBucket", "ActivityLog", "ActivityPage"]
+
+_log = logging.getLogger("flask_idempotency")
 
 MINUTE: Final = 60
 HOUR: Final = 3600
@@ -55,6 +59,25 @@ def percentile(counts: Mapping[int, int], fraction: float) -> float | None:
 
 Counts = Mapping[str, Mapping[str, int]]
 """The counters of each endpoint: endpoint → counter → number, all above 0."""
+
+
+UNREADABLE: Final = "(unreadable)"
+"""Stands for the endpoints of a bucket that is damaged."""
+
+
+def read_counts(text: Any) -> Counts:
+    """Return the counters of a stored bucket, which are a JSON object.
+
+    Whatever stands there, it hides no other bucket: a damaged one has one counter, of the endpoint `UNREADABLE`.
+    """
+    try:
+        counts: dict[str, dict[str, int]] = json.loads(text)
+        if all(type(number) is int for counters in counts.values() for number in counters.values()):
+            return counts
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        pass
+    _log.error("The counts of a minute or an hour of activity are damaged in the store, and missing in what is shown.")
+    return {UNREADABLE: {"unreadable": 1}}
 
 
 def merged(parts: Iterable[Counts]) -> dict[str, dict[str, int]]:

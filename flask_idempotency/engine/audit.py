@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import LATEST
 from flask_idempotency.engine.values import valueclass
 
 __all__ = ["AuditEntry", "AuditTrail"]
@@ -40,6 +41,19 @@ class AuditEntry:
     """False: the store did not answer, so the change may not have happened."""
     at: float = 0.0
     """When, in seconds since the epoch by the store's clock. The store sets it."""
+
+
+def read_entry(texts: Sequence[Any], forced: Any, certain: Any, at: Any, *, now: float) -> AuditEntry:
+    """Return a stored entry. `texts` are verb, state before, actor, reason and step; `at` and `now` are microseconds.
+
+    Whatever stands there, it hides no other entry: a damaged one is the change `unreadable`.
+    """
+    dated = type(at) is int and 0 <= at <= LATEST * 1_000_000
+    moment = (at if dated else now) / 1_000_000
+    if not dated or len(texts) != 5 or not all(type(text) is str for text in texts):
+        return AuditEntry("unreadable", "unknown", "unknown", "This entry is damaged in the store.", at=moment)
+    verb, was, actor, reason, step = texts
+    return AuditEntry(verb, was, actor, reason, step, bool(forced), bool(certain), moment)
 
 
 class AuditTrail(Protocol):

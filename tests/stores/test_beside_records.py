@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
@@ -12,7 +13,7 @@ import redis
 from sqlalchemy import func, select
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.engine.activity import HOUR, KEPT_SECONDS, MINUTE
+from flask_idempotency.engine.activity import HOUR, KEPT_SECONDS, MINUTE, UNREADABLE, merged
 from flask_idempotency.engine.audit import AUDIT_KEPT_SECONDS, AuditEntry
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.model import State
@@ -23,7 +24,7 @@ from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.activity import SOME, counted
+from flask_idempotency.testing.contract.activity import SOME, an_owner, counted
 from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
     KEEP,
@@ -45,6 +46,7 @@ from tests.sql_backends import make_tables, sql_databases, sql_stores
 __all__ = ["make_kept", "sql_databases", "sql_stores"]
 
 OWNER = b"own"
+UNREAD = {UNREADABLE: {"unreadable": 1}}
 ENTRY = AuditEntry("completed", "quarantined", "ann", "the bank confirms it")
 
 
@@ -112,18 +114,21 @@ def test_everything_in_redis_has_a_time_to_live(redis_client: redis.Redis) -> No
     assert LEASE + KEEP - 60 < by_letter[b"o"] <= LEASE + KEEP
 
 
-@for_each("damage", ("text", "type"))
-def test_a_damaged_bucket_in_redis_is_corrupt(redis_client: redis.Redis, clock: FrozenClock, damage: str) -> None:
+@for_each("damage", ("text", "shape", "depth", "type"))
+def test_a_damaged_bucket_in_redis_hides_no_other(redis_client: redis.Redis, clock: FrozenClock, damage: str) -> None:
     with closing(RedisStore(redis_client, clock=clock)) as store:
-        store.activity.add(OWNER, SOME, token=a_token())
-        bucket = layout.activity_bucket(OWNER, MINUTE, int(clock.now))
-        if damage == "text":
-            redis_client.hset(bucket, b'"pay"', b'{"new":oops}')
-        else:
+        owner = an_owner()
+        bucket = layout.activity_bucket(owner, MINUTE, int(clock.now))
+        for _ in range(2):
+            store.activity.add(owner, SOME, token=a_token())
+            clock.advance(MINUTE)
+        if damage == "type":
             redis_client.set(bucket, b"")
+        else:
+            texts = {"text": b'{"new":oops}', "shape": b"[1]", "depth": b"[" * 100_000}
+            redis_client.hset(bucket, b'"pay"', texts[damage])
 
-        with pytest.raises(CorruptRecord):
-            store.activity.read(OWNER, length=MINUTE, seconds=HOUR)
+        assert merged((UNREAD, SOME)) == counted(store, owner)
 
 
 def test_a_damaged_observation_in_redis_is_corrupt(redis_client: redis.Redis) -> None:
@@ -201,15 +206,51 @@ def test_a_sweep_removes_each_kind_when_its_time_is_over(sql_store: SqlStore, cl
         assert left == rows(sql_store)
 
 
-def test_a_damaged_bucket_in_a_database_is_corrupt(sql_store: SqlStore) -> None:
-    sql_store.activity.add(OWNER, SOME, token=a_token())
-    damaged = schema.activity.update().values(counts='{"pay": [1]}')
+@for_each("damage", ('{"pay": [1]}', "[1]", "[" * 100_000, "oops"))
+def test_a_damaged_bucket_in_a_database_hides_no_other(sql_store: SqlStore, clock: FrozenClock, damage: str) -> None:
+    """And what is counted in its minute from then on is kept."""
+    owner = an_owner()
+    sql_store.activity.add(owner, SOME, token=a_token())
+    damaged = schema.activity.update().values(counts=damage)
     sql_store.database.run(lambda connection: connection.execute(damaged))
+    sql_store.activity.add(owner, SOME, token=a_token())
+    clock.advance(MINUTE)
+    sql_store.activity.add(owner, SOME, token=a_token())
 
-    with pytest.raises(CorruptRecord):
-        sql_store.activity.read(OWNER, length=MINUTE, seconds=HOUR)
-    with pytest.raises(CorruptRecord):
-        sql_store.activity.add(OWNER, SOME, token=a_token())
+    assert merged((UNREAD, SOME, SOME)) == counted(sql_store, owner)
+
+
+DAMAGED_TEXTS = (b"", b"1 ", b"x [1]", b"1 " + b"t" * 16 + b"[" * 100_000, b"1 " + b"t" * 16 + b"[[],1,2,3,4,0,0]")
+
+
+def test_a_damaged_change_in_redis_hides_no_other(redis_client: redis.Redis) -> None:
+    key = a_key()
+    with closing(RedisStore(redis_client)) as store:
+        store.audit.append(key, ENTRY, token=a_token())
+        for text in DAMAGED_TEXTS:
+            redis_client.rpush(layout.audit_trail(key), text)
+
+        found = store.audit.entries(key)
+
+    # One is of the year 1970, and has expired.
+    assert Counter(entry.verb for entry in found) == {"completed": 1, "unreadable": 4}
+
+
+@for_each("damage", ({"actor": b"\xff"}, {"changed_at": "soon"}, {"changed_at": 10**18}))
+def test_a_damaged_change_in_sqlite_hides_no_other(sql_stores: Any, clock: FrozenClock, damage: dict[str, Any]) -> None:
+    """SQLite keeps values of any type in any column."""
+    store, key = sql_stores.lend_file()(clock), a_key()
+    names = ", ".join(f"{name} = :{name}" for name in damage)
+    store.audit.append(key, ENTRY, token=a_token())
+    store.database.run(
+        lambda connection: connection.exec_driver_sql(
+            f"UPDATE idempotency_audit SET {names} WHERE record_id = :rid",  # noqa: S608 - our own words
+            {**damage, "rid": key.rid},
+        )
+    )
+    store.audit.append(key, ENTRY, token=a_token())
+
+    assert {"completed", "unreadable"} == {entry.verb for entry in store.audit.entries(key)}
 
 
 Lose = Callable[[TcpProxy], None]

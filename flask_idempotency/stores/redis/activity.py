@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-from flask_idempotency.engine.activity import HOUR, KEPT_SECONDS, MINUTE, ActivityBucket, ActivityPage, Counts
-from flask_idempotency.engine.audit import AUDIT_KEPT_SECONDS, LONGEST_ACTOR, LONGEST_REASON, AuditEntry
+from flask_idempotency.engine.activity import (
+    HOUR,
+    KEPT_SECONDS,
+    MINUTE,
+    ActivityBucket,
+    ActivityPage,
+    Counts,
+    read_counts,
+)
+from flask_idempotency.engine.audit import AUDIT_KEPT_SECONDS, LONGEST_ACTOR, LONGEST_REASON, AuditEntry, read_entry
+from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import TOKEN_BYTES, StorageKey
 from flask_idempotency.engine.observations import Ending, Observed, Sighting
 from flask_idempotency.stores import microseconds
@@ -64,24 +73,13 @@ class RedisActivity:
         calls = [Call(keys[at : at + BUCKETS_AT_ONCE]) for at in range(0, len(keys), BUCKETS_AT_ONCE)]
         texts = [text for found in self._server.run_all(scripts.ACTIVITY_READ, calls) for text in found]
         buckets = [
-            ActivityBucket(start, _counts(text)) for start, text in zip(starts, texts, strict=True) if text != b"{}"
+            ActivityBucket(start, read_counts(text)) for start, text in zip(starts, texts, strict=True) if text != b"{}"
         ]
         return ActivityPage(now, buckets)
 
 
 def _json(value: str | Mapping[str, int]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _counts(text: bytes) -> Counts:
-    try:
-        counts: dict[str, dict[str, int]] = json.loads(text)
-        for counters in counts.values():
-            if not all(type(number) is int for number in counters.values()):
-                raise corrupt()
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise corrupt() from error
-    return counts
 
 
 class RedisObservations:
@@ -135,7 +133,7 @@ class RedisAuditTrail:
 
     def entries(self, key: StorageKey, *, limit: int = 100) -> Sequence[AuditEntry]:
         now, found = self._server.run(scripts.AUDIT_READ, (layout.audit_trail(key),), limit)
-        entries = map(_entry, found)
+        entries = [_entry(data, now) for data in found]
         return [entry for entry in entries if entry.at > now / 1_000_000 - AUDIT_KEPT_SECONDS]
 
     def count(self, actor: str, *, seconds: float) -> int:
@@ -149,13 +147,10 @@ class RedisAuditTrail:
             self._server.run(scripts.AUDIT_FORGET, (trails, *keys), *names)
 
 
-def _entry(data: bytes) -> AuditEntry:
+def _entry(data: bytes, now: int) -> AuditEntry:
     at, _, rest = data.partition(b" ")
     try:
-        verb, was, actor, reason, step, forced, certain = json.loads(rest[TOKEN_BYTES:])
-    except (ValueError, TypeError, RecursionError) as error:
-        raise corrupt() from error
-    texts: list[Any] = [verb, was, actor, reason, step]
-    if not all(isinstance(text, str) for text in texts):
-        raise corrupt()
-    return AuditEntry(verb, was, actor, reason, step, bool(forced), bool(certain), whole_number(at) / 1_000_000)
+        *texts, forced, certain = json.loads(rest[TOKEN_BYTES:])
+        return read_entry(texts, forced, certain, whole_number(at), now=now)
+    except (ValueError, TypeError, RecursionError, CorruptRecord):
+        return read_entry((), None, None, None, now=now)

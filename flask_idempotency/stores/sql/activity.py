@@ -34,9 +34,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningInsert
 
-from flask_idempotency.engine.activity import KEPT_SECONDS, ActivityBucket, ActivityPage, Counts, merged
-from flask_idempotency.engine.audit import AUDIT_KEPT_SECONDS, LONGEST_ACTOR, LONGEST_REASON, AuditEntry
-from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.activity import KEPT_SECONDS, ActivityBucket, ActivityPage, Counts, merged, read_counts
+from flask_idempotency.engine.audit import AUDIT_KEPT_SECONDS, LONGEST_ACTOR, LONGEST_REASON, AuditEntry, read_entry
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.observations import Ending, Observed, Sighting
 from flask_idempotency.stores import microseconds
@@ -88,7 +88,7 @@ class SqlActivity:
                 connection.execute(open_bucket(dialect), buckets)
                 for bucket in buckets:
                     found = connection.execute(lock_bucket(dialect), bucket).scalar_one()
-                    total = merged([_counts(found), counts])
+                    total = merged([read_counts(found), counts])
                     connection.execute(write_bucket(dialect), {**bucket, "my_counts": json.dumps(total)})
 
         self._database.run(add)
@@ -107,7 +107,7 @@ class SqlActivity:
             now = connection.execute(server_time(dialect), given).scalar_one()
             rows = connection.execute(read_buckets(dialect), {**given, "my_now": now}).all()
             return ActivityPage(
-                now / 1_000_000, [ActivityBucket(start // 1_000_000, _counts(counts)) for start, counts in rows]
+                now / 1_000_000, [ActivityBucket(start // 1_000_000, read_counts(counts)) for start, counts in rows]
             )
 
         return self._database.run(read)
@@ -118,18 +118,6 @@ def _bucket(owner: bytes, length: int, now: int) -> dict[str, Any]:
     start = now // long * long
     ends = start + long + KEPT_SECONDS[length] * 1_000_000
     return {"my_owner": owner, "my_length": long, "my_start": start, "my_expires_at": ends}
-
-
-def _counts(counts: Any) -> dict[str, dict[str, int]]:
-    try:
-        found = json.loads(counts)
-        for counters in found.values():
-            if not all(type(number) is int for number in counters.values()):
-                raise ValueError
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptRecord("a row of idempotency_activity cannot be read: delete it") from error
-    read: dict[str, dict[str, int]] = found
-    return read
 
 
 def remember_token(dialect: Dialect) -> ReturningInsert[Any]:
@@ -383,19 +371,7 @@ class SqlAuditTrail:
         statement = read_entries(self._database.dialect)
         given = {"my_record_id": key.rid, "my_limit": limit, "now": self._now()}
         rows = self._database.run(lambda connection: connection.execute(statement, given).all())
-        return [
-            AuditEntry(
-                verb=row.verb,
-                was=row.was,
-                actor=unescape(row.actor),
-                reason=unescape(row.reason),
-                step=unescape(row.step),
-                forced=bool(row.forced),
-                certain=bool(row.certain),
-                at=row.changed_at / 1_000_000,
-            )
-            for row in reversed(rows)
-        ]
+        return [_entry(row) for row in reversed(rows)]
 
     def count(self, actor: str, *, seconds: float) -> int:
         statement = count_entries(self._database.dialect)
@@ -409,6 +385,13 @@ class SqlAuditTrail:
     def forget(self, tid: bytes) -> None:
         statement = forget_entries(self._database.dialect)
         self._database.run(lambda connection: connection.execute(statement, {"my_tenant_id": tid}), long=True)
+
+
+def _entry(row: Any) -> AuditEntry:
+    # SQLite keeps values of any type in any column.
+    escaped = (row.verb, row.was, row.actor, row.reason, row.step)
+    texts = [unescape(text) if isinstance(text, str) else text for text in escaped]
+    return read_entry(texts, row.forced, row.certain, row.changed_at, now=0)
 
 
 def append(dialect: Dialect) -> Insert:
