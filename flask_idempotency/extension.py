@@ -473,6 +473,7 @@ class Idempotency:
             encrypts=settings.encryption != "off",
             running=outbox.running,
             observers=state.observers,
+            context=app.app_context,
         )
         if not settings.of_application:
             declare_tables(app, records=False)

@@ -20,7 +20,7 @@ from flask_idempotency.cli.output import Column, Part, Style, Styled, Table, say
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import MessageSettled
 from flask_idempotency.engine.outbox import OutboxRow
-from flask_idempotency.maintenance.relay import NO_ROUTE, RelayReport, Stop, run
+from flask_idempotency.maintenance.relay import NO_ROUTE, WAIT_SECONDS, RelayReport, Stop, run
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.operations.times import format_duration
 from flask_idempotency.web.operator import state
@@ -81,9 +81,12 @@ def relay_command(once: bool, poll: float, as_json: bool) -> None:
         relay = services.relay()
         if once:
             total = RelayReport()
-            while not stop.is_set and (report := relay.run_once(stopped=lambda: stop.is_set)) is not None:
-                sent, delayed = total.sent + report.sent, total.delayed + report.delayed
-                total = RelayReport(sent, delayed, total.dead + report.dead)
+            while not stop.is_set:
+                report = relay.run_once(stopped=lambda: stop.is_set, wait=WAIT_SECONDS)
+                if report is None:
+                    break
+                total += report
+            total += relay.finish()
         else:
             total = run(relay, stop=stop, poll=poll, on_pass=_reporter())
     shown = {"sent": total.sent, "delayed": total.delayed, "dead": total.dead}

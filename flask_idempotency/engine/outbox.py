@@ -66,8 +66,13 @@ class Message:
 class Adapter(Protocol):
     """Sends messages to one system. Any object with this method is an adapter.
 
-    Optional: an attribute `batch`, the most messages of one call (100 if it is absent), and a method `check(message)` that
-    raises `ValueError` for a message that this adapter cannot send, which fails in `publish`.
+    A relay calls `send` in a thread of its own, in a new application context, and never twice at the same time. Optional: an
+    attribute `batch`, the most messages of one call (100 if it is absent), and a method `check(message)` that raises
+    `ValueError` for a message that this adapter cannot send, which fails in `publish`.
+
+    If one slow receiver must not hold up the others, set `parallel`, the most calls at the same time, from several threads. A
+    method `receiver_of(message)` returns a name of the receiver, such as its host. Each receiver then has a share of the
+    calls, and each call has one message.
     """
 
     def send(self, messages: Sequence[Message]) -> Sequence[Exception | None]:
@@ -231,8 +236,12 @@ class OutboxQueue(Protocol):
         """Mark the message dead."""
         ...
 
-    def release(self, holder: bytes) -> None:
-        """Give up what is still held, so that it can be claimed at once."""
+    def release(self, holder: bytes, seqs: Sequence[int]) -> None:
+        """Give up these messages, if they are still held, so that they can be claimed at once."""
+        ...
+
+    def put_off(self, holder: bytes, seqs: Sequence[int], *, pause: float) -> None:
+        """Make these messages due again after this pause. It counts as no attempt."""
         ...
 
 

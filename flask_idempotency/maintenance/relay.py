@@ -1,5 +1,9 @@
 """Send the messages of an outbox: claim some, send them with no transaction open, and delete those that were confirmed.
 
+No receiver holds up another. Each route claims its own messages, and its adapter runs in threads. An adapter that tells
+receivers apart, as `Webhook` does, runs many calls at the same time, and each receiver has a small share of them. What a slow
+receiver cannot take now is put off, so that it does not fill the next claim.
+
 Several relays may run at the same time, in processes of their own and as a task of the janitor. One may be killed at any
 point: what it held is due again after `HOLD_SECONDS`, under the same message ids.
 """
@@ -10,12 +14,14 @@ import logging
 import os
 import secrets
 import select
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Final
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol
 
 from flask_idempotency.engine.capabilities import Expiry
 from flask_idempotency.engine.errors import ConfigurationError, KeyProviderUnavailable, StoreUnavailable
@@ -30,6 +36,23 @@ HOLD_SECONDS: Final = 30.0
 PASS_SECONDS: Final = 8.0
 """A relay gives back what it has not begun to send after this. An adapter may take 20 seconds, so the hold lasts as long."""
 
+CALL_SECONDS: Final = 20.0
+"""How long an adapter may take. A relay that ends waits so long for the calls that are under way."""
+
+WAIT_SECONDS: Final = 0.25
+"""A task of the janitor looks for new messages after this, while calls are under way."""
+
+SLOW_SECONDS: Final = 1.0
+"""A receiver that takes as long as this gets one call at a time."""
+
+QUICK_SECONDS: Final = 0.1
+"""Messages wait in the relay for a receiver that is as quick as this. For others they are put off in the table."""
+
+SHARE: Final = 16
+"""A receiver has one of so many parts of the calls of its adapter: with 256 calls at the same time, 16 of them."""
+
+LONGEST_PUT_OFF_SECONDS: Final = 60.0
+
 BATCH: Final = 100
 """The most messages that one claim holds. All their bodies are in memory at the same time."""
 
@@ -40,6 +63,7 @@ LAST_PAUSE_SECONDS: Final = 600.0
 AWAY_SECONDS: Final = (1.0, 30.0)
 """The first and the longest pause of a relay process while the database does not respond."""
 
+MAX_RECEIVERS: Final = 10_000
 LONGEST_ERROR: Final = 200
 NO_ROUTE: Final = "no route takes this topic in this process"
 
@@ -58,6 +82,10 @@ class RelayReport:
     shrunk: int = 0
     finished: bool = True
 
+    def __add__(self, other: RelayReport) -> RelayReport:
+        sent, delayed, dead = self.sent + other.sent, self.delayed + other.delayed, self.dead + other.dead
+        return replace(self, sent=sent, delayed=delayed, dead=dead)
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -66,14 +94,135 @@ class Route:
     pattern: str
     adapter: Adapter
     batch: int = BATCH
-    """The most messages of one call."""
+    """The most messages of one call. It is 1 if the adapter tells receivers apart."""
+    parallel: int = 1
+    """The most calls at the same time."""
+    receiver_of: Callable[[Message], object] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A call of an adapter, which runs in a thread."""
+
+    route: Route
+    batch: Pass
+    chosen: Sequence[StoredMessage]
+    messages: Sequence[Message]
+    receiver: Receiver | None
+    began: float
+    context: Callable[[], AbstractContextManager[Any]]
+    results: Sequence[Exception | None] = ()
+    interrupted: BaseException | None = None
+
+    def run(self) -> None:
+        """Send. An adapter may fail in any way: then every message is sent again."""
+        found: Sequence[Exception | None]
+        try:
+            with self.context():
+                found = list(self.route.adapter.send(list(self.messages)))
+            if len(found) != len(self.messages) or not all(
+                each is None or isinstance(each, Exception) for each in found
+            ):
+                raise TypeError("an adapter returns None or an exception for each message")
+        except Exception as error:  # noqa: BLE001 - an application's adapter may raise anything
+            found = [error] * len(self.messages)
+        except BaseException as error:  # noqa: BLE001 - the relay's own thread raises it
+            self.interrupted, found = error, [NotTried()] * len(self.messages)
+        self.results = found
+
+
+class Calls(Protocol):
+    """Runs calls of adapters beside the relay. Tests run them by a clock of their own."""
+
+    def start(self, call: Call) -> None:
+        """Begin this call."""
+        ...
+
+    def finished(self, seconds: float) -> Call | None:
+        """Return a call that has ended, or None if none ends within these seconds."""
+        ...
+
+
+class Threads:
+    """Runs each call in a thread of its own. A thread that hangs does not keep the process from its end."""
+
+    def __init__(self) -> None:
+        self._done: SimpleQueue[Call] = SimpleQueue()
+
+    def start(self, call: Call) -> None:
+        """Begin this call."""
+
+        def work() -> None:
+            call.run()
+            self._done.put(call)
+
+        threading.Thread(target=work, name="flask_idempotency.relay", daemon=True).start()
+
+    def finished(self, seconds: float) -> Call | None:
+        """Return a call that has ended, or None if none ends within these seconds."""
+        try:
+            return self._done.get(timeout=seconds) if seconds > 0 else self._done.get_nowait()
+        except Empty:
+            return None
+
+
+@dataclass(eq=False, slots=True)
+class Receiver:
+    """What one host, or another receiver of an adapter, has shown so far."""
+
+    calls: list[float] = field(default_factory=list)
+    """When each call that is under way began, the oldest first."""
+    limit: int = 1
+    """How many calls it may have now. It doubles with each quick response."""
+    took: float | None = None
+    """How long its last call took. None: none has ended."""
+    slow: int = 0
+    """How many calls in a row were slow."""
+
+    def is_trusted(self, now: float) -> bool:
+        """Return whether its last call was not slow, and none under way is."""
+        return (self.took is not None and self.took < SLOW_SECONDS) and not self.is_stuck(now)
+
+    def is_stuck(self, now: float) -> bool:
+        return bool(self.calls) and now - self.calls[0] >= SLOW_SECONDS
+
+    def pause(self, now: float) -> float:
+        """Return for how long to put off what it cannot take now. 0: it is quick, and the message can wait in the relay."""
+        if self.took is not None and self.took < QUICK_SECONDS and not self.is_stuck(now):
+            return 0.0
+        known = QUICK_SECONDS if self.took is None else self.took
+        under_way = now - self.calls[0] if self.calls else 0.0
+        return float(min(max(known, 2 * under_way) * 2 ** min(self.slow, 6), LONGEST_PUT_OFF_SECONDS))
+
+    def ended(self, began: float, now: float, most: int) -> None:
+        self.calls.remove(began)
+        self.took = now - began
+        if self.took < SLOW_SECONDS:
+            self.limit, self.slow = min(2 * self.limit, most), 0
+        else:
+            self.limit, self.slow = 1, self.slow + 1
+
+
+@dataclass(eq=False, slots=True)
+class Pass:
+    """Messages of one route that one claim holds."""
+
+    holder: bytes
+    route: Route
+    left: deque[StoredMessage]
+    began: float
+    lanes: dict[bytes, float] = field(default_factory=dict)
+    """The lanes of the calls that are under way, and when each began."""
+    barred: set[bytes] = field(default_factory=set)
+    """The lanes whose first message was not sent. The rest is given back."""
+    receivers: dict[int, Receiver] = field(default_factory=dict)
 
 
 class Relay:
     """Sends what is due.
 
     `routes` returns each route with its topics, and `opener` what decrypts the bodies of one call. `adopt` gives this
-    namespace the messages of the release before, whose rows have none.
+    namespace the messages of the release before, whose rows have none. Each call runs in a `context`, that of the application.
     """
 
     def __init__(
@@ -84,130 +233,288 @@ class Relay:
         adopt: Callable[[], None],
         opener: Callable[[], Callable[[StoredMessage], Message]],
         observers: Callable[[Event], None],
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         monotonic: Callable[[], float] = time.monotonic,
+        calls: Calls | None = None,
     ) -> None:
         self._queue = queue
         self._routes = routes
         self._adopt = adopt
         self._opener = opener
         self._observers = observers
+        self._context = context
         self._monotonic = monotonic
+        self._calls = Threads() if calls is None else calls
+        self._lock = threading.Lock()
+        self._passes: list[Pass] = []
+        self._under_way: list[Call] = []
+        self._receivers: dict[tuple[int, object], Receiver] = {}
+        self._began: dict[str, float] = {}
+        """When the last call of each route began."""
+        self._resumes: list[float] = []
+        """When messages come due again that were put off for a moment."""
 
-    def run_once(self, limit: int = BATCH, *, stopped: Callable[[], bool] = lambda: False) -> RelayReport | None:
-        """Claim up to `limit` messages and send them. Return None if no message is due.
+    def run_once(
+        self, limit: int = BATCH, *, stopped: Callable[[], bool] = lambda: False, wait: float | None = None
+    ) -> RelayReport | None:
+        """Claim up to `limit` messages of each route, and send them. Return None if no message is due and no call is under way.
 
-        Messages of one topic and key go one after the other, and those behind one that failed are given up unsent. Raises
-        `StoreUnavailable` if the database does not respond; confirmed messages that it did not delete are sent again.
+        With `wait` it returns after that many seconds, and sooner if more messages may be due. Calls may be under way then:
+        call it again, and `finish` at the end. Messages of one topic and key go one after the other, and those behind one that
+        failed are given up unsent. Raises `StoreUnavailable` if the database does not respond; confirmed messages that it did
+        not delete are sent again.
         """
-        self._adopt()
+        with self._lock:
+            return self._run_once(limit, stopped, wait)
+
+    def _run_once(self, limit: int, stopped: Callable[[], bool], wait: float | None) -> RelayReport | None:
         counts: Counter[str] = Counter()
-        found = False
-        for route, topics in self._routes():
-            if stopped():
-                break
-            found = self._pass(route, topics, min(limit, BATCH), counts, stopped) or found
-        if not found:
-            return None
-        self._observers(MessagesRelayed("", "relay", counts["sent"], counts["delayed"], counts["dead"]))
+        longest = CALL_SECONDS if wait is None else wait
+        try:
+            began = self._monotonic()
+            while (call := self._calls.finished(0)) is not None:
+                self._settle(call, counts)
+            self._adopt()
+            full = [
+                route
+                for route, topics in self._routes()
+                if not stopped() and self._wants(route) and self._claim(route, topics, min(limit, BATCH))
+            ]
+            if not self._passes and not self._under_way:
+                if counts or not (resuming := self._resuming(began)):
+                    return self._report(counts) if counts else None
+                self._calls.finished(min(min(resuming) - began, longest))
+            while True:
+                # Routes may share an adapter: the one that has waited longer goes first.
+                for each in sorted(self._passes, key=lambda one: self._began.get(one.route.pattern, 0.0)):
+                    self._start(each, counts, stopped=stopped())
+                if wait is not None and any(map(self._wants, full)):
+                    break
+                now = self._monotonic()
+                ends = began + longest
+                if wait is not None:
+                    ends = min([ends, *self._resuming(now)])
+                if not self._under_way or (now >= ends and not stopped()):
+                    break
+                call = self._calls.finished(ends - now)
+                if call is None:
+                    break
+                while call is not None:
+                    self._settle(call, counts)
+                    call = self._calls.finished(0)
+        finally:
+            # What has not begun. The next claim finds it again.
+            self._give_back()
+        return self._report(counts)
+
+    def finish(self) -> RelayReport:
+        """Wait for the calls that are under way, for `CALL_SECONDS` at most."""
+        counts: Counter[str] = Counter()
+        ends = self._monotonic() + CALL_SECONDS
+        with self._lock:
+            while self._under_way and (left := ends - self._monotonic()) > 0:
+                if (call := self._calls.finished(left)) is not None:
+                    self._settle(call, counts)
+            self._under_way.clear()
+        return self._report(counts)
+
+    def _resuming(self, now: float) -> list[float]:
+        self._resumes = [each for each in self._resumes if each > now]
+        return self._resumes
+
+    def _report(self, counts: Counter[str]) -> RelayReport:
+        if counts:
+            self._observers(MessagesRelayed("", "relay", counts["sent"], counts["delayed"], counts["dead"]))
         return RelayReport(counts["sent"], counts["delayed"], counts["dead"])
 
-    def _pass(
-        self, route: Route, topics: Topics, limit: int, counts: Counter[str], stopped: Callable[[], bool]
-    ) -> bool:
-        """Claim messages of this route and send them. Return whether any was due."""
-        holder = secrets.token_bytes(16)
-        began, before = self._monotonic(), counts.total()
-        claimed = self._queue.claim(holder, topics=topics, limit=limit, hold=HOLD_SECONDS)
-        if not claimed:
+    def _wants(self, route: Route) -> bool:
+        """Return whether a call of this route could begin, and none of its messages waits in this relay."""
+        waits = any(each.route is route for each in self._passes)
+        return not waits and self._has_room(route, None, self._monotonic())
+
+    def _has_room(self, route: Route, receiver: Receiver | None, now: float) -> bool:
+        """Return whether a call may begin.
+
+        Calls that hang are left out of the count after a second, up to as many again. Receivers that are not known as quick
+        share three quarters of the calls, and slow ones a quarter.
+        """
+        calls = [each for each in self._under_way if each.route.adapter is route.adapter]
+        if route.receiver_of is None:
+            return len(calls) < route.parallel
+        young = [each for each in calls if now - each.began < SLOW_SECONDS]
+        if len(young) >= route.parallel or len(calls) >= 2 * route.parallel:
             return False
-        left, unsettled = list(claimed), True
-        try:
-            while left and not stopped() and self._monotonic() - began < PASS_SECONDS:
-                chosen = self._next(route, left)
-                results = self._send(route, chosen)
-                failed = self._settle(holder, chosen, results, counts)
-                if failed is None:
-                    # This host was suspended, and its clock with it: other relays send the rest.
-                    break
-                done = {each.seq for each in chosen}
-                left = [each for each in left if each.seq not in done and each.lane not in failed]
-            unsettled = counts.total() - before < len(claimed)
-        finally:
-            if unsettled:
-                # Messages behind one that failed, and all that are left after a signal, an error, or a slow receiver.
-                with suppress(StoreUnavailable):
-                    self._queue.release(holder)
-        return True
+        if receiver is None:
+            return True
+        if len(receiver.calls) >= receiver.limit or receiver.is_stuck(now):
+            return False
+        if receiver.is_trusted(now):
+            return True
+        if receiver.slow:
+            slow = sum(1 for each in calls if each.receiver is not None and each.receiver.slow)
+            if slow >= max(1, route.parallel // 4):
+                return False
+        doubtful = sum(1 for each in young if each.receiver is not None and not each.receiver.is_trusted(now))
+        return doubtful < max(1, route.parallel * 3 // 4)
 
-    def _next(self, route: Route, left: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """Return the messages of the next call: for each topic and key, only one."""
-        chosen: list[StoredMessage] = []
-        lanes = set()
-        for each in left:
-            first = each.lane is None or each.lane not in lanes
-            lanes.add(each.lane)
-            if first:
-                chosen.append(each)
-                if len(chosen) >= route.batch:
-                    break
-        return chosen
+    def _claim(self, route: Route, topics: Topics, limit: int) -> bool:
+        """Hold what is due, and return whether more may be."""
+        holder = secrets.token_bytes(16)
+        claimed = self._queue.claim(holder, topics=topics, limit=limit, hold=HOLD_SECONDS)
+        if claimed:
+            self._passes.append(Pass(holder, route, deque(claimed), self._monotonic()))
+        return len(claimed) == limit
 
-    def _send(self, route: Route, chosen: Sequence[StoredMessage]) -> list[Exception | None]:
-        """Return one result for each message. An adapter may fail in any way: then every message is sent again."""
-        results: dict[int, Exception | None] = {}
-        ready: list[tuple[int, Message]] = []
+    def _start(self, one: Pass, counts: Counter[str], *, stopped: bool = False) -> None:
+        """Begin the calls of this pass that may begin now. Give back and put off what need not wait here."""
+        now = self._monotonic()
+        if stopped or now - one.began >= PASS_SECONDS:
+            # Other relays send them, and no hold ends while a message is under way.
+            self._passes.remove(one)
+            self._queue.release(one.holder, [each.seq for each in one.left])
+            return
+        route, lanes = one.route, set(one.lanes)
+        size = 1 if route.receiver_of is not None else route.batch
         # Before each call of an adapter: a tenant may be erased at any time.
         opened = self._opener()
-        for each in chosen:
-            try:
-                ready.append((each.seq, opened(each)))
-            except Exception as error:  # noqa: BLE001 - one message that cannot be opened must not stop the others
-                results[each.seq] = error
-        if ready:
-            found: Sequence[Exception | None]
-            try:
-                found = list(route.adapter.send([message for _, message in ready]))
-                if len(found) != len(ready) or not all(each is None or isinstance(each, Exception) for each in found):
-                    raise TypeError("an adapter returns None or an exception for each message")
-            except Exception as error:  # noqa: BLE001 - an application's adapter may raise anything
-                found = [error] * len(ready)
-            results |= {seq: result for (seq, _), result in zip(ready, found, strict=True)}
-        return [results[each.seq] for each in chosen]
+        waiting: list[StoredMessage] = []
+        back: list[int] = []
+        later: dict[float, list[int]] = {}
+        batch: list[tuple[StoredMessage, Message]] = []
+        for _ in range(len(one.left)):
+            each = one.left.popleft()
+            lane = each.lane
+            if lane is not None:
+                if lane in one.lanes and now - one.lanes[lane] >= SLOW_SECONDS:
+                    one.barred.add(lane)
+                if lane in one.barred:
+                    back.append(each.seq)
+                    continue
+                if lane in lanes:
+                    waiting.append(each)
+                    continue
+                lanes.add(lane)
+            receiver = one.receivers.get(each.seq)
+            if not batch and not self._has_room(route, None, now):
+                waiting.append(each)
+                continue
+            if receiver is None or self._has_room(route, receiver, now):
+                try:
+                    message = opened(each)
+                except Exception as error:  # noqa: BLE001 - one message that cannot be opened must not stop the others
+                    self._end(one, [each], [error], counts)
+                    continue
+                receiver = one.receivers[each.seq] = self._receiver_of(route, message)
+            if route.receiver_of is None or self._has_room(route, receiver, now):
+                batch.append((each, message))
+                if len(batch) >= size:
+                    self._begin(one, batch, receiver, now)
+                    batch = []
+            elif pause := receiver.pause(now):
+                later.setdefault(pause, []).append(each.seq)
+                if lane is not None:
+                    one.barred.add(lane)
+            else:
+                waiting.append(each)
+        if batch:
+            self._begin(one, batch, None, now)
+        one.left.extend(waiting)
+        if not waiting:
+            self._passes.remove(one)
+        if back:
+            self._queue.release(one.holder, back)
+        for pause, seqs in later.items():
+            self._queue.put_off(one.holder, seqs, pause=pause)
+            if pause <= SLOW_SECONDS:
+                self._resumes.append(now + pause)
 
-    def _settle(
+    def _receiver_of(self, route: Route, message: Message) -> Receiver:
+        name: object = None
+        if route.receiver_of is not None:
+            with suppress(Exception):
+                # `send` fails for the same reason, and tells it.
+                name = route.receiver_of(message)
+        if len(self._receivers) >= MAX_RECEIVERS:
+            idle = [key for key, each in self._receivers.items() if not each.calls]
+            for key in idle[: MAX_RECEIVERS // 2]:
+                del self._receivers[key]
+        return self._receivers.setdefault((id(route.adapter), name), Receiver())
+
+    def _begin(
+        self, one: Pass, batch: Sequence[tuple[StoredMessage, Message]], receiver: Receiver | None, now: float
+    ) -> None:
+        chosen, messages = [stored for stored, _ in batch], [message for _, message in batch]
+        receiver = None if one.route.receiver_of is None else receiver
+        call = Call(one.route, one, chosen, messages, receiver, now, self._context)
+        one.lanes |= {each.lane: now for each in chosen if each.lane is not None}
+        if receiver is not None:
+            receiver.calls.append(now)
+        self._began[one.route.pattern] = now
+        self._under_way.append(call)
+        self._calls.start(call)
+
+    def _settle(self, call: Call, counts: Counter[str]) -> None:
+        """Write down the results of a call that has ended."""
+        if call not in self._under_way:
+            # It took so long that this relay has given it up, and its hold has ended.
+            return
+        self._under_way.remove(call)
+        if call.receiver is not None:
+            most = max(1, call.route.parallel // SHARE)
+            call.receiver.ended(call.began, self._monotonic(), most)
+        for each in call.chosen:
+            if each.lane is not None:
+                call.batch.lanes.pop(each.lane, None)
+        self._end(call.batch, call.chosen, call.results, counts)
+        if call.interrupted is not None:
+            raise call.interrupted
+
+    def _end(
         self,
-        holder: bytes,
+        one: Pass,
         chosen: Sequence[StoredMessage],
         results: Sequence[Exception | None],
         counts: Counter[str],
-    ) -> set[bytes | None] | None:
-        """Write the results down. Return the topics and keys whose later messages must wait. None: the hold has ended."""
-        holds = True
+    ) -> None:
+        """Write the results down. Later messages of a topic and key whose message was not sent must wait."""
+        for each, result in zip(chosen, results, strict=True):
+            if result is not None and each.lane is not None:
+                one.barred.add(each.lane)
         confirmed = [each.seq for each, result in zip(chosen, results, strict=True) if result is None]
         if confirmed:
-            holds = self._queue.confirm(holder, confirmed) == len(confirmed)
+            holds = self._queue.confirm(one.holder, confirmed) == len(confirmed)
             counts["sent"] += len(confirmed)
-        failed: set[bytes | None] = set()
+            if not holds:
+                # This host was suspended, and its clock with it: other relays send the rest.
+                one.began = self._monotonic() - PASS_SECONDS
+        untried: list[int] = []
         for each, result in zip(chosen, results, strict=True):
             if result is None:
                 continue
-            if each.lane is not None:
-                failed.add(each.lane)
             if isinstance(result, NotTried):
+                untried.append(each.seq)
                 continue
             error = text_of(result)
             if isinstance(result, Undeliverable):
-                self._queue.bury(holder, each.seq, error=error)
+                self._queue.bury(one.holder, each.seq, error=error)
                 counts["dead"] += 1
                 self._observers(MessageDead("", each.message.topic, each.seq, error))
             else:
-                self._queue.delay(holder, each.seq, pause=pause_after(each.attempts), error=error)
+                self._queue.delay(one.holder, each.seq, pause=pause_after(each.attempts), error=error)
                 counts["delayed"] += 1
                 attempt = each.attempts + 1
                 _log.warning(
                     "message %d of %s was not sent (%s), attempt %d", each.seq, each.message.topic, error, attempt
                 )
-        return failed if holds else None
+        if untried:
+            self._queue.release(one.holder, untried)
+
+    def _give_back(self) -> None:
+        """Give back what has not begun: after a signal, an error, or at the end."""
+        passes, self._passes = self._passes, []
+        for one in passes:
+            with suppress(StoreUnavailable):
+                self._queue.release(one.holder, [each.seq for each in one.left])
 
 
 def pause_after(attempts: int) -> float:
@@ -240,13 +547,15 @@ def relay(relay: Relay, *, drain: Batcher) -> RelayReport:
     counts: Counter[str] = Counter()
 
     def step(limit: int) -> BatchResult:
-        report = relay.run_once(limit)
+        report = relay.run_once(limit, wait=WAIT_SECONDS)
         if report is None:
             return BatchResult(0, more=False)
         counts.update(sent=report.sent, delayed=report.delayed, dead=report.dead)
         return BatchResult(report.sent + report.delayed + report.dead, more=True)
 
     report = drain.run(step)
+    last = relay.finish()
+    counts.update(sent=last.sent, delayed=last.delayed, dead=last.dead)
     return RelayReport(counts["sent"], counts["delayed"], counts["dead"], report.shrunk, report.finished)
 
 
@@ -283,7 +592,7 @@ def run(
     total, away = RelayReport(), AWAY_SECONDS[0]
     while not stop.is_set:
         try:
-            report = relay.run_once(stopped=lambda: stop.is_set)
+            report = relay.run_once(stopped=lambda: stop.is_set, wait=poll)
         except StoreUnavailable as error:
             _log.warning("the relay cannot reach its database (%s); it tries again in %g s", error, away)
             stop.wait(away)
@@ -294,12 +603,9 @@ def run(
         if report is None:
             stop.wait(poll)
         else:
-            total = replace(
-                total,
-                sent=total.sent + report.sent,
-                delayed=total.delayed + report.delayed,
-                dead=total.dead + report.dead,
-            )
+            total = total + report
+    with suppress(StoreUnavailable):
+        total = total + relay.finish()
     return total
 
 

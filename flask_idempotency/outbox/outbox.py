@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -81,6 +82,8 @@ class OutboxServices:
     running: Callable[[], Running | None]
     """Return the work that runs here under a claim."""
     observers: Callable[[Event], None]
+    context: Callable[[], AbstractContextManager[Any]]
+    """Return a new application context."""
 
     def relay(self) -> Relay:
         """Return the relay of this application."""
@@ -90,6 +93,7 @@ class OutboxServices:
             adopt=lambda: self.table.adopt(self._is_ours),
             opener=self.opener,
             observers=self.observers,
+            context=self.context,
         )
 
     def _is_ours(self, row: FormerRow) -> bool:
@@ -169,7 +173,10 @@ class Outbox:
                 f"outbox.route({pattern!r}): this pattern has a route already. Remove one of the two."
             )
         batch = max(1, min(int(getattr(adapter, "batch", BATCH)), BATCH))
-        self._routes[pattern] = Route(pattern, adapter, batch=batch), getattr(adapter, "check", None)
+        parallel = max(1, int(getattr(adapter, "parallel", 1)))
+        receiver_of = getattr(adapter, "receiver_of", None)
+        route = Route(pattern, adapter, batch=batch, parallel=parallel, receiver_of=receiver_of)
+        self._routes[pattern] = route, getattr(adapter, "check", None)
 
     def routes(self) -> list[tuple[Route, Topics]]:
         """Return each route, and the topics that it takes."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, cast
 
 import httpx
@@ -23,6 +24,9 @@ TIMEOUT_SECONDS = 10.0
 MAX_RESPONSE_BYTES: Final = 65_536
 """How much of a response is read. Only its status matters, and the problem of a receiver that this package guards."""
 
+MAX_IDLE: Final = 64
+"""How many connections stay open for later messages."""
+
 AGAIN: Final = frozenset({408, 409, 425, 429})
 """Refusals that may pass. Every other 4xx says that the receiver never takes this message."""
 
@@ -31,9 +35,10 @@ class Webhook:
     """POST each message to the URL that `url_of(message)` returns.
 
     The message id is in `Idempotency-Key` and in `webhook-id`. A receiver that this package guards runs it once.
-    `headers_of(message)` returns further header fields, such as a signature. `http` are the arguments of an
-    `httpx.HTTPTransport`, for example `verify`. Redirects are not followed. An attempt ends after 10 seconds, also if the
-    receiver sends a byte now and then.
+    `headers_of(message)` returns further header fields, such as a signature. A relay calls both functions in several threads,
+    and `url_of` twice for each attempt. `http` are the arguments of an `httpx.HTTPTransport`, for example `verify`, or `proxy`:
+    the environment's proxies are not used. Redirects are not followed, cookies are not kept, and `.netrc` is not read. An
+    attempt ends after 10 seconds, also if the receiver sends a byte now and then.
 
     2xx is done; so is a receiver that has carried it out before and has erased its response. 408, 409, 425, 429, 3xx, 5xx and
     silence are tried again. Every other 4xx is `Undeliverable`.
@@ -41,6 +46,9 @@ class Webhook:
 
     batch = 1
     """A slow receiver must not hold back the results of others."""
+
+    parallel = 256
+    """A receiver that is silent keeps one call for 10 seconds, and a host of which nothing is known has one call."""
 
     def __init__(
         self,
@@ -54,16 +62,24 @@ class Webhook:
         self._url_of = url_of
         self._headers_of = headers_of
         self._http = http
-        self._client: httpx.Client | None = None
+        self._verify: Any = None
+        self._forget()
         after_fork(self._forget)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Exception | None]:
         """Send one after the other."""
         return [self._sent(message) for message in messages]
 
+    def receiver_of(self, message: Message) -> object:
+        """Return the host and the port of the URL."""
+        url = httpx.URL(self._url_of(message))
+        return url.host.lower(), url.port
+
     def _forget(self) -> None:
         # Both processes would read the responses of one connection.
-        self._client = None
+        self._idle: dict[httpx.Client, object] = {}
+        """Clients that send nothing now, each with the receiver that it has connections to. The oldest first."""
+        self._lock = threading.Lock()
 
     def _sent(self, message: Message) -> Exception | None:
         try:
@@ -86,7 +102,8 @@ class Webhook:
 
     def _post(self, url: str, body: bytes, fields: Mapping[str, str]) -> httpx.Response:
         """Send in a thread. httpx starts its timeout again with each byte, so a receiver could hold the relay for hours."""
-        client, responded = self._opened(), Future[httpx.Response]()
+        receiver = httpx.URL(url).copy_with(path="/", query=None, fragment=None)
+        client, responded = self._opened(receiver), Future[httpx.Response]()
 
         def post() -> None:
             try:
@@ -96,26 +113,51 @@ class Webhook:
 
         threading.Thread(target=post, name="flask_idempotency.webhook", daemon=True).start()
         try:
-            return responded.result(TIMEOUT_SECONDS)
+            response = responded.result(TIMEOUT_SECONDS)
         except TimeoutError:
-            self._client = None
             # The thread ends at its next byte, or at its own timeout.
             with suppress(Exception):
                 client.close()
             raise SendFailed(f"no whole response within {TIMEOUT_SECONDS:g} seconds") from None
+        except BaseException:
+            client.close()
+            raise
+        self._keep(client, receiver)
+        return response
 
-    def _opened(self) -> httpx.Client:
-        if self._client is None:
-            # The relay repeats, so this sends once: a body of unknown length is never sent again.
-            retries = Retries(attempts=1, deadline=TIMEOUT_SECONDS)
-            transport = IdempotentTransport(_Bounded(httpx.HTTPTransport(**self._http)), retries=retries, max_body=-1)
-            self._client = httpx.Client(
-                transport=transport,
-                timeout=TIMEOUT_SECONDS,
-                follow_redirects=False,
-                headers={"Accept-Encoding": "identity"},
-            )
-        return self._client
+    def _opened(self, receiver: object) -> httpx.Client:
+        """Return a client for one attempt. No other attempt uses it at the same time, and no other receiver ever."""
+        with self._lock:
+            for client in reversed(self._idle):
+                if self._idle[client] == receiver:
+                    del self._idle[client]
+                    return client
+            if self._verify is None:
+                # Reading the certificates takes longer than a request.
+                given = {name: value for name, value in self._http.items() if name in ("verify", "cert", "trust_env")}
+                self._verify = httpx.create_ssl_context(**given)
+        options = {name: value for name, value in self._http.items() if name not in ("verify", "cert")}
+        # The relay repeats, so this sends once: a body of unknown length is never sent again.
+        retries = Retries(attempts=1, deadline=TIMEOUT_SECONDS)
+        transport = _Bounded(httpx.HTTPTransport(verify=self._verify, **options))
+        return httpx.Client(
+            transport=IdempotentTransport(transport, retries=retries, max_body=-1),
+            timeout=TIMEOUT_SECONDS,
+            follow_redirects=False,
+            trust_env=False,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+            headers={"Accept-Encoding": "identity"},
+        )
+
+    def _keep(self, client: httpx.Client, receiver: object) -> None:
+        """Keep the connection of a client for the next message of its receiver."""
+        with self._lock:
+            self._idle[client] = receiver
+            old = next(iter(self._idle)) if len(self._idle) > MAX_IDLE else None
+            if old is not None:
+                del self._idle[old]
+        if old is not None:
+            old.close()
 
 
 class _Bounded(httpx.BaseTransport):

@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -337,6 +338,9 @@ def test_kafka_takes_a_producer_of_kafka_python() -> None:
 # Webhooks.
 
 
+CANARY = "of-another-receiver"
+
+
 class Receiver(BaseHTTPRequestHandler):
     """Responds with the status that the path names, and keeps what it got."""
 
@@ -352,6 +356,7 @@ class Receiver(BaseHTTPRequestHandler):
             return
         self.send_response(status)
         self.send_header("Location", "/200")
+        self.send_header("Set-Cookie", f"session={CANARY}; Path=/")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -422,6 +427,45 @@ def test_a_webhook_has_each_field_once_and_its_own_id(receiver: str) -> None:
     assert ("m-1", "m-1", "ours") == tuple(
         fields[name] for name in ("idempotency-key", "webhook-id", "webhook-signature")
     )
+
+
+def test_a_webhook_keeps_no_cookie_and_takes_nothing_from_the_environment(
+    receiver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cookie of one receiver went to all that share its host, and many of them made each message fail with 431."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"default login alice password {CANARY}\n", encoding="utf-8")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    hook = Webhook(lambda message: f"{receiver}/200")
+
+    assert [None] * 3 == [hook.send([message(number)])[0] for number in range(3)]
+
+    assert [(None, None)] * 3 == [(each.get("cookie"), each.get("authorization")) for _, each, _ in Receiver.got]
+
+
+def test_a_webhook_sends_through_a_proxy_that_you_name(receiver: str) -> None:
+    hook = Webhook(lambda message: "http://customer.invalid/200", proxy=receiver)
+
+    assert [None] == list(hook.send([message()]))
+    assert ["http://customer.invalid/200"] == [path for path, _, _ in Receiver.got]
+
+
+def test_a_receiver_has_connections_of_its_own_and_uses_them_again() -> None:
+    """A silent receiver must not use up the connections of others, and its end must not close theirs."""
+    hook = Webhook(lambda message: "http://a.example/x")
+    first, other = hook._opened("a"), hook._opened("a")
+    hook._keep(first, "a")
+
+    assert (True, False, True) == (
+        first is not other, hook._opened("b") is first, hook._opened("a") is first
+    )  # fmt: skip
+    for _ in range(webhook.MAX_IDLE + 3):
+        hook._keep(hook._opened("c"), "c")
+        hook._keep(hook._opened(object()), object())
+    assert webhook.MAX_IDLE == len(hook._idle)
 
 
 @contextmanager

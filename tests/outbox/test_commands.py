@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from click.testing import Result
@@ -17,6 +19,7 @@ from sqlalchemy import MetaData, inspect, make_url, text
 from flask_idempotency import Idempotency, sql
 from flask_idempotency.engine.events import MessageSettled
 from flask_idempotency.engine.outbox import Message, Undeliverable
+from flask_idempotency.maintenance.relay import Relay, Stop
 from flask_idempotency.metrics import gauges_of
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.web.doctor import run_checks
@@ -50,6 +53,25 @@ def test_relay_once_sends_what_is_due(shop: Shop) -> None:
 
     assert (0, "Sent: 120. Delayed: 0. Dead: 0.") == (result.exit_code, result.output.strip())
     assert {"sent": 0, "delayed": 0, "dead": 0} == json.loads(run(shop, "relay", "--once", "--json").output)
+
+
+def test_relay_once_waits_for_the_calls_under_way(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have begun when no time is left to wait for them."""
+    monkeypatch.setattr("flask_idempotency.cli.outbox.WAIT_SECONDS", 0)
+    stop, ended = Stop(), threading.Event()
+
+    def end(message: Message) -> None:
+        stop.set()
+        ended.wait(60)
+
+    monkeypatch.setattr("flask_idempotency.cli.outbox.Stop", lambda: stop)
+    finish = Relay.finish
+    monkeypatch.setattr(Relay, "finish", lambda self: (ended.set(), finish(self))[1])
+    shop.sent.fail = end
+    shop.publish("orders", 1)
+
+    assert "Sent: 1. Delayed: 0. Dead: 0." == run(shop, "relay", "--once").output.strip()
+    assert [] == shop.rows()
 
 
 @on_both

@@ -277,7 +277,8 @@ def test_a_relay_that_lost_its_hold_deletes_nothing(shop: Shop) -> None:
     shop.table.confirm(b"h" * 16, [held.seq])
     shop.table.bury(b"h" * 16, held.seq, error="x")
     shop.table.delay(b"h" * 16, held.seq, pause=5, error="x")
-    shop.table.release(b"h" * 16)
+    shop.table.release(b"h" * 16, [held.seq])
+    shop.table.put_off(b"h" * 16, [held.seq], pause=5)
 
     (row,) = shop.rows()
     assert (b"i" * 16, 0, 0) == (bytes(row.holder), row.dead, row.attempts)
@@ -477,7 +478,7 @@ class Together(Sent):
 def send_with_two_relays(shop: Shop, *, rows: int, keys: int, writers: int = 2) -> list[Message]:
     """Publish from several threads, whose transactions of one key exclude each other, while two relays send."""
     together, stop, failures = Together(), Stop(), []
-    relay = relay_of(shop, together)
+    both = iter([relay_of(shop, together), shop.relay])
     shop.table._clock = lambda: None
     locks = [threading.Lock() for _ in range(keys)]
     written = dict.fromkeys(range(keys), 0)
@@ -495,7 +496,7 @@ def send_with_two_relays(shop: Shop, *, rows: int, keys: int, writers: int = 2) 
             raise
 
     def send() -> None:
-        run(relay, stop=stop, poll=0.05)
+        run(next(both), stop=stop, poll=0.05)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
     senders = [threading.Thread(target=send) for _ in range(2)]
@@ -572,6 +573,9 @@ def test_a_relay_waits_for_its_database(shop: Shop, caplog: pytest.LogCaptureFix
             if len(tries) == 2:
                 stop.set()
             raise StoreUnavailable("away")
+
+        def finish(self) -> RelayReport:
+            return RelayReport()
 
     report = run(Away(), stop=stop, poll=0.01)  # type: ignore[arg-type]
     stop.close()

@@ -359,8 +359,15 @@ def bury(dialect: Dialect) -> Update:
 
 
 def release(dialect: Dialect) -> Update:
-    """Give up what this relay still holds."""
-    return update(outbox).where(_is_held()).values(holder=null(), held_until=null())
+    """Give up messages that this relay still holds."""
+    held = update(outbox).where(_is_held(), _o.seq.in_(bindparam("seqs", expanding=True)))
+    return held.values(holder=null(), held_until=null())
+
+
+def put_off(dialect: Dialect) -> Update:
+    """Give up messages that this relay still holds, for a pause. It counts as no attempt."""
+    held = update(outbox).where(_is_held(), _o.seq.in_(bindparam("seqs", expanding=True)))
+    return held.values(**_due_again(dialect.now + _duration("pause")), holder=null(), held_until=null())
 
 
 def expire(dialect: Dialect) -> Delete:
@@ -663,8 +670,11 @@ class OutboxTable:
     def bury(self, holder: bytes, seq: int, *, error: str) -> None:
         self._write(bury, holder=holder, my_seq=seq, error=error)
 
-    def release(self, holder: bytes) -> None:
-        self._write(release, holder=holder)
+    def release(self, holder: bytes, seqs: Sequence[int]) -> None:
+        self._write(release, holder=holder, seqs=list(seqs))
+
+    def put_off(self, holder: bytes, seqs: Sequence[int], *, pause: float) -> None:
+        self._write(put_off, holder=holder, seqs=list(seqs), pause=in_microseconds(pause), **self._now())
 
     # Operators, the janitor and the doctor.
 
