@@ -40,8 +40,8 @@ class Webhook:
     the environment's proxies are not used. Redirects are not followed, cookies are not kept, and `.netrc` is not read. An
     attempt ends after 10 seconds, also if the receiver sends a byte now and then.
 
-    2xx is done; so is a receiver that has carried it out before and has erased its response. 408, 409, 425, 429, 3xx, 5xx and
-    silence are tried again. Every other 4xx is `Undeliverable`.
+    2xx is done; so is a receiver that has carried it out before and has erased its response. 408, 409, 425, 429, 3xx, 5xx,
+    silence and a paused response (`Idempotency-Status: paused`) are tried again. Every other 4xx is `Undeliverable`.
     """
 
     batch = 1
@@ -93,12 +93,12 @@ class Webhook:
             return None
         except ClientError as error:
             # Its text has no URL, and its `response` tells more.
-            return _judged(None if error.response is None else error.response.status_code)
+            return SendFailed("no response") if error.response is None else _judged(error.response)
         except SendFailed as error:
             return error
         except httpx.HTTPError as error:
             return SendFailed(f"no response ({type(error).__name__})")
-        return _judged(response.status_code)
+        return _judged(response)
 
     def _post(self, url: str, body: bytes, fields: Mapping[str, str]) -> httpx.Response:
         """Send in a thread. httpx starts its timeout again with each byte, so a receiver could hold the relay for hours."""
@@ -188,9 +188,11 @@ class _Bounded(httpx.BaseTransport):
 _OF_WHOLE: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
 
-def _judged(status: int | None) -> Exception | None:
-    if status is None:
-        return SendFailed("no response")
+def _judged(response: httpx.Response) -> Exception | None:
+    status = response.status_code
+    if response.headers.get("Idempotency-Status") == "paused":
+        # Steps of it are done, whatever the status says of the next one. Only this id goes on behind them.
+        return SendFailed(f"the receiver paused it with status {status}")
     if 200 <= status < 300:
         return None
     if 400 <= status < 500 and status not in AGAIN:

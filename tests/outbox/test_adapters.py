@@ -356,6 +356,8 @@ class Receiver(BaseHTTPRequestHandler):
             return
         self.send_response(status)
         self.send_header("Location", "/200")
+        if self.path.startswith("/paused"):
+            self.send_header("Idempotency-Status", "paused")
         self.send_header("Set-Cookie", f"session={CANARY}; Path=/")
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -412,6 +414,14 @@ def test_the_status_of_a_webhook_decides(receiver: str) -> None:
 
             assert (status, kind, 1) == (status, type(result), len(Receiver.got))
             assert result is None or "127.0.0.1" not in text_of(result)
+
+
+def test_a_message_that_its_receiver_paused_is_sent_again(receiver: str) -> None:
+    """Steps of it are done. Dead, the rest would never be; an operator who sends it anew would pay twice."""
+    for status in (200, 401, 403, 422, 503):
+        (result,) = Webhook(lambda message, status=status: f"{receiver}/paused/{status}").send([message()])  # type: ignore[misc]
+
+        assert (status, SendFailed) == (status, type(result))
 
 
 def test_a_webhook_has_each_field_once_and_its_own_id(receiver: str) -> None:
