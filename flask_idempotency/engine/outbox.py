@@ -25,6 +25,19 @@ __all__ = ["Adapter", "Message", "Undeliverable"]
 JSON: Final = "application/json"
 BINARY: Final = "application/octet-stream"
 
+MAX_BODY_BYTES: Final = 1_048_576
+"""Kafka's default limit of a message. A relay holds a hundred bodies in memory."""
+
+MAX_HEADERS: Final = 50
+NAME_CHARACTERS: Final = 255
+HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+# ASCII, because HTTP has no other safe characters.
+HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]{0,1000}")
+RESERVED: Final = frozenset(
+    {"message-id", "webhook-id", "idempotency-key", "content-length", "transfer-encoding", "host"}
+)
+"""Headers that adapters set."""
+
 TOPIC_CHARACTERS: Final = f"{ascii_letters}{digits}._:/-"
 TOPIC: Final = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
 MESSAGE_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
@@ -57,10 +70,41 @@ class Message:
         return self.headers["content-type"]
 
     def json(self) -> Any:
-        """Return the value that was published. Raises `Undeliverable` if the publisher passed bytes of another type."""
+        """Return the value that was published. Raises `Undeliverable` if the publisher passed bytes of another type.
+
+        It also does for a body that is damaged, so that the other messages of a call can be sent.
+        """
         if self.content_type != JSON:
             raise Undeliverable("the body is not JSON, and this adapter needs JSON")
-        return json.loads(self.body)
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            raise Undeliverable("the body is damaged: it is not JSON") from None
+
+
+def is_name(value: str) -> bool:
+    """Return whether this may be a key or a tenant. Databases and brokers refuse some characters, or drop them."""
+    return 1 <= len(value) <= NAME_CHARACTERS and value.isprintable()
+
+
+def flaw_of(message: Message) -> str | None:
+    """Return what of a message no publisher can have written. An adapter might fail for it, or send another message."""
+    for name, value, pattern in (("id", message.message_id, MESSAGE_ID), ("topic", message.topic, TOPIC)):
+        if not pattern.fullmatch(value):
+            return f"its {name} is unreadable"
+    for name, given in (("key", message.key), ("tenant", message.tenant)):
+        if given is not None and not is_name(given):
+            return f"its {name} is unreadable"
+    names = {name.lower() for name in message.headers}
+    read: Mapping[str, object] = message.headers
+    whole = all(
+        HEADER_NAME.fullmatch(name) and isinstance(value, str) and HEADER_VALUE.fullmatch(value)
+        for name, value in read.items()
+    )
+    fits = len(names) == len(message.headers) <= MAX_HEADERS and "content-type" in message.headers
+    if not whole or not fits or names & RESERVED:
+        return "its headers are unreadable"
+    return "its body is too long" if len(message.body) > MAX_BODY_BYTES else None
 
 
 class Adapter(Protocol):

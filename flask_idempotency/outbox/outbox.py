@@ -25,8 +25,14 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.outbox import (
     BINARY,
+    HEADER_NAME,
+    HEADER_VALUE,
     JSON,
+    MAX_BODY_BYTES,
+    MAX_HEADERS,
     MESSAGE_ID,
+    NAME_CHARACTERS,
+    RESERVED,
     TOPIC,
     Adapter,
     FormerRow,
@@ -36,6 +42,7 @@ from flask_idempotency.engine.outbox import (
     StoredMessage,
     Topics,
     Undeliverable,
+    is_name,
 )
 from flask_idempotency.maintenance.relay import BATCH, Relay, Route
 
@@ -45,19 +52,7 @@ if TYPE_CHECKING:
 SERVICES: Final = "idempotency_outbox"
 """The entry of `app.extensions` with the services of one application."""
 
-MAX_BODY_BYTES: Final = 1_048_576
-"""Kafka's default limit of a message. A relay holds a hundred bodies in memory."""
-
-MAX_HEADERS: Final = 50
 LONGEST_DELAY_SECONDS: Final = 365 * 86_400.0
-
-_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-# ASCII, because HTTP has no other safe characters.
-_HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]{0,1000}")
-_NAME_CHARACTERS: Final = 255
-_RESERVED: Final = frozenset(
-    {"message-id", "webhook-id", "idempotency-key", "content-length", "transfer-encoding", "host"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +290,8 @@ def _name(name: str, value: object) -> str | None:
         return None
     if not isinstance(value, str):
         raise TypeError(f"{name}: must be a string, not {type(value).__name__}.")
-    if not 1 <= len(value) <= _NAME_CHARACTERS or not value.isprintable():
-        raise ValueError(f"{name}: must have 1 to {_NAME_CHARACTERS} printable characters.")
+    if not is_name(value):
+        raise ValueError(f"{name}: must have 1 to {NAME_CHARACTERS} printable characters.")
     return value
 
 
@@ -336,9 +331,9 @@ def _headers(headers: Mapping[str, str] | None, content_type: str) -> dict[str, 
     """Return the headers with a content type. Names differ by more than case."""
     written: dict[str, str] = {"content-type": content_type}
     for name, value in (headers or {}).items():
-        lower = _checked("headers: a name", name, _HEADER_NAME).lower()
-        _checked(f"headers: the value of {name}", value, _HEADER_VALUE)
-        if lower in _RESERVED:
+        lower = _checked("headers: a name", name, HEADER_NAME).lower()
+        _checked(f"headers: the value of {name}", value, HEADER_VALUE)
+        if lower in RESERVED:
             raise ValueError(f"headers: {name} is set by the adapter.")
         if lower == "content-type":
             if content_type == JSON:

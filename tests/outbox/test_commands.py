@@ -19,7 +19,7 @@ from sqlalchemy import MetaData, inspect, make_url, text
 from flask_idempotency import Idempotency, sql
 from flask_idempotency.engine.events import MessageSettled
 from flask_idempotency.engine.outbox import Message, Undeliverable
-from flask_idempotency.maintenance.relay import Relay, Stop
+from flask_idempotency.maintenance.relay import Relay, RelayReport, Stop
 from flask_idempotency.metrics import gauges_of
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.web.doctor import run_checks
@@ -66,7 +66,12 @@ def test_relay_once_waits_for_the_calls_under_way(shop: Shop, monkeypatch: pytes
 
     monkeypatch.setattr("flask_idempotency.cli.outbox.Stop", lambda: stop)
     finish = Relay.finish
-    monkeypatch.setattr(Relay, "finish", lambda self: (ended.set(), finish(self))[1])
+
+    def release(relay: Relay) -> RelayReport:
+        ended.set()
+        return finish(relay)
+
+    monkeypatch.setattr(Relay, "finish", release)
     shop.sent.fail = end
     shop.publish("orders", 1)
 

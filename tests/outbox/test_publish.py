@@ -16,8 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency import Idempotency
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.outbox import Message
-from flask_idempotency.outbox.outbox import MAX_BODY_BYTES
+from flask_idempotency.engine.outbox import MAX_BODY_BYTES, Message
 from tests.outbox.conftest import SECRET, OpenShop, Order, Sent, Shop, on_both, on_postgresql
 
 BODY = "4111111111111111"

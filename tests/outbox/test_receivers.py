@@ -222,7 +222,7 @@ def test_the_order_of_a_key_holds_while_its_receiver_is_slow(open_shop: OpenShop
 
     hosts = Hosts(fail=fail_once)
     shop.outbox.route("*", hosts)
-    relay, calls = relay_of(shop, lambda message: (0.02, 0.3, 1.5)[int(message.body) % 3])
+    relay, _ = relay_of(shop, lambda message: (0.02, 0.3, 1.5)[int(message.body) % 3])
     with shop.app.app_context():
         for number in range(120):
             shop.outbox.publish("hooks", number, key=str(number % 5), tenant=f"host-{number % 2}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
@@ -24,6 +25,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    cast,
     delete,
     exists,
     func,
@@ -32,6 +34,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    type_coerce,
     update,
 )
 from sqlalchemy import text as sql_text
@@ -40,8 +43,11 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.keys import TID_BYTES
 from flask_idempotency.engine.model import SealedBy
 from flask_idempotency.engine.outbox import (
+    LANE_BYTES,
     FormerRow,
     Message,
     OutboxCounts,
@@ -49,6 +55,7 @@ from flask_idempotency.engine.outbox import (
     OutboxRow,
     StoredMessage,
     Topics,
+    flaw_of,
     tokens_of,
 )
 from flask_idempotency.engine.store import Clock, store_time
@@ -103,45 +110,77 @@ ADOPTED: Final = 1000
 
 
 class Claimed(NamedTuple):
-    """The columns that a relay needs."""
+    """The columns that a relay needs, of any type: another program may have written them."""
 
     seq: int
-    message_id: str
-    topic: str
-    key: str | None
-    tenant: str | None
-    tenant_id: bytes | None
-    headers: str
-    body: bytes
-    wrapping_key_id: str | None
-    data_key_number: int | None
-    attempts: int
-    lane: bytes | None
+    message_id: Any
+    topic: Any
+    key: Any
+    tenant: Any
+    tenant_id: Any
+    headers: Any
+    body: Any
+    wrapping_key_id: Any
+    data_key_number: Any
+    attempts: Any
+    lane: Any
 
     def stored(self) -> StoredMessage:
-        by = None if self.wrapping_key_id is None else SealedBy(self.wrapping_key_id, self.data_key_number or 0)
-        former, headers = _headers_of(self.headers, sealed=by is not None)
+        damaged: str | None = None
+        values: dict[str, str | None] = {}
+        for name in ("message_id", "topic", "key", "tenant", "headers", "wrapping_key_id"):
+            value = getattr(self, name)
+            values[name] = _shown(value)
+            if isinstance(value, bytes) and values[name] != value.decode("utf-8", "ignore"):
+                damaged = damaged or f"its {name.removeprefix('message_')} is unreadable"
+        kid = values["wrapping_key_id"]
+        by = None if kid is None else SealedBy(kid, self.data_key_number or 0)
+        former, headers = _headers_of(values["headers"] or "", sealed=by is not None)
+        # Names beside a seal are not read: another program may have planted them.
+        in_clear = by is None or former
         message = Message(
-            self.message_id, self.topic, bytes(self.body), key=self.key, headers=headers or {}, tenant=self.tenant
+            values["message_id"] or "",
+            values["topic"] or "",
+            b"" if self.body is None else bytes(self.body),
+            key=values["key"] if in_clear else None,
+            headers=headers or {},
+            tenant=values["tenant"] if in_clear else None,
         )
+        binary = {"tenant": (self.tenant_id, TID_BYTES), "lane": (self.lane, LANE_BYTES)}
+        for name, (given, length) in binary.items():
+            if given is not None and len(given) != length:
+                damaged = damaged or f"its {name} is unreadable"
+        if self.body is None:
+            damaged = damaged or "its body is unreadable"
+        if self.attempts is None:
+            damaged = damaged or "its number of attempts is unreadable"
+        if headers is None:
+            damaged = damaged or "its headers are unreadable"
+        if in_clear:
+            # A sealed body is longer, and cannot be planted.
+            damaged = damaged or flaw_of(message if by is None else replace(message, body=b""))
         tenant_id = None if self.tenant_id is None else bytes(self.tenant_id)
-        damaged = "its headers are unreadable" if headers is None else None
-        return StoredMessage(self.seq, message, self.attempts, self.lane, tenant_id, by, former=former, damaged=damaged)
+        lane = None if self.lane is None else bytes(self.lane)
+        return StoredMessage(self.seq, message, self.attempts or 0, lane, tenant_id, by, former=former, damaged=damaged)
+
+
+def _shown(value: Any) -> str | None:
+    """Return a text column. On SQLite, its bytes may be no text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _headers_of(text: str, *, sealed: bool) -> tuple[bool, dict[str, str] | None]:
     """Return whether a release before namespaces wrote the headers, and the headers. None: they are damaged."""
     try:
         headers = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False, None
     former = isinstance(headers, dict)
     if sealed and headers == []:
         return False, {}
     if isinstance(headers, list) and len(headers) == 1 and not sealed:
         (headers,) = headers
-    whole = isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values())
-    return former, headers if whole and "content-type" in headers else None
+    return former, headers if isinstance(headers, dict) else None
 
 
 # The statements. `tests/stores/sql/snapshots` has the text of each for each database.
@@ -167,7 +206,12 @@ def published(dialect: Dialect) -> Select[Any]:
     """Read what the message has that was published under this id before."""
     body = case((_o.wrapping_key_id.is_(None), _o.body))
     mine = _o.message_id == bindparam("my_message_id", type_=Text)
-    return select(_o.topic, _o.key, _o.lane, _o.digest, body.label("body")).where(or_(mine, _has_former_name(_o)))
+    columns = (
+        _text(dialect, _o.topic),
+        _text(dialect, _o.key),
+        *(_bytes(dialect, each) for each in (_o.lane, _o.digest)),
+    )
+    return select(*columns, _bytes(dialect, body, "body")).where(or_(mine, _has_former_name(_o)))
 
 
 def _has_former_name(columns: Any) -> ColumnElement[bool]:
@@ -183,7 +227,12 @@ def _has_former_name(columns: Any) -> ColumnElement[bool]:
 
 def unadopted(dialect: Dialect) -> Select[Any]:
     """Read messages without a namespace, some at a time."""
-    columns = (_o.seq, _o.topic, _o.key, _o.tenant, _o.tenant_id, _o.wrapping_key_id.is_not(None).label("sealed"))
+    columns = (
+        _o.seq,
+        *(_text(dialect, each) for each in (_o.topic, _o.key, _o.tenant)),
+        _bytes(dialect, _o.tenant_id),
+        _o.wrapping_key_id.is_not(None).label("sealed"),
+    )
     after = _o.seq > bindparam("after", type_=BigInteger)
     statement = select(*columns).where(_o.published_at.is_(None), _o.namespace.is_(None), after).order_by(_o.seq)
     return statement.limit(bindparam("limit", type_=BigInteger))
@@ -241,7 +290,7 @@ def claim(dialect: Dialect) -> ReturningUpdate[Any]:
     """
     now = _read_once(dialect)
     mine = _o.holder == bindparam("holder", type_=LargeBinary)
-    due = and_(_due(_o) <= now, or_(_o.held_until.is_(None), _o.held_until <= now, mine))
+    due = and_(_due(_o) <= now, or_(~_is_held_now(_o, now), mine))
     e = _earlier.c
     blocked = (
         select(_ONE)
@@ -253,10 +302,10 @@ def claim(dialect: Dialect) -> ReturningUpdate[Any]:
             e.published_at.is_(None),
             e.lane.is_not(None),
             or_(
-                e.dead == _ONE,
+                e.dead != _ZERO,
                 _due(e) > now,
                 e.attempts > _o.attempts,
-                and_(e.held_until > now, e.holder != bindparam("holder", type_=LargeBinary)),
+                and_(_is_held_now(e, now), e.holder != bindparam("holder", type_=LargeBinary)),
             ),
         )
         .correlate(outbox)
@@ -283,8 +332,62 @@ def claim(dialect: Dialect) -> ReturningUpdate[Any]:
 
 
 def _claimed(dialect: Dialect) -> list[ColumnElement[Any]]:
-    sent_id = func.coalesce(_o.sent_id, _o.message_id).label("message_id")
-    return [sent_id if name == "message_id" else _o[name] for name in Claimed._fields]
+    texts = {name: _text(dialect, _o[name]) for name in ("topic", "key", "tenant", "headers", "wrapping_key_id")}
+    texts["message_id"] = _text(dialect, func.coalesce(_o.sent_id, _o.message_id), "message_id")
+    numbers = {name: _number(dialect, _o[name]) for name in ("data_key_number", "attempts")}
+    known = {"seq": _o.seq, **texts, **numbers}
+    return [known[name] if name in known else _bytes(dialect, _o[name]) for name in Claimed._fields]
+
+
+# SQLite keeps any type in any column, and text that is no UTF-8. Its driver raises for such a value, and so for all rows.
+
+
+def _text(dialect: Dialect, column: ColumnElement[Any], name: str | None = None) -> ColumnElement[Any]:
+    """Read text, on SQLite as bytes. Another type becomes bytes that are no text."""
+    if dialect.name == POSTGRESQL:
+        return column.label(name or column.key)
+    wrong = literal_column("x'ff'", LargeBinary)
+    kind = func.typeof(column)
+    # Not `IS NOT NULL`: in this CASE of a RETURNING, SQLite 3.40 took it for true where the column was null.
+    read = case((kind == literal_column("'text'"), cast(column, LargeBinary)), (kind != _NULL, wrong))
+    return read.label(name or column.key)
+
+
+def _bytes(dialect: Dialect, column: ColumnElement[Any], name: str | None = None) -> ColumnElement[Any]:
+    """Read bytes. Another type becomes empty bytes, and of a body null."""
+    name = name or str(column.key)
+    if dialect.name == POSTGRESQL:
+        return column.label(name)
+    read = type_coerce(case((func.typeof(column) == literal_column("'blob'"), column)), LargeBinary)
+    if name == "body":
+        return read.label(name)
+    there = func.typeof(column) != _NULL
+    return case((there, func.coalesce(read, literal_column("x''", LargeBinary)))).label(name)
+
+
+def _number(dialect: Dialect, column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Read a whole number. Another type becomes null."""
+    if dialect.name == POSTGRESQL:
+        return column
+    return case((func.typeof(column) == literal_column("'integer'"), column)).label(column.key)
+
+
+def _sane(dialect: Dialect, column: ColumnElement[Any]) -> ColumnElement[int]:
+    """Return a time that can be subtracted: a damaged one may overflow, and be no number on SQLite."""
+    least, greatest = getattr(func, dialect.least), getattr(func, dialect.greatest)
+    sane: ColumnElement[int] = least(greatest(column, _ZERO), _NEVER, type_=BigInteger)
+    return sane
+
+
+_NULL: Final = literal_column("'null'", Text)
+
+_LONGEST_HOLD: Final[ColumnElement[int]] = literal_column("3600000000", BigInteger)
+"""No relay holds a message for an hour, so a later end of a hold is damaged."""
+
+
+def _is_held_now(columns: Any, now: ColumnElement[int]) -> ColumnElement[bool]:
+    held_until = func.coalesce(columns.held_until, _ZERO)
+    return and_(held_until > now, held_until <= now + _LONGEST_HOLD)
 
 
 def _due(columns: Any) -> ColumnElement[int]:
@@ -305,9 +408,8 @@ def _patterns(dialect: Dialect, topics: Topics) -> dict[str, str]:
     """Return the patterns of a route as the database compares them."""
     every = [tokens_of(pattern) for pattern in (topics.pattern, *topics.before)]
     if dialect.name == POSTGRESQL:
-        # No topic is empty, so the pattern of nothing matches none.
         takes, *before = (f"^{''.join(map(_as_regex, tokens))}$" for tokens in every)
-        return {"takes": takes, "before": "|".join(before) or "^$"}
+        return {"takes": takes, "before": "|".join(before) or "(?!)"}
     # GLOB has no empty list. No topic has a space.
     takes, *before = ("".join(tokens).replace("[]", " ") for tokens in every)
     return {"takes": takes, "before": json.dumps(before)}
@@ -331,12 +433,19 @@ def keep_confirmed(dialect: Dialect) -> Update:
 def delay(dialect: Dialect) -> Update:
     """Count a failed attempt, and make the message due after a pause."""
     return _failed().values(
-        attempts=_o.attempts + _ONE,
+        attempts=_one_more(dialect),
         **_due_again(dialect.now + _duration("pause")),
         holder=null(),
         held_until=null(),
         error=bindparam("error", type_=Text),
     )
+
+
+def _one_more(dialect: Dialect) -> ColumnElement[int]:
+    """Return the number of attempts after this one. A damaged number must not overflow."""
+    least: ColumnElement[int] = getattr(func, dialect.least)(_o.attempts, literal_column("1000000", BigInteger))
+    more: ColumnElement[int] = least + _ONE
+    return more
 
 
 def _due_again(moment: ColumnElement[int]) -> dict[str, ColumnElement[int]]:
@@ -350,7 +459,7 @@ def _due_again(moment: ColumnElement[int]) -> dict[str, ColumnElement[int]]:
 def bury(dialect: Dialect) -> Update:
     """Mark the message dead."""
     return _failed().values(
-        attempts=_o.attempts + _ONE,
+        attempts=_one_more(dialect),
         dead=_ONE,
         holder=null(),
         held_until=null(),
@@ -384,8 +493,8 @@ def expire(dialect: Dialect) -> Delete:
 def counts(dialect: Dialect) -> Select[Any]:
     """Count the messages that wait, those that are dead, and how long the oldest has been due."""
     now = dialect.now
-    due_at = case((and_(_o.dead == _ZERO, _due(_o) <= now), _due(_o)))
-    dead = func.coalesce(func.sum(_o.dead), _ZERO)
+    due_at = case((and_(_o.dead == _ZERO, _due(_o) <= now), _sane(dialect, _due(_o))))
+    dead = func.coalesce(func.sum(case((_o.dead == _ZERO, _ZERO), else_=_ONE)), _ZERO)
     return select(
         (func.count() - dead).label("waiting"), dead.label("dead"), (now - func.min(due_at)).label("oldest")
     ).where(_o.published_at.is_(None), _is_ours())
@@ -409,29 +518,29 @@ def rows(dialect: Dialect) -> Select[Any]:
         .scalar_subquery()
     )
     state = case(
-        (_o.dead == _ONE, literal_column("'dead'")),
-        (_o.held_until > now, literal_column("'held'")),
+        (_o.dead != _ZERO, literal_column("'dead'")),
+        (_is_held_now(_o, now), literal_column("'held'")),
         (_due(_o) > now, literal_column("'delayed'")),
         else_=literal_column("'due'"),
     )
     return (
         select(
             _o.seq,
-            func.coalesce(_o.sent_id, _o.message_id).label("message_id"),
-            _o.topic,
+            _text(dialect, func.coalesce(_o.sent_id, _o.message_id), "message_id"),
+            _text(dialect, _o.topic),
             state.label("state"),
-            _o.attempts,
-            (now - _o.created_at).label("age"),
-            (_due(_o) - now).label("wait"),
-            _o.error,
+            _number(dialect, _o.attempts),
+            (now - _sane(dialect, _o.created_at)).label("age"),
+            (_sane(dialect, _due(_o)) - now).label("wait"),
+            _text(dialect, _o.error),
             behind.label("behind"),
         )
         .where(
             _o.published_at.is_(None),
             _is_ours(),
-            or_(bindparam("only_dead", type_=BigInteger) == _ZERO, _o.dead == _ONE),
+            or_(bindparam("only_dead", type_=BigInteger) == _ZERO, _o.dead != _ZERO),
         )
-        .order_by(_o.dead.desc(), _o.seq)
+        .order_by(case((_o.dead == _ZERO, _ONE), else_=_ZERO), _o.seq)
         .limit(bindparam("limit", type_=BigInteger))
     )
 
@@ -440,12 +549,14 @@ def retry(dialect: Dialect) -> ReturningUpdate[Any]:
     """Let a message be sent again now. Leave one alone that a relay holds."""
     statement = update(outbox).where(*_settled(dialect))
     again = _due_again(dialect.now)
-    return statement.values(dead=_ZERO, **again, holder=null(), held_until=null(), error=null()).returning(_o.topic)
+    return statement.values(dead=_ZERO, **again, holder=null(), held_until=null(), error=null()).returning(
+        _text(dialect, _o.topic)
+    )
 
 
 def discard(dialect: Dialect) -> Any:
     """Delete a message whose last attempt failed. Leave one alone that a relay holds."""
-    return delete(outbox).where(*_settled(dialect), _o.error.is_not(None)).returning(_o.topic)
+    return delete(outbox).where(*_settled(dialect), _o.error.is_not(None)).returning(_text(dialect, _o.topic))
 
 
 def sealed_before(dialect: Dialect) -> Select[Any]:
@@ -508,7 +619,7 @@ def _failed() -> Update:
 
 
 def _settled(dialect: Dialect) -> tuple[ColumnElement[bool], ...]:
-    free = or_(_o.held_until.is_(None), _o.held_until <= dialect.now)
+    free = ~_is_held_now(_o, dialect.now)
     return _o.seq == bindparam("my_seq", type_=BigInteger), _o.published_at.is_(None), free, _is_ours()
 
 
@@ -622,14 +733,15 @@ class OutboxTable:
                 found, after = self._unadopted(connection, 0), 0
                 while found:
                     after = found[-1].seq
-                    mine = [row for row in found if is_ours(FormerRow(*row[1:]))]
+                    rows = [(row.seq, _former(row)) for row in found]
+                    mine = [(seq, row) for seq, row in rows if is_ours(row)]
                     changes = [
                         {
-                            "my_seq": row.seq,
+                            "my_seq": seq,
                             "my_namespace": names.namespace,
                             "my_lane": names.lane(row.topic, row.key),
                         }
-                        for row in mine
+                        for seq, row in mine
                     ]
                     if changes:
                         connection.execute(self._statement(adopt), changes)
@@ -696,13 +808,13 @@ class OutboxTable:
         return [
             OutboxRow(
                 row.seq,
-                row.message_id,
-                row.topic,
+                printable(_shown(row.message_id) or ""),
+                printable(_shown(row.topic) or ""),
                 row.state,
-                row.attempts,
-                row.age / 1e6,
+                row.attempts or 0,
+                max(row.age, 0) / 1e6,
                 max(row.wait, 0) / 1e6,
-                row.error,
+                None if row.error is None else printable(_shown(row.error) or ""),
                 row.behind,
             )
             for row in found
@@ -775,8 +887,7 @@ class OutboxTable:
 
     def _change(self, statement: Callable[[Dialect], Any], seq: int) -> str | None:
         parameters = {"my_seq": seq, **self._ours(), **self._now()}
-        topic: str | None = self._database.run(lambda c: c.scalar(self._statement(statement), parameters))
-        return topic
+        return _shown(self._database.run(lambda c: c.scalar(self._statement(statement), parameters)))
 
     def _write(self, statement: Callable[[Dialect], Any], **parameters: Any) -> int:
         return self._database.run(lambda c: c.execute(self._statement(statement), parameters).rowcount)
@@ -800,15 +911,19 @@ def _server_time(dialect: Dialect) -> Select[Any]:
     return select(dialect.now)
 
 
+def _former(row: Any) -> FormerRow:
+    return FormerRow(_shown(row.topic) or "", _shown(row.key), _shown(row.tenant), row.tenant_id, bool(row.sealed))
+
+
 def _difference(known: Any, message: Message, lane: bytes | None, digest: bytes) -> str | None:
     """Return what a message has that differs from this one, which is to be published under the same id."""
-    if known.topic != message.topic:
+    if _shown(known.topic) != message.topic:
         return "topic"
     if known.digest is not None:
         same_key, same = known.lane == lane, known.digest == digest
     else:
         # The release before sealed the body alone, and did not keep a digest of it.
-        same_key, same = known.key == message.key, known.body in (None, message.body)
+        same_key, same = _shown(known.key) == message.key, known.body in (None, message.body)
     return "key" if not same_key else None if same else "body"
 
 

@@ -1,1 +1,1 @@
-UPDATE idempotency_outbox SET attempts=(idempotency_outbox.attempts + 1), holder=NULL, held_until=NULL, dead=1, error=? WHERE idempotency_outbox.holder = ? AND idempotency_outbox.published_at IS NULL AND idempotency_outbox.seq = ?
+UPDATE idempotency_outbox SET attempts=(min(idempotency_outbox.attempts, 1000000) + 1), holder=NULL, held_until=NULL, dead=1, error=? WHERE idempotency_outbox.holder = ? AND idempotency_outbox.published_at IS NULL AND idempotency_outbox.seq = ?
