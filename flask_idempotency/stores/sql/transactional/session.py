@@ -22,8 +22,9 @@ from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.journal import JournalWrite
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Record, StoredPayload
-from flask_idempotency.engine.store import Clock
+from flask_idempotency.engine.model import ClaimRequest, Record, StoredPayload
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores.sql.completion import answer_of, facts_of
 from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE
@@ -239,23 +240,48 @@ class SessionTransactions:
             self._store.renew(key, token, lease=SHORTEST_SECONDS)
         return self._store.journals.recall(key, token, fence=fence).write >= number
 
-    def refuse_open_write(self) -> None:
-        """Raise `ConfigurationError` if the session of this context holds SQLite's one write lock."""
-        if self._store.database.dialect.name != SQLITE:
-            return
-        sessions = self._sessions()
-        try:
-            if not sessions.registry.has():
-                return
-        except RuntimeError:
-            # A thread without an application context has no session of Flask-SQLAlchemy.
-            return
-        session: Session = sessions()
-        if session.in_transaction() and is_locking(self.connection(session)):
+    def before_journal(self) -> None:
+        """Let a journal be written beside the session of this context.
+
+        Raise `ConfigurationError` if that session holds SQLite's one write lock.
+        """
+        session = self._begun_on_sqlite()
+        if session is not None and is_locking(self.connection(session)):
             raise ConfigurationError(
                 "a step begins while db.session has written, or has begun with BEGIN IMMEDIATE, and on SQLite its journal "
                 "cannot be written beside that. Commit before the step: db.session.commit()."
             )
+        self.renew_snapshot()
+
+    def renew_snapshot(self) -> None:
+        """Let the session of this context write after a write of ours, although it has read before.
+
+        SQLite refuses every write of a transaction that began to read before another connection wrote. So one that has only
+        read begins anew; its objects stay as they are.
+        """
+        session = self._begun_on_sqlite()
+        for connection in () if session is None else begun_by(session):
+            if connection.invalidated or connection.in_nested_transaction() or not self.is_base(connection.engine):
+                continue
+            if is_reading(connection) and not is_locking(connection):
+                driver: Any = connection.connection.dbapi_connection
+                driver.rollback()
+                if not driver.in_transaction:
+                    driver.execute("BEGIN")
+
+    def _begun_on_sqlite(self) -> Session | None:
+        """Return the session of this context, if it has begun a transaction and the database is SQLite's."""
+        if self._store.database.dialect.name != SQLITE:
+            return None
+        sessions = self._sessions()
+        try:
+            if not sessions.registry.has():
+                return None
+        except RuntimeError:
+            # A thread without an application context has no session of Flask-SQLAlchemy.
+            return None
+        session: Session = sessions()
+        return session if session.in_transaction() else None
 
     def unsaved(self) -> bool:
         sessions = self._sessions()
@@ -453,4 +479,12 @@ class TransactionalSqlStore(SqlStore):
         # Before the first transaction that is to be judged.
         database.when_open(watch)
         self.transactions = SessionTransactions(sessions, self)
-        self.journals.before_write = self.transactions.refuse_open_write
+        self.journals.before_write = self.transactions.before_journal
+
+    def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
+        self.transactions.renew_snapshot()
+        return super().claim(request, token=token, lease=lease, quota=quota)
+
+    def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
+        self.transactions.renew_snapshot()
+        super().mark_point_of_no_return(key, token)

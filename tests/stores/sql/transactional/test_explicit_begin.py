@@ -141,6 +141,48 @@ def test_a_hook_may_read_before_the_claim(begun: Shop) -> None:
     assert 1 == begun.payments()
 
 
+def by_a_claim(shop: Shop, view: Callable[[], Any]) -> Any:
+    return idempotent(effects="plain")(view)
+
+
+def by_a_mark(shop: Shop, view: Callable[[], Any]) -> Any:
+    def marked() -> Any:
+        read(shop)
+        current_claim.point_of_no_return()
+        return view()
+
+    return idempotent(effects="marked")(marked)
+
+
+def by_a_step(shop: Shop, view: Callable[[], Any]) -> Any:
+    def stepped() -> Any:
+        read(shop)
+        current_claim.step("charge", int)
+        return view()
+
+    return idempotent(required=True, steps=("charge",))(stepped)
+
+
+@pytest.mark.parametrize("save", (True, False), ids=("saved", "rolled-back"))
+@pytest.mark.parametrize("ours", (by_a_claim, by_a_mark, by_a_step), ids=lambda ours: ours.__name__)
+def test_what_has_only_read_may_write_after_a_write_of_ours(
+    begun: Shop, ours: Callable[[Shop, Callable[[], Any]], Any], save: bool
+) -> None:
+    """SQLite refuses each write of a transaction that began to read before another connection wrote."""
+
+    def pay() -> Any:
+        begun.db.session.add(Payment(amount=100))
+        begun.db.session.flush()
+        (begun.db.session.commit if save else begun.db.session.rollback)()
+        return {}, 201
+
+    begun.view()(ours(begun, pay))
+    begun.app.before_request(lambda: read(begun))
+
+    assert [201, 201] == [begun.post().status_code, begun.post().status_code]
+    assert int(save) == begun.payments()
+
+
 @pytest.mark.parametrize("write", (sent_as_text, flushed, by_the_driver, of_no_row), ids=lambda write: write.__name__)
 @pytest.mark.parametrize("effects", ("plain", "transactional"))
 def test_a_view_that_has_written_takes_no_step(begun: Shop, write: Callable[[Shop], None], effects: Effects) -> None:
