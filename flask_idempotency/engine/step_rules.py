@@ -22,7 +22,10 @@ _SILENT_NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "aiohttp": frozenset({"ClientError"}),
         "amqp": frozenset({"AMQPError"}),
+        "billiard": frozenset({"SoftTimeLimitExceeded", "WorkerLostError"}),  # of a Celery task
         "botocore": frozenset({"HTTPClientError", "ConnectionError", "IncompleteReadError", "ResponseStreamingError"}),
+        "celery": frozenset({"TimeoutError"}),
+        "flask_idempotency": frozenset({"IdempotencyError", "Unsettled", "CarriedOut"}),
         "google": frozenset({"ServerError", "RetryError"}),
         "grpc": frozenset({"RpcError"}),
         "http": frozenset({"HTTPException"}),  # in http.client
@@ -38,6 +41,7 @@ _SILENT_NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "requests": frozenset({"RequestException"}),
         "sqlalchemy": frozenset({"OperationalError", "InterfaceError", "TimeoutError"}),
         "simplejson": frozenset({"JSONDecodeError"}),
+        "sqlite3": frozenset({"OperationalError"}),
         "stripe": frozenset({"APIConnectionError", "APIError", "IdempotencyError"}),
         "subprocess": frozenset({"SubprocessError"}),
         "urllib3": frozenset({"HTTPError"}),
@@ -50,10 +54,13 @@ need not be installed, and may be a copy within another. What inherits from one 
 _WIDE_NAMES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "botocore": frozenset({"BotoCoreError", "ClientError"}),
+        "celery": frozenset({"CeleryError"}),
+        "flask_idempotency": frozenset({"ClientError"}),
         "google": frozenset({"GoogleAPIError", "GoogleAPICallError"}),
         "psycopg": frozenset({"Error", "DatabaseError"}),
         "psycopg2": frozenset({"Error", "DatabaseError"}),
         "pymongo": frozenset({"PyMongoError"}),
+        "sqlite3": frozenset({"Error", "DatabaseError"}),
         "sqlalchemy": frozenset({"SQLAlchemyError", "StatementError", "DBAPIError", "DatabaseError"}),
         "stripe": frozenset({"StripeError"}),
     }

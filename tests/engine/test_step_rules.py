@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import botocore.exceptions  # type: ignore[import-untyped]
+import celery.exceptions
 import httpcore
 import httpx
 import kombu.exceptions
@@ -28,8 +30,8 @@ import sqlalchemy.exc
 import stripe
 import urllib3.exceptions
 
-from flask_idempotency import Step
-from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency import Step, client
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 
 
 class Declined(Exception):
@@ -92,8 +94,17 @@ CAN_FOLLOW_AN_EFFECT = (
     stripe.IdempotencyError,
     stripe.StripeError,
     psycopg.OperationalError,
+    sqlite3.OperationalError,
+    sqlite3.DatabaseError,
     sqlalchemy.exc.DBAPIError,
     sqlalchemy.exc.OperationalError,
+    celery.exceptions.SoftTimeLimitExceeded,
+    celery.exceptions.TimeoutError,
+    celery.exceptions.WorkerLostError,
+    client.ClientError,
+    client.OutcomeUnknown,
+    client.AnswerNotKept,
+    StoreUnavailable,
     kombu.exceptions.OperationalError,
     pika.exceptions.StreamLostError,
     of_library("aiohttp.client_exceptions", "ClientError"),
@@ -129,9 +140,11 @@ ANSWERS = (
     Declined,
     LookupError,
     ValueError,
+    client.Refused,
     stripe.CardError,
     stripe.InvalidRequestError,
     sqlalchemy.exc.IntegrityError,
+    sqlite3.IntegrityError,
     of_library("botocore.errorfactory", "ConditionalCheckFailedException", botocore.exceptions.ClientError),
     of_library("shop.errors", "RequestException"),
 )
