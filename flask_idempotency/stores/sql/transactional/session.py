@@ -101,8 +101,7 @@ class SessionTransactions:
     def conflict(self, session: Session) -> str | None:
         """Return why the transaction of this session prevents writes to the record. None if it does not.
 
-        On SQLite, roll it back if it keeps a snapshot and has only read, as an explicit BEGIN makes it: SQLite refuses every
-        write of a transaction that began before another connection wrote.
+        On SQLite, let it begin anew if it keeps a snapshot and has only read, as an explicit BEGIN makes it.
         """
         if not session.in_transaction():
             return None
@@ -113,9 +112,9 @@ class SessionTransactions:
                 return None
             if has_written(connection) or session.new or session.dirty or session.deleted:
                 return "on SQLite the claim cannot be written beside it"
-            if session.in_nested_transaction() or len(begun_by(session)) > 1:
+            if session.in_nested_transaction():
                 return "on SQLite it cannot write any more once the claim is written"
-            session.rollback()
+            self.renew_snapshot()
             return None
         return "at its isolation level it would never see the claim" if self._keeps_snapshot(connection) else None
 
