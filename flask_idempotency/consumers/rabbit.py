@@ -234,21 +234,23 @@ def on_message(
     gets kombu's `Message` and runs in a thread, and this thread sends heartbeats. Give the consumer a `prefetch_count` of 1.
     Messages of a greater prefetch wait too.
 
-    Without `dead`, the function looks at its first message whether the queue has a dead-letter exchange, over a connection of
-    its own. If it sees none, it raises `MessageStopped` for a message that no worker may do, and leaves it unacknowledged:
+    Without `dead`, the function looks at the first message of each queue whether that has a dead-letter exchange, over a
+    connection of its own. If it sees none, it raises `MessageStopped` for a message that no worker may do, and leaves it unacknowledged:
     close the connection, and the broker has it again.
     """
     made: list[Deliveries] = []
-    seen: list[bool] = [] if dead is None and dead_letters is None else [bool(dead_letters)]
+    seen: dict[str, bool] = {}
 
     def received(message: Any) -> None:
         if not made:
             # Now: this function may be made where there is no application yet.
             made.append(Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born))
         queue = _queue_of(message)
-        if not seen:
-            seen.append(_has_dead_letters_of(message, queue))
-            if not seen[0]:
+        if queue not in seen:
+            # Of each queue: one consumer may have several, and not all of them a dead-letter exchange.
+            look = dead is None and dead_letters is None
+            seen[queue] = _has_dead_letters_of(message, queue) if look else bool(dead_letters)
+            if look and not seen[queue]:
                 _log.warning("%s", f"{inbox.operation}: " + _NO_EXCHANGE.format(queue=queue or "of this consumer"))
         properties, headers, body = message.properties or {}, message.headers or {}, message.body
         message_id = text_of(properties.get("message_id")) or text_of(headers.get(HEADER))
@@ -261,7 +263,7 @@ def on_message(
                     message.ack()
                     return
                 case Aside(reason):
-                    if not seen[0]:
+                    if not seen[queue]:
                         raise _stopped(inbox, queue or "of this consumer", reason)
                     message.reject(requeue=False)
                     return

@@ -101,13 +101,13 @@ def by_pika(queue: Queue, inbox: Any, handler: Any, **options: Any) -> Any:
 
 
 def by_kombu(queue: Queue, inbox: Any, handler: Any, **options: Any) -> Any:
-    within = options.pop("within", nullcontext)
+    within, others = options.pop("within", nullcontext), options.pop("others", ())
 
     def consume(stop: threading.Event) -> None:
         with within(), kombu.Connection(queue.url, heartbeat=options.pop("heartbeat", 0)) as connection:
-            bound = kombu.Queue(queue.name, no_declare=True)
+            bound = [kombu.Queue(each.name, no_declare=True) for each in (queue, *others)]
             received = rabbit.on_message(inbox, handler, **options)
-            with connection.Consumer([bound], on_message=received, prefetch_count=1):
+            with connection.Consumer(bound, on_message=received, prefetch_count=1):
                 while not stop.is_set():
                     with suppress(TimeoutError):
                         connection.drain_events(timeout=0.1)
@@ -241,6 +241,22 @@ def test_a_queue_with_a_dead_letter_exchange_is_seen(queue: Queue, consume: Cons
 
     with consume(queue, memory_inbox(), Effects()):
         assert [b"5 euro"] == queue.wait_for_dead()
+
+
+def test_each_queue_of_a_consumer_is_looked_at(queue: Queue, rabbitmq: RabbitServer) -> None:
+    """kombu's consumers take several queues, and one may have a dead-letter exchange where another has none."""
+    bare = Queue(rabbitmq, f"consumers-{next(NUMBERS)}")
+    bare.declare()
+    queue.publish("5 euro", None)
+
+    with (
+        pytest.raises(MessageStopped, match=bare.name),
+        by_kombu(queue, memory_inbox(), Effects(), others=[bare]) as stop,
+    ):
+        assert [b"5 euro"] == queue.wait_for_dead()
+        bare.publish("6 euro", None)
+        assert stop.wait(PATIENCE)
+    assert [b"6 euro"] == bare.left()
 
 
 def test_a_consumer_believes_that_a_policy_gives_the_queue_its_exchange(queue: Queue, consume: Consumer) -> None:
