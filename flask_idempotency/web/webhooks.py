@@ -40,6 +40,7 @@ _DECIDED: Final[Override] = {
     # To a provider every status but 2xx is a failure that it repeats, and a replayed refusal would lose its event. So would a
     # redirect, to the login page for example.
     "on_error": None,
+    "decide": None,
     "keep_statuses": frozenset(),
     "release_statuses": frozenset(range(300, 500)),
     "ignore_fields": (),

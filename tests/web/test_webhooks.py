@@ -14,7 +14,7 @@ import pytest
 from flask import Blueprint, Flask, Request, Response, abort, request
 from werkzeug.test import TestResponse
 
-from flask_idempotency import Happened, claim_here, exempt, webhook
+from flask_idempotency import Decision, Happened, claim_here, exempt, webhook
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.openapi import describe
 from tests.apps import World, is_replay, new_world, run, said
@@ -374,6 +374,7 @@ def test_a_refusal_is_not_kept() -> None:
         {"max_key_length": 3},
         {"keep_statuses": [400, 500]},
         {"on_error": "keep"},
+        {"decide": lambda response, error: Decision.KEEP},
         {"header": "X-Key"},
         {"form_field": "key"},
         {"fingerprint": "raw"},
