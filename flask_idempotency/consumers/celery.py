@@ -51,7 +51,7 @@ from flask_idempotency.consumers.verdicts import (
     TooManyAttempts,
 )
 from flask_idempotency.engine.capabilities import Finding, Verdict
-from flask_idempotency.engine.ending import work_here
+from flask_idempotency.engine.ending import commits_rows_here
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.forks import after_fork
@@ -102,7 +102,7 @@ def idempotent_task(
     under one key, by default all arguments. The other keywords are those of `Idempotency.inbox`.
 
     Called as a function, the task is the function. With `effects="transactional"` it raises `ConfigurationError` then, unless
-    transactional work calls it: its rows would not be committed.
+    transactional work or a transactional step calls it: its rows would not be committed.
 
     A message raises `OutcomeUnknown`, `TooManyAttempts`, `MessageReused`, `MissingMessageId` or `ResultNotKept` as the failure
     of the task. `TaskBusy` is raised by a task that runs eagerly and would have to wait.
@@ -201,10 +201,7 @@ class _Body:
 
     def check_call(self) -> None:
         """Refuse a call as a function whose rows nobody commits: that of transactional work outside transactional work."""
-        if self._declared.policy.effects != "transactional":
-            return
-        around = work_here()
-        if around is None or around.policy.effects != "transactional":
+        if self._declared.policy.effects == "transactional" and not commits_rows_here():
             raise ConfigurationError(
                 f"{self.name} was called as a function, and its effects are transactional: its rows would be committed by no "
                 "code. Send it (.delay, or .apply to run it here), or call an undecorated function and commit yourself."

@@ -89,6 +89,15 @@ def _no_work() -> Running | None:
 request_work: Callable[[], Running | None] = _no_work
 """Return the request that is being handled. `web` sets this too."""
 
+
+
+def _no_step(work: Running) -> str | None:
+    return None
+
+
+step_in: Callable[[Running], str | None] = _no_step
+"""Return the name of the step of this work whose function runs here. `steps` sets this: without it, there are none."""
+
 running: ContextVar[tuple[Running, object] | None] = ContextVar("flask_idempotency_running", default=None)
 """The message that this code works on, and the request context that was current when its work began."""
 
@@ -113,6 +122,15 @@ def running_here() -> Running | None:
 def work_here() -> Running | None:
     """Return what this code works on: a message, or else the request that is being handled."""
     return running_here() or request_work()
+
+
+def commits_rows_here() -> bool:
+    """Return whether the rows that this code writes are committed with the work, or with the step, that it is part of."""
+    work = work_here()
+    if work is None or work.policy.effects == "transactional":
+        return work is not None
+    name = step_in(work)
+    return any(step.name == name and step.effects == "transactional" for step in work.policy.steps)
 
 
 def decide(

@@ -20,6 +20,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast
 
+from flask_idempotency.engine import ending
 from flask_idempotency.engine.ending import IN_STREAM, Running, in_stream, running, work_here
 from flask_idempotency.engine.errors import (
     ConfigurationError,
@@ -75,6 +76,14 @@ class _Call:
 
 _call: ContextVar[_Call | None] = ContextVar("flask_idempotency_step", default=None)
 """The step whose function this code runs in."""
+
+
+def _step_in(work: Running) -> str | None:
+    call = _call.get()
+    return None if call is None or call.inside is not work else call.name
+
+
+ending.step_in = _step_in
 
 
 class CurrentStep:

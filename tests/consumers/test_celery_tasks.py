@@ -23,7 +23,7 @@ from flask import Flask, current_app, g
 from flask_sqlalchemy import SQLAlchemy
 from kombu.exceptions import OperationalError
 
-from flask_idempotency import ConfigurationError, Idempotency, current_claim, idempotent
+from flask_idempotency import ConfigurationError, Idempotency, current_claim, durable_step, idempotent
 from flask_idempotency.activity import Activity
 from flask_idempotency.consumers import (
     Later,
@@ -170,6 +170,9 @@ def test_a_transactional_task_raises_where_its_rows_would_not_be_committed(tmp_p
     charge, recursive = make("charge", body), make("recursive", again)
     plain, joint = make("plain", around, "plain"), make("joint", around)
     shop.view("/joint", endpoint="joint")(around)
+    steps = [durable_step(kind, effects=kind)(around) for kind in ("transactional", "plain")]
+    for step, path in zip(steps, ("/joint-step", "/plain-step"), strict=True):
+        shop.view(path, endpoint=path)(idempotent(steps=steps)(lambda step=step: step()))
     shop.view("/plain", endpoint="plain")(idempotent(effects="plain")(lambda: around()))
     shop.app.config["PROPAGATE_EXCEPTIONS"] = True
 
@@ -179,18 +182,19 @@ def test_a_transactional_task_raises_where_its_rows_would_not_be_committed(tmp_p
                 call()
     with pytest.raises(ConfigurationError, match="charge"):
         plain.delay().get(disable_sync_subtasks=False)
-    with pytest.raises(ConfigurationError, match="charge"):
-        shop.post("/plain", key="k-1")
+    for path in ("/plain", "/plain-step"):
+        with pytest.raises(ConfigurationError, match="charge"):
+            shop.post(path, key=path)
     assert ([], 0) == (shop.runs, shop.payments())
 
     for send in (charge.delay, charge.apply, joint.delay, functools.partial(recursive.delay, 2)):
         send().get(disable_sync_subtasks=False)
-    answers = [shop.post("/joint", key=key).status_code for key in ("k-2", None)]
+    answers = [shop.post(path, key=key).status_code for path in ("/joint", "/joint-step") for key in ("k-2" + path, None)]
     celery_app.close()
     rows = shop.payments()
     shop.close()
 
-    assert ([200, 200], 8, 8) == (answers, rows, len(shop.runs))
+    assert ([200] * 4, 10, 10) == (answers, rows, len(shop.runs))
 
 
 def test_an_eager_task_claims(task: Register, runs: list[Any]) -> None:
