@@ -397,6 +397,7 @@ def test_large_body_leaves_no_file_and_no_warning() -> None:
 
 def test_file_in_a_cycle_is_closed_without_a_warning() -> None:
     """Tracebacks make cycles, and a user's test suite may turn warnings into errors."""
+    gc.collect()  # what other tests left open
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(20):
