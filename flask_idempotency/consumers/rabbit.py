@@ -235,8 +235,8 @@ def on_message(
     Messages of a greater prefetch wait too.
 
     Without `dead`, the function looks at the first message of each queue whether that has a dead-letter exchange, over a
-    connection of its own. If it sees none, it raises `MessageStopped` for a message that no worker may do, and leaves it unacknowledged:
-    close the connection, and the broker has it again.
+    connection of its own. If it sees none, it raises `MessageStopped` for a message that no worker may do, and leaves it
+    unacknowledged: close the connection, and the broker has it again.
     """
     made: list[Deliveries] = []
     seen: dict[str, bool] = {}

@@ -90,7 +90,6 @@ request_work: Callable[[], Running | None] = _no_work
 """Return the request that is being handled. `web` sets this too."""
 
 
-
 def _no_step(work: Running) -> str | None:
     return None
 

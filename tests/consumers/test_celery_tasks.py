@@ -189,7 +189,9 @@ def test_a_transactional_task_raises_where_its_rows_would_not_be_committed(tmp_p
 
     for send in (charge.delay, charge.apply, joint.delay, functools.partial(recursive.delay, 2)):
         send().get(disable_sync_subtasks=False)
-    answers = [shop.post(path, key=key).status_code for path in ("/joint", "/joint-step") for key in ("k-2" + path, None)]
+    answers = [
+        shop.post(path, key=key).status_code for path in ("/joint", "/joint-step") for key in ("k-2" + path, None)
+    ]
     celery_app.close()
     rows = shop.payments()
     shop.close()
