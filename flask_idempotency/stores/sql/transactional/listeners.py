@@ -58,22 +58,24 @@ _READS = re.compile(
     r"|WITH\b(?!.*\b(?:INSERT|UPDATE|DELETE|REPLACE)\b))",
     re.IGNORECASE | re.DOTALL,
 )
-_LOCKS = re.compile(rf"{_COMMENTS}BEGIN\b", re.IGNORECASE | re.DOTALL)
+_BEGINS = re.compile(rf"{_COMMENTS}BEGIN\b", re.IGNORECASE | re.DOTALL)
 
 _SEEN: Final = "flask_idempotency_seen"
 """The entry of a SQLite connection's `info` that holds what its transaction did: `_Seen`."""
+
+_LOCKED: Final = "flask_idempotency_locked"
+"""Another entry: whether its last BEGIN took the write lock. A listener of the class `Engine` sends it before ours hear that
+a transaction begins."""
 
 
 class _Seen:
     """What the listeners saw of one transaction on SQLite."""
 
-    __slots__ = ("changes", "locked", "wrote")
+    __slots__ = ("changes", "wrote")
 
     def __init__(self, changes: int) -> None:
         self.changes = changes
         """How many rows the connection had changed when it began. A cursor of the driver has no listener."""
-        self.locked = False
-        """Whether it began with the write lock."""
         self.wrote = False
         """Whether a statement that may write was sent."""
 
@@ -127,7 +129,7 @@ def has_written(connection: Connection) -> bool:
 def is_locking(connection: Connection) -> bool:
     """Return True if this SQLite connection may hold the database's one write lock."""
     seen = _seen(connection)
-    return seen is not None and (seen.locked or seen.wrote or seen.changes != _changes(connection))
+    return seen is not None and (connection.info.get(_LOCKED, False) or has_written(connection))
 
 
 def is_reading(connection: Connection) -> bool:
@@ -149,7 +151,7 @@ def _changes(connection: Connection) -> int:
 
 _UNKNOWN: Final = _Seen(0)
 """What a transaction did that began before the listeners were there: assume all."""
-_UNKNOWN.locked = _UNKNOWN.wrote = True
+_UNKNOWN.wrote = True
 
 
 def hears_statements(connection: Connection) -> bool:
@@ -225,10 +227,9 @@ def _statement_begins(
 ) -> None:
     """Do as `_statement_commits`, and note on SQLite what the statement may do."""
     _statement_commits(connection, cursor, statement, parameters, context, executemany)
-    seen: _Seen | None = connection.info.get(_SEEN)
-    if seen is None or _READS.match(statement):
+    if _BEGINS.match(statement):
+        connection.info[_LOCKED] = not _READS.match(statement)
         return
-    if _LOCKS.match(statement):
-        seen.locked = True
-    else:
+    seen: _Seen | None = connection.info.get(_SEEN)
+    if seen is not None and not _READS.match(statement):
         seen.wrote = True

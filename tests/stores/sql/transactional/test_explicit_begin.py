@@ -218,6 +218,27 @@ def test_a_transaction_that_begins_with_the_write_lock(open_: OpenShop) -> None:
     assert 1 == shop.payments()
 
 
+@pytest.mark.parametrize(("begin", "locks"), (("BEGIN IMMEDIATE", True), ("begin exclusive", True), ("BEGIN", False)))
+def test_a_listener_of_the_class_may_begin_it_before_ours_hear_of_it(open_: OpenShop, begin: str, locks: bool) -> None:
+    shop = legacy(open_)
+    engine: Engine = shop.db_engine
+    event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
+    engine.dispose()
+
+    def begin_it(connection: Connection) -> None:
+        if connection.engine.pool is engine.pool:
+            connection.exec_driver_sql(begin)
+
+    event.listen(Engine, "begin", begin_it)
+    try:
+        for _ in range(2):
+            with engine.connect() as connection:
+                connection.exec_driver_sql("SELECT 1")
+                assert (False, locks) == (has_written(connection), is_locking(connection))
+    finally:
+        event.remove(Engine, "begin", begin_it)
+
+
 READING = (
     "SELECT 1",
     " \n-- who asks: UPDATE\n /* the\nshop */ select 1",
