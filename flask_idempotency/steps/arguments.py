@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
+from math import frexp
 from types import FunctionType
 from typing import Any, Final
 
@@ -98,8 +99,10 @@ def _left(value: Any, left: int, depth: int = 0) -> int:
     elif kind is int:
         left -= value.bit_length() // 4
     elif kind is Decimal:
-        # Without its exponent, which may be large in few digits.
-        left -= len(str(value))
+        # `_number` writes the zeros that the exponent stands for, if they are not too many.
+        left -= max(len(str(value)), min(value.adjusted(), _MOST_DIGITS))
+    elif kind is float:
+        left -= max(frexp(value)[1], 0) // 3
     elif depth < DEEPEST and left >= 0:
         if kind in (list, tuple):
             for each in value:

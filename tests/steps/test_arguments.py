@@ -145,10 +145,12 @@ def laughs(times: int = 60) -> list[Any]:
         Decimal("1" * LARGEST_ARGUMENTS),
         1 << (4 * LARGEST_ARGUMENTS),
         [0] * LARGEST_ARGUMENTS,
+        [Decimal("1E+4000")] * (LARGEST_ARGUMENTS // 4000 + 1),
+        [1e300] * (LARGEST_ARGUMENTS // 300),
         {"a": {"x" * LARGEST_ARGUMENTS: 1}},
         laughs(),
     ),
-    ids=("text", "bytes", "decimal", "int", "list", "name", "shared"),
+    ids=("text", "bytes", "decimal", "int", "list", "ten", "float", "name", "shared"),
 )
 def test_what_takes_too_much_is_refused_before_it_is_read(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "_normal", None)
