@@ -16,7 +16,7 @@ from flask import Request
 from flask_idempotency.engine.errors import ConfigurationError, InvalidKey
 from flask_idempotency.engine.fingerprint import check_pointer
 from flask_idempotency.engine.keys import LONGEST_NAME
-from flask_idempotency.engine.policy import Override
+from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.settings import load_override
 from flask_idempotency.web.policies import annotate
 from flask_idempotency.web.request_body import FORM_TYPES, BodyTooLarge, chunks, read_body
@@ -30,6 +30,7 @@ KEEP_SECONDS: Final = 30 * 86400
 
 _DECIDED: Final[Override] = {
     "required": True,
+    "methods": Policy().methods,
     "profile": "ietf",
     "key_format": "any",
     "max_key_length": 255,

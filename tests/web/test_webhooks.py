@@ -380,7 +380,7 @@ def test_a_refusal_is_not_kept() -> None:
         {"fingerprint": "raw"},
         {"ignore_fields": ["/a"]},
         {"keep": 5},
-        {"methods": ["POST"]},
+        {"methods": ["PUT"]},
     ),
 )
 def test_what_the_application_chose_for_its_clients_does_not_break_a_webhook(chosen: dict[str, Any]) -> None:
