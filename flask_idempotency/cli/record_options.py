@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import wraps
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from itertools import product
 from typing import Any, Final
 
@@ -168,16 +168,20 @@ def _concerned(named: RecordOptions) -> list[bytes | None]:
 
 
 def _by_key(named: RecordOptions) -> Iterator[Case]:
+    former = settings().former_identity
+    before = None if former is None else former.namespace
     if named.endpoint is not None and state().loaders.operations.get(named.endpoint) is not None:
         # An inbox or a task: the key is the id of a message, which may be any text.
-        scope = Scope(settings().namespace, tenant=named.whose, principal=None, operation=named.endpoint)
+        scopes = [Scope(settings().namespace, tenant=named.whose, principal=None, operation=named.endpoint)]
+        if before is not None:
+            scopes.append(replace(scopes[0], namespace=before))
         message_id = _typed_key(named.key or "")
         for key in (message_key(message_id), message_key(BrokerId(message_id))):
-            yield from by_key(read, identities(settings()), [scope], key)
+            yield from _under_both(scopes, key, lambda about: True)
     if named.endpoint is not None and named.endpoint not in current_app.view_functions:
         _operations(named.endpoint)  # raises if it is unknown
         return
-    key, former = _client_key(named.key or ""), settings().former_identity
+    key = _client_key(named.key or "")
     # A loader may call a caller what we call a provider. Only the endpoint tells the two apart.
     callers = (False, True) if (named.who or "").startswith(PRINCIPAL) else (False,)
     for operation, of_package in product(_operations(named.endpoint), callers):
@@ -186,16 +190,24 @@ def _by_key(named: RecordOptions) -> Iterator[Case]:
             # A removed loader needs a request, and there is none here: name its records by their handles.
             tenant, principal = None if former.tenant is False else named.whose, named.who
             principal = None if former.principal is False and not of_package else principal
-            scopes.append(Scope(former.namespace or scopes[0].namespace, tenant, principal, operation, of_package))
-        cases = by_key(read, identities(settings()), scopes[:1], key)
-        before = [each for case in by_key(read, identities(settings()), scopes[1:], key) for each in case.found]
-        own = cases[0].found if cases else ()
-        # Resolve one use under both names together, as under several secrets. Others may have the former name too.
-        tokens = {each.record.token for each in own}
-        twins = [each for each in before if (each.record.token in tokens if own else _may_be(named, each.record.info))]
-        found = {each.key: each for each in (*twins, *own)}
-        if found:
-            yield Case(tuple(found.values()))
+            scopes.append(Scope(before or scopes[0].namespace, tenant, principal, operation, of_package))
+        yield from _under_both(scopes, key, partial(_may_be, named))
+
+
+def _under_both(scopes: Sequence[Scope], key: str, may_be: Callable[[RequestInfo], bool]) -> Iterator[Case]:
+    """Yield the use of this key in the first scope together with the same use in the second, its former name.
+
+    `may_be` tells whether a record that only the former name has may be one of the caller's.
+    """
+    cases = by_key(read, identities(settings()), scopes[:1], key)
+    before = [each for case in by_key(read, identities(settings()), scopes[1:], key) for each in case.found]
+    own = cases[0].found if cases else ()
+    # Resolve one use under both names together, as under several secrets. Others may have the former name too.
+    tokens = {each.record.token for each in own}
+    twins = [each for each in before if (each.record.token in tokens if own else may_be(each.record.info))]
+    found = {each.key: each for each in (*twins, *own)}
+    if found:
+        yield Case(tuple(found.values()))
 
 
 def _operations(endpoint: str | None) -> list[str | None]:

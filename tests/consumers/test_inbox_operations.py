@@ -13,6 +13,7 @@ from flask_idempotency.engine.claim_requests import BrokerId
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.recovery import Happened, NeverHappened, StillUnknown
 from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.web.janitor import janitor_of
 from tests.apps import LEASE, WHY, World, new_world, refusal, run, said
 from tests.consumers.test_inbox import process, vanish
@@ -58,6 +59,24 @@ def test_a_command_finds_a_message_by_the_id_that_its_broker_gave(world: World) 
     assert [0, 1] == [each.exit_code for each in found]
     assert 2 == found[1].output.count("inbox:billing: ")  # the ids to choose from
     assert 2 == len(world.runs)
+
+
+@pytest.mark.parametrize("begun", ("under the former name", "under both names"))
+def test_a_command_releases_a_message_under_its_former_namespace_too(begun: str) -> None:
+    """The consumer claims under both: it stayed dead, and the command said that the next delivery runs."""
+    store, former = MemoryStore(), {"namespace": "former"}
+    worlds = [new_world(namespace="former", store=store)]
+    worlds.append(new_world(namespace="shop", former_identity=former, store=store))
+    inboxes = [world.idempotency.inbox("billing", on_error="quarantine") for world in worlds]
+    first = begun == "under both names"
+    with pytest.raises(ZeroDivisionError):
+        process(worlds[first], inboxes[first], value=ZeroDivisionError())
+
+    named = ("--key", "m-1", "--endpoint", "inbox:billing", "--yes", "--reason", WHY, "--force")
+    released = run(worlds[1], "release", *named)
+
+    assert 0 == released.exit_code, released.output
+    assert isinstance(process(worlds[1], inboxes[1]), Processed)
 
 
 def test_a_resolver_gets_the_downstream_key_of_the_work(world: World) -> None:
