@@ -10,8 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from flask_idempotency.engine.activity import read_counts
 from flask_idempotency.engine.capabilities import TaskReport
 from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.journal import Entry, StepState
 from flask_idempotency.engine.model import (
     LATEST,
     Mismatched,
@@ -22,13 +24,15 @@ from flask_idempotency.engine.model import (
     State,
     StoredPayload,
 )
-from flask_idempotency.stores.redis import data_loss, encoding, quota, replay_cache
+from flask_idempotency.stores.redis import activity, data_loss, encoding, quota, replay_cache, step_encoding
 from flask_idempotency.stores.redis.admin import data_keys, janitor
 from flask_idempotency.stores.redis.encoding import decode, encode, payload_bytes
 from flask_idempotency.stores.redis.executor import whole_number
+from flask_idempotency.stores.redis.step_encoding import step_bytes
 from flask_idempotency.stores.sql.claiming import claim_query, classify
 from flask_idempotency.stores.sql.rows import Row, is_gone, row_of
 from flask_idempotency.testing.contract.support import (
+    PAYLOAD,
     a_key,
     a_request,
     a_token,
@@ -172,6 +176,19 @@ def test_a_quarantined_record_is_not_replayed_from_a_cache() -> None:
         replay_cache._opened(key, inner + replay_cache._sum(key, inner))
 
 
+STEP = Entry(b"c" * 12, "charge", "plain", StepState.FINISHED, True, b"d" * 16, PAYLOAD)
+
+
+def summed(text: bytes) -> bytes:
+    """Return these bytes with the checksums of a step, which are no secret."""
+    head, body = text[: step_encoding._HEAD - 2], text[step_encoding._BODY :]
+    return head + sum(head).to_bytes(2, "big") + step_encoding._crc(STEP.id, text[:1], body) + body
+
+
+STORED_STEP = summed(step_bytes(STEP)[:1] + bytes(step_encoding._BODY - 1) + step_bytes(STEP)[5:])
+"""As the script writes it, with all numbers 0."""
+
+
 TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "number": (b"1700000000000000", whole_number),
     "limits": (b"100,,5,10,60000000,60.0", quota._decode_limits),
@@ -190,6 +207,13 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     ),
     "data key": (b"\x0a2026-11-21wrapped", data_keys._kid_and_wrapped),
     "key's number": (b"70000", lambda text: data_keys._key(text, {text: b"\x01kw", b"x" + text: b"1700"}, 10**15)),
+    "step": (STORED_STEP, lambda text: step_encoding.decode_entry(STEP.id, text)),
+    "step with its checksums": (STORED_STEP, lambda text: step_encoding.decode_entry(STEP.id, summed(text))),
+    "counts": (b'{"pay":{"new":1}}', read_counts),
+    "change": (
+        b"1700000000000000 " + b"t" * 16 + b'["released","","ann","","",0,1]',
+        lambda text: activity._entry(text, 0),
+    ),
     "erasure": (b"70000 1700000000000000", lambda text: data_keys.with_erasure(COMPLETED, text)),
 }
 
