@@ -14,11 +14,11 @@ from flask_sqlalchemy import SQLAlchemy
 from benchmarks import sql_apps
 from benchmarks.apps import SECRET
 from benchmarks.harness import Cores, quantile
-from benchmarks.report import Row, Section
+from benchmarks.report import SILENT_TO_IDLE, Row, Section, at_most
 from benchmarks.sql_apps import MISSING, Database
 from flask_idempotency import Idempotency
 from flask_idempotency.engine.outbox import Message
-from flask_idempotency.maintenance.relay import Stop, run
+from flask_idempotency.maintenance.relay import SendFailed, Stop, run
 from flask_idempotency.outbox.outbox import Outbox, OutboxServices
 
 SIZES = (1, 10, 100)
@@ -32,6 +32,36 @@ NOTE = (
     "has that many messages of 150 bytes, with 50 keys. `p50` and `p99`: ms from the commit to the adapter, one message at a "
     "time, with the default poll of half a second, and `busy` while there is always another message."
 )
+
+
+SILENT_NOTE = (
+    "ms from the commit to the call of the adapter, for 1,000 messages to 40 hosts that respond after 5 ms, ten at a time. "
+    "`silent`: 100 other hosts never respond, and have 5 messages each, which were published first."
+)
+SILENT_HOSTS, SILENT_EACH, GOOD = 100, 5, 1000
+SILENT_SECONDS = 10.0
+
+
+class Hosts:
+    """Tells receivers apart, as `Webhook` does. Those whose tenant is `silent-…` never respond."""
+
+    batch, parallel = 1, 256
+
+    def __init__(self) -> None:
+        self.began: dict[str, float] = {}
+        self.end = threading.Event()
+
+    def receiver_of(self, message: Message) -> str | None:
+        return message.tenant
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Exception | None]:
+        (message,) = messages
+        self.began.setdefault(message.message_id, perf_counter())
+        if (message.tenant or "").startswith("silent"):
+            self.end.wait(SILENT_SECONDS)
+            return [SendFailed("no response")]
+        time.sleep(0.005)
+        return [None]
 
 
 class Sink:
@@ -56,7 +86,60 @@ def sections(url: str | None, cores: Cores, *, rounds: int, messages: int) -> li
             rows += _rows(database, rounds=rounds, messages=messages)
     with sql_apps.sqlite() as file:
         rows += _rows(file, rounds=rounds, messages=messages)
-    return [Section("Outbox", NOTE, rows)]
+        silent = _silent(file)
+    return [Section("Outbox", NOTE, rows), Section("Outbox with silent receivers", SILENT_NOTE, silent)]
+
+
+def _silent(database: Database) -> list[Row]:
+    waits = {name: _waits(database, name, silent=name == "silent") for name in ("idle", "silent")}
+    cells = {
+        name: {"p50": quantile(each, 0.5) * 1e3, "p99": quantile(each, 0.99) * 1e3} for name, each in waits.items()
+    }
+    ratio = cells["silent"]["p99"] / cells["idle"]["p99"]
+    verdict = at_most(f"p99 ≤ {SILENT_TO_IDLE:g} × idle", ratio, SILENT_TO_IDLE)
+    return [Row("idle", cells["idle"]), Row("silent", {**cells["silent"], "to idle": ratio}, [verdict])]
+
+
+def _waits(database: Database, namespace: str, *, silent: bool) -> list[float]:
+    """Return how long each good message waited for its first call."""
+    db, outbox, services = _application(database, namespace)
+    hosts, stop, published = Hosts(), Stop(), dict[str, float]()
+    outbox.route("*", hosts)
+    thread = threading.Thread(target=lambda: run(services.relay(), stop=stop, poll=POLL_SECONDS))
+    try:
+        if silent:
+            for number in range(SILENT_HOSTS * SILENT_EACH):
+                outbox.publish("hooks", BODY, tenant=f"silent-{number % SILENT_HOSTS}")
+            db.session.commit()
+        thread.start()
+        for first in range(0, GOOD, 10):
+            ids = [outbox.publish("hooks", BODY, tenant=f"good-{(first + each) % 40}") for each in range(10)]
+            db.session.commit()
+            published.update(dict.fromkeys(ids, perf_counter()))
+            time.sleep(0.02)
+        ends = perf_counter() + 60
+        while not published.keys() <= hosts.began.keys() and perf_counter() < ends:
+            time.sleep(0.05)
+    finally:
+        hosts.end.set()
+        stop.set()
+        thread.join()
+        stop.close()
+        db.session.remove()
+        services.table.close()
+    return [max(hosts.began.get(each, ends) - at, 0.0) for each, at in published.items()]
+
+
+def _application(database: Database, namespace: str) -> tuple[SQLAlchemy, Outbox, OutboxServices]:
+    app = Flask("benchmark")
+    app.config |= {"SQLALCHEMY_DATABASE_URI": database.url, "IDEMPOTENCY_SECRET": SECRET}
+    app.config |= {"IDEMPOTENCY_STORE": "memory://", "IDEMPOTENCY_ALLOW_PLAINTEXT_TRANSPORT": True}
+    app.config["IDEMPOTENCY_NAMESPACE"] = namespace
+    app.testing = True
+    db = SQLAlchemy(app)
+    outbox = Idempotency(app).outbox()
+    app.app_context().push()
+    return db, outbox, app.extensions["idempotency_outbox"]
 
 
 def _rows(database: Database, *, rounds: int, messages: int) -> list[Row]:

@@ -33,6 +33,8 @@ SQL_CPU_TO_BY_HAND = {"PostgreSQL": 1.25, "SQLite": 1.4}
 TIERED_TO_REDIS = 1.05
 # To begin and finish a durable step, as a multiple of two round trips by hand that compare as much.
 STEP_TO_BY_HAND = 1.25
+# How long a message waits at p99 while other receivers are silent, as a multiple of what it waits on an idle outbox.
+SILENT_TO_IDLE = 2.0
 PASSED_STEP_MICROSECONDS = 60.0
 # A request without steps, where another endpoint has steps. 5 % is what two runs differ by.
 WITHOUT_STEPS = 1.05
