@@ -72,7 +72,7 @@ SLOW_SECONDS: Final = 1.0
 """A call that took longer is followed by a pause, even if the store answered: no request may become slow."""
 
 MOST_OBSERVED: Final = 100_000
-"""How many keys of a tenant each process records within one `keep`, without a lower quota of records or new keys. Whoever
+"""How many keys of a tenant each process records within one `keep`, without a lower quota of records. Whoever
 floods an endpoint that is only observed must not fill the store of those that are enforced."""
 
 MOST_TENANTS: Final = 10_000
@@ -181,8 +181,9 @@ class Watcher(Engine):
         super().__init__(self.deps)
         self.monotonic = monotonic
         self._observations = observations
-        limits = (quota.records, None if quota.new_keys is None else quota.new_keys.count) if quota is not None else ()
-        self._most = min([MOST_OBSERVED, *(each for each in limits if each is not None)])
+        # Not its limit of new keys, which is for a window that may be a second.
+        records = None if quota is None else quota.records
+        self._most = MOST_OBSERVED if records is None else min(records, MOST_OBSERVED)
         self._recorded: OrderedDict[bytes, list[float]] = OrderedDict()
         """By tenant: when its count begins anew, and the count."""
         self._unlock()
