@@ -15,7 +15,7 @@ from flask_idempotency.engine.recovery import Happened, NeverHappened, StillUnkn
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.web.janitor import janitor_of
-from tests.apps import LEASE, WHY, World, new_world, refusal, run, said
+from tests.apps import LEASE, WHY, FaultyMemory, World, new_world, refusal, run, said
 from tests.consumers.test_inbox import process, vanish
 
 SIX_HOURS = 6 * 3600.0
@@ -64,7 +64,7 @@ def test_a_command_finds_a_message_by_the_id_that_its_broker_gave(world: World) 
 @pytest.mark.parametrize("begun", ("under the former name", "under both names"))
 def test_a_command_releases_a_message_under_its_former_namespace_too(begun: str) -> None:
     """The consumer claims under both: it stayed dead, and the command said that the next delivery runs."""
-    store, former = MemoryStore(), {"namespace": "former"}
+    store, former = FaultyMemory(MemoryStore()), {"namespace": "former"}
     worlds = [new_world(namespace="former", store=store)]
     worlds.append(new_world(namespace="shop", former_identity=former, store=store))
     inboxes = [world.idempotency.inbox("billing", on_error="quarantine") for world in worlds]
@@ -72,7 +72,7 @@ def test_a_command_releases_a_message_under_its_former_namespace_too(begun: str)
     with pytest.raises(ZeroDivisionError):
         process(worlds[first], inboxes[first], value=ZeroDivisionError())
 
-    named = ("--key", "m-1", "--endpoint", "inbox:billing", "--yes", "--reason", WHY, "--force")
+    named = ("--key", "m-1", "--endpoint", "inbox:billing", "--yes", "--force", *WHY)
     released = run(worlds[1], "release", *named)
 
     assert 0 == released.exit_code, released.output
