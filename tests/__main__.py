@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 CONTRACT: Final = "tests/stores/test_contract.py"
 
-STAGE_SECONDS: Final = 1500
+STAGE_SECONDS: Final = 2000
 """A stage that hangs must not hide the others."""
 
 REPEATS: Final = 5
@@ -92,6 +92,7 @@ STAGES: Final = (
     ),
     Stage(
         name="oldest Flask",
+        seconds=150,
         versions={"FLASK_VERSION": "3.0.3"},
         arguments=("-n", "logical", "--dist", "worksteal", "-m", "core", "tests/web", "tests/cli"),
     ),
@@ -112,6 +113,7 @@ STAGES: Final = (
     ),
     Stage(
         name="oldest SQLAlchemy",
+        seconds=150,
         versions={"SQLALCHEMY_VERSION": OLDEST_SQLALCHEMY},
         arguments=(
             "-n",
