@@ -130,7 +130,7 @@ def test_a_newer_schema_is_a_fault(engine: Engine) -> None:
 
     (fault,) = found(engine)
 
-    assert "version 99, which is newer than this release knows (4). Install the release" in fault
+    assert f"version 99, which is newer than this release knows ({LATEST}). Install the release" in fault
 
 
 def test_a_missing_column_is_a_fault_that_no_upgrade_repairs(engine: Engine) -> None:
