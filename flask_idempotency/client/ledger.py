@@ -299,7 +299,7 @@ class Ledger:
         return self._connection
 
     def _refuse_another_file(self) -> None:
-        """Raise `LedgerError` unless the path still is the file that is open, and nobody else can write to it."""
+        """Raise `LedgerError` unless the path is still the file that is open, and no other user can write to it."""
         if self._path is not None and _examine(self._path) != self._place:
             raise LedgerError(_REPLACED)
 

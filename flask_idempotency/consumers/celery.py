@@ -200,7 +200,7 @@ class _Body:
         return self._inboxes[task]
 
     def check_call(self) -> None:
-        """Refuse a call as a function whose rows nobody commits: that of transactional work outside transactional work."""
+        """Raise `ConfigurationError` if no code would commit the rows of a call as a function: outside transactional work."""
         if self._declared.policy.effects == "transactional" and not commits_rows_here():
             raise ConfigurationError(
                 f"{self.name} was called as a function, and its effects are transactional: its rows would be committed by no "

@@ -544,19 +544,18 @@ def relay(relay: Relay, *, drain: Batcher) -> RelayReport:
 
     Raises `StoreUnavailable` if the database does not respond.
     """
-    counts: Counter[str] = Counter()
+    total = RelayReport()
 
     def step(limit: int) -> BatchResult:
+        nonlocal total
         report = relay.run_once(limit, wait=WAIT_SECONDS)
         if report is None:
             return BatchResult(0, more=False)
-        counts.update(sent=report.sent, delayed=report.delayed, dead=report.dead)
+        total += report
         return BatchResult(report.sent + report.delayed + report.dead, more=True)
 
-    report = drain.run(step)
-    last = relay.finish()
-    counts.update(sent=last.sent, delayed=last.delayed, dead=last.dead)
-    return RelayReport(counts["sent"], counts["delayed"], counts["dead"], report.shrunk, report.finished)
+    drained = drain.run(step)
+    return replace(total + relay.finish(), shrunk=drained.shrunk, finished=drained.finished)
 
 
 class Stop:

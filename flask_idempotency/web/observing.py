@@ -72,11 +72,11 @@ SLOW_SECONDS: Final = 1.0
 """A call that took longer is followed by a pause, even if the store answered: no request may become slow."""
 
 MOST_OBSERVED: Final = 100_000
-"""How many keys of a tenant each process records within one `keep`, without a lower quota of records. Whoever
-floods an endpoint that is only observed must not fill the store of those that are enforced."""
+"""How many keys of a tenant each process records within one `keep`, without a lower quota of records. A client
+that floods an endpoint that is only observed must not fill the store of those that are enforced."""
 
 MOST_TENANTS: Final = 10_000
-"""Of how many tenants a process counts this. The one that was not seen for longest begins anew."""
+"""Of how many tenants a process counts this. The count of the one that was not seen for longest is forgotten."""
 
 UNKNOWN_KEPT_SECONDS: Final = float(names.KEPT_SECONDS[names.HOUR])
 """How long a key that enforcing would have quarantined is remembered, at least. A record would stay; counts go after this."""
@@ -185,7 +185,7 @@ class Watcher(Engine):
         records = None if quota is None else quota.records
         self._most = MOST_OBSERVED if records is None else min(records, MOST_OBSERVED)
         self._recorded: OrderedDict[bytes, list[float]] = OrderedDict()
-        """By tenant: when its count begins anew, and the count."""
+        """By tenant: when its count returns to 0, and the count."""
         self._unlock()
         after_fork(self._unlock)
         self._paused_until = float("-inf")

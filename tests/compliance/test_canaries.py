@@ -167,7 +167,7 @@ FACTS = {
     "topic": ("canary-of-a-topic",),
     "message id": ("canary-of-an-id",),
 }
-"""The facts of the guide's table that somebody may recognize in a store, and what stands for each."""
+"""The facts of the guide's table that a reader of the store would recognize, and what stands for each."""
 TABLE = re.compile(r"^\|( `idempotency_[^|]*| – )\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 
 

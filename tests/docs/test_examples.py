@@ -14,11 +14,11 @@ import pytest
 from flask import Flask, Response, request
 from flask_login import LoginManager, UserMixin  # type: ignore[import-untyped]
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from werkzeug.test import TestResponse
 
 from docs.generate import HERE
 from tests.docs.test_pages import BLOCK, ROOT, surroundings
+from tests.docs.test_steps_guide import Base, Order
 
 GUIDES: Final = {path.name: path.read_text(encoding="utf-8") for path in sorted((HERE / "guides").glob("*.md"))}
 UNSAFE: Final = re.compile(r'^\s*@\w+\.(?:post|put|patch|delete|route)\("([^"]+)"', re.MULTILINE)
@@ -53,18 +53,6 @@ class Example:
     """Whether the client sends a key in the header."""
     names: Mapping[str, Any] = field(default_factory=dict)
     """What the application has beside the example."""
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Order(Base):
-    __tablename__ = "orders"
-    id: Mapped[int] = mapped_column(primary_key=True)
-    cart_id: Mapped[str]
-    charge_id: Mapped[str]
-    total: Mapped[int]
 
 
 def _charge(*arguments: Any, key: str = "") -> dict[str, Any]:

@@ -591,7 +591,7 @@ def reseal(dialect: Dialect) -> Update:
 
 
 def _is_ours() -> ColumnElement[bool]:
-    """Return whether a message is of this namespace, or of none: then nobody knows whose it is."""
+    """Return whether a message is of this namespace, or of none, so that it may be any application's."""
     return or_(_o.namespace.is_(None), _o.namespace.in_(bindparam("namespaces", expanding=True)))
 
 

@@ -245,7 +245,7 @@ class Claiming:
     def test_a_record_that_shows_no_caller_is_not_taken_over(
         self, store: Store, clock: FrozenClock, standing: Standing
     ) -> None:
-        """It may be anyone's. It keeps others out and is replayed as before, but its lapsed lease gives it to nobody."""
+        """It may be anyone's. It keeps others out and is replayed as before, but no claim takes it over."""
         key = a_key()
         stand(store, clock, key, standing)
         before = found(store, key)

@@ -5,7 +5,7 @@
 -- ARGV: 1 now, 2 name, 3 token, 4 fingerprint, 5 flags: 4 if an expired lease may be taken over, and 2 if requests may wait,
 --   6 tid and info, 7 lease; about data loss: 8 store_id, 9 layout, 10 rule, 11 skew_ms, 12 key_made_at_ms;
 --   with a quota also: [13 records, 14 bytes, 15 in_flight, 16 new_keys, 17 window], '' for no limit; without one, 13 is '-'
---   if callers follow: [18 how many, then so many tenants and principals that show the caller, then those that show nobody]
+--   if callers follow: [18 how many, then so many tenants and principals that show the caller, then those that show no caller]
 -- Returns: {fence, lost_at_ms} of a first attempt, with the lease that it asked for
 --   | {'CLAIMED', fence, attempt, lease_left, lost_at_ms} | {'REPLAYED', record, now, erasure or false}
 --   | {'OTHER-CALLER', requested_at_ms} | {'CALLER-UNKNOWN'}

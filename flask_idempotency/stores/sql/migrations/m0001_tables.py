@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.stores.sql.migrations.step import Step, Where
+from flask_idempotency.stores.sql.migrations.step import Step, Where, column_comment, new_index, table_comment
 
 _RECORDS: Final = """\
 CREATE TABLE IF NOT EXISTS idempotency_records (
@@ -136,15 +136,6 @@ def _index(name: str) -> str:
     return f"CREATE INDEX IF NOT EXISTS {name} ON idempotency_records {_INDEXES[name]}"
 
 
-def _postgresql_index(name: str) -> Where:
-    # Even with IF NOT EXISTS it waits for all writers of the table, and new writers wait for it.
-    condition = (
-        "SELECT NOT EXISTS (SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"  # noqa: S608 - our own words
-        f" WHERE indrelid = to_regclass('idempotency_records') AND relname = '{name}')"
-    )
-    return Where(condition, (_index(name),))
-
-
 _TABLE_COMMENTS: Final = {
     "idempotency_records": "One row for each idempotency key. Only flask_idempotency writes to it.",
     "idempotency_meta": "The schema''s version, the store''s own number, and on SQLite the last fence.",
@@ -184,23 +175,6 @@ _COLUMN_COMMENTS: Final = {
     "idempotency_tasks.report": "report of the last run, as JSON",
     "idempotency_tasks.locked_by": "token of the janitor that runs the task; the lock only saves work",
 }
-
-
-def _table_comment(table: str) -> Where:
-    words = _TABLE_COMMENTS[table]
-    return Where(
-        f"SELECT obj_description(to_regclass('{table}'), 'pg_class') IS DISTINCT FROM '{words}'",  # noqa: S608
-        (f"COMMENT ON TABLE {table} IS '{words}'",),
-    )
-
-
-def _column_comment(name: str) -> Where:
-    words, (table, _, column) = _COLUMN_COMMENTS[name], name.partition(".")
-    return Where(
-        f"SELECT col_description(attrelid, attnum) IS DISTINCT FROM '{words}' FROM pg_attribute"  # noqa: S608
-        f" WHERE attrelid = to_regclass('{table}') AND attname = '{column}'",
-        (f"COMMENT ON COLUMN {name} IS '{words}'",),
-    )
 
 
 # Random, so that no two databases have the same: it tells their responses apart in a Redis cache that they share. It never
@@ -264,9 +238,9 @@ STEP: Final = Step(
             # First, because it takes the strongest lock: to raise a weaker lock later could end in a deadlock.
             _POSTGRESQL_STORAGE,
             _POSTGRESQL_QUOTA_STORAGE,
-            *map(_postgresql_index, _INDEXES),
-            *map(_table_comment, _TABLE_COMMENTS),
-            *map(_column_comment, _COLUMN_COMMENTS),
+            *(new_index("idempotency_records", name, _index(name)) for name in _INDEXES),
+            *(table_comment(*each) for each in _TABLE_COMMENTS.items()),
+            *(column_comment(*each) for each in _COLUMN_COMMENTS.items()),
             _POSTGRESQL_STORE,
             *_POSTGRESQL_FENCES,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.stores.sql.migrations.step import Step, Where
+from flask_idempotency.stores.sql.migrations.step import Step, column_comment, new_index, table_comment
 
 _OUTBOX: Final = """\
 CREATE TABLE IF NOT EXISTS idempotency_outbox (
@@ -28,6 +28,8 @@ CREATE TABLE IF NOT EXISTS idempotency_outbox (
     published_at BIGINT{primary_key}
 )"""
 
+_TABLE: Final = "idempotency_outbox"
+
 _INDEXES: Final = {
     "idempotency_outbox_message": "CREATE UNIQUE INDEX IF NOT EXISTS {name} ON idempotency_outbox (message_id)",
     "idempotency_outbox_unsent": (
@@ -45,15 +47,6 @@ _INDEXES: Final = {
 
 def _index(name: str) -> str:
     return _INDEXES[name].format(name=name, key='"key"')
-
-
-def _postgresql_index(name: str) -> Where:
-    # Even with IF NOT EXISTS it waits for all writers of the table, and new writers wait for it.
-    condition = (
-        "SELECT NOT EXISTS (SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"  # noqa: S608 - our own words
-        f" WHERE indrelid = to_regclass('idempotency_outbox') AND relname = '{name}')"
-    )
-    return Where(condition, (_INDEXES[name].format(name=name, key="key"),))
 
 
 _TABLE_COMMENT: Final = "One row for each message that an application has published. A relay sends it and deletes it."
@@ -75,15 +68,6 @@ _COLUMN_COMMENTS: Final = {
 }
 
 
-def _column_comment(column: str) -> Where:
-    words = _COLUMN_COMMENTS[column]
-    return Where(
-        f"SELECT col_description(attrelid, attnum) IS DISTINCT FROM '{words}' FROM pg_attribute"  # noqa: S608
-        f" WHERE attrelid = to_regclass('idempotency_outbox') AND attname = '{column}'",
-        (f"COMMENT ON COLUMN idempotency_outbox.{column} IS '{words}'",),
-    )
-
-
 STEP: Final = Step(
     number=2,
     what="idempotency_outbox",
@@ -95,13 +79,9 @@ STEP: Final = Step(
                 bytes="BYTEA",
                 primary_key=",\n    PRIMARY KEY (seq)",
             ),
-            *map(_postgresql_index, _INDEXES),
-            Where(
-                "SELECT obj_description(to_regclass('idempotency_outbox'), 'pg_class')"  # noqa: S608 - our own words
-                f" IS DISTINCT FROM '{_TABLE_COMMENT}'",
-                (f"COMMENT ON TABLE idempotency_outbox IS '{_TABLE_COMMENT}'",),
-            ),
-            *map(_column_comment, _COLUMN_COMMENTS),
+            *(new_index(_TABLE, name, each.format(name=name, key="key")) for name, each in _INDEXES.items()),
+            table_comment(_TABLE, _TABLE_COMMENT),
+            *(column_comment(f"{_TABLE}.{name}", words) for name, words in _COLUMN_COMMENTS.items()),
         ),
         "sqlite": (
             _OUTBOX.format(

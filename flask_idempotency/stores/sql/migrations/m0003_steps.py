@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.stores.sql.migrations.step import Step, Where
+from flask_idempotency.stores.sql.migrations.step import (
+    Step,
+    Where,
+    column_comment,
+    new_column,
+    new_index,
+    new_sqlite_column,
+)
 
 _COLUMNS: Final = {
     "steps": "SMALLINT DEFAULT 0 NOT NULL",
@@ -39,13 +46,6 @@ CREATE TABLE IF NOT EXISTS idempotency_steps (
 
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS idempotency_steps_of_tenant ON idempotency_steps (tenant_id)"
 
-# Even with IF NOT EXISTS it waits for all writers of the table, and new writers wait for it.
-_POSTGRESQL_INDEX: Final = Where(
-    "SELECT NOT EXISTS (SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
-    " WHERE indrelid = to_regclass('idempotency_steps') AND relname = 'idempotency_steps_of_tenant')",
-    (_INDEX,),
-)
-
 # Payloads arrive compressed, so the server need not try.
 _POSTGRESQL_STORAGE: Final = Where(
     "SELECT attstorage <> 'e' FROM pg_attribute"
@@ -75,27 +75,8 @@ _COLUMN_COMMENTS: Final = {
 }
 
 
-def _postgresql_column(name: str) -> Where:
-    # Even with IF NOT EXISTS it locks the table for all other transactions.
-    condition = (
-        "SELECT NOT EXISTS (SELECT 1 FROM pg_attribute"  # noqa: S608 - our own words
-        f" WHERE attrelid = to_regclass('idempotency_records') AND attname = '{name}' AND NOT attisdropped)"
-    )
-    return Where(condition, (f"ALTER TABLE idempotency_records ADD COLUMN {name} {_COLUMNS[name]}",))
-
-
-def _sqlite_column(name: str) -> Where:
-    condition = f"SELECT NOT EXISTS (SELECT 1 FROM pragma_table_info('idempotency_records') WHERE name = '{name}')"  # noqa: S608
-    return Where(condition, (f"ALTER TABLE idempotency_records ADD COLUMN {name} {_COLUMNS[name]}",))
-
-
-def _column_comment(name: str) -> Where:
-    words, (table, _, column) = _COLUMN_COMMENTS[name], name.partition(".")
-    return Where(
-        f"SELECT col_description(attrelid, attnum) IS DISTINCT FROM '{words}' FROM pg_attribute"  # noqa: S608
-        f" WHERE attrelid = to_regclass('{table}') AND attname = '{column}'",
-        (f"COMMENT ON COLUMN {name} IS '{words}'",),
-    )
+def _add(name: str) -> str:
+    return f"ALTER TABLE idempotency_records ADD COLUMN {name} {_COLUMNS[name]}"
 
 
 STEP: Final = Step(
@@ -103,17 +84,21 @@ STEP: Final = Step(
     what="idempotency_steps, and the columns steps and step_write of idempotency_records",
     statements={
         "postgresql": (
-            *map(_postgresql_column, _COLUMNS),
+            *(new_column("idempotency_records", name, _add(name)) for name in _COLUMNS),
             _STEPS.format(bytes="BYTEA"),
             _POSTGRESQL_STORAGE,
-            _POSTGRESQL_INDEX,
+            new_index("idempotency_steps", "idempotency_steps_of_tenant", _INDEX),
             Where(
                 "SELECT obj_description(to_regclass('idempotency_steps'), 'pg_class')"  # noqa: S608 - our own words
                 f" IS DISTINCT FROM '{_TABLE_COMMENT}'",
                 (f"COMMENT ON TABLE idempotency_steps IS '{_TABLE_COMMENT}'",),
             ),
-            *map(_column_comment, _COLUMN_COMMENTS),
+            *(column_comment(*each) for each in _COLUMN_COMMENTS.items()),
         ),
-        "sqlite": (*map(_sqlite_column, _COLUMNS), _STEPS.format(bytes="BLOB"), _INDEX),
+        "sqlite": (
+            *(new_sqlite_column("idempotency_records", name, _add(name)) for name in _COLUMNS),
+            _STEPS.format(bytes="BLOB"),
+            _INDEX,
+        ),
     },
 )

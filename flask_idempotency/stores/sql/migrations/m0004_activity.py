@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.stores.sql.migrations.step import Step, Where
+from flask_idempotency.stores.sql.migrations.step import Step, column_comment, new_index, table_comment
 
 _TABLES: Final = (
     """\
@@ -95,42 +95,15 @@ def _index(name: str) -> str:
     return f"CREATE INDEX IF NOT EXISTS {name} ON {table} ({columns})"
 
 
-def _postgresql_index(name: str) -> Where:
-    # Even with IF NOT EXISTS it waits for all writers of the table, and new writers wait for it.
-    table, _ = _INDEXES[name]
-    condition = (
-        "SELECT NOT EXISTS (SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"  # noqa: S608 - our own words
-        f" WHERE indrelid = to_regclass('{table}') AND relname = '{name}')"
-    )
-    return Where(condition, (_index(name),))
-
-
-def _table_comment(table: str) -> Where:
-    words = _TABLE_COMMENTS[table]
-    return Where(
-        f"SELECT obj_description(to_regclass('{table}'), 'pg_class') IS DISTINCT FROM '{words}'",  # noqa: S608
-        (f"COMMENT ON TABLE {table} IS '{words}'",),
-    )
-
-
-def _column_comment(name: str) -> Where:
-    words, (table, _, column) = _COLUMN_COMMENTS[name], name.partition(".")
-    return Where(
-        f"SELECT col_description(attrelid, attnum) IS DISTINCT FROM '{words}' FROM pg_attribute"  # noqa: S608
-        f" WHERE attrelid = to_regclass('{table}') AND attname = '{column}'",
-        (f"COMMENT ON COLUMN {name} IS '{words}'",),
-    )
-
-
 STEP: Final = Step(
     number=4,
     what="idempotency_activity, _activity_tokens, _observations, _audit",
     statements={
         "postgresql": (
             *(table.format(bytes="BYTEA") for table in _TABLES),
-            *map(_postgresql_index, _INDEXES),
-            *map(_table_comment, _TABLE_COMMENTS),
-            *map(_column_comment, _COLUMN_COMMENTS),
+            *(new_index(_INDEXES[name][0], name, _index(name)) for name in _INDEXES),
+            *(table_comment(*each) for each in _TABLE_COMMENTS.items()),
+            *(column_comment(*each) for each in _COLUMN_COMMENTS.items()),
         ),
         "sqlite": (*(table.format(bytes="BLOB") for table in _TABLES), *map(_index, _INDEXES)),
     },

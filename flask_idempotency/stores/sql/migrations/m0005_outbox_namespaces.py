@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.stores.sql.migrations.step import Step, Where
+from flask_idempotency.stores.sql.migrations.step import Step, column_comment, new_column, new_index, new_sqlite_column
+
+_TABLE: Final = "idempotency_outbox"
 
 _COLUMNS: Final = {
     "namespace": "TEXT",
@@ -36,40 +38,8 @@ def _index(name: str) -> str:
     return f"CREATE INDEX IF NOT EXISTS {name} ON idempotency_outbox {_INDEXES[name]}"
 
 
-def _postgresql_index(name: str) -> Where:
-    # Even with IF NOT EXISTS it waits for all writers of the table, and new writers wait for it.
-    condition = (
-        "SELECT NOT EXISTS (SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"  # noqa: S608 - our own words
-        f" WHERE indrelid = to_regclass('idempotency_outbox') AND relname = '{name}')"
-    )
-    return Where(condition, (_index(name),))
-
-
-def _postgresql_column(name: str) -> Where:
-    # Even with IF NOT EXISTS it locks the table for all other transactions.
-    condition = (
-        "SELECT NOT EXISTS (SELECT 1 FROM pg_attribute"  # noqa: S608 - our own words
-        f" WHERE attrelid = to_regclass('idempotency_outbox') AND attname = '{name}' AND NOT attisdropped)"
-    )
-    return Where(condition, (_add(name, "BYTEA"),))
-
-
-def _sqlite_column(name: str) -> Where:
-    condition = f"SELECT NOT EXISTS (SELECT 1 FROM pragma_table_info('idempotency_outbox') WHERE name = '{name}')"  # noqa: S608
-    return Where(condition, (_add(name, "BLOB"),))
-
-
 def _add(name: str, binary: str) -> str:
     return f"ALTER TABLE idempotency_outbox ADD COLUMN {name} {_COLUMNS[name].format(bytes=binary)}"
-
-
-def _column_comment(column: str) -> Where:
-    words = _COLUMN_COMMENTS[column]
-    return Where(
-        f"SELECT col_description(attrelid, attnum) IS DISTINCT FROM '{words}' FROM pg_attribute"  # noqa: S608
-        f" WHERE attrelid = to_regclass('idempotency_outbox') AND attname = '{column}'",
-        (f"COMMENT ON COLUMN idempotency_outbox.{column} IS '{words}'",),
-    )
 
 
 STEP: Final = Step(
@@ -77,10 +47,10 @@ STEP: Final = Step(
     what="namespaces of messages in idempotency_outbox",
     statements={
         "postgresql": (
-            *map(_postgresql_column, _COLUMNS),
-            *map(_postgresql_index, _INDEXES),
-            *map(_column_comment, _COLUMN_COMMENTS),
+            *(new_column(_TABLE, name, _add(name, "BYTEA")) for name in _COLUMNS),
+            *(new_index(_TABLE, name, _index(name)) for name in _INDEXES),
+            *(column_comment(f"{_TABLE}.{name}", words) for name, words in _COLUMN_COMMENTS.items()),
         ),
-        "sqlite": (*map(_sqlite_column, _COLUMNS), *map(_index, _INDEXES)),
+        "sqlite": (*(new_sqlite_column(_TABLE, name, _add(name, "BLOB")) for name in _COLUMNS), *map(_index, _INDEXES)),
     },
 )

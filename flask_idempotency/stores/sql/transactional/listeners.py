@@ -121,7 +121,7 @@ def watch(engine: Engine) -> None:
 
 
 def has_written(connection: Connection) -> bool:
-    """Return True if the open transaction of this SQLite connection has written, or nobody watched it."""
+    """Return True if the open transaction of this SQLite connection has written, or if this module has not watched it."""
     seen = _seen(connection)
     return seen is not None and (seen.wrote or seen.changes != _changes(connection))
 

@@ -101,7 +101,7 @@ class SessionTransactions:
     def conflict(self, session: Session) -> str | None:
         """Return why the transaction of this session prevents writes to the record. None if it does not.
 
-        On SQLite, let it begin anew if it keeps a snapshot and has only read, as an explicit BEGIN makes it.
+        On SQLite, end it and begin it again if it keeps a snapshot and has only read, as after an explicit BEGIN.
         """
         if not session.in_transaction():
             return None
@@ -255,8 +255,8 @@ class SessionTransactions:
     def renew_snapshot(self) -> None:
         """Let the session of this context write after a write of ours, although it has read before.
 
-        SQLite refuses every write of a transaction that began to read before another connection wrote. So one that has only
-        read begins anew; its objects stay as they are.
+        SQLite refuses every write of a transaction that began to read before another connection wrote. So this ends
+        one that has only read, and begins it again. Its objects stay as they are.
         """
         session = self._begun_on_sqlite()
         for connection in () if session is None else begun_by(session):

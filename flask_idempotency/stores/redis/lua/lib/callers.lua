@@ -1,7 +1,7 @@
 -- Compares the tenant and the principal of a record with those that a claim accepts.
 -- @include lib/record
 
--- Return true if the record shows the caller, nil if it shows nobody, and false if it is another's.
+-- Return true if the record shows the caller, nil if it shows no caller, and false if it is another's.
 local function is_callers(record, argv)
   if not argv[18] then
     return true
