@@ -64,6 +64,8 @@ class ApplicationDatabase(Protocol):
 
     def engines(self) -> list[Any]: ...
 
+    def binds(self) -> Any: ...
+
     def session(self) -> Any: ...
 
 
@@ -328,7 +330,10 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
     from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
 
     return TransactionalSqlStore(
-        Database(bind.engine, shared=bind.engines), sessions=bind.session, strategy=strategy or "insert"
+        Database(bind.engine, shared=bind.engines),
+        sessions=bind.session,
+        binds=bind.binds,
+        strategy=strategy or "insert",
     )
 
 

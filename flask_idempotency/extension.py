@@ -115,6 +115,10 @@ class ApplicationDatabase:
         made: Any = getattr(self._app.extensions.get("sqlalchemy"), "_app_engines", {})
         return [engine for engines in made.values() for engine in engines.values()]
 
+    def binds(self) -> Any:
+        """Return the engines of the current application by the names of their binds, that of the default one being None."""
+        return getattr(self._extension(), "engines", {})
+
     def session(self) -> Any:
         """Return the scoped session that views write with, `db.session`."""
         return self._extension().session

@@ -451,7 +451,7 @@ class Inbox:
             transaction = transactions.join((), b"", operation=self.operation, on_early_commit=_ignore)
             try:
                 value = _call(work)
-                transaction.commit()
+                transaction.commit(to_several=True)
             except BaseException:
                 transaction.roll_back()
                 raise

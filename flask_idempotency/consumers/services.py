@@ -143,6 +143,10 @@ class _SessionDatabase:
         bind = self._session.session_factory.kw.get("bind")
         return [] if bind is None else [bind.engine]
 
+    def binds(self) -> Any:
+        """Return no names: only Flask-SQLAlchemy has some."""
+        return {}
+
     def session(self) -> Any:
         """Return the scoped session."""
         return self._session

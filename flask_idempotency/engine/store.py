@@ -195,8 +195,8 @@ class Transaction(Protocol):
         """Return whether the view may have made writes that a rollback undoes. Never raises: True if unknown."""
         ...
 
-    def commit(self) -> None:
-        """Commit the writes of a view without a claim.
+    def commit(self, *, to_several: bool = False) -> None:
+        """Commit the writes of a view without a claim. `to_several`: also if they are in more than one database.
 
         Raises `NotCommitted` if it was rolled back, and `StoreUnavailable` if the outcome is unknown.
         """
@@ -238,6 +238,13 @@ class Transactions(Protocol):
 
     def on_committed(self, callback: Callable[[StorageKey, Record], None]) -> None:
         """Call back with each record that a transaction completed, after its commit and never before."""
+        ...
+
+    def flush(self, *, to_several: bool = False) -> None:
+        """Send the rows of this context's session to the database, before it commits. `to_several` as in `Transaction.commit`.
+
+        What the session raises, it raises, after a rollback. `ConfigurationError` for rows in a database without the records.
+        """
         ...
 
     def unsaved(self) -> bool:

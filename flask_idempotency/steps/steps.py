@@ -283,7 +283,7 @@ def _without_claim(work: Running | None, name: str, item: Item | None) -> Iterat
         try:
             yield
             if transaction is not None:
-                transaction.commit()
+                transaction.commit(to_several=True)
         except BaseException:
             if transaction is not None:
                 transaction.roll_back()

@@ -442,6 +442,31 @@ class Guard:
 
     # -- after the view
 
+    def flushed(self, state: RequestState, response: Response) -> Response:
+        """Send the rows of a transactional view to the database. What that raises counts as raised by the view.
+
+        So the application's error handlers answer for a row that the database refuses, as they do where the view commits.
+        Return their response, or the view's.
+        """
+        transactions = self.engine.transactions
+        if (
+            transactions is None
+            or state.policy.effects != "transactional"
+            or state.phase not in (Phase.CLAIMED, Phase.UNKEYED, Phase.UNPROTECTED)
+            or not with_rows(state, status=response.status_code, error=state.error)
+        ):
+            return response
+        try:
+            transactions.flush(to_several=self._lets_pass(state))
+        except Exception as error:  # noqa: BLE001 - it is raised again unless a handler of the application takes it
+            response.close()
+            return self._app.make_response(self._app.handle_user_exception(error))
+        return response
+
+    def _lets_pass(self, state: RequestState) -> bool:
+        """Return whether a fault of this view's work is not refused: its requests are not enforced."""
+        return not self._settings.enabled or state.policy.mode != "enforce"
+
     def capture(self, state: RequestState, response: Response) -> None:
         """Take the response as the view and its `after_this_request` functions left it, before any other hook changes it."""
         state.status = response.status_code
@@ -662,12 +687,28 @@ class Guard:
         problem: Problem | None = None,
     ) -> None:
         """Replace the response of work that was not committed, or may not have been: it would be a false promise."""
+        raised = error.raised if isinstance(error, NotCommitted) and not state.past_point else None
+        if raised is not None and (handled := self._handled(raised)) is not None:
+            overlay(response, handled, policy=state.policy, lost=state.capture)
+            return
         # Not the original's text: it quotes what was to be written, the response among it.
         _log.error("%s was answered, but is not known to be committed: %s", state.operation, error)
         if problem is None:
             unknown = isinstance(error, NotCommitted) and state.past_point
             problem = refusal(Unknown(reason="not-committed")) if unknown else failure(error)
         self._replace_response(state, response, problem)
+
+    def _handled(self, error: Exception) -> Response | None:
+        """Return what the application's error handlers answer to an error of the last flush. None: it has none for it."""
+        try:
+            raise error
+        except Exception:  # noqa: BLE001 - Flask handles, or raises again, the error that is current
+            try:
+                return self._app.make_response(self._app.handle_user_exception(error))
+            except Exception as raised:  # noqa: BLE001 - that error itself, or a fault in its handler
+                if raised is not error:
+                    _log.exception("the error handler of a row that the database refused failed")
+                return None
 
     def _replace_rolled_back(self, state: RequestState, response: Response, error: BaseException | None) -> None:
         """Replace a success whose rows were rolled back. The response to an error may be sent, and may say more."""
@@ -716,7 +757,7 @@ class Guard:
             return True
         try:
             if with_rows(state, status=max(state.status, response.status_code), error=state.error):
-                transaction.commit()
+                transaction.commit(to_several=self._lets_pass(state))
             else:
                 transaction.roll_back()
         except NotCommitted as error:

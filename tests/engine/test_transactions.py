@@ -55,7 +55,10 @@ class Book:
     def on_committed(self, callback: Callable[[StorageKey, Record], None]) -> None:
         return
 
-    def commit(self) -> None:
+    def flush(self, *, to_several: bool = False) -> None:
+        return
+
+    def commit(self, *, to_several: bool = False) -> None:
         self.log.append("commit")
 
     def has_written(self) -> bool:

@@ -3,9 +3,9 @@
 The listeners are on the session factory and on its engine. So they also see a second session of a view, and a commit on the
 connection below a session.
 
-SQLite does not say whether a transaction has written. Python's sqlite3 begins one before the first write, unless the
-application begins each by itself (SQLAlchemy's recipe) or opens connections with `autocommit=False`: then one is open
-all the time. So the listeners note it.
+Only PostgreSQL says whether a transaction has written. For other databases the listeners note it. (Python's sqlite3 begins
+a transaction before the first write, unless the application begins each by itself, as in SQLAlchemy's recipe, or opens
+connections with `autocommit=False`: then one is open all the time.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
 
-from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
 
 
 class JoinedSession(Protocol):
@@ -61,7 +61,7 @@ _READS = re.compile(
 _BEGINS = re.compile(rf"{_COMMENTS}BEGIN\b", re.IGNORECASE | re.DOTALL)
 
 _SEEN: Final = "flask_idempotency_seen"
-"""The entry of a SQLite connection's `info` that holds what its transaction did: `_Seen`."""
+"""The entry of a connection's `info` that holds what its transaction did: `_Seen`."""
 
 _LOCKED: Final = "flask_idempotency_locked"
 """Another entry: whether its last BEGIN took the write lock. A listener of the class `Engine` sends it before ours hear that
@@ -69,7 +69,7 @@ a transaction begins."""
 
 
 class _Seen:
-    """What the listeners saw of one transaction on SQLite."""
+    """What the listeners saw of one transaction."""
 
     __slots__ = ("changes", "wrote")
 
@@ -95,8 +95,7 @@ def listen(factory: Any, engine: Engine) -> Callable[[Session], None]:
 
     Return the one that passes on the `before_commit` of the factory's sessions.
     """
-    listener = _factories.get(factory)
-    before_commit = None if listener is None else listener()
+    before_commit = listener_of(factory)
     if before_commit is None:
         before_commit = _listen_to_sessions(factory)
         _factories[factory] = ref(before_commit)
@@ -104,16 +103,22 @@ def listen(factory: Any, engine: Engine) -> Callable[[Session], None]:
         _engines.add(engine)
         event.listen(engine, "commit", _connection_commits)
         event.listen(engine, "savepoint", _savepoint_begins)
-        if engine.dialect.name == SQLITE:
-            watch(engine)
-        else:
+        if engine.dialect.name == POSTGRESQL:
             event.listen(engine, "before_cursor_execute", _statement_commits)
+        else:
+            watch(engine)
     return before_commit
 
 
+def listener_of(factory: Any) -> Callable[[Session], None] | None:
+    """Return our own `before_commit` listener of this factory, if there is one."""
+    listener = _factories.get(factory)
+    return None if listener is None else listener()
+
+
 def watch(engine: Engine) -> None:
-    """Note from now on what each transaction on this engine does, if it is SQLite's. A second call changes nothing."""
-    if engine.dialect.name == SQLITE and engine not in _watched:
+    """Note from now on what each transaction on this engine does. PostgreSQL knows it. A second call changes nothing."""
+    if engine.dialect.name != POSTGRESQL and engine not in _watched:
         _watched.add(engine)
         # First: a listener of the application may send the BEGIN.
         event.listen(engine, "begin", _transaction_begins, insert=True)
@@ -121,7 +126,10 @@ def watch(engine: Engine) -> None:
 
 
 def has_written(connection: Connection) -> bool:
-    """Return True if the open transaction of this SQLite connection has written, or if this module has not watched it."""
+    """Return True if the open transaction of this connection has written, or if this module has not watched it.
+
+    Not for PostgreSQL, whose server knows it.
+    """
     seen = _seen(connection)
     return seen is not None and (seen.wrote or seen.changes != _changes(connection))
 
@@ -139,7 +147,7 @@ def is_reading(connection: Connection) -> bool:
 
 def _seen(connection: Connection) -> _Seen | None:
     """Return what the open transaction did. None: the driver has none open."""
-    if not getattr(connection.connection.dbapi_connection, "in_transaction", False):
+    if not getattr(connection.connection.dbapi_connection, "in_transaction", connection.dialect.name != SQLITE):
         return None
     seen: _Seen | None = connection.info.get(_SEEN)
     return _UNKNOWN if seen is None else seen
@@ -174,6 +182,10 @@ def _listen_to_sessions(factory: Any) -> Callable[[Session], None]:
         return joined if joined is not None and joined.factory is factory else None
 
     def after_begin(session: Session, transaction: Any, connection: Connection) -> None:
+        engine = connection.engine
+        if engine not in _watched and engine.dialect.name != POSTGRESQL:
+            watch(engine)
+            _transaction_begins(connection)
         if (joined := here()) is not None:
             joined.begun(connection)
 
@@ -225,7 +237,7 @@ def _transaction_begins(connection: Connection) -> None:
 def _statement_begins(
     connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
 ) -> None:
-    """Do as `_statement_commits`, and note on SQLite what the statement may do."""
+    """Do as `_statement_commits`, and note what the statement may do."""
     _statement_commits(connection, cursor, statement, parameters, context, executemany)
     if _BEGINS.match(statement):
         connection.info[_LOCKED] = not _READS.match(statement)

@@ -10,13 +10,13 @@ connection are effects like any other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, RootTransaction, TwoPhaseTransaction
 from sqlalchemy.exc import UnboundExecutionError
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session, object_mapper, scoped_session
 
 from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
 from flask_idempotency.engine.forks import after_fork
@@ -27,7 +27,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores.sql.completion import answer_of, facts_of
 from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, without_logging
-from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, commits_each_statement
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.journals import parameters_of
 from flask_idempotency.stores.sql.rows import completed_row, is_condemned
@@ -41,10 +41,11 @@ from flask_idempotency.stores.sql.transactional.listeners import (
     join_here,
     joined_here,
     listen,
+    listener_of,
     watch,
 )
 from flask_idempotency.stores.sql.transactional.steps import SessionStep
-from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, refuse_autocommit
+from flask_idempotency.stores.sql.transactional.transaction import SessionTransaction, refuse_autocommit, undo
 
 SHORTEST_SECONDS: Final = 0.001
 """Lease of a renewal that only waits for a lock. It does not shorten the lease."""
@@ -65,9 +66,11 @@ class SessionTransactions:
         self,
         sessions: Callable[[], scoped_session[Any]],
         store: SqlStore,
+        binds: Callable[[], Mapping[str | None, Any]],
     ) -> None:
         self._sessions = sessions
         self._store = store
+        self._binds = binds
         self._on_committed: Callable[[StorageKey, Record], None] | None = None
         self._reported: set[str] = set()
         self._snapshots: dict[str, bool] = {}
@@ -282,6 +285,55 @@ class SessionTransactions:
         session: Session = sessions()
         return session if session.in_transaction() else None
 
+    def flush(self, *, to_several: bool = False) -> None:
+        # Not where the application listens to `before_commit`: its listeners look for unsaved objects there.
+        sessions = self._sessions()
+        if not sessions.registry.has():
+            return
+        session: Session = sessions()
+        ours = listener_of(sessions.session_factory)
+        if any(each is not ours for each in session.dispatch.before_commit):
+            return
+        if isinstance(joined := joined_here(), SessionTransaction):
+            joined.look_at_commits()
+        try:
+            session.flush()
+            if not to_several:
+                self.refuse_other_databases(session)
+        except Exception:
+            undo(session)
+            raise
+
+    def refuse_other_databases(self, session: Session) -> None:
+        """Raise `ConfigurationError` if this session has written to a database that does not hold the records.
+
+        The session would commit the two one after the other, and a crash between would keep one half.
+        """
+        written = {
+            self._bind_of(connection.engine)
+            for connection in begun_by(session)
+            if not self.is_base(connection.engine)
+            and not commits_each_statement(connection)
+            and self.has_written(connection)
+        }
+        # What the view's own commit is about to flush. Where this session writes, it says by the mapper.
+        for changed in (*session.new, *session.dirty, *session.deleted):
+            bind = session.get_bind(object_mapper(changed))
+            if not self.is_base(bind.engine):
+                written.add(self._bind_of(bind.engine))
+        if written:
+            raise ConfigurationError(
+                f"db.session has written to another database ({', '.join(sorted(written))}) than the one that holds the "
+                "records (the default bind), so these rows and the record would be committed one after the other, and a crash "
+                "between would keep one half. Nothing of it is committed. Write all rows of a transactional view to the "
+                "default bind and send the rest by an outbox message, or choose another value of effects."
+            )
+
+    def _bind_of(self, engine: Engine) -> str:
+        """Return what the application calls this engine. Its URL may name a tenant."""
+        names = [name for name, bind in self._binds().items() if bind.engine.pool is engine.pool]
+        return f"bind {names[0]!r}" if names else "a bind that get_bind() returned"
+
     def unsaved(self) -> bool:
         sessions = self._sessions()
         if not sessions.registry.has():
@@ -384,9 +436,10 @@ class SessionTransactions:
 
     def has_written(self, connection: Connection) -> bool:
         """Return True if the transaction has written. A commit after reads only needs no mark."""
-        if connection.dialect.name == SQLITE:
+        if connection.dialect.name != POSTGRESQL:
             return has_written(connection)
-        written: bool = connection.execute(self._store.statements.has_written).scalar_one()
+        with without_logging(connection):
+            written: bool = connection.execute(self._store.statements.has_written).scalar_one()
         return written
 
     def final_record(self, key: StorageKey, token: bytes) -> Record | None:
@@ -463,7 +516,8 @@ def is_plain(connection: Connection) -> bool:
 class TransactionalSqlStore(SqlStore):
     """A `SqlStore` with `transactions`: what `effects="transactional"` needs.
 
-    `sessions` returns the `scoped_session` that views write with. It must use the database that `database` names.
+    `sessions` returns the `scoped_session` that views write with. It must use the database that `database` names. `binds`
+    returns the engines of all databases that these sessions may use, by their names.
     """
 
     def __init__(
@@ -471,13 +525,14 @@ class TransactionalSqlStore(SqlStore):
         database: Database,
         *,
         sessions: Callable[[], scoped_session[Any]],
+        binds: Callable[[], Mapping[str | None, Any]] = dict,
         strategy: str = "insert",
         clock: Clock | None = None,
     ) -> None:
         super().__init__(database, strategy=strategy, clock=clock)
         # Before the first transaction that is to be judged.
         database.when_open(watch)
-        self.transactions = SessionTransactions(sessions, self)
+        self.transactions = SessionTransactions(sessions, self, binds)
         self.journals.before_write = self.transactions.before_journal
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:

@@ -61,6 +61,8 @@ class SessionRecords(Protocol):
 
     def is_ours(self, session: Session) -> bool: ...
 
+    def refuse_other_databases(self, session: Session) -> None: ...
+
     def conflict(self, session: Session) -> str | None: ...
 
     def final_record(self, key: StorageKey, token: bytes) -> Record | None: ...
@@ -104,19 +106,27 @@ class SessionTransaction:
         """The session that this claim commits or has committed itself."""
         self._before_last_commit: Callable[[Session], None] | None = None
         """Call this before that commit. None: the session does."""
+        self._flushed = False
+        """True once the application's rows are in the transaction, and its listeners have run."""
         self._going_out = False
         """True once all writes before that commit are done. A failure before that point leaves no row committed."""
         self._committed = False
         """True once the session has reported that commit as done."""
+        self._to_several = False
+        """Whether that commit may be several, one for each database."""
         self._connections: WeakSet[Connection] = WeakSet()
         self._pools: set[int] = set()
         self._outer: JoinedSession | None = joined_here()
 
     @property
     def committed_early(self) -> bool:
+        self.look_at_commits()
+        return self._early or self._in_doubt
+
+    def look_at_commits(self) -> None:
+        """Find out if a commit that the view sent was done. End its session, which may hold SQLite's one write lock."""
         if self._in_doubt:
             self._read_outcome()
-        return self._early or self._in_doubt
 
     def settle(self, writing: Writing, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
         self.over = True
@@ -150,9 +160,12 @@ class SessionTransaction:
                 "Use READ COMMITTED for views with effects='transactional'."
             )
             self._decide(error, otherwise, again=True)
-        except ConfigurationError:
+        except ConfigurationError as error:
             undo(session)
-            raise
+            # No COMMIT was sent.
+            for key in reversed(self._keys):
+                otherwise(key)
+            raise NotCommitted(str(error), retryable=False) from error
         except Exception as error:
             undo(session)
             if isinstance(error, StoreUnavailable) and not isinstance(error, InheritedConnection):
@@ -163,8 +176,9 @@ class SessionTransaction:
         else:
             self._records.notify_committed(completed)
 
-    def commit(self) -> None:
+    def commit(self, *, to_several: bool = False) -> None:
         self.over = True
+        self._to_several = to_several
         session = self._records.session()
         try:
             if session.in_transaction():
@@ -176,7 +190,7 @@ class SessionTransaction:
             if self._going_out and not is_refusal(error):
                 raise StoreUnavailable(f"the commit may be done or not ({_name(error)})") from error
             _log_fault(error, "so nothing is committed")
-            raise NotCommitted(_failed(error), retryable=is_retryable(error)) from error
+            raise self._not_committed(error, retryable=is_retryable(error)) from error
 
     def _commit(self, session: Session, write_last: Callable[[], None]) -> None:
         """Commit the session. `write_last` writes in its transaction, right before the COMMIT.
@@ -190,6 +204,9 @@ class SessionTransaction:
             # A view may leave a savepoint open. Then the listeners run for it first, and for the transaction last.
             if not session.in_nested_transaction():
                 session.flush()
+                if not self._to_several:
+                    self._records.refuse_other_databases(session)
+                self._flushed = True
                 write_last()
                 self._going_out = True
 
@@ -268,6 +285,7 @@ class SessionTransaction:
         if self.over or not self._keys or session.in_nested_transaction() or not self._records.is_ours(session):
             return
         connection = self._records.connection(session)
+        self._records.refuse_other_databases(session)
         if session.new or session.dirty or session.deleted or self._records.has_written(connection):
             self._mark(connection)
             self._committing = session
@@ -332,7 +350,7 @@ class SessionTransaction:
             if lost is not None:
                 raise lost
             _log_fault(error, "so nothing is committed")
-            raise NotCommitted(_failed(error), retryable=again) from error
+            raise self._not_committed(error, retryable=again) from error
         if isinstance(error, SQLAlchemyError):
             _log.warning("a commit was done, although its reply was lost (%s)", _name(error))
         else:
@@ -341,6 +359,11 @@ class SessionTransaction:
             # SQLAlchemy commits databases one after the other, and that of the record was not the last.
             _log.error("the session has committed to one database, and failed to commit to another (%s)", _name(error))
             raise StoreUnavailable("a commit failed on one of the session's databases") from error
+
+    def _not_committed(self, error: Exception, *, retryable: bool) -> NotCommitted:
+        raised = None if self._flushed or isinstance(error, IdempotencyError) else error
+        text = str(error) if isinstance(error, ConfigurationError) else f"the commit failed ({_name(error)})"
+        return NotCommitted(text, retryable=retryable, raised=raised)
 
     def _is_held(self) -> bool:
         record = self._records.final_record(self._keys[0], self._token)
@@ -360,10 +383,6 @@ def _log_fault(error: Exception, outcome: str) -> None:
     """Log the traceback of an error in the application's code. Leave out database errors, whose text quotes rows."""
     if not isinstance(error, SQLAlchemyError | IdempotencyError):
         _log.error("a listener of the session failed, %s", outcome, exc_info=error)
-
-
-def _failed(error: Exception) -> str:
-    return f"the commit failed ({_name(error)})"
 
 
 def _name(error: Exception) -> str:
