@@ -68,6 +68,8 @@ class ApplicationDatabase(Protocol):
 
     def session(self) -> Any: ...
 
+    def testing(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -333,6 +335,7 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
         Database(bind.engine, shared=bind.engines),
         sessions=bind.session,
         binds=bind.binds,
+        testing=bind.testing,
         strategy=strategy or "insert",
     )
 
@@ -350,8 +353,10 @@ def build_outbox_table(database: ApplicationDatabase, names: OutboxNames, *, kee
     # This needs SQLAlchemy, which is optional.
     from flask_idempotency.stores.sql.database import Database
     from flask_idempotency.stores.sql.outbox import OutboxTable
+    from flask_idempotency.stores.sql.transactional.joining import Joining
 
-    return OutboxTable(Database(database.engine, shared=database.engines), names, keep=keep)
+    joining = Joining(database.session, database.testing)
+    return OutboxTable(Database(database.engine, shared=database.engines, joining=joining), names, keep=keep)
 
 
 def _tiered(system: Store, redis_url: str, transactions: Transactions | None) -> Store:

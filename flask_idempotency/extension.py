@@ -123,6 +123,10 @@ class ApplicationDatabase:
         """Return the scoped session that views write with, `db.session`."""
         return self._extension().session
 
+    def testing(self) -> bool:
+        """Return whether a session may stand on a connection of a test."""
+        return self._app.testing
+
     def _extension(self) -> Any:
         try:
             return self._app.extensions["sqlalchemy"]

@@ -151,6 +151,10 @@ class _SessionDatabase:
         """Return the scoped session."""
         return self._session
 
+    def testing(self) -> bool:
+        """Return False: only a Flask application says so."""
+        return False
+
 
 def _place(url: Any) -> tuple[object, ...]:
     """Return which database a URL names, whatever driver and user reach it."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from flask import Flask
@@ -22,6 +26,9 @@ from flask_idempotency.stores.sql.statements import RELEASED_KEEP
 from flask_idempotency.web.doctor import run_checks
 from tests.docs.test_claims import page
 from tests.docs.test_pages import BLOCK
+from tests.stores.sql.conftest import lent_url
+
+database_url = pytest.fixture(name="database_url")(lent_url)
 
 
 def test_limits_of_the_sql_store() -> None:
@@ -77,3 +84,34 @@ def test_doctor_has_no_fault_with_the_timeouts_of_the_deploy_page(effects: str) 
     assert (900, 30, 6) == (plain.max_runtime, plain.lease, LEAST_LEASE_SECONDS)
     assert "`max_runtime` (15 minutes)" in text
     assert "| `lease` (30 seconds) | at least 6 seconds" in text
+
+
+@pytest.mark.parametrize("recipe", ("import pytest\n", "import unittest\n"))
+@pytest.mark.parametrize("database_url", ("sqlite", "postgresql"), indirect=True)
+def test_the_recipes_for_tests_that_roll_back_pass(recipe: str, database_url: str, tmp_path: Path) -> None:
+    """As files of their own, with both of the tests that each contains, on both databases."""
+    (block,) = (each for each in BLOCK.findall(page("testing")) if recipe in each and "TEST_DATABASE_URL" in each)
+    (tmp_path / "test_shop.py").write_text(block, encoding="utf-8")
+
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-W",
+            "error",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:randomly",
+            "test_shop.py",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "TEST_DATABASE_URL": database_url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "2 passed" in done.stdout, done.stdout + done.stderr

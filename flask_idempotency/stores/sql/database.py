@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, StaticPool, create_engine, event, make_url
@@ -129,9 +129,30 @@ class Engines:
     """For the statements of the request path. None: send them through SQLAlchemy's `Connection`."""
 
 
-def open_engines(bind: Bind, *, driver_cursor: bool = True) -> Engines:
+ON_A_CONNECTION: Final = (
+    "db.session, or the engine in db.engines, stands on a connection with a transaction of its own, as in a test suite that "
+    "rolls back after each test. A record that is committed with it would be gone when that transaction is rolled back. "
+    "In tests set TESTING = True; elsewhere use an Engine."
+)
+
+
+class Joining(Protocol):
+    """Runs work on the connection that the application's session stands on, in tests: see `transactional/joining.py`."""
+
+    def here(self) -> bool: ...
+
+    def run(self, work: Callable[[Connection], Any]) -> Any: ...
+
+
+def open_engines(bind: Bind, *, driver_cursor: bool = True, joining: Joining | None = None) -> Engines:
     ours = isinstance(bind, str | URL)
     base: Any = _engine_from(bind) if isinstance(bind, str | URL) else bind() if callable(bind) else bind
+    joined = joining is not None and joining.here()
+    if joined and isinstance(base, Connection):
+        # A test has put its connection in the engine's place.
+        base = base.engine
+    if isinstance(base, Connection):
+        raise ConfigurationError(ON_A_CONNECTION)
     if not isinstance(base, Engine) or base.dialect.is_async:
         raise ConfigurationError(
             f"IDEMPOTENCY_STORE: {type(base).__module__}.{type(base).__name__} is not a database that Flask can use. "
@@ -139,7 +160,9 @@ def open_engines(bind: Bind, *, driver_cursor: bool = True) -> Engines:
         )
     dialect = dialect_of(base.dialect.name)
     if names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
-        raise _in_memory()
+        if not joined:
+            raise _in_memory()
+        return Engines(base, base, dialect, ours, None)
     records = hide_parameters(_engine_for_records(base, dialect))
     driver = Driver(records) if driver_cursor and records.driver in DRIVERS else None
     return Engines(base, records, dialect, ours, driver)
@@ -185,7 +208,8 @@ def _connect_args(url: URL) -> dict[str, Any]:
 def _in_memory() -> ConfigurationError:
     return ConfigurationError(
         "IDEMPOTENCY_STORE: a SQLite database in memory is one connection's own, and records need another. Name a "
-        "file, as in sqlite:////path/to/file.db; for tests there is memory://"
+        "file, as in sqlite:////path/to/file.db. In tests set TESTING = True: with flask-sqlalchemy:// the records are then "
+        "written on the session's own connection. Without a database there is memory://."
     )
 
 
@@ -437,9 +461,16 @@ class Database:
     """
 
     def __init__(
-        self, bind: Bind, *, shared: Callable[[], Iterable[Engine]] = tuple, driver_cursor: bool = True
+        self,
+        bind: Bind,
+        *,
+        shared: Callable[[], Iterable[Engine]] = tuple,
+        joining: Joining | None = None,
+        driver_cursor: bool = True,
     ) -> None:
         self._bind = bind
+        self.joining = joining
+        """Runs all work of tests whose session stands on a connection. None: no session is known."""
         self._driver_cursor = driver_cursor
         self._shared = shared
         self._lock = threading.Lock()
@@ -515,6 +546,11 @@ class Database:
         arguments: tuple[*ArgumentTs],
     ) -> AnswerT:
         """Do the work on the driver's cursor, or without a driver on SQLAlchemy's `Connection`. See `run`."""
+        if self.joining is not None and self.joining.here():
+            try:
+                return self.joining.run(lambda connection: work(connection, *arguments))  # type: ignore[no-any-return]
+            except SQLAlchemyError as error:
+                _give_up(error)
         failed: DBAPIError | None = None
         for _ in range(TRIES):
             try:
@@ -529,6 +565,8 @@ class Database:
                         cursor.held.close()
                 engines = self._open()
                 engine = engines.records
+                if engine is engines.base:
+                    raise StoreUnavailable("the database is in memory, and this thread has no application context")
                 if long:
                     if not hasattr(engines.base.dialect, "default_isolation_level"):
                         # The first connection for records also sets up this dialect, and only its pool waits for that: see
@@ -550,7 +588,7 @@ class Database:
     def close(self) -> None:
         """Close the connections for records. The application's own stay open."""
         engines = self._engines
-        if engines is not None:
+        if engines is not None and engines.records is not engines.base:
             engines.records.dispose()
             if engines.ours:
                 engines.base.dispose()
@@ -587,7 +625,7 @@ class Database:
         if self._engines is None:
             with self._lock:
                 if self._engines is None:
-                    engines = open_engines(self._bind, driver_cursor=self._driver_cursor)
+                    engines = open_engines(self._bind, driver_cursor=self._driver_cursor, joining=self.joining)
                     if self._opens_in_child and engines.base not in self._shared():
                         _renew(engines.base)
                     if self._on_open is not None:
@@ -618,6 +656,11 @@ def transaction(connection: RecordConnection) -> Iterator[None]:
             connection.undo()
             raise
         connection.command("COMMIT")
+        return
+    if connection.in_nested_transaction():
+        # On the connection of a test, whose transaction is not ours to end.
+        with connection.begin_nested():
+            yield
         return
     if connection.dialect.name == SQLITE:
         # If it began as a reader, SQLite would refuse its first write after another connection has written.

@@ -6,19 +6,22 @@ The checks only read, in statements that need no transaction. A pooler may send 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.sql import errors, migrations
+from flask_idempotency.stores.sql.database import Joining
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
 from flask_idempotency.stores.sql.schema import FENCES, META, RECORD_TABLES, SchemaGaps, lacks
+
+AnswerT = TypeVar("AnswerT")
 
 _UPGRADE: Final = "Run `flask idempotency db upgrade`"
 # `flask db migrate` writes a downgrade that drops the records, so recommend a migration by hand.
@@ -178,21 +181,22 @@ def place_of(url: URL) -> Place:
 class SqlSchema:
     """Implements `Schema`. Raises `StoreUnavailable` with the database's message if a statement fails."""
 
-    def __init__(self, database: HasEngines) -> None:
+    def __init__(self, database: HasEngines, *, joining: Joining | None = None) -> None:
         self._database = database
+        self._joining = joining
 
     def upgrade(self) -> list[str]:
         # Connections for records time out, and an upgrade may take long: it waits for another one, or builds an index.
         with self._translated_errors():
+            if self._joining is not None and self._joining.here():
+                return self._joining.run(migrations.upgrade)  # type: ignore[no-any-return]
             return migrations.upgrade(self._database.base)
 
     def faults(self) -> list[str]:
-        with self._connection() as connection:
-            return faults(connection)
+        return self._ask(faults)
 
     def advice(self) -> list[str]:
-        with self._connection() as connection:
-            return advice(connection)
+        return self._ask(advice)
 
     def place(self) -> Place:
         """Return where the tables are."""
@@ -200,13 +204,14 @@ class SqlSchema:
 
     def knows_alembic(self) -> bool:
         """Return True if Alembic has ever run a migration in this database."""
-        with self._connection() as connection:
-            return inspect(connection).has_table("alembic_version")
+        return self._ask(lambda connection: inspect(connection).has_table("alembic_version"))
 
-    @contextmanager
-    def _connection(self) -> Iterator[Connection]:
-        with self._translated_errors(), self._database.engine.connect() as connection:
-            yield connection
+    def _ask(self, work: Callable[[Connection], AnswerT]) -> AnswerT:
+        with self._translated_errors():
+            if self._joining is not None and self._joining.here():
+                return self._joining.run(work)  # type: ignore[no-any-return]
+            with self._database.engine.connect() as connection:
+                return work(connection)
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:

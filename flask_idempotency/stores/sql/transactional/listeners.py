@@ -11,7 +11,8 @@ connections with `autocommit=False`: then one is open all the time.)
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -116,13 +117,31 @@ def listener_of(factory: Any) -> Callable[[Session], None] | None:
     return None if listener is None else listener()
 
 
-def watch(engine: Engine) -> None:
-    """Note from now on what each transaction on this engine does. PostgreSQL knows it. A second call changes nothing."""
-    if engine.dialect.name != POSTGRESQL and engine not in _watched:
+def watch(engine: Engine, *, always: bool = False) -> None:
+    """Note from now on what each transaction on this engine does. A second call changes nothing.
+
+    PostgreSQL knows it, unless others write in the same transaction: then `always`.
+    """
+    if (always or engine.dialect.name != POSTGRESQL) and engine not in _watched:
         _watched.add(engine)
         # First: a listener of the application may send the BEGIN.
-        event.listen(engine, "begin", _transaction_begins, insert=True)
+        event.listen(engine, "begin", start, insert=True)
         event.listen(engine, "before_cursor_execute", _statement_begins)
+
+
+@contextmanager
+def aside(connection: Connection) -> Iterator[None]:
+    """Let what is done here not count as done by the transaction of this connection."""
+    seen: _Seen | None = connection.info.get(_SEEN)
+    if seen is None:
+        yield
+        return
+    wrote, changes = seen.wrote, _changes(connection)
+    try:
+        yield
+    finally:
+        seen.wrote = wrote
+        seen.changes += _changes(connection) - changes
 
 
 def has_written(connection: Connection) -> bool:
@@ -185,7 +204,7 @@ def _listen_to_sessions(factory: Any) -> Callable[[Session], None]:
         engine = connection.engine
         if engine not in _watched and engine.dialect.name != POSTGRESQL:
             watch(engine)
-            _transaction_begins(connection)
+            start(connection)
         if (joined := here()) is not None:
             joined.begun(connection)
 
@@ -230,7 +249,8 @@ def _statement_commits(
         joined.before_connection_commit(connection)
 
 
-def _transaction_begins(connection: Connection) -> None:
+def start(connection: Connection) -> None:
+    """Begin to note what a transaction on this connection does."""
     connection.info[_SEEN] = _Seen(_changes(connection))
 
 

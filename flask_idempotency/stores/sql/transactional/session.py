@@ -33,6 +33,7 @@ from flask_idempotency.stores.sql.journals import parameters_of
 from flask_idempotency.stores.sql.rows import completed_row, is_condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.stores.sql.transactional.joining import Joining
 from flask_idempotency.stores.sql.transactional.listeners import (
     has_written,
     hears_statements,
@@ -67,10 +68,12 @@ class SessionTransactions:
         sessions: Callable[[], scoped_session[Any]],
         store: SqlStore,
         binds: Callable[[], Mapping[str | None, Any]],
+        joining: Joining,
     ) -> None:
         self._sessions = sessions
         self._store = store
         self._binds = binds
+        self._joining = joining
         self._on_committed: Callable[[StorageKey, Record], None] | None = None
         self._reported: set[str] = set()
         self._snapshots: dict[str, bool] = {}
@@ -110,6 +113,8 @@ class SessionTransactions:
             return None
         connection = self.connection(session)
         refuse_autocommit(connection)
+        if self._joining.shares(session):
+            return None
         if connection.dialect.name == SQLITE:
             if not is_reading(connection):
                 return None
@@ -135,6 +140,7 @@ class SessionTransactions:
         sessions = self._sessions()
         session: Session = sessions()
         self._refuse_nested_view(session)
+        self._joining.bind_of(session)
         if session.in_transaction():
             self.connection(session)
         listener = listen(sessions.session_factory, self._store.database.base)
@@ -283,7 +289,7 @@ class SessionTransactions:
             # A thread without an application context has no session of Flask-SQLAlchemy.
             return None
         session: Session = sessions()
-        return session if session.in_transaction() else None
+        return session if session.in_transaction() and not self._joining.shares(session) else None
 
     def flush(self, *, to_several: bool = False) -> None:
         # Not where the application listens to `before_commit`: its listeners look for unsaved objects there.
@@ -425,7 +431,7 @@ class SessionTransactions:
 
     def is_base(self, engine: Engine) -> bool:
         """Return True if connections of this engine lead to the records."""
-        return engine.pool is self._store.database.base.pool
+        return engine.pool is self._store.database.base.pool or self._joining.has(engine)
 
     def is_ours(self, session: Session) -> bool:
         """Return True if this session writes to the database of the records. Another application may share the factory."""
@@ -436,7 +442,7 @@ class SessionTransactions:
 
     def has_written(self, connection: Connection) -> bool:
         """Return True if the transaction has written. A commit after reads only needs no mark."""
-        if connection.dialect.name != POSTGRESQL:
+        if connection.dialect.name != POSTGRESQL or self._joining.has(connection.engine):
             return has_written(connection)
         with without_logging(connection):
             written: bool = connection.execute(self._store.statements.has_written).scalar_one()
@@ -461,7 +467,8 @@ class SessionTransactions:
 
     def notify_committed(self, completed: Sequence[tuple[StorageKey, Record | None]]) -> None:
         for key, record in completed:
-            if self._on_committed is None or record is None:
+            if self._on_committed is None or record is None or self._joining.here():
+                # A test rolls the record back, and no cache with it.
                 continue
             try:
                 self._on_committed(key, record)
@@ -473,7 +480,8 @@ class SessionTransactions:
 
         Raises `InheritedConnection` if another process opened it.
         """
-        connection = session.connection(bind_arguments={"bind": self._store.database.base})
+        bind = self._joining.bind_of(session) or self._store.database.base
+        connection = session.connection(bind_arguments={"bind": bind})
         refuse_inherited(connection)
         return connection
 
@@ -517,7 +525,8 @@ class TransactionalSqlStore(SqlStore):
     """A `SqlStore` with `transactions`: what `effects="transactional"` needs.
 
     `sessions` returns the `scoped_session` that views write with. It must use the database that `database` names. `binds`
-    returns the engines of all databases that these sessions may use, by their names.
+    returns the engines of all databases that these sessions may use, by their names. While `testing()`, the store works on the
+    connection that a session stands on.
     """
 
     def __init__(
@@ -526,18 +535,28 @@ class TransactionalSqlStore(SqlStore):
         *,
         sessions: Callable[[], scoped_session[Any]],
         binds: Callable[[], Mapping[str | None, Any]] = dict,
+        testing: Callable[[], bool] = bool,
         strategy: str = "insert",
         clock: Clock | None = None,
     ) -> None:
+        self.joining = database.joining = Joining(sessions, testing)
         super().__init__(database, strategy=strategy, clock=clock)
+        self._joined: set[bytes] = set()
+        """The tokens of claims on the connection of a test. No other thread may use it, so their leases are not renewed."""
         # Before the first transaction that is to be judged.
         database.when_open(watch)
-        self.transactions = SessionTransactions(sessions, self, binds)
+        self.transactions = SessionTransactions(sessions, self, binds, self.joining)
         self.journals.before_write = self.transactions.before_journal
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         self.transactions.renew_snapshot()
+        if self.joining.here():
+            self._joined.add(token)
         return super().claim(request, token=token, lease=lease, quota=quota)
+
+    def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
+        if token not in self._joined:
+            super().renew(key, token, lease=lease)
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         self.transactions.renew_snapshot()

@@ -1,0 +1,183 @@
+"""In tests, work on the connection that the application's session stands on, so that records and rows roll back together.
+
+Many test suites never commit. They begin a transaction on a connection, put the session on it (SQLAlchemy: "Joining a Session
+into an External Transaction") or replace the engine in `db.engines` by it, and roll it back after each test. A database in
+memory is the same case: all its sessions share one connection. A record that were written on a connection of its own could
+not see these rows, would stay for the next test, or would wait for a lock that its own request holds.
+
+So each operation on a record runs in a savepoint of that connection. If the session then rolls back, the operation is done
+again: outside tests it would have been committed beside the session. Every operation on a record can be repeated.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakSet, ref
+
+from sqlalchemy import Connection, Engine, StaticPool, event
+from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+from sqlalchemy.pool import SingletonThreadPool
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.stores.sql.database import ON_A_CONNECTION, names_memory, without_logging
+from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.transactional.listeners import aside, start, watch
+
+Work = Callable[[Connection], Any]
+
+
+class Joining:
+    """Finds the connection that the session of this context stands on, and runs work on it. Only while `testing()`."""
+
+    def __init__(self, sessions: Callable[[], scoped_session[Any]], testing: Callable[[], bool]) -> None:
+        self._sessions = sessions
+        self._testing = testing
+        self._lock = threading.RLock()
+        self._engines: WeakSet[Engine] = WeakSet()
+        """Those whose connections sessions of tests stand on."""
+        self._factories: WeakSet[Any] = WeakSet()
+        self._undoable: list[tuple[list[SessionTransaction], Work]] = []
+        """Work in a transaction of the session that may still be rolled back, with that transaction and its parents."""
+        self._committed: SessionTransaction | None = None
+        self._last = threading.local()
+        """The connection that this thread has joined last: the end of a stream has no application context."""
+
+    def bind_of(self, session: Session) -> Connection | None:
+        """Return the connection that this session is bound to, if a test has put it there.
+
+        Raises `ConfigurationError` outside of tests.
+        """
+        try:
+            bind = session.get_bind()
+        except UnboundExecutionError:
+            return None
+        if not isinstance(bind, Connection):
+            return None
+        if not self._testing():
+            raise ConfigurationError(ON_A_CONNECTION)
+        self._watch(bind.engine)
+        return bind
+
+    def shares(self, session: Session) -> bool:
+        """Return whether records are written on the connection of this session."""
+        return self._testing() and (self.bind_of(session) is not None or _memory_of(session) is not None)
+
+    def has(self, engine: Engine) -> bool:
+        """Return whether connections of this engine are joined."""
+        return engine in self._engines
+
+    def here(self) -> bool:
+        """Return whether work of this context is to be run by `run`."""
+        return self._testing() and self._place() is not None
+
+    def run(self, work: Work) -> Any:
+        """Do this work in a savepoint, and again after each rollback of the session that undoes it."""
+        with self._lock:
+            session, found = self._place() or (None, None)
+            if isinstance(found, Engine) and session is not None and session.in_transaction():
+                found = session.connection(bind_arguments={"bind": found})
+            if isinstance(found, Engine):
+                with found.connect() as connection, connection.begin():
+                    return _in_savepoint(connection, work)
+            if found is None:
+                raise ConfigurationError("the test's connection is gone")
+            result = _in_savepoint(found, work)
+            if session is not None and session.in_transaction():
+                self._undoable.append((list(_levels(session)), work))
+            return result
+
+    def _place(self) -> tuple[Session | None, Connection | Engine] | None:
+        """Return the connection of a test, or the engine of a database in memory, and the session of this context."""
+        try:
+            sessions = self._sessions()
+            session: Session = sessions()
+        except RuntimeError:
+            last: Connection | Engine | None = getattr(self._last, "place", _nothing)()
+            return None if last is None or getattr(last, "closed", False) else (None, last)
+        found = self.bind_of(session) or _memory_of(session)
+        if found is None:
+            return None
+        self._last.place = ref(found)
+        self._hear(sessions.session_factory)
+        if isinstance(found, Engine):
+            self._watch(found)
+        return session, found
+
+    def _watch(self, engine: Engine) -> None:
+        if engine not in self._engines:
+            self._engines.add(engine)
+            watch(engine, always=True)
+
+    def _hear(self, factory: Any) -> None:
+        """Listen to the ends of this factory's transactions."""
+        if factory not in self._factories:
+            self._factories.add(factory)
+            event.listen(factory, "after_begin", self._after_begin)
+            event.listen(factory, "after_commit", self._after_commit)
+            event.listen(factory, "after_transaction_end", self._after_end)
+
+    def _after_begin(self, session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+        if transaction.parent is None and connection.engine in self._engines:
+            # What the test has written before is not written by this transaction.
+            start(connection)
+
+    def _after_commit(self, session: Session) -> None:
+        self._committed = next(_levels(session), None)
+
+    def _after_end(self, session: Session, transaction: SessionTransaction) -> None:
+        """Do what the end of this transaction has undone again. What is committed may be undone by its parent."""
+        committed, self._committed = self._committed is transaction, None
+        undone = []
+        for entry in list(self._undoable):
+            levels, work = entry
+            if transaction not in levels:
+                continue
+            if not committed:
+                undone.append(work)
+            if not committed or transaction.parent is None:
+                self._undoable.remove(entry)
+            else:
+                levels.remove(transaction)
+        for work in undone:
+            self.run(work)
+
+
+def _in_savepoint(connection: Connection, work: Work) -> Any:
+    driver: Any = connection.connection.dbapi_connection
+    with aside(connection), without_logging(connection):
+        if not connection.in_transaction():
+            # The session has rolled back the test's own. The end of the test rolls this one back.
+            connection.begin()
+        if connection.dialect.name == SQLITE and not driver.in_transaction:
+            # Python's sqlite3 begins one before the first write only, and the release of a savepoint would commit.
+            connection.exec_driver_sql("BEGIN")
+        with connection.begin_nested():
+            return work(connection)
+
+
+def _levels(session: Session) -> Iterator[SessionTransaction]:
+    """Return the transactions that are open in this session, the innermost first."""
+    level = session.get_nested_transaction() or session.get_transaction()
+    while level is not None:
+        yield level
+        level = level.parent
+
+
+def _memory_of(session: Session) -> Engine | None:
+    """Return the engine of this session if its database is in memory: one connection for all."""
+    try:
+        bind = session.get_bind()
+    except UnboundExecutionError:
+        return None
+    return bind if isinstance(bind, Engine) and is_in_memory(bind) else None
+
+
+def is_in_memory(engine: Engine) -> bool:
+    return names_memory(engine.url) or isinstance(engine.pool, StaticPool | SingletonThreadPool)
+
+
+def _nothing() -> None:
+    return None
