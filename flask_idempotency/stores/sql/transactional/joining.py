@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, Final
 from weakref import WeakSet, ref
 
 from sqlalchemy import Connection, Engine, StaticPool, event
@@ -38,10 +39,6 @@ class Joining:
         self._lock = threading.RLock()
         self._engines: WeakSet[Engine] = WeakSet()
         """Those whose connections sessions of tests stand on."""
-        self._factories: WeakSet[Any] = WeakSet()
-        self._undoable: list[tuple[list[SessionTransaction], Work]] = []
-        """Work in a transaction of the session that may still be rolled back, with that transaction and its parents."""
-        self._committed: SessionTransaction | None = None
         self._last = threading.local()
         """The connection that this thread has joined last: the end of a stream has no application context."""
 
@@ -86,7 +83,7 @@ class Joining:
                 raise ConfigurationError("the test's connection is gone")
             result = _in_savepoint(found, work)
             if session is not None and session.in_transaction():
-                self._undoable.append((list(_levels(session)), work))
+                session.info.setdefault(_UNDOABLE, []).append((list(_levels(session)), partial(self.run, work)))
             return result
 
     def _place(self) -> tuple[Session | None, Connection | Engine] | None:
@@ -101,7 +98,7 @@ class Joining:
         if found is None:
             return None
         self._last.place = ref(found)
-        self._hear(sessions.session_factory)
+        _hear(sessions.session_factory)
         if isinstance(found, Engine):
             self._watch(found)
         return session, found
@@ -111,38 +108,51 @@ class Joining:
             self._engines.add(engine)
             watch(engine, always=True)
 
-    def _hear(self, factory: Any) -> None:
-        """Listen to the ends of this factory's transactions."""
-        if factory not in self._factories:
-            self._factories.add(factory)
-            event.listen(factory, "after_begin", self._after_begin)
-            event.listen(factory, "after_commit", self._after_commit)
-            event.listen(factory, "after_transaction_end", self._after_end)
 
-    def _after_begin(self, session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-        if transaction.parent is None and connection.engine in self._engines:
-            # What the test has written before is not written by this transaction.
-            start(connection)
+_factories: WeakSet[Any] = WeakSet()
+"""The session factories that are listened to. One listener for all applications: a test suite makes many."""
 
-    def _after_commit(self, session: Session) -> None:
-        self._committed = next(_levels(session), None)
+_UNDOABLE: Final = "flask_idempotency_undoable"
+"""The entry of a session's `info` for work in a transaction that may still be rolled back, with that one and its parents."""
 
-    def _after_end(self, session: Session, transaction: SessionTransaction) -> None:
-        """Do what the end of this transaction has undone again. What is committed may be undone by its parent."""
-        committed, self._committed = self._committed is transaction, None
-        undone = []
-        for entry in list(self._undoable):
-            levels, work = entry
-            if transaction not in levels:
-                continue
-            if not committed:
-                undone.append(work)
-            if not committed or transaction.parent is None:
-                self._undoable.remove(entry)
-            else:
-                levels.remove(transaction)
-        for work in undone:
-            self.run(work)
+_COMMITTED: Final = "flask_idempotency_committed"
+"""The entry for the transaction that has committed last."""
+
+
+def _hear(factory: Any) -> None:
+    """Listen to the transactions of this factory's sessions."""
+    if factory not in _factories:
+        _factories.add(factory)
+        event.listen(factory, "after_begin", _after_begin)
+        event.listen(factory, "after_commit", _after_commit)
+        event.listen(factory, "after_transaction_end", _after_end)
+
+
+def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    if transaction.parent is None:
+        # What the test has written before is not written by this transaction.
+        start(connection)
+
+
+def _after_commit(session: Session) -> None:
+    session.info[_COMMITTED] = next(_levels(session), None)
+
+
+def _after_end(session: Session, transaction: SessionTransaction) -> None:
+    """Do again what the end of this transaction has undone. What it has committed, its parent may still undo."""
+    committed = session.info.pop(_COMMITTED, None) is transaction
+    kept, undone = [], []
+    for levels, again in session.info.pop(_UNDOABLE, ()):
+        if transaction not in levels:
+            kept.append((levels, again))
+        elif not committed:
+            undone.append(again)
+        elif transaction.parent is not None:
+            kept.append((levels[levels.index(transaction) + 1 :], again))
+    if kept:
+        session.info[_UNDOABLE] = kept
+    for again in undone:
+        again()
 
 
 def _in_savepoint(connection: Connection, work: Work) -> Any:
