@@ -17,7 +17,7 @@ from flask_idempotency.cli.output import Cell, Column, Facts, Part, Style, Style
 from flask_idempotency.engine.capabilities import DataLossDetector
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialised
-from flask_idempotency.engine.store import Schema
+from flask_idempotency.engine.store import RoleSchema, Schema
 from flask_idempotency.operations.admin import (
     DataLossReport,
     KeysReport,
@@ -59,18 +59,51 @@ def upgrade(as_json: bool) -> None:
 
 
 @db.command("check")
+@click.option(
+    "--role",
+    metavar="NAME",
+    help="Check instead what this role of PostgreSQL lacks, if your application sets it for a tenant (SET LOCAL ROLE).",
+)
 @as_json_option
-def check(as_json: bool) -> None:
+def check(role: str | None, as_json: bool) -> None:
     """Check the tables and their database.
 
     Read-only. Exits with 0 if they are in order, with 1 and a sentence for each fault if not, and with 2 if the
     database does not answer.
 
+    With --role, exits with 1 if that role lacks a privilege that the transactions of your views need, and prints the
+    statements that grant it.
+
     \b
     Example:
       $ flask idempotency db check
+      $ flask idempotency db check --role tenant_a
     """
-    _tell(db_check, "The schema is in order.", as_json=as_json)
+    if role is None:
+        _tell(db_check, "The schema is in order.", as_json=as_json)
+    else:
+        _tell_grants(role, as_json=as_json)
+
+
+def _tell_grants(role: str, *, as_json: bool) -> None:
+    with exit_on_error(as_json=as_json):
+        outbox = current_app.extensions.get("idempotency_outbox")
+        places = [state().schema, None if outbox is None else outbox.table]
+        checked = [place for place in places if isinstance(place, RoleSchema)]
+        if not checked:
+            raise Refused("The records of this application are not in a database with roles: --role has nothing to check.")
+        missing = list({each.statement: each for place in checked for each in place.missing_grants(role)}.values())
+    if as_json:
+        grants = [asdict(each) for each in missing]
+        say(json.dumps({"role": role, "in_order": not missing, "missing": grants}))
+    elif missing:
+        lacks = "; ".join(f"{', '.join(each.privileges)} on the {each.kind} {clean(each.name)}" for each in missing)
+        say(f"The role {clean(role)} lacks {lacks}. Grant it, as the owner of the tables:")
+        say(*(clean(each.statement) for each in missing))
+    else:
+        say(f"The role {clean(role)} has all privileges that the transactions of views need.")
+    if missing:
+        raise SystemExit(NOT_IN_ORDER)
 
 
 def _tell(verb: Callable[[Schema], SchemaReport], fine: str, *, as_json: bool) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field
-from typing import Final, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
@@ -343,4 +343,24 @@ class Schema(Protocol):
 
     def advice(self) -> list[str]:
         """Return what you can improve although no promise is broken, one sentence each. Changes nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MissingGrant:
+    """What a role of the database may not do, and the statement that lets it."""
+
+    kind: str
+    """`schema`, `table` or `sequence`."""
+    name: str
+    privileges: tuple[str, ...]
+    statement: str
+
+
+@runtime_checkable
+class RoleSchema(Protocol):
+    """A schema in a database whose roles have privileges."""
+
+    def missing_grants(self, role: str) -> list[MissingGrant]:
+        """Return what this role lacks that the transactions of views need. Raise `ConfigurationError` if there is none."""
         ...

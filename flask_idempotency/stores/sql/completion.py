@@ -49,6 +49,7 @@ from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
+from flask_idempotency.stores.sql.naming import NamedConnection
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
     FAILED,
@@ -377,7 +378,7 @@ class CompletionWriter:
         if not (in_file and (counted or closes)):
             return connection.execute(statement, parameters).one_or_none()
         # A cursor of a session never is alone.
-        with nullcontext() if isinstance(connection, SessionCursor) or not alone else transaction(connection):
+        with nullcontext() if isinstance(connection, SessionCursor | NamedConnection) or not alone else transaction(connection):
             found = connection.execute(statement, parameters).one_or_none()
             if found is not None and closes:
                 connection.execute(self._drop_journal, parameters)

@@ -29,7 +29,9 @@ from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.forks import after_fork, before_fork, notice
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of
 from flask_idempotency.stores.sql.driver import DRIVERS, Driver, DriverConnection, RecordConnection
-from flask_idempotency.stores.sql.errors import explained, is_serialization_failure
+from flask_idempotency.stores.sql.errors import explained, is_missing_table, is_serialization_failure
+from flask_idempotency.stores.sql.naming import PATH, READ_PATH, find, options
+from flask_idempotency.stores.sql.schema import metadata
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session  # a large part of SQLAlchemy, which only applications with its sessions need
@@ -242,6 +244,7 @@ def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
     if engine.driver == "psycopg":
         event.listen(engine, "connect", set_read_timeout)
     event.listen(engine, "connect", _insist_on_durability)
+    event.listen(engine, "connect", _note_path)
     return engine
 
 
@@ -302,6 +305,15 @@ def _insist_on_durability(connection: Any, record: object) -> None:
             "granted, and run a payment again. Set it to on for the role that the application connects as: "
             "ALTER ROLE … SET synchronous_commit = on."
         )
+    cursor.close()
+    connection.rollback()
+
+
+def _note_path(connection: Any, record: Any) -> None:
+    """Note the search path, before a listener of the application's pool changes it for a checkout."""
+    cursor = connection.cursor()
+    cursor.execute(READ_PATH)
+    record.info[PATH] = cursor.fetchone()[0]
     cursor.close()
     connection.rollback()
 
@@ -477,6 +489,9 @@ class Database:
         self._engines: Engines | None = None
         self._opens_in_child = False
         self._on_open: Callable[[Engine], None] | None = None
+        self._named = False
+        """True if this process knows which schema to name in its statements."""
+        self._options = options(None)
         self.tenant_lock = TenantLock()
         """Lets claims of one tenant wait for each other without a connection."""
         if not callable(bind):
@@ -514,6 +529,13 @@ class Database:
         """The driver whose cursor sends the statements of the request path. None: SQLAlchemy's `Connection` sends them."""
         return self._open().driver
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the execution options that name the schema of our tables, for the connection of a session."""
+        if not self._named:
+            self.run(_nothing)
+        return self._options
+
     def run(
         self, work: Callable[[Connection, *ArgumentTs], AnswerT], *arguments: *ArgumentTs, long: bool = False
     ) -> AnswerT:
@@ -548,12 +570,16 @@ class Database:
         """Do the work on the driver's cursor, or without a driver on SQLAlchemy's `Connection`. See `run`."""
         if self.joining is not None and self.joining.here():
             try:
-                return self.joining.run(lambda connection: work(connection, *arguments))  # type: ignore[no-any-return]
+                return self.joining.run(lambda found: self._within(found, work, arguments))  # type: ignore[no-any-return]
             except SQLAlchemyError as error:
                 _give_up(error)
         failed: DBAPIError | None = None
         for _ in range(TRIES):
             try:
+                if not self._named:
+                    # `doctor` looks at a database that refuses records, on the application's own connections.
+                    with suppress(*((ConfigurationError,) if long else ())):
+                        self._name(self._open())
                 if driver is not None:
                     cursor = DriverConnection(driver)
                     try:
@@ -572,11 +598,15 @@ class Database:
                         # The first connection for records also sets up this dialect, and only its pool waits for that: see
                         # `_engine_for_records`. A connection of the other pool would find half of it.
                         engine.connect().close()
-                    engine = hide_parameters(engines.base.execution_options(isolation_level="AUTOCOMMIT"))
+                    engine = hide_parameters(
+                        engines.base.execution_options(isolation_level="AUTOCOMMIT", **self._options)
+                    )
                 with engine.connect() as connection:
                     return work(connection, *arguments)
             except DBAPIError as error:
                 if not _may_be_repeated(error, failed):
+                    # The tables may have moved.
+                    self._named = self._named and not is_missing_table(error)
                     _give_up(error)
                 failed = error
             except SQLAlchemyError as error:
@@ -584,6 +614,33 @@ class Database:
         raise StoreUnavailable(
             f"the database refused {TRIES} tries, each for a conflict with another worker"
         ) from failed
+
+    def _within(
+        self,
+        connection: Connection,
+        work: Callable[[Any, *ArgumentTs], AnswerT],
+        arguments: tuple[*ArgumentTs],
+    ) -> AnswerT:
+        """Do the work on the connection of a test. Its own statements name no schema of ours."""
+        before = connection._execution_options
+        place = find(connection, list(metadata.tables))
+        if not self._named:
+            self._options = options(None if place is None else place.schema)
+        try:
+            return work(connection.execution_options(**self._options), *arguments)
+        finally:
+            connection._execution_options = before
+
+    def _name(self, engines: Engines) -> None:
+        """Find the schema of our tables, and name it from now on. Look again at the next call if they are not there."""
+        with engines.records.connect() as connection:
+            place = find(connection, list(metadata.tables))
+        self._options = options(None if place is None else place.schema)
+        engines.records.update_execution_options(**self._options)
+        if engines.driver is not None:
+            engines.driver.name(None if place is None else place.schema)
+        # Last: another thread that sees it relies on the lines above.
+        self._named = place is not None
 
     def close(self) -> None:
         """Close the connections for records. The application's own stay open."""
@@ -632,6 +689,10 @@ class Database:
                         self._on_open(engines.base)
                     self._engines = engines
         return self._engines
+
+
+def _nothing(connection: Connection) -> None:
+    """Send no statement."""
 
 
 def _renew(engine: Engine) -> None:

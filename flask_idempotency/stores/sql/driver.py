@@ -17,6 +17,8 @@ from sqlalchemy.engine.interfaces import Dialect as EngineDialect
 from sqlalchemy.exc import DBAPIError, MultipleResultsFound, NoResultFound
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from flask_idempotency.stores.sql.naming import NamedConnection
+
 DRIVERS: Final = ("psycopg", "pysqlite")
 """SQLAlchemy's names of the drivers whose cursors this module uses."""
 
@@ -57,8 +59,11 @@ class Text:
 
     __slots__ = ("defaults", "row", "sql")
 
-    def __init__(self, statement: Any, dialect: EngineDialect) -> None:
-        compiled = statement.compile(dialect=dialect)
+    def __init__(self, statement: Any, dialect: EngineDialect, schema: str | None) -> None:
+        names: dict[str, Any] = {}
+        if schema is not None:
+            names = {"schema_translate_map": {None: schema}, "render_schema_translate": True}
+        compiled = statement.compile(dialect=dialect, **names)
         assert isinstance(compiled, SQLCompiler)  # noqa: S101 - no statement of ours is DDL
         self.sql = compiled.string
         assert compiled.positiontup is None  # noqa: S101 - both drivers take parameters by name
@@ -74,8 +79,15 @@ class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.dialect = engine.dialect
+        self._schema: str | None = None
         self.texts: dict[Any, Text] = {}
         """By statement. The store builds its statements once, so this does not grow."""
+
+    def name(self, schema: str | None) -> None:
+        """Name this schema in each statement from now on. None: name none."""
+        if schema != self._schema:
+            # A thread that compiles without the name keeps the former texts.
+            self._schema, self.texts = schema, {}
 
     @property
     def base_error(self) -> Any:
@@ -83,8 +95,9 @@ class Driver:
 
     def compile(self, statement: Any) -> Text:
         """Compile a statement at its first use."""
-        # The first two threads may both do this: both compile the same.
-        text = self.texts[statement] = Text(statement, self.dialect)
+        # The first two threads may both do this: both compile the same. In this order: see `name`.
+        texts = self.texts
+        text = texts[statement] = Text(statement, self.dialect, self._schema)
         return text
 
     def wrapped(self, error: Exception, sql: str | None, *, disconnected: bool) -> BaseException:
@@ -214,5 +227,5 @@ class SessionCursor(DriverCursor):
 RecordConnection: TypeAlias = Connection | DriverConnection
 """What sends the statements of the request path."""
 
-SessionConnection: TypeAlias = RecordConnection | SessionCursor
-"""What completes a record: the same, or a cursor in the transaction of the application's session."""
+SessionConnection: TypeAlias = RecordConnection | SessionCursor | NamedConnection
+"""What completes a record: the same, or what sends statements in the transaction of the application's session."""

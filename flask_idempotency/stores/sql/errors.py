@@ -7,7 +7,7 @@ import sqlite3
 from typing import Final
 from urllib.parse import quote, quote_plus
 
-from sqlalchemy import URL, Connection, text
+from sqlalchemy import URL, Connection
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -21,6 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
 from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.naming import named
 
 _HIDDEN: Final = "***"
 _HOST: Final = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]+")
@@ -64,33 +65,33 @@ REMEDY: Final = (
 )
 
 # A missing table lacks no privilege, because to_regclass returns NULL. For the sequence either privilege is enough.
-_LACKING: Final = text(
+_LACKING: Final = (
     "SELECT tables.name, rights.name"
     " FROM (VALUES ('idempotency_records'), ('idempotency_meta'), ('idempotency_tenants'), ('idempotency_data_keys'),"
     " ('idempotency_quota'), ('idempotency_tasks'), ('idempotency_steps'), ('idempotency_activity'),"
     " ('idempotency_activity_tokens'), ('idempotency_observations'), ('idempotency_audit')) AS tables (name),"
     " (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS rights (name)"
-    " WHERE NOT has_table_privilege(to_regclass(tables.name), rights.name)"
+    " WHERE NOT has_table_privilege(to_regclass('{schema}' || tables.name), rights.name)"
     " UNION ALL SELECT 'idempotency_fence_numbers_number_seq', 'USAGE'"
-    " WHERE NOT has_sequence_privilege(to_regclass('idempotency_fence_numbers_number_seq'), 'USAGE, UPDATE')"
+    " WHERE NOT has_sequence_privilege(to_regclass('{schema}idempotency_fence_numbers_number_seq'), 'USAGE, UPDATE')"
 )
 
-_LIFTS: Final = text(
-    "SELECT coalesce(has_sequence_privilege(to_regclass('idempotency_fence_numbers_number_seq'), 'UPDATE')"
-    " AND has_sequence_privilege(to_regclass('idempotency_fence_numbers_number_seq'), 'USAGE, SELECT'), false)"
+_LIFTS: Final = (
+    "SELECT coalesce(has_sequence_privilege(to_regclass('{schema}idempotency_fence_numbers_number_seq'), 'UPDATE')"
+    " AND has_sequence_privilege(to_regclass('{schema}idempotency_fence_numbers_number_seq'), 'USAGE, SELECT'), false)"
 )
 
 
 def may_set_sequence(connection: Connection) -> bool:
     """Return True if this role may set the sequence of fences, as the first claim does if no migration did."""
-    return bool(connection.scalar(_LIFTS))
+    return bool(connection.scalar(named(connection, _LIFTS)))
 
 
 def missing_privileges(connection: Connection) -> dict[str, list[str]]:
     """Return the privileges that this role lacks, by table or sequence. SQLite has no roles."""
     found: dict[str, list[str]] = {}
     if connection.dialect.name == "postgresql":
-        for name, right in connection.execute(_LACKING):
+        for name, right in connection.execute(named(connection, _LACKING)):
             found.setdefault(name, []).append(right)
     return found
 
@@ -126,6 +127,13 @@ def is_serialization_failure(error: DBAPIError) -> bool:
 def is_lock_timeout(error: DBAPIError) -> bool:
     """Return True if another transaction held a lock for longer than the lock timeout."""
     return sqlstate(error) == _LOCK_TIMEOUT or _is_busy(error)
+
+
+def is_missing_table(error: DBAPIError) -> bool:
+    """Return True if a table or a column of ours is not there."""
+    if sqlstate(error) in _NO_TABLE_OR_COLUMN:
+        return True
+    return isinstance(error, OperationalError) and any(text in str(error.orig) for text in _SQLITE_NO_TABLE)
 
 
 def is_retryable(error: BaseException) -> bool:
@@ -181,9 +189,7 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
     state = sqlstate(error)
     if state in _DAMAGE or _is_sqlite_damage(error):
         return CorruptRecord("a row of the idempotency tables is damaged, or another program wrote it")
-    if state in _NO_TABLE_OR_COLUMN or (
-        isinstance(error, OperationalError) and any(text in str(error.orig) for text in _SQLITE_NO_TABLE)
-    ):
+    if is_missing_table(error):
         return ConfigurationError(
             "the database has no tables for idempotency records, or old ones: run `flask idempotency db upgrade`"
         )

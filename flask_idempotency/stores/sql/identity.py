@@ -7,7 +7,7 @@ Every statement is safe in many processes at once, behind a pooler too, and need
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
@@ -15,14 +15,15 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql import schema, statements
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
+from flask_idempotency.stores.sql.naming import named, prefix
 from flask_idempotency.stores.sql.schema import FENCES, SEEDED, VERSION
 
 # "idemfenc" in ASCII: the whole application shares one space of advisory locks.
 _LOCK: Final = 0x6964656D66656E63
 
 _MISSING: Final = (
-    "SELECT NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'schema_version' AND value >= :version) AS old,"
-    " NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'store') AS nameless, "
+    "SELECT NOT EXISTS (SELECT 1 FROM {schema}idempotency_meta WHERE name = 'schema_version' AND value >= :version) AS old,"
+    " NOT EXISTS (SELECT 1 FROM {schema}idempotency_meta WHERE name = 'store') AS nameless, "
 )
 # Only a role with both rights can set the sequence. `doctor` tells an operator whose role lacks one.
 _FENCES_LOW: Final = (
@@ -30,27 +31,27 @@ _FENCES_LOW: Final = (
     " AND has_sequence_privilege(to_regclass(:name), 'UPDATE')"
     " THEN coalesce(pg_sequence_last_value(to_regclass(:name)) < :seeded, true) ELSE false END AS low_fences"
 )
-_MISSING_POSTGRESQL: Final = text(_MISSING + _FENCES_LOW)
-_MISSING_SQLITE: Final = text(_MISSING + "0 AS low_fences")
+_MISSING_POSTGRESQL: Final = _MISSING + _FENCES_LOW
+_MISSING_SQLITE: Final = _MISSING + "0 AS low_fences"
 
-_WRITE_VERSION: Final = text(
-    "INSERT INTO idempotency_meta (name, value) VALUES ('schema_version', :version)"
+_WRITE_VERSION: Final = (
+    "INSERT INTO {schema}idempotency_meta (name, value) VALUES ('schema_version', :version)"
     " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_meta.value < excluded.value"
 )
 # Encrypted responses are bound to the number, and cached ones are found by it. If either may exist, only an operator may
 # choose a new number: `flask idempotency db upgrade`.
 _UNLESS_IN_USE: Final = (
-    " WHERE NOT EXISTS (SELECT 1 FROM idempotency_data_keys)"
-    " AND NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'cached_since')"
+    " WHERE NOT EXISTS (SELECT 1 FROM {schema}idempotency_data_keys)"
+    " AND NOT EXISTS (SELECT 1 FROM {schema}idempotency_meta WHERE name = 'cached_since')"
     " ON CONFLICT (name) DO NOTHING"
 )
 _NAME_POSTGRESQL: Final = (
-    "INSERT INTO idempotency_meta (name, value) SELECT 'store',"  # noqa: S608 - our own words
+    "INSERT INTO {schema}idempotency_meta (name, value) SELECT 'store',"  # noqa: S608 - our own words
     " ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
     " FROM replace(gen_random_uuid()::text, '-', '') AS hex" + _UNLESS_IN_USE
 )
 _NAME_SQLITE: Final = (
-    "INSERT INTO idempotency_meta (name, value) SELECT 'store', random() & 9223372036854775807" + _UNLESS_IN_USE
+    "INSERT INTO {schema}idempotency_meta (name, value) SELECT 'store', random() & 9223372036854775807" + _UNLESS_IN_USE
 )
 # In a statement of its own, after the lock: `setval` is visible immediately, also before its transaction ends.
 _RAISE_FENCES: Final = text(
@@ -62,13 +63,14 @@ _RAISE_FENCES: Final = text(
 def prepare(connection: Connection) -> None:
     """Add what is missing. Takes one statement, and changes nothing, if nothing is missing."""
     postgresql = connection.dialect.name == POSTGRESQL
-    parameters = {"version": VERSION, **({"name": FENCES, "seeded": SEEDED} if postgresql else {})}
-    missing = connection.execute(_MISSING_POSTGRESQL if postgresql else _MISSING_SQLITE, parameters).one()
+    parameters = {"version": VERSION, **(_fences(connection) if postgresql else {})}
+    statement = named(connection, _MISSING_POSTGRESQL if postgresql else _MISSING_SQLITE)
+    missing = connection.execute(statement, parameters).one()
     if missing.nameless:
         name_store(connection)
     # A database at an older version keeps it until a migration has added what this release needs.
     if missing.old and not schema.lacks(connection).parts:
-        connection.execute(_WRITE_VERSION, {"version": VERSION})
+        connection.execute(named(connection, _WRITE_VERSION), {"version": VERSION})
     # Last: afterwards this connection no longer commits each statement by itself.
     if missing.low_fences:
         _raise_fences(connection)
@@ -76,7 +78,8 @@ def prepare(connection: Connection) -> None:
 
 def name_store(connection: Connection) -> None:
     """Give this database a random number, unless it has one, or has lost one that is still in use."""
-    connection.exec_driver_sql(_NAME_POSTGRESQL if connection.dialect.name == POSTGRESQL else _NAME_SQLITE)
+    postgresql = connection.dialect.name == POSTGRESQL
+    connection.execute(named(connection, _NAME_POSTGRESQL if postgresql else _NAME_SQLITE))
 
 
 def _raise_fences(connection: Connection) -> None:
@@ -86,12 +89,16 @@ def _raise_fences(connection: Connection) -> None:
     """
     with transaction(connection):
         connection.execute(statements.advisory_lock(DIALECTS[POSTGRESQL]), {"my_number": _LOCK, "now": None})
-        connection.execute(_RAISE_FENCES, {"name": FENCES, "seeded": SEEDED})
+        connection.execute(_RAISE_FENCES, _fences(connection))
+
+
+def _fences(connection: Connection) -> dict[str, Any]:
+    return {"name": f"{prefix(connection)}{FENCES}", "seeded": SEEDED}
 
 
 IDENTITY_BYTES: Final = 8
 
-_READ_NUMBER: Final = text("SELECT value FROM idempotency_meta WHERE name = 'store'")
+_READ_NUMBER: Final = "SELECT value FROM {schema}idempotency_meta WHERE name = 'store'"
 
 
 def identity(connection: Connection) -> bytes:
@@ -99,10 +106,10 @@ def identity(connection: Connection) -> bytes:
 
     Raises `ConfigurationError` if the number was lost and responses still depend on it.
     """
-    found = connection.scalar(_READ_NUMBER)
+    found = connection.scalar(named(connection, _READ_NUMBER))
     if found is None:
         name_store(connection)
-        found = connection.scalar(_READ_NUMBER)
+        found = connection.scalar(named(connection, _READ_NUMBER))
     if not isinstance(found, int):
         raise number_lost()
     return identity_bytes(found)

@@ -37,7 +37,6 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy import text as sql_text
 from sqlalchemy.exc import StatementError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
@@ -58,7 +57,8 @@ from flask_idempotency.engine.outbox import (
     flaw_of,
     tokens_of,
 )
-from flask_idempotency.engine.store import Clock, store_time
+from flask_idempotency.engine.store import Clock, MissingGrant, store_time
+from flask_idempotency.stores.sql.admin.grants import to_publish
 from flask_idempotency.stores.sql.database import Database, refuse_inherited, transaction, without_logging
 from flask_idempotency.stores.sql.dialects import (
     LOCK_TIMEOUT_MS,
@@ -70,6 +70,7 @@ from flask_idempotency.stores.sql.dialects import (
 )
 from flask_idempotency.stores.sql.errors import explained
 from flask_idempotency.stores.sql.migrations import upgrade_outbox
+from flask_idempotency.stores.sql.naming import NamedConnection, named
 from flask_idempotency.stores.sql.schema import OUTBOX, outbox, outbox_gaps
 
 UPGRADE: Final = (
@@ -623,11 +624,11 @@ def _settled(dialect: Dialect) -> tuple[ColumnElement[bool], ...]:
     return _o.seq == bindparam("my_seq", type_=BigInteger), _o.published_at.is_(None), free, _is_ours()
 
 
-_PRIVILEGES: Final = sql_text(
+_PRIVILEGES: Final = (
     "SELECT rights.name FROM (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS rights (name)"
-    " WHERE NOT has_table_privilege(to_regclass('idempotency_outbox'), rights.name)"
+    " WHERE NOT has_table_privilege(to_regclass('{schema}idempotency_outbox'), rights.name)"
     " UNION ALL SELECT 'USAGE on the sequence idempotency_outbox_seq_seq'"
-    " WHERE NOT has_sequence_privilege(to_regclass('idempotency_outbox_seq_seq'), 'USAGE, UPDATE')"
+    " WHERE NOT has_sequence_privilege(to_regclass('{schema}idempotency_outbox_seq_seq'), 'USAGE, UPDATE')"
 )
 
 
@@ -676,7 +677,7 @@ class OutboxTable:
         """
         dialect, names = dialect_of(connection.dialect.name), self._names
         plain = sealed_by is None
-        named = {
+        names_of_it = {
             "my_message_id": names.row_id(message),
             "former_message_id": names.row_id(message, former=True),
             "my_sent_id": message.message_id,
@@ -685,7 +686,7 @@ class OutboxTable:
         }
         lane, digest = names.lane(message.topic, message.key), names.content(message)
         parameters = {
-            **named,
+            **names_of_it,
             "my_topic": message.topic,
             "my_key": message.key if plain else None,
             "my_tenant": message.tenant if plain else None,
@@ -702,9 +703,10 @@ class OutboxTable:
         try:
             # The application's engine may log parameters, and these hold a body.
             with without_logging(connection):
-                if connection.scalar(self._statement(publish, dialect), parameters) is not None:
+                ours = NamedConnection(connection, self._database.options)
+                if ours.scalar(self._statement(publish, dialect), parameters) is not None:
                     return
-                known = connection.execute(self._statement(published, dialect), named).first()
+                known = ours.execute(self._statement(published, dialect), names_of_it).first()
         except StatementError as error:
             error.hide_parameters = True
             remedy = explained(error)
@@ -865,13 +867,17 @@ class OutboxTable:
                 ]
             if connection.dialect.name != POSTGRESQL:
                 return []
-            lacking = list(connection.execute(_PRIVILEGES).scalars())
+            lacking = list(connection.execute(named(connection, _PRIVILEGES)).scalars())
             if not lacking:
                 return []
-            named = ", ".join(lacking)
-            return [f"The database's role may not use the table {OUTBOX}: grant it {named}."]
+            rights = ", ".join(lacking)
+            return [f"The database's role may not use the table {OUTBOX}: grant it {rights}."]
 
         return self._database.run(work)
+
+    def missing_grants(self, role: str) -> list[MissingGrant]:
+        """Return what this role lacks to publish messages in the transaction of a view."""
+        return self._database.run(to_publish, role)
 
     def advice(self) -> list[str]:
         """Return settings that cost speed only: there are none."""

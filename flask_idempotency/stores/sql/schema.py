@@ -21,7 +21,6 @@ from sqlalchemy import (
     Column,
     Connection,
     Index,
-    Inspector,
     Integer,
     LargeBinary,
     MetaData,
@@ -31,11 +30,11 @@ from sqlalchemy import (
     Table,
     Text,
     event,
-    inspect,
     text,
 )
 
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
+from flask_idempotency.stores.sql.naming import Catalogue, named, prefix
 
 # What a `MetaData` cannot say, for applications that make the tables with `create_all`. The migrations make the same.
 # Responses arrive compressed, so the server need not try. A record is written twice and grows in between: free space on
@@ -621,11 +620,12 @@ _UNSEEDED_SEQUENCE: Final = text(
     " WHERE to_regclass(quote_ident(schemaname) || '.' || quote_ident(sequencename)) = to_regclass(:name)"
 )
 # A fillfactor that an operator has set stays.
-_STORAGE_MISSING: Final = text(
-    "SELECT EXISTS (SELECT 1 FROM pg_class WHERE oid IN (to_regclass('idempotency_records'),"
-    " to_regclass('idempotency_quota')) AND NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false))"
+_STORAGE_MISSING: Final = (
+    "SELECT EXISTS (SELECT 1 FROM pg_class WHERE oid IN (to_regclass('{schema}idempotency_records'),"
+    " to_regclass('{schema}idempotency_quota'))"
+    " AND NOT coalesce(array_to_string(reloptions, ',') ~ 'fillfactor=', false))"
 )
-_STORE_NUMBER_MISSING: Final = text("SELECT NOT EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'store')")
+_STORE_NUMBER_MISSING: Final = "SELECT NOT EXISTS (SELECT 1 FROM {schema}idempotency_meta WHERE name = 'store')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -661,11 +661,11 @@ def lacks(connection: Connection, *, outbox: bool = False) -> SchemaGaps:
 
     `outbox`: look for the table of the outbox too.
     """
-    catalogue = inspect(connection)
+    catalogue = Catalogue(connection)
     wanted = tuple(metadata.tables) if outbox else RECORD_TABLES
     tables = tuple(name for name in wanted if not catalogue.has_table(name))
     there = tuple(name for name in wanted if name not in tables)
-    sequences = _sequences(catalogue)
+    sequences = () if catalogue.has_sequence(FENCES) else (FENCES,)
     all_records = not set(tables) & set(RECORD_TABLES)
     return SchemaGaps(
         tables=tables,
@@ -673,38 +673,36 @@ def lacks(connection: Connection, *, outbox: bool = False) -> SchemaGaps:
         indexes=tuple(_indexes(catalogue, there)),
         sequences=sequences,
         seed=not (tables or sequences) and _unseeded(connection),
-        store=META not in tables and bool(connection.scalar(_STORE_NUMBER_MISSING)),
-        storage=all_records and connection.dialect.name == POSTGRESQL and bool(connection.scalar(_STORAGE_MISSING)),
+        store=META not in tables and bool(connection.scalar(named(connection, _STORE_NUMBER_MISSING))),
+        storage=all_records
+        and connection.dialect.name == POSTGRESQL
+        and bool(connection.scalar(named(connection, _STORAGE_MISSING))),
     )
 
 
 def outbox_gaps(connection: Connection) -> SchemaGaps:
     """Return what the database lacks of the outbox alone."""
-    catalogue = inspect(connection)
+    catalogue = Catalogue(connection)
     if not catalogue.has_table(OUTBOX):
         return SchemaGaps(tables=(OUTBOX,))
     return SchemaGaps(columns=tuple(_columns(catalogue, (OUTBOX,))), indexes=tuple(_indexes(catalogue, (OUTBOX,))))
 
 
-def _columns(catalogue: Inspector, names: Iterable[str]) -> Iterator[str]:
+def _columns(catalogue: Catalogue, names: Iterable[str]) -> Iterator[str]:
     for name in names:
-        found = {column["name"] for column in catalogue.get_columns(name)}
+        found = catalogue.columns(name)
         yield from (str(column) for column in metadata.tables[name].columns if column.name not in found)
 
 
-def _indexes(catalogue: Inspector, names: Iterable[str]) -> Iterator[str]:
+def _indexes(catalogue: Catalogue, names: Iterable[str]) -> Iterator[str]:
     for name in names:
-        found = {index["name"] for index in catalogue.get_indexes(name)}
+        found = catalogue.indexes(name)
         yield from sorted(str(index.name) for index in metadata.tables[name].indexes if index.name not in found)
-
-
-def _sequences(catalogue: Inspector) -> tuple[str, ...]:
-    dialect = catalogue.dialect
-    return (FENCES,) if dialect.supports_sequences and not catalogue.has_sequence(FENCES) else ()
 
 
 def _unseeded(connection: Connection) -> bool:
     # SQLite has no sequence: the store takes each fence from the clock if that is ahead.
     if not connection.dialect.supports_sequences:
         return False
-    return bool(connection.scalar(_UNSEEDED_SEQUENCE, {"seeded": SEEDED, "name": FENCES}))
+    name = f"{prefix(connection)}{FENCES}"
+    return bool(connection.scalar(_UNSEEDED_SEQUENCE, {"seeded": SEEDED, "name": name}))

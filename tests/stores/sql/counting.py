@@ -13,11 +13,11 @@ from flask_idempotency.stores.sql.store import SqlStore
 
 @contextmanager
 def sent(store: SqlStore) -> Iterator[list[str]]:
-    """The first words of every statement that goes out in the meantime."""
+    """The first words of every statement that goes out in the meantime, without the schema of our tables."""
     seen: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        seen.append(" ".join(statement.split()[:2]))
+        seen.append(" ".join(statement.replace("public.", "").split()[:2]))
 
     engine = store.database.engine
     event.listen(engine, "before_cursor_execute", note)

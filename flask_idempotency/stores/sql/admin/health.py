@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, text
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql.admin import janitor, schema_check
 from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
+from flask_idempotency.stores.sql.naming import Catalogue, named
 from flask_idempotency.stores.sql.schema import RECORDS, lacks, metadata
 from flask_idempotency.stores.sql.statements import server_time
 
@@ -20,18 +21,18 @@ MANY_DEAD: Final = 10_000
 
 _DEAD_TO_LIVE: Final = 2
 
-_INVALID: Final = text(
+_INVALID: Final = (
     "SELECT relname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
-    " WHERE indrelid = ANY (SELECT to_regclass(name) FROM unnest(CAST(:tables AS text[])) AS tables (name))"
+    " WHERE indrelid = ANY (SELECT to_regclass('{schema}' || name) FROM unnest(CAST(:tables AS text[])) AS tables (name))"
     " AND NOT (indisvalid AND indisready AND indislive) ORDER BY relname"
 )
 _SETTINGS: Final = text(
     "SELECT current_setting('synchronous_commit') AS synchronous_commit, current_setting('fsync') AS fsync,"
     " current_setting('full_page_writes') AS full_page_writes"
 )
-_ROWS: Final = text(
+_ROWS: Final = (
     "SELECT n_live_tup AS live, n_dead_tup AS dead FROM pg_stat_user_tables"
-    " WHERE relid = to_regclass('idempotency_records')"
+    " WHERE relid = to_regclass('{schema}idempotency_records')"
 )
 _PRAGMAS: Final = ("journal_mode", "synchronous")
 
@@ -53,7 +54,7 @@ def schema(connection: Connection) -> Finding:
 
 def indexes(connection: Connection) -> Finding:
     """Check that each index exists, and that queries can use it."""
-    if not inspect(connection).has_table(RECORDS):
+    if not Catalogue(connection).has_table(RECORDS):
         return Finding("indexes", Verdict.UNKNOWN, "The table of the records is missing.", "Do what `schema` says.")
     missing = [fault for fault in schema_check.structural(connection) if fault.startswith(schema_check.INDEX)]
     if missing:
@@ -99,7 +100,7 @@ def isolation(connection: Connection) -> Finding:
 
 def dead_rows(connection: Connection) -> Finding:
     """Check that autovacuum keeps up with deleted and updated rows."""
-    found: Any = connection.execute(_ROWS).one_or_none()
+    found: Any = connection.execute(named(connection, _ROWS)).one_or_none()
     if found is None:
         return Finding(
             "dead-rows",
@@ -133,7 +134,7 @@ def storage(connection: Connection) -> Finding:
 def _invalid(connection: Connection) -> list[str]:
     if connection.dialect.name != POSTGRESQL:
         return []
-    return list(connection.execute(_INVALID, {"tables": list(metadata.tables)}).scalars())
+    return list(connection.execute(named(connection, _INVALID), {"tables": list(metadata.tables)}).scalars())
 
 
 def _durability_of_file(connection: Connection) -> Finding:

@@ -55,6 +55,7 @@ from flask_idempotency.stores.sql.activity import SWEPT
 from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of, entry, is_answer, shard_of
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, in_microseconds
+from flask_idempotency.stores.sql.naming import prefix
 from flask_idempotency.stores.sql.quota import SqlLedger
 from flask_idempotency.stores.sql.rows import row_of
 from flask_idempotency.stores.sql.schema import (
@@ -63,6 +64,7 @@ from flask_idempotency.stores.sql.schema import (
     PROCESSING,
     QUARANTINE,
     QUARANTINED,
+    RECORDS,
     RELEASED,
     RESPONSES,
     records,
@@ -377,7 +379,12 @@ class SqlRecovery:
         (few,) = self._select(count_few_completed(dialect), {"my_limit": COUNTED + 1})
         if few.completed <= COUNTED:
             return int(few.completed)
-        (row,) = self._select(estimate_completed(dialect), {})
+        statement, now = estimate_completed(dialect), self._now()
+
+        def work(connection: Connection) -> Any:
+            return connection.execute(statement, {"my_table": f"{prefix(connection)}{RECORDS}", "now": now}).one()
+
+        row = self._database.run(work)
         return None if row.completed is None else max(int(row.completed), COUNTED)
 
     def _select(self, statement: Any, parameters: dict[str, Any]) -> Sequence[Any]:
@@ -554,7 +561,7 @@ def estimate_completed(dialect: Dialect) -> Select[Any]:
     # As the planner does: rows on a page at the last VACUUM or ANALYZE, times the pages of now. It writes -1 before.
     rows = "reltuples / nullif(relpages, 0) * pg_relation_size(oid) / current_setting('block_size')::integer"
     known = literal_column(f"CASE WHEN reltuples >= 0 THEN ({rows})::bigint END", BigInteger)
-    table = text("pg_class WHERE oid = to_regclass('idempotency_records')")
+    table = text("pg_class WHERE oid = to_regclass(:my_table)")
     return select((known - unfinished[0] - unfinished[1]).label("completed")).select_from(table)
 
 

@@ -14,12 +14,15 @@ from sqlalchemy import URL, Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.store import MissingGrant
 from flask_idempotency.stores.sql import errors, migrations
+from flask_idempotency.stores.sql.admin import grants
 from flask_idempotency.stores.sql.database import Joining
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
-from flask_idempotency.stores.sql.schema import FENCES, META, RECORD_TABLES, SchemaGaps, lacks
+from flask_idempotency.stores.sql.naming import look, named
+from flask_idempotency.stores.sql.schema import FENCES, META, RECORD_TABLES, SchemaGaps, lacks, metadata
 
 AnswerT = TypeVar("AnswerT")
 
@@ -34,9 +37,9 @@ _CREATE_ALL: Final = "With the store flask-sqlalchemy://, `db.create_all()` make
 
 _DURABILITY: Final = text("SELECT current_setting('synchronous_commit')")
 _ISOLATION: Final = text("SELECT current_setting('default_transaction_isolation')")
-_NUMBER_IN_USE: Final = text(
-    "SELECT EXISTS (SELECT 1 FROM idempotency_data_keys)"
-    " OR EXISTS (SELECT 1 FROM idempotency_meta WHERE name = 'cached_since')"
+_NUMBER_IN_USE: Final = (
+    "SELECT EXISTS (SELECT 1 FROM {schema}idempotency_data_keys)"
+    " OR EXISTS (SELECT 1 FROM {schema}idempotency_meta WHERE name = 'cached_since')"
 )
 _JOURNAL: Final = text("PRAGMA journal_mode")
 _SYNCHRONOUS: Final = text("PRAGMA synchronous")
@@ -101,7 +104,7 @@ def _schema(connection: Connection) -> Iterator[str]:
                 f"{_UPGRADE} as the owner of the tables, or grant UPDATE on the sequence {FENCES} to the role that the "
                 "application connects as: then its first claim sets it to the clock."
             )
-        if missing.store and connection.scalar(_NUMBER_IN_USE):
+        if missing.store and connection.scalar(named(connection, _NUMBER_IN_USE)):
             yield (
                 "This database has lost the number that its encrypted or cached responses belong to. "
                 "Restore the row 'store' of idempotency_meta from a backup. If there is none, "
@@ -198,6 +201,11 @@ class SqlSchema:
     def advice(self) -> list[str]:
         return self._ask(advice)
 
+    def missing_grants(self, role: str) -> list[MissingGrant]:
+        """Return what this role lacks to complete records, and to claim them if the pool may set it at each checkout."""
+        claims = bool(self._database.base.pool.dispatch.checkout)
+        return self._ask(lambda connection: grants.for_views(connection, role, claims=claims))
+
     def place(self) -> Place:
         """Return where the tables are."""
         return place_of(self._database.engine.url)
@@ -211,7 +219,7 @@ class SqlSchema:
             if self._joining is not None and self._joining.here():
                 return self._joining.run(work)  # type: ignore[no-any-return]
             with self._database.engine.connect() as connection:
-                return work(connection)
+                return work(look(connection, list(metadata.tables)))
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
@@ -20,6 +20,7 @@ from flask_idempotency.stores.sql.migrations import (
     m0005_outbox_namespaces,
 )
 from flask_idempotency.stores.sql.migrations.step import Step
+from flask_idempotency.stores.sql.naming import Catalogue, named
 
 LOCK_MS: Final = 2000
 """How long an upgrade waits for a table. Claims queue behind it and give up after five seconds, so it gives up well before."""
@@ -116,7 +117,7 @@ STEPS: Final = (
 OUTBOX_STEPS: Final = (m0002_outbox.STEP, m0005_outbox_namespaces.STEP)
 LATEST: Final = STEPS[-1].number
 
-_READ_VERSION: Final = text("SELECT value FROM idempotency_meta WHERE name = 'schema_version'")
+_READ_VERSION: Final = "SELECT value FROM {schema}idempotency_meta WHERE name = 'schema_version'"
 _WRITE_VERSION: Final = text(
     "INSERT INTO idempotency_meta (name, value) VALUES ('schema_version', :version)"
     " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_meta.value < excluded.value"
@@ -156,9 +157,9 @@ def upgrade_outbox(engine: Engine) -> list[str]:
 
 def version(connection: Connection) -> int:
     """Return the last step that ran in this database. It is 0 before the first, or if other tools created the tables."""
-    if not inspect(connection).has_table("idempotency_meta"):
+    if not Catalogue(connection).has_table("idempotency_meta"):
         return 0
-    reached = connection.scalar(_READ_VERSION)
+    reached = connection.scalar(named(connection, _READ_VERSION))
     return reached if isinstance(reached, int) else 0
 
 

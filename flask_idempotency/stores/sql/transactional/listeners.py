@@ -61,6 +61,17 @@ _READS = re.compile(
 )
 _BEGINS = re.compile(rf"{_COMMENTS}BEGIN\b", re.IGNORECASE | re.DOTALL)
 
+_ROLE = re.compile(
+    r"\s*(?:SET\s+(?P<local>LOCAL\s+)?(?:SESSION\s+)?(?:ROLE|AUTHORIZATION)\s*(?:TO\s+|=\s*)?"
+    r"(?P<name>\"(?:[^\"]|\"\")+\"|'[^']*'|[\w$]+)|RESET\s+(?:ROLE|ALL|SESSION\s+AUTHORIZATION)"
+    r"|SELECT\s+(?:pg_catalog\.)?set_config\(\s*'role'\s*,\s*(?:%\((?P<parameter>\w+)\)s|'(?P<literal>[^']*)'))",
+    re.IGNORECASE,
+)
+
+_ROLE_SET: Final = "flask_idempotency_role"
+"""The entry of a PostgreSQL connection's `info` with the role that a statement of the application has set, and the
+transaction to which it is local. For the log only."""
+
 _SEEN: Final = "flask_idempotency_seen"
 """The entry of a connection's `info` that holds what its transaction did: `_Seen`."""
 
@@ -242,9 +253,32 @@ def _savepoint_begins(connection: Connection, name: str) -> None:
         connection.exec_driver_sql("BEGIN")
 
 
+def role_of(connection: Connection) -> str | None:
+    """Return the role that a statement has set on this connection, as far as the listeners know. None: none is set."""
+    role, transaction = connection.info.get(_ROLE_SET, (None, None))
+    return role if transaction is None or transaction() is connection.get_transaction() else None
+
+
+def _note_role(connection: Connection, found: re.Match[str], parameters: Any) -> None:
+    name = found["name"] or found["literal"]
+    if found["parameter"] and isinstance(parameters, dict):
+        name = str(parameters.get(found["parameter"]) or "")
+    name = "" if name is None else name
+    if name[:1] in ('"', "'"):
+        name = name[1:-1].replace('""', '"')
+    elif not found["literal"] and not found["parameter"]:
+        name = name.lower()
+    local = bool(found["local"] or found["literal"] or found["parameter"])
+    current = connection.get_transaction()
+    transaction = ref(current) if local and current is not None else None
+    connection.info[_ROLE_SET] = (None if name in ("", "none", "default") else name, transaction)
+
+
 def _statement_commits(
     connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
 ) -> None:
+    if (found := _ROLE.match(statement)) is not None:
+        _note_role(connection, found, parameters)
     if _COMMIT.match(statement) and (joined := joined_here()) is not None:
         joined.before_connection_commit(connection)
 

@@ -30,6 +30,7 @@ from flask_idempotency.stores.sql.database import Database, abandon_inherited, r
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, commits_each_statement
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.journals import parameters_of
+from flask_idempotency.stores.sql.naming import NamedConnection
 from flask_idempotency.stores.sql.rows import completed_row, is_condemned
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, PROCESSING, QUARANTINED
 from flask_idempotency.stores.sql.store import SqlStore
@@ -234,10 +235,11 @@ class SessionTransactions:
             for key, fence, each in zip(keys, fences, writes, strict=True)
         ]
         with without_logging(connection):
+            ours = self._named(connection)
             for parameters, writing in given:
-                writer.refuse_without_keys(connection, parameters, writing.enter)
+                writer.refuse_without_keys(ours, parameters, writing.enter)
             for parameters, writing in given:
-                if writer.write(connection, parameters, writing) or writer.is_done(connection, parameters, writing):
+                if writer.write(ours, parameters, writing) or writer.is_done(ours, parameters, writing):
                     continue
                 raise LeaseLost("the record changed while a step was committed")
 
@@ -384,8 +386,8 @@ class SessionTransactions:
             with without_logging(connection):
                 if isinstance(connection.get_transaction(), TwoPhaseTransaction):
                     # PostgreSQL prepares no transaction that has sent a notification.
-                    connection.execute(self._store.statements.end_wait_silently, parameters)
-                found = self._write(connection, parameters, tells=tells, checked=checked)
+                    self._named(connection).execute(self._store.statements.end_wait_silently, parameters)
+                found = self._write(self._named(connection), parameters, tells=tells, checked=checked)
         if found is None:
             raise LeaseLost("the record belongs to another worker, or is gone")
         return completed_row(found, payload.data).record() if tells else None
@@ -407,7 +409,7 @@ class SessionTransactions:
         for key, payload in zip(keys, payloads, strict=True):
             parameters = self._store.parameters(key, token, **facts_of(payload, "my"))
             with without_logging(connection):
-                self._store.statements.completing.refuse_without_key(connection, parameters)
+                self._store.statements.completing.refuse_without_key(self._named(connection), parameters)
 
     def _is_ours(self, connection: SessionConnection, parameters: dict[str, Any]) -> bool:
         """Return True if the write may be repeated. Raise `DataKeyMissing` if that is why it changed no row."""
@@ -423,11 +425,16 @@ class SessionTransactions:
         """Mark a record in this transaction. Raise `LeaseLost` if the token may no longer mark it."""
         parameters = self._store.parameters(key, token)
         with without_logging(connection):
-            if connection.execute(self._store.statements.mark_committed_early, parameters).one_or_none() is not None:
+            ours = self._named(connection)
+            if ours.execute(self._store.statements.mark_committed_early, parameters).one_or_none() is not None:
                 return
-            standing = connection.execute(self._store.statements.read_state, parameters).one_or_none()
+            standing = ours.execute(self._store.statements.read_state, parameters).one_or_none()
         if standing is None or standing.token != token or standing.state != QUARANTINED or is_condemned(standing):
             raise LeaseLost("the record belongs to another worker, or is completed")
+
+    def _named(self, connection: Connection) -> NamedConnection:
+        """Return this connection for our statements: no search path or translate map of a tenant reaches them."""
+        return NamedConnection(connection, self._store.database.options)
 
     def is_base(self, engine: Engine) -> bool:
         """Return True if connections of this engine lead to the records."""
@@ -445,7 +452,7 @@ class SessionTransactions:
         if connection.dialect.name != POSTGRESQL or self._joining.has(connection.engine):
             return has_written(connection)
         with without_logging(connection):
-            written: bool = connection.execute(self._store.statements.has_written).scalar_one()
+            written: bool = self._named(connection).execute(self._store.statements.has_written).scalar_one()
         return written
 
     def final_record(self, key: StorageKey, token: bytes) -> Record | None:

@@ -1,0 +1,137 @@
+"""Find the schema of our tables once, and name it in every statement.
+
+An application may lead each request of a tenant to a schema of that tenant: `SET LOCAL search_path`, a
+`schema_translate_map`, a listener on its pool. That is for its own tables. Our statements run on the same connections, and
+name the schema in which the tables were found when the store opened its first connection.
+
+Statements of SQLAlchemy's have no schema until they are sent. They get it from an execution option of the call, which
+replaces the translate map of the connection and its engine. Text gets it from `named`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, Inspector, TextClause, inspect, text
+from sqlalchemy.engine.interfaces import Dialect as EngineDialect
+
+from flask_idempotency.stores.sql.dialects import SQLITE
+
+PATH: Final = "flask_idempotency_path"
+"""The entry of a connection's `info` with the schemas of its search path, as the application's connect listeners left it."""
+
+_SCHEMA: Final = "flask_idempotency_schema"
+"""The execution option of our connections with the name of the schema."""
+
+_PLAIN: Final = re.compile(r"[^'\":%\[\]\\{}]+")
+"""Names that may stand in text and in a literal of it. Other names stay out of the statements: see `Place`."""
+
+READ_PATH: Final = "SELECT array_to_json(current_schemas(false))::text"
+
+_FOUND: Final = text(
+    "SELECT c.relname, n.nspname FROM pg_catalog.pg_class c"
+    " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+    " WHERE c.relkind IN ('r', 'p', 'v', 'f')"
+    " AND c.relname IN (SELECT json_array_elements_text(CAST(:names AS json)))"
+    " AND (n.nspname IN (SELECT json_array_elements_text(CAST(:path AS json))) OR pg_table_is_visible(c.oid))"
+)
+
+
+class Place(NamedTuple):
+    """Where our tables are."""
+
+    schema: str | None
+    """None: do not name the schema. A listener of the application's pool chooses it for each checkout."""
+
+
+def find(connection: Connection, tables: Sequence[str]) -> Place | None:
+    """Return where our tables are. None: they are not there yet.
+
+    On PostgreSQL, look in the search path that the connection had before the application's pool gave it out: a tenant may
+    have tables of the same names. The first of `tables` that is there decides.
+    """
+    if connection.dialect.name == SQLITE:
+        # A name without a schema means the main file, whatever is attached. In RETURNING, SQLite knows no other name.
+        return Place(None)
+    path: str = connection.info.get(PATH) or connection.exec_driver_sql(READ_PATH).scalar_one()
+    rows = connection.execute(_FOUND, {"path": path, "names": json.dumps(list(tables))}).all()
+    order = {name: number for number, name in enumerate(json.loads(path))}
+    nearest: dict[str, str] = {}
+    for table, schema in sorted((row for row in rows if row.nspname in order), key=lambda row: order[row.nspname]):
+        nearest.setdefault(table, schema)
+    if not nearest:
+        return Place(None) if rows else None
+    home = next(nearest[table] for table in tables if table in nearest)
+    # An upgrade under another search path may have made some of the tables elsewhere.
+    several = len(set(nearest.values())) > 1
+    return Place(None if several or not _PLAIN.fullmatch(home) else home)
+
+
+def options(schema: str | None) -> dict[str, Any]:
+    """Return the execution options that name this schema, and keep every translate map of the application away."""
+    return {"schema_translate_map": {} if schema is None else {None: schema}, _SCHEMA: schema}
+
+
+def look(connection: Connection, tables: Sequence[str]) -> Connection:
+    """Name the schema in the statements of this connection of ours, if the tables are there. Return the connection."""
+    place = find(connection, tables)
+    return connection.execution_options(**options(None if place is None else place.schema))
+
+
+def schema_of(connection: Connection) -> str | None:
+    """Return the schema that the statements of this connection name. None: its search path decides."""
+    schema: str | None = connection.get_execution_options().get(_SCHEMA)
+    return schema
+
+
+def prefix(connection: Connection, schema: str | None = None) -> str:
+    """Return what stands before the name of a table in text: the schema and a dot, or nothing."""
+    schema = schema_of(connection) if schema is None else schema
+    return "" if schema is None else f"{connection.dialect.identifier_preparer.quote_schema(schema)}."
+
+
+def named(connection: Connection, sql: str) -> TextClause:
+    """Return this SQL with the schema of our tables for each `{schema}`."""
+    return text(sql.replace("{schema}", prefix(connection)))
+
+
+class Catalogue:
+    """What the database's catalogue knows of our tables."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._inspector: Inspector = inspect(connection)
+        self._schema = schema_of(connection)
+
+    def has_table(self, name: str) -> bool:
+        return self._inspector.has_table(name, schema=self._schema)
+
+    def columns(self, table: str) -> set[str]:
+        return {column["name"] for column in self._inspector.get_columns(table, schema=self._schema)}
+
+    def indexes(self, table: str) -> set[str | None]:
+        return {index["name"] for index in self._inspector.get_indexes(table, schema=self._schema)}
+
+    def has_sequence(self, name: str) -> bool:
+        """Return True if the sequence is there, or if this kind of database has none."""
+        dialect = self._inspector.dialect
+        return not dialect.supports_sequences or self._inspector.has_sequence(name, schema=self._schema)
+
+
+class NamedConnection:
+    """The connection of an application's session, for our statements: its translate maps do not reach them."""
+
+    __slots__ = ("_connection", "_options", "dialect")
+
+    def __init__(self, connection: Connection, options: Mapping[str, Any]) -> None:
+        self._connection = connection
+        self._options: Any = options
+        self.dialect: EngineDialect = connection.dialect
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        return self._connection.execute(statement, parameters, execution_options=self._options)
+
+    def scalar(self, statement: Any, parameters: Any = None) -> Any:
+        return self.execute(statement, parameters).scalar()
