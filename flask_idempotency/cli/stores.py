@@ -91,7 +91,9 @@ def _tell_grants(role: str, *, as_json: bool) -> None:
         places = [state().schema, None if outbox is None else outbox.table]
         checked = [place for place in places if isinstance(place, RoleSchema)]
         if not checked:
-            raise Refused("The records of this application are not in a database with roles: --role has nothing to check.")
+            raise Refused(
+                "The records of this application are not in a database with roles: --role has nothing to check."
+            )
         missing = list({each.statement: each for place in checked for each in place.missing_grants(role)}.values())
     if as_json:
         grants = [asdict(each) for each in missing]

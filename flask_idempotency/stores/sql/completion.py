@@ -378,7 +378,11 @@ class CompletionWriter:
         if not (in_file and (counted or closes)):
             return connection.execute(statement, parameters).one_or_none()
         # A cursor of a session never is alone.
-        with nullcontext() if isinstance(connection, SessionCursor | NamedConnection) or not alone else transaction(connection):
+        with (
+            nullcontext()
+            if isinstance(connection, SessionCursor | NamedConnection) or not alone
+            else transaction(connection)
+        ):
             found = connection.execute(statement, parameters).one_or_none()
             if found is not None and closes:
                 connection.execute(self._drop_journal, parameters)
