@@ -115,9 +115,9 @@ const verdictOf = ({ status, headers }, text) => {
     }
   } catch {}
   const known = Object.keys(VERDICTS).find((verdict) => VERDICTS[verdict].split(" ").includes(code));
-  if (known && (status >= 400 || code === "response-not-kept")) return known;
-  const should = headers.get("Stripe-Should-Retry");
-  if (isReplayed(headers) || should === "false") return "return";
+  const replayed = isReplayed(headers), should = headers.get("Stripe-Should-Retry");
+  if (known && (known === "done" || !replayed) && (status >= 400 || code === "response-not-kept")) return known;
+  if (replayed || should === "false") return "return";
   if (/42[59]/.test(status)) return "undone";
   if (status === 409 && (retryAfter(headers) >= 0 || should === "true")) return "in-flight";
   return should === "true" || /^5(?!0[15])/.test(status) ? "retry" : "return";
@@ -184,7 +184,7 @@ export async function send(name, url, init = {}, options) {
         if (status >= 500 || kept || replayed || !doubt) {
           // Or a sign-in.
           if (kept && status < 400) settle(shared || (redirected && (opening || doubt)));
-          else if (!redirected && status < 500 && (!doubt || (kept && replayed))) settle();
+          else if (status < 500 && (replayed ? status >= 400 : !redirected && !doubt)) settle();
           return response;
         }
       }

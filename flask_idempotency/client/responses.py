@@ -75,7 +75,8 @@ PLAYBOOK: Final[Mapping[str, str]] = {
 
 REPLAY_MARKS: Final = ("Idempotency-Replayed", "Idempotent-Replayed", "X-Idempotency-Replay", "X-Idempotency-Replayed")
 
-# The service did not carry out a request that it answered so, and keeps no such response under a key.
+# The service did not carry out a request that it answered so, and keeps no such response under a key. A mark of a replay says
+# that it did keep one: some profiles keep every status.
 UNDONE: Final = frozenset({307, 308, 401, 403, 407, 408, 419, 421, 425, 429})
 # These may lead to the result, or to a page for signing in. A mark of a replay says which.
 UNCLEAR: Final = frozenset({301, 302})
@@ -106,6 +107,8 @@ class Reading:
     @property
     def kept(self) -> bool:
         """Whether this response ends the request, so that the same key gets it again."""
+        if self.replayed and 400 <= self.status < 500:
+            return True
         return self.status not in UNDONE and (self.status not in UNCLEAR or self.replayed) and self.status < 500
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from itsdangerous import TimestampSigner
 
+from flask_idempotency.client.responses import REPLAY_MARKS
 from tests.browser.conftest import INSECURE_HOST
 from tests.browser.shop import WAIT_SECONDS, CuttingProxy, Shop
 
@@ -132,6 +133,37 @@ def test_a_paused_response_never_ends_a_name(proxy: CuttingProxy, shop: Shop, ne
 
     assert [4] * len(responses) == [shop.payments.count(key) for key in dict.fromkeys(shop.payments)]
     assert set(responses) == {entry["name"] for entry in page.evaluate("pending()")}
+
+
+def test_a_replayed_refusal_ends_a_name_whatever_its_status_and_body(
+    proxy: CuttingProxy, shop: Shop, new_page: NewPage
+) -> None:
+    """Some of our profiles keep such statuses, and the body may be what the view passed on from another service."""
+    page = new_page(proxy.origin)
+    statuses = [401, 402, 403, 407, 408, 409, 419, 421, 422, 425, 429]
+    sent = page.evaluate(
+        """async ([statuses, marks]) => {
+          const own = window.fetch, sent = [];
+          for (const [number, status] of statuses.entries()) {
+            const keys = [], body = '{"code": "in-flight", "type": "https://docs.example/in-flight"}';
+            const headers = { "Content-Type": "application/json", "Retry-After": "0", [marks[number % marks.length]]: "true" };
+            window.fetch = async (url, init) => {
+              keys.push(init.headers.get("Idempotency-Key"));
+              if (keys.length === 1) throw new TypeError("lost");
+              return new Response(body, { status, headers });
+            };
+            const pay = () => kind(send(`invoice ${status}`, "/payments", { body: "17" }));
+            const told = await pay(), left = pending().length;
+            await pay();
+            sent.push([told, left, keys.length, new Set(keys).size]);
+          }
+          window.fetch = own;
+          return sent;
+        }""",
+        [statuses, list(REPLAY_MARKS)],
+    )
+
+    assert sent == [[status, 0, 3, 2] for status in statuses]
 
 
 def test_the_key_is_stored_before_the_first_byte_and_before_a_second_call(

@@ -35,6 +35,7 @@ from flask_idempotency.client import (
 )
 from flask_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from flask_idempotency.client.requests import IdempotentAdapter
+from flask_idempotency.client.responses import REPLAY_MARKS
 from tests.client.conftest import EACH, MakeCaller
 from tests.client.scripted import Caller, Clock, Drop, Line, ScriptedServer, problem, reply
 
@@ -239,6 +240,24 @@ def test_after_a_lost_reply_only_a_replayed_refusal_ends_the_name(
 
     with intents("pay") as third:
         assert third.take() != first.key
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_replayed_refusal_is_final_whatever_its_status(
+    server: ScriptedServer, make_caller: MakeCaller, intents: Intents, ledger: Ledger, lost: bool
+) -> None:
+    """Some of our profiles keep such statuses. The same key would get this response until the service forgets it."""
+    call = make_caller(budget=10**6)
+    for number, status in enumerate((401, 403, 407, 408, 419, 421, 425, 429)):
+        name, mark = f"pay {status}", REPLAY_MARKS[number % len(REPLAY_MARKS)]
+        server.script = [*[Drop()] * lost, reply(status, b"{}", f"{mark}: true", "Retry-After: 0"), reply(201)]
+        with intents(name) as first:
+            assert call("POST", server.url, json=JSON).status == status
+        assert (state(ledger, name), first.in_doubt) == ("refused", False), status
+
+        with intents(name) as second:
+            call("POST", server.url, json=JSON)
+        assert second.key != first.key
 
 
 def test_an_intent_says_whether_a_response_left_it_in_doubt(
