@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeAlias
+from weakref import WeakValueDictionary
 
 from flask_idempotency.client.errors import (
     AnswerErased,
@@ -28,12 +29,14 @@ from flask_idempotency.client.ledger import Begun, State
 from flask_idempotency.client.responses import UNDONE, Fields, Reading, Verdict, read
 from flask_idempotency.client.retries import LOST_REPLY_COST, RETRY_COST, Attempt, Budget, Retries
 
-__all__ = ["MAX_BODY_BYTES", "METHODS", "Delivery", "Late", "Rules"]
+__all__ = ["MAX_BODY_BYTES", "METHODS", "Delivery", "Late", "Rules", "may_be_answered"]
 
 METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 MAX_BODY_BYTES: Final = 8 * 2**20
 PAUSE_IN_FLIGHT: Final = 1.0
 """Seconds between two questions, if the service does not say how long to wait for an attempt that runs."""
+CHALLENGES: Final = UNDONE - {307, 308, 425, 429}
+"""An authentication flow may answer these by the same request with other credentials."""
 
 _log = logging.getLogger("flask_idempotency.client")
 
@@ -44,8 +47,16 @@ class Late(Exception):
     """The deadline passed while a response came in."""
 
 
+def may_be_answered(error: ClientError) -> bool:
+    """Return whether the client's authentication flow gets the response of this error first, and may go on.
+
+    A transport then returns the response to the flow, and raises the error once the flow has ended with it.
+    """
+    return getattr(error.response, "status_code", None) in CHALLENGES
+
+
 class Rules:
-    """The settings of one transport, and the budget that its calls share."""
+    """The settings of one transport, and the budget and the doubts that its calls share."""
 
     def __init__(
         self,
@@ -67,22 +78,34 @@ class Rules:
         self.automatic = automatic
         self.max_body = max_body
         self.budget = Budget(retries.budget)
+        self._challenged: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self._make_key = make_key
 
-    def delivery(self, method: str, own_key: str | None) -> Delivery | None:
+    def delivery(self, method: str, own_key: str | None, *, aside: bool = False) -> Delivery | None:
         """Return the delivery of this request, or None if it is to be passed on untouched.
 
-        The key is the current intent's, or the request's own, or a new one if `automatic`.
+        The key is the current intent's, or the request's own, or a new one if `automatic`. A request `aside`, such as one
+        for a token, is not the intent's.
         """
         if method.upper() not in self.methods:
             return None
         # The threads of a pool have no current intent, but may have taken the key of one.
-        intent = current_intent() or taken_intent(own_key)
+        intent = None if aside else current_intent() or taken_intent(own_key)
         if intent is not None:
             return Delivery(self, intent, intent.key)
         if own_key is not None:
             return Delivery(self, None, own_key)
         return Delivery(self, None, self._make_key()) if self.automatic else None
+
+    def challenged(self, error: ClientError, response: Any) -> None:
+        """Note that an authentication flow gets this response, and what is known of its key meanwhile."""
+        if not isinstance(error, NotCarriedOut):
+            # The flow holds the response while it goes on.
+            self._challenged[error.key] = response
+
+    def doubts(self, key: str) -> bool:
+        """Return whether the flow that sends this key again began with a request that may have been carried out."""
+        return key in self._challenged
 
 
 class Delivery:
@@ -129,12 +152,13 @@ class Delivery:
         """
         self._deadline = self._timing.monotonic() + self._retries.deadline
         self._repeatable = body is not None
+        self._doubt = self._rules.doubts(self.key)
         if self._intent is not None:
             self._begun = self._intent.begin(self._intent.digest(method, media_type, body))
             # The ledger may have a newer key for this name.
             self.key = self._begun.entry.key
             # An earlier call under this key ended without a final response, or its process died.
-            self._doubt = self._begun.doubt
+            self._doubt = self._doubt or self._begun.doubt
             if self._doubt:
                 # Past that time the service may have forgotten the key, and would carry the request out again.
                 self._deadline = min(self._deadline, self._timing.monotonic() + self._intent.seconds_kept(self._begun))

@@ -7,13 +7,15 @@ and proxy settings without a word; give those to the transport.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, Iterable
-from typing import Any, Final, cast
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator
+from types import FrameType
+from typing import Any, Final, NoReturn, cast
 
 import anyio
 import httpx
 
-from flask_idempotency.client.delivery import MAX_BODY_BYTES, METHODS, Delivery, Late, Rules
+from flask_idempotency.client.delivery import MAX_BODY_BYTES, METHODS, Delivery, Late, Rules, may_be_answered
 from flask_idempotency.client.errors import ClientError
 from flask_idempotency.client.intents import in_thread
 from flask_idempotency.client.retries import Retries
@@ -63,9 +65,20 @@ class IdempotentTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
-        delivery = self._rules.delivery(request.method, request.headers.get(self._rules.header))
+        own_key = request.headers.get(self._rules.header)
+        delivery = self._rules.delivery(request.method, own_key, aside=_is_aside())
         if delivery is None:
             return self._inner.handle_request(request)
+        try:
+            return self._deliver(request, delivery)
+        except ClientError as error:
+            return _for_the_flow(error, self._rules)
+
+    def close(self) -> None:
+        """Close the inner transport."""
+        self._inner.close()
+
+    def _deliver(self, request: httpx.Request, delivery: Delivery) -> httpx.Response:
         body = request.read() if _repeatable(request, self._rules.max_body) else None
         delivery.start(request.method, request.headers.get("Content-Type", ""), body)
         request.headers[self._rules.header] = delivery.key
@@ -86,10 +99,6 @@ class IdempotentTransport(httpx.BaseTransport):
                     self._rules.retries.timing.sleep(wait)
             finally:
                 request.extensions["timeout"] = timeouts
-
-    def close(self) -> None:
-        """Close the inner transport."""
-        self._inner.close()
 
     def _attempt(self, request: httpx.Request, delivery: Delivery) -> tuple[httpx.Response, bytes]:
         response = self._inner.handle_request(request)
@@ -127,9 +136,20 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
-        delivery = self._rules.delivery(request.method, request.headers.get(self._rules.header))
+        own_key = request.headers.get(self._rules.header)
+        delivery = self._rules.delivery(request.method, own_key, aside=_is_aside())
         if delivery is None:
             return await self._inner.handle_async_request(request)
+        try:
+            return await self._deliver(request, delivery)
+        except ClientError as error:
+            return _for_the_flow(error, self._rules)
+
+    async def aclose(self) -> None:
+        """Close the inner transport."""
+        await self._inner.aclose()
+
+    async def _deliver(self, request: httpx.Request, delivery: Delivery) -> httpx.Response:
         body = await request.aread() if _repeatable(request, self._rules.max_body) else None
         media_type = request.headers.get("Content-Type", "")
         await in_thread(lambda: delivery.start(request.method, media_type, body), on_disk=delivery.on_disk)
@@ -152,10 +172,6 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
                     await self._rules.retries.timing.async_sleep(wait)
             finally:
                 request.extensions["timeout"] = timeouts
-
-    async def aclose(self) -> None:
-        """Close the inner transport."""
-        await self._inner.aclose()
 
     async def _attempt(self, request: httpx.Request, delivery: Delivery) -> tuple[httpx.Response, bytes]:
         with anyio.move_on_after(delivery.remaining):
@@ -208,7 +224,123 @@ def _received(delivery: Delivery, request: httpx.Request, response: httpx.Respon
         return delivery.received(response.status_code, response.headers, decoded, response, url=url)
     except ClientError as error:
         # httpx reads a response that it returns. This one goes with an exception.
-        shown = httpx.Response(response.status_code, headers=response.headers, stream=response.stream, request=request)
+        shown = httpx.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=response.stream,
+            request=request,
+            extensions=response.extensions,
+        )
         shown.read()
         error.response = shown
         raise
+
+
+# These flows send once, whatever the response is.
+_SINGLE: Final = (httpx.Auth, httpx.BasicAuth, httpx.NetRCAuth)
+
+
+class _Challenge(httpx.Response):
+    """A response that the client's authentication flow may answer. If it does not, reading the response ends the call."""
+
+    def __init__(self, ending: ClientError) -> None:
+        shown: httpx.Response = ending.response
+        super().__init__(shown.status_code, headers=shown.headers, stream=shown.stream, extensions=shown.extensions)
+        self._ending = ending
+        self._told = False
+
+    def read(self) -> bytes:
+        self._end_after_the_flow()
+        return super().read()
+
+    def aread(self) -> Coroutine[Any, Any, bytes]:
+        self._end_after_the_flow()
+        return super().aread()
+
+    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        self._end_after_the_flow()
+        return super().iter_bytes(chunk_size)
+
+    def iter_raw(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        self._end_after_the_flow()
+        return super().iter_raw(chunk_size)
+
+    def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        self._end_after_the_flow()
+        return super().aiter_bytes(chunk_size)
+
+    def aiter_raw(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        self._end_after_the_flow()
+        return super().aiter_raw(chunk_size)
+
+    def raise_for_status(self) -> NoReturn:
+        # An event hook calls it before the flow goes on. Its own exception would be one of httpx.
+        self._end()
+
+    def close(self) -> None:
+        super().close()
+        self._end_unread()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        self._end_unread()
+
+    def _end_after_the_flow(self) -> None:
+        if _waiting_flow() is None:
+            self._end()
+
+    def _end_unread(self) -> None:
+        """End the call if a streamed response was closed, and nothing in it was read. Another exception goes first."""
+        if not self._told and sys.exc_info()[1] is None:
+            self._end_after_the_flow()
+
+    def _end(self) -> NoReturn:
+        self._told = True
+        raise self._ending
+
+
+def _for_the_flow(error: ClientError, rules: Rules) -> httpx.Response:
+    """Return the response of this error if an authentication flow may answer it, and raise the error otherwise."""
+    flow = _waiting_flow()
+    if flow is None or type(flow.f_locals.get("auth")) in _SINGLE or not may_be_answered(error):
+        raise error
+    challenge = _Challenge(error.with_traceback(None))
+    rules.challenged(error, challenge)
+    return challenge
+
+
+def _is_aside() -> bool:
+    """Return whether an authentication flow asks for something beside the request that the client was called with.
+
+    That is another request with other content, such as a POST for a token. A copy of the request is the request.
+    """
+    flow = _waiting_flow()
+    if flow is None or flow.f_back is None:
+        return False
+    asked, called = flow.f_locals.get("request"), flow.f_back.f_locals.get("request")
+    return isinstance(asked, httpx.Request) and isinstance(called, httpx.Request) and _differs(asked, called)
+
+
+def _differs(one: httpx.Request, other: httpx.Request) -> bool:
+    try:
+        return one is not other and (one.method, one.content) != (other.method, other.content)
+    except httpx.RequestNotRead:
+        # A body that is not held. Only a request with the same stream is the same one.
+        return one.stream is not other.stream
+
+
+def _waiting_flow() -> FrameType | None:
+    """Return the frame of httpx's client that runs an authentication flow and waits for this code, or None.
+
+    httpx tells a transport nothing of the flow. If it renames these functions, doubt ends in an exception before the flow.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "httpx._client":
+            if frame.f_code.co_name == "_send_handling_auth":
+                return frame
+            if frame.f_code.co_name == "send":
+                # The flow of this call has ended. A flow further out waits for something else.
+                return None
+        frame = frame.f_back
+    return None

@@ -26,7 +26,8 @@ from urllib3.exceptions import (
 )
 from urllib3.util import Timeout
 
-from flask_idempotency.client.delivery import MAX_BODY_BYTES, METHODS, Delivery, Late, Rules
+from flask_idempotency.client.delivery import MAX_BODY_BYTES, METHODS, Delivery, Late, Rules, may_be_answered
+from flask_idempotency.client.errors import ClientError
 from flask_idempotency.client.retries import Retries
 
 __all__ = ["IdempotentAdapter"]
@@ -146,6 +147,27 @@ class IdempotentAdapter(HTTPAdapter):
         delivery = self._rules.delivery(request.method or "", None if own_key is None else _text(own_key))
         if delivery is None:
             return super().send(request, stream, timeout, verify, cert, proxies)
+        hooks = _hooks(request)
+        try:
+            return self._deliver(request, delivery, timeout, verify, cert, proxies)
+        except ClientError as error:
+            if not hooks or not may_be_answered(error):
+                raise
+            challenge: requests.Response = error.response
+            challenge.__class__ = _Challenge
+            vars(challenge)["ending"] = error.with_traceback(None)
+            self._rules.challenged(error, challenge)
+            return challenge
+
+    def _deliver(
+        self,
+        request: requests.PreparedRequest,
+        delivery: Delivery,
+        timeout: Any,
+        verify: bool | str,
+        cert: Any,
+        proxies: Any,
+    ) -> requests.Response:
         body = _held(request, self._rules.max_body)
         media_type = request.headers.get("Content-Type") or ""
         delivery.start(request.method or "", _text(media_type), body)
@@ -168,10 +190,55 @@ class IdempotentAdapter(HTTPAdapter):
                 self._rules.retries.timing.sleep(wait)
 
 
+class _Challenge(requests.Response):
+    """A response that a response hook may answer, as Digest and NTLM do. If no hook does, it ends the call."""
+
+    ending: ClientError | None = None
+
+    @property
+    def ok(self) -> bool:
+        return False
+
+    def raise_for_status(self) -> None:
+        if self.ending is not None:
+            # A hook may call it before ours. Its own exception would be one of requests.
+            raise self.ending
+        super().raise_for_status()
+
+
+def _hooks(request: requests.PreparedRequest) -> bool:
+    """Put our hook behind those that may answer a response. Return False if there are none."""
+    hooks: Any = request.hooks or {}
+    found = hooks.get("response") or []
+    if callable(found):
+        found = hooks["response"] = [found]
+    if not isinstance(found, list):
+        return False
+    others = [hook for hook in found if hook is not _end_after_the_hooks]
+    if others:
+        # The session goes through this list while a hook of it sends the request again.
+        found[:] = [*others, _end_after_the_hooks]
+    return bool(others)
+
+
+def _end_after_the_hooks(response: requests.Response, *_: Any, **__: Any) -> None:
+    ending = getattr(response, "ending", None)
+    if isinstance(ending, ClientError):
+        response.__class__ = requests.Response
+        raise ending
+
+
 def _watch_heads(manager: PoolManager) -> None:
     # A SOCKS proxy has pools of its own, whose connections keep to the rule about lengths alone.
     if set(manager.pool_classes_by_scheme.values()) == {HTTPConnectionPool, HTTPSConnectionPool}:
         manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
+
+
+class _Held(bytes):
+    """What a file had. The authentication flow of requests rewinds a file before it sends it again."""
+
+    def seek(self, position: int) -> None:
+        pass
 
 
 def _held(request: requests.PreparedRequest, max_body: int) -> bytes | None:
@@ -188,7 +255,7 @@ def _held(request: requests.PreparedRequest, max_body: int) -> bytes | None:
     if read is None or not length.isdecimal() or int(length) > max_body:
         return None
     content: bytes | str = read()
-    request.body = content.encode() if isinstance(content, str) else content
+    request.body = _Held(content.encode() if isinstance(content, str) else content)
     # A redirect would rewind the file.
     request._body_position = None
     return request.body

@@ -208,7 +208,8 @@ class HttpxCaller:
 
     def __call__(self, method: str, url: str, **options: Any) -> Got:
         options.setdefault("timeout", TIMEOUT)
-        with httpx.Client(transport=self.transport, follow_redirects=True) as client:
+        hooks = options.pop("event_hooks", None)
+        with httpx.Client(transport=self.transport, follow_redirects=True, event_hooks=hooks) as client:
             response = client.request(method, url, **options)
         return Got(response.status_code, response.headers, response.content, response.json)
 
@@ -221,10 +222,11 @@ class AsyncCaller:
 
     def __call__(self, method: str, url: str, **options: Any) -> Got:
         options.setdefault("timeout", TIMEOUT)
+        hooks = options.pop("event_hooks", None)
 
         async def call() -> Got:
             transport = AsyncIdempotentTransport(retries=self._retries, **self._options)
-            async with httpx.AsyncClient(transport=transport, follow_redirects=True) as client:
+            async with httpx.AsyncClient(transport=transport, follow_redirects=True, event_hooks=hooks) as client:
                 response = await client.request(method, url, **options)
                 return Got(response.status_code, response.headers, response.content, response.json)
 

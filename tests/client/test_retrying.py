@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Generator
 from email.utils import formatdate
 from typing import Any
 
+import httpx
 import pytest
 import requests
+from requests.auth import HTTPDigestAuth
 
 from flask_idempotency.client import (
     AnswerErased,
@@ -26,7 +29,7 @@ from flask_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentT
 from flask_idempotency.client.requests import IdempotentAdapter
 from flask_idempotency.client.responses import REPLAY_MARKS
 from tests.client.conftest import EACH, MakeCaller
-from tests.client.scripted import Caller, Clock, Drip, Drop, Line, ScriptedServer, Silence, problem, reply
+from tests.client.scripted import KINDS, Caller, Clock, Drip, Drop, Line, ScriptedServer, Silence, problem, reply
 
 JSON = {"amount": 5}
 BLOCKING = ("httpx", "requests")
@@ -289,6 +292,154 @@ def test_after_a_lost_reply_these_responses_settle_nothing(server: ScriptedServe
         with pytest.raises(OutcomeUnknown) as caught:
             call("POST", server.url, json=JSON)
         assert str(caught.value.response.status_code).encode() in answer
+
+
+DIGEST = reply(401, b"{}", 'WWW-Authenticate: Digest realm="shop", nonce="n", qop="auth"')
+
+
+def digest(call: Caller) -> Any:
+    return HTTPDigestAuth("alice", "secret") if call.kind == "requests" else httpx.DigestAuth("alice", "secret")
+
+
+class Refreshing(httpx.Auth):
+    """Takes a new token when the service refuses the old one, from another address of it if `token` is one."""
+
+    requires_response_body = True
+
+    def __init__(self, token: str = "") -> None:
+        self.token = token
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        request.headers["Authorization"] = "Bearer old"
+        response = yield request
+        if response.status_code in (401, 403, 419) and response.json() == {}:
+            if self.token:
+                yield httpx.Request("POST", self.token, json={"refresh": "r"})
+            request.headers["Authorization"] = "Bearer new"
+            yield request
+
+
+def refresh(call: Caller) -> dict[str, Any]:
+    """Return how a caller sends again with another token if the service refuses the first."""
+    if call.kind != "requests":
+        return {"auth": Refreshing()}
+
+    def hook(response: requests.Response, *_: Any, **options: Any) -> requests.Response | None:
+        if response.status_code not in (401, 403, 419) or response.ok or response.json() != {}:
+            return None
+        request = response.request.copy()
+        request.headers["Authorization"] = "Bearer new"
+        again: requests.Response = response.connection.send(request, **options)
+        again.history.append(response)
+        return again
+
+    return {"headers": {"Authorization": "Bearer old"}, "hooks": {"response": hook}}
+
+
+@EACH
+@pytest.mark.parametrize("before", [[], [Drop()], [reply(503)]], ids=["first", "after a lost reply", "after a 503"])
+def test_the_authentication_flow_ends_before_doubt_is_judged(
+    server: ScriptedServer, call: Caller, before: list[Line]
+) -> None:
+    for answer, how in (
+        (DIGEST, {"auth": digest(call)}),
+        *((reply(status, b"{}"), refresh(call)) for status in (401, 403, 419)),
+    ):
+        server.seen.clear()
+        server.script = [*before, answer, reply(201)]
+
+        with Intents()("pay"):
+            assert call("POST", server.url, json=JSON, **how).status == 201
+
+        assert len(server.seen) == 2 + len(before)
+        assert len(set(server.keys)) == 1
+        first, last = server.seen[0].headers.get("authorization"), server.seen[-1].headers["authorization"]
+        assert first != last
+
+
+@pytest.mark.parametrize("make_caller", [kind for kind in KINDS if kind != "requests"], indirect=True)
+def test_a_flow_may_ask_for_a_token_while_an_intent_is_open(server: ScriptedServer, call: Caller) -> None:
+    """As the documentation of httpx shows. That request is not the intent's, and has a key of its own."""
+    server.script = [Drop(), reply(401, b"{}"), Drop(), reply(200), reply(201)]
+
+    with Intents()("pay") as intent:
+        assert call("POST", server.url, json=JSON, auth=Refreshing(f"{server.url}/token")).status == 201
+
+    paid, asked = [[one for one in server.seen if (one.path == "/token") is token] for token in (False, True)]
+    assert [request.key for request in paid] == [intent.key] * 3
+    assert len(asked) == 2
+    assert {request.key for request in asked}.isdisjoint({intent.key, None})
+
+
+@EACH
+def test_a_flow_that_ends_without_an_answer_leaves_the_doubt(server: ScriptedServer, call: Caller) -> None:
+    """Without an intent too, which would keep it."""
+    cases: tuple[tuple[list[Line], dict[str, Any], int], ...] = (
+        ([Drop(), reply(403, b"{}")], {"auth": digest(call)}, 2),
+        ([Drop(), DIGEST, DIGEST], {"auth": digest(call)}, 3),
+        ([Drop(), reply(401, b"{}"), reply(401, b"{}")], refresh(call), 3),
+        ([Drop(), reply(401, b"{}"), problem("missing-key", 400)], refresh(call), 3),
+    )
+    for script, how, count in cases:
+        server.seen.clear()
+        server.script = list(script)
+
+        with pytest.raises(OutcomeUnknown) as caught:
+            call("POST", server.url, json=JSON, **how)
+
+        assert str(caught.value.response.status_code).encode() in script[-1]  # type: ignore[operator]
+        assert caught.value.response.content is not None
+        assert (len(server.seen), len(set(server.keys))) == (count, 1)
+
+
+@EACH
+def test_a_hook_that_raises_for_the_status_raises_the_doubt(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    call = make_caller()
+    server.script = [Drop(), reply(403, b"{}")]
+    how = refresh(call)
+    if call.kind == "requests":
+        how["hooks"] = {"response": lambda response, *_, **__: response.raise_for_status()}
+    elif call.kind == "httpx":
+        how["event_hooks"] = {"response": [lambda response: response.raise_for_status()]}
+    else:
+
+        async def hook(response: httpx.Response) -> None:
+            response.raise_for_status()
+
+        how["event_hooks"] = {"response": [hook]}
+
+    with pytest.raises(OutcomeUnknown):
+        call("POST", server.url, json=JSON, **how)
+
+
+def test_a_streamed_response_that_no_flow_answers_ends_in_the_doubt(server: ScriptedServer, clock: Clock) -> None:
+    client = httpx.Client(transport=IdempotentTransport(retries=Retries(timing=clock.timing())), timeout=60)
+    with client:
+        for read in (lambda response: None, lambda response: [*response.iter_lines()]):
+            server.script = [Drop(), reply(403, b"{}")]
+            with (
+                pytest.raises(OutcomeUnknown),
+                client.stream("POST", server.url, json=JSON, auth=Refreshing()) as response,
+            ):
+                read(response)
+        server.script = [Drop(), reply(403, b"{}"), reply(201, b"12")]
+        with client.stream("POST", server.url, json=JSON, auth=Refreshing()) as response:
+            assert [*response.iter_bytes()] == [b"12"]
+
+
+def test_a_file_is_sent_again_by_digest(server: ScriptedServer, clock: Clock, tmp_path: Any) -> None:
+    """requests rewinds the file that it was given."""
+    path = tmp_path / "body.txt"
+    path.write_bytes(b"text")
+    server.script = [Drop(), DIGEST, reply()]
+    session = requests.Session()
+    session.mount("http://", IdempotentAdapter(retries=Retries(timing=clock.timing())))
+
+    with session, path.open("rb") as file:
+        auth = HTTPDigestAuth("alice", "secret")
+        assert session.post(server.url, data=file, auth=auth, timeout=60).status_code == 201
+
+    assert [request.body for request in server.seen] == [b"text"] * 3
 
 
 def test_after_a_lost_reply_another_final_status_is_returned(server: ScriptedServer, call: Caller) -> None:
