@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeAlias
 from weakref import WeakValueDictionary
@@ -27,9 +28,9 @@ from flask_idempotency.client.errors import (
 from flask_idempotency.client.intents import Intent, current_intent, in_thread, new_key, taken_intent
 from flask_idempotency.client.ledger import Begun, State
 from flask_idempotency.client.responses import UNDONE, Fields, Reading, Verdict, read
-from flask_idempotency.client.retries import LOST_REPLY_COST, RETRY_COST, Attempt, Budget, Retries
+from flask_idempotency.client.retries import LONGEST_SECONDS, LOST_REPLY_COST, RETRY_COST, Attempt, Budget, Retries
 
-__all__ = ["MAX_BODY_BYTES", "METHODS", "Delivery", "Late", "Rules", "may_be_answered"]
+__all__ = ["MAX_BODY_BYTES", "METHODS", "Delivery", "Late", "Rules", "may_be_answered", "raised_in", "seconds_left"]
 
 METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 MAX_BODY_BYTES: Final = 8 * 2**20
@@ -45,6 +46,30 @@ _Ending: TypeAlias = type[ClientError]
 
 class Late(Exception):
     """The deadline passed while a response came in."""
+
+
+_under_way: ContextVar[Delivery | None] = ContextVar("flask_idempotency.client.delivery", default=None)
+
+
+def seconds_left() -> float | None:
+    """Return the seconds until the deadline of the delivery that this code works for, or None if there is none.
+
+    A timeout counts from byte to byte. A connection asks before and after each read, because a head may drip.
+    """
+    delivery = _under_way.get()
+    return None if delivery is None else delivery.remaining
+
+
+def raised_in(error: BaseException | None, *functions: str) -> bool:
+    """Return whether the error, or what caused it, passed through one of these functions."""
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_name in functions:
+                return True
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def may_be_answered(error: ClientError) -> bool:
@@ -134,6 +159,7 @@ class Delivery:
         self._state: State | None = None
         self._open = False
         self._noted = True
+        self._token: Token[Delivery | None] | None = None
 
     @property
     def on_disk(self) -> bool:
@@ -150,7 +176,7 @@ class Delivery:
 
         Raises `KeyReused`, `KeyExpired`, `IntentOver` or `LedgerError`; nothing has been sent then.
         """
-        self._deadline = self._timing.monotonic() + self._retries.deadline
+        self._deadline = self._timing.monotonic() + min(self._retries.deadline, LONGEST_SECONDS)
         self._repeatable = body is not None
         self._doubt = self._rules.doubts(self.key)
         if self._intent is not None:
@@ -179,7 +205,8 @@ class Delivery:
             if self._doubt:
                 self._end(OutcomeUnknown, "No response settles the request.", cause=error)
             self._state = "new"
-            self._end(NotSent, "The connection could not be opened.", cause=error)
+            reason = "The connection could not be opened." if again else "The request cannot be sent as it is."
+            self._end(NotSent, reason, cause=error)
         return wait
 
     def received(self, status: int, fields: Fields, body: bytes, response: Any, *, url: str = "") -> float | None:
@@ -208,10 +235,13 @@ class Delivery:
         return wait
 
     def __enter__(self) -> Self:
+        self._token = _under_way.set(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Note in the ledger how the call ended, by a response or an exception."""
+        if self._token is not None:
+            _under_way.reset(self._token)
         self._finish()
         self._confirm(error)
 

@@ -86,9 +86,9 @@ class NotCarriedOut(ClientError):
 
 
 class NotSent(NotCarriedOut):
-    """No attempt left this machine: the connection could not be opened."""
+    """No attempt left this machine: the connection could not be opened, or a header field cannot be sent."""
 
-    advice = "The service did nothing. Check the address. You may send the request again, changed or not."
+    advice = "The service did nothing. Look at the cause. You may send the request again, changed or not."
 
 
 class Refused(NotCarriedOut):

@@ -13,9 +13,19 @@ from types import FrameType
 from typing import Any, Final, NoReturn, cast
 
 import anyio
+import httpcore
 import httpx
 
-from flask_idempotency.client.delivery import MAX_BODY_BYTES, METHODS, Delivery, Late, Rules, may_be_answered
+from flask_idempotency.client.delivery import (
+    MAX_BODY_BYTES,
+    METHODS,
+    Delivery,
+    Late,
+    Rules,
+    may_be_answered,
+    raised_in,
+    seconds_left,
+)
 from flask_idempotency.client.errors import ClientError
 from flask_idempotency.client.intents import in_thread
 from flask_idempotency.client.retries import Retries
@@ -61,6 +71,7 @@ class IdempotentTransport(httpx.BaseTransport):
         if transport is not None and http:
             raise TypeError(f"Give either a transport, or arguments for one: {', '.join(http)}.")
         self._inner = httpx.HTTPTransport(**http) if transport is None else transport
+        _watch_reads(self._inner)
         self._rules = Rules(retries, header=header, methods=methods, automatic=automatic, max_body=max_body)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -112,6 +123,55 @@ class IdempotentTransport(httpx.BaseTransport):
         finally:
             response.close()
         return _whole(response, b"".join(pieces))
+
+
+class _Stream(httpcore.NetworkStream):
+    """A connection on which no read outlasts the deadline of its delivery."""
+
+    def __init__(self, stream: httpcore.NetworkStream) -> None:
+        self._stream = stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        left = _left()
+        if left is not None:
+            timeout = left if timeout is None else min(left, timeout)
+        data = self._stream.read(max_bytes, timeout)
+        _left()
+        return data
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, timeout)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        return _Stream(self._stream.start_tls(*arguments, **options))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+class _Backend(httpcore.SyncBackend):
+    def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        return _Stream(super().connect_tcp(*arguments, **options))
+
+    def connect_unix_socket(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        return _Stream(super().connect_unix_socket(*arguments, **options))
+
+
+def _left() -> float | None:
+    left = seconds_left()
+    if left is not None and left <= 0:
+        raise httpcore.ReadTimeout("The deadline passed while the response came in.")
+    return left
+
+
+def _watch_reads(transport: httpx.BaseTransport) -> None:
+    # A transport of another kind keeps its own timeouts.
+    pool = getattr(transport, "_pool", None)
+    if type(getattr(pool, "_network_backend", None)) is httpcore.SyncBackend:
+        vars(pool)["_network_backend"] = _Backend()
 
 
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
@@ -215,7 +275,10 @@ def _whole(response: httpx.Response, raw: bytes) -> tuple[httpx.Response, bytes]
 
 
 def _failed(delivery: Delivery, error: Exception) -> float:
-    return delivery.failed(error, sent=not isinstance(error, _NOT_SENT), again=not isinstance(error, _PERMANENT))
+    # A header that the protocol forbids. The same class tells of a body that ends too early.
+    unsendable = isinstance(error, httpx.LocalProtocolError) and raised_in(error, "_send_request_headers")
+    sent = not isinstance(error, _NOT_SENT) and not unsendable
+    return delivery.failed(error, sent=sent, again=not isinstance(error, _PERMANENT))
 
 
 def _received(delivery: Delivery, request: httpx.Request, response: httpx.Response, decoded: bytes) -> float | None:

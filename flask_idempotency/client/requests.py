@@ -6,9 +6,9 @@ session.mount("https://shop.example/", IdempotentAdapter())
 from __future__ import annotations
 
 import http.client
+import io
 import ssl
 from collections.abc import Iterable
-from io import BytesIO
 from typing import Any, Final
 
 import requests
@@ -26,7 +26,16 @@ from urllib3.exceptions import (
 )
 from urllib3.util import Timeout
 
-from flask_idempotency.client.delivery import MAX_BODY_BYTES, METHODS, Delivery, Late, Rules, may_be_answered
+from flask_idempotency.client.delivery import (
+    MAX_BODY_BYTES,
+    METHODS,
+    Delivery,
+    Late,
+    Rules,
+    may_be_answered,
+    raised_in,
+    seconds_left,
+)
 from flask_idempotency.client.errors import ClientError
 from flask_idempotency.client.retries import Retries
 
@@ -42,6 +51,42 @@ _PERMANENT: Final = (
     requests.exceptions.MissingSchema,
     requests.exceptions.InvalidProxyURL,
 )
+
+
+class _Raw(io.RawIOBase):
+    """The bytes of a connection. No read outlasts the deadline of its delivery."""
+
+    def __init__(self, raw: io.RawIOBase, sock: Any) -> None:
+        self._raw = raw
+        self._sock = sock
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._left()
+        if left is not None:
+            # urllib3 sets it again before each response.
+            given = self._sock.gettimeout()
+            self._sock.settimeout(left if given is None else min(left, given))
+        size: int | None = self._raw.readinto(buffer)
+        self._left()
+        return size
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+    @staticmethod
+    def _left() -> float | None:
+        left = seconds_left()
+        if left is not None and left <= 0:
+            raise TimeoutError("The deadline passed while the response came in.")
+        return left
 
 
 class _Head:
@@ -63,6 +108,12 @@ class _Response(http.client.HTTPResponse):
     """Knows whether its head came whole. `http.client` takes the end of the connection for the end of the head."""
 
     whole_head = False
+
+    def __init__(self, sock: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        file: Any = self.fp
+        if type(file) is io.BufferedReader:
+            self.fp = io.BufferedReader(_Raw(file.detach(), sock))
 
     def begin(self) -> None:
         file: Any = self.fp
@@ -177,9 +228,11 @@ class IdempotentAdapter(HTTPAdapter):
                 try:
                     response = super().send(request, True, _cut(timeout, delivery.remaining), verify, cert, proxies)
                     decoded = _read_whole(response, delivery)
-                except (requests.RequestException, HTTPError, Late, OSError) as error:
+                except (requests.RequestException, HTTPError, Late, OSError, ValueError) as error:
                     wait = delivery.failed(
-                        error, sent=_may_have_been_sent(error), again=not isinstance(error, _PERMANENT)
+                        error,
+                        sent=_may_have_been_sent(error),
+                        again=not isinstance(error, _PERMANENT) and not _is_unsendable(error),
                     )
                 else:
                     url = request.url or ""
@@ -313,7 +366,7 @@ def _rebuilt(raw: Any, content: bytes) -> HTTPResponse:
     # The chunks are gone.
     headers.discard("Transfer-Encoding")
     return HTTPResponse(
-        body=BytesIO(content),
+        body=io.BytesIO(content),
         headers=headers,
         status=raw.status,
         version=raw.version,
@@ -329,7 +382,7 @@ def _rebuilt(raw: Any, content: bytes) -> HTTPResponse:
 
 def _may_have_been_sent(error: Exception) -> bool:
     """Return whether a byte of the request may have left this machine."""
-    if isinstance(error, (requests.exceptions.ConnectTimeout, *_PERMANENT)):
+    if isinstance(error, (requests.exceptions.ConnectTimeout, *_PERMANENT)) or _is_unsendable(error):
         return False
     cause = error.args[0] if error.args else None
     reason = cause.reason if isinstance(cause, MaxRetryError) else cause
@@ -343,3 +396,8 @@ def _may_have_been_sent(error: Exception) -> bool:
         return not (reason.args and isinstance(reason.args[0], ssl.SSLCertVerificationError))
     # NameResolutionError is a NewConnectionError.
     return not isinstance(reason, (NewConnectionError, ConnectTimeoutError))
+
+
+def _is_unsendable(error: Exception) -> bool:
+    """Return whether a line or header field of the request cannot be written. `http.client` sends none before it has all."""
+    return isinstance(error, ValueError) and raised_in(error, "putrequest", "putheader")

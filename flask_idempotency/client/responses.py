@@ -87,7 +87,7 @@ Fields: TypeAlias = Mapping[str, str]
 
 _DESCRIBED_BY = re.compile(r'<([^<>]*)>\s*;[^<>]*?\brel\s*=\s*"?describedby\b')
 _STATUS = re.compile(r'<([^<>]*)>\s*;[^<>]*?\brel\s*=\s*"?status\b')
-_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]+)?")
+_SECONDS = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _LARGEST_PROBLEM_BYTES = 65536
 
 
@@ -207,7 +207,10 @@ def _ends_in(page: Any, code: str) -> bool:
 
 
 def _retry_after(fields: Fields) -> float | None:
-    """Return the seconds of `Retry-After`. A date counts from the response's own `Date`: clocks differ."""
+    """Return the seconds of `Retry-After`. A date counts from the response's own `Date`: clocks differ.
+
+    It is infinity for a number that no float can hold.
+    """
     written = (fields.get("Retry-After") or "").strip()
     if _SECONDS.fullmatch(written):
         return float(written)

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final
 
-__all__ = ["Attempt", "Budget", "Retries", "Timing"]
+__all__ = ["LONGEST_SECONDS", "Attempt", "Budget", "Retries", "Timing"]
 
+LONGEST_SECONDS: Final = 1e6
+"""No call and no pause lasts longer: a socket takes no timeout above 24 days. The service has forgotten the key by then."""
 RETRY_COST: Final = 5
 LOST_REPLY_COST: Final = 10
 """A server that loses replies is usually overloaded, so those retries use up the budget faster. AWS SDKs do the same."""
@@ -62,8 +64,8 @@ class Retries:
     backoff: tuple[float, ...] = (0.1, 0.2, 0.4)
     """The longest random wait before the first retry, the second, and so on, in seconds. The last one repeats."""
     deadline: float = 45.0
-    """Seconds after which a call ends. It is longer than the service's default lease of 30, so that a call outlives a worker
-    that died."""
+    """Seconds after which a call ends, at the latest after 1,000,000. It is longer than the service's default lease of 30, so
+    that a call outlives a worker that died."""
     budget: int = 500
     """Tokens that all calls of one transport share. A retry takes 5, or 10 after a lost reply; success returns them."""
     observer: Callable[[Attempt], None] | None = None
@@ -81,7 +83,7 @@ class Retries:
             raise TypeError("backoff must be a tuple of numbers, such as (0.1, 0.2, 0.4).")
         if self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}. Allow at least 1.")
-        if not self.backoff or min(self.backoff) < 0:
+        if not self.backoff or not all(wait >= 0 for wait in self.backoff):
             raise ValueError(f"backoff is {self.backoff}. Give one or more waits in seconds, each at least 0.")
         if not self.deadline > 0:
             raise ValueError(f"deadline is {self.deadline}. Give a positive number of seconds.")
@@ -91,7 +93,7 @@ class Retries:
     def wait(self, retry: int, retry_after: float | None) -> float:
         """Return the seconds to wait before this retry. The first one is number 0."""
         longest = self.backoff[min(retry, len(self.backoff) - 1)]
-        return (retry_after or 0.0) + self.timing.uniform(0.0, longest)
+        return (retry_after or 0.0) + self.timing.uniform(0.0, min(longest, LONGEST_SECONDS))
 
 
 class Budget:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import pickle
 import re
 import uuid
@@ -709,7 +710,15 @@ def test_an_adapter_takes_no_second_way_to_retry() -> None:
 
 
 def test_retries_that_cannot_hold_are_a_fault() -> None:
-    values: Any = [("attempts", 0), ("backoff", ()), ("backoff", (-1.0,)), ("deadline", 0.0), ("budget", -1)]
+    values: Any = [
+        ("attempts", 0),
+        ("backoff", ()),
+        ("backoff", (-1.0,)),
+        ("backoff", (math.nan,)),
+        ("deadline", math.nan),
+        ("deadline", 0.0),
+        ("budget", -1),
+    ]
     for name, value in values:
         with pytest.raises(ValueError, match=name):
             Retries(**{name: value})

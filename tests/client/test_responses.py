@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from email.utils import formatdate
 
 import pytest
@@ -96,7 +97,9 @@ def test_no_field_breaks_the_reading(value: str) -> None:
 
 
 def test_seconds_to_wait() -> None:
-    seconds = {"0": 0.0, "2": 2.0, " 2 ": 2.0, "1.5": 1.5, "-1": None, "soon": None, "": None, "9" * 10: None}
+    seconds = {"0": 0.0, "2": 2.0, " 2 ": 2.0, "1.5": 1.5, "-1": None, "soon": None, "": None}
+    # A service may say "never", and a float ends at 308 digits.
+    seconds |= {"9" * 10: 9_999_999_999.0, "0" * 12 + "5": 5.0, "1" + "0" * 20 + ".5": 1e20, "9" * 5_000: math.inf}
 
     assert seconds == {written: read(503, {"Retry-After": written}, b"").retry_after for written in seconds}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Generator
 from email.utils import formatdate
 from typing import Any
@@ -20,6 +21,7 @@ from flask_idempotency.client import (
     InFlight,
     Intents,
     KeyReused,
+    Ledger,
     NotSent,
     OutcomeUnknown,
     Refused,
@@ -580,6 +582,72 @@ def test_a_reply_that_drips_past_the_deadline_is_lost(
 
     with pytest.raises(OutcomeUnknown):
         call("POST", server.url, json=JSON)
+
+
+@pytest.mark.parametrize("make_caller", BLOCKING, indirect=True)
+@pytest.mark.parametrize("first", [b"HTTP/1.1 20", b"HTTP/1.1 204 X\r\n", b"HTTP/1.1 204 X\r\nX-A: b"])
+def test_a_head_that_drips_past_the_deadline_is_lost(
+    server: ScriptedServer, make_caller: MakeCaller, clock: Clock, first: bytes
+) -> None:
+    """Each piece begins the read timeout again. The reply has no body, after which the clock would be looked at."""
+    call = make_caller(deadline=1.0)
+
+    def later() -> None:
+        clock.now += 1.5
+
+    whole = b"HTTP/1.1 204 X\r\nX-A: b\r\n\r\n"
+    server.script = [Drip([first, whole[len(first) :]], later)]
+
+    with pytest.raises(OutcomeUnknown):
+        call("POST", server.url, json=JSON)
+
+
+@EACH
+@pytest.mark.parametrize("deadline", [math.inf, 1e12, 10**400])
+def test_a_deadline_may_be_as_long_as_you_like(
+    server: ScriptedServer, make_caller: MakeCaller, deadline: float
+) -> None:
+    call = make_caller(deadline=deadline)
+    server.script = [Drop(), problem("in-flight", 409, "Retry-After: 5"), reply()]
+    assert call("POST", server.url, json=JSON, timeout=None).status == 201
+
+    for never in ("9999999999", "9" * 400):
+        server.script = [problem("in-flight", 409, f"Retry-After: {never}")]
+        with pytest.raises(InFlight):
+            call("POST", server.url, json=JSON, timeout=1e12)
+
+    server.script = [Drop(), reply()]
+    with pytest.raises(OutcomeUnknown):
+        make_caller(deadline=deadline, backoff=(deadline,))("POST", server.url, json=JSON)
+
+
+@EACH
+def test_a_header_that_cannot_be_sent_leaves_no_doubt(
+    server: ScriptedServer, make_caller: MakeCaller, clock: Clock
+) -> None:
+    call, ledger = make_caller(), Ledger()
+    for number, value in enumerate(("a\nb", "\u20ac" if call.kind == "requests" else "a\0b")):
+
+        def spoil(request: Any, value: str = value) -> Any:
+            # Both libraries check what they are given at the call, and not what an authentication adds.
+            request.headers["X-Note"] = value
+            return request
+
+        name = f"pay {number}"
+        with pytest.raises(NotSent) as caught, Intents(ledger)(name):
+            call("POST", server.url, json=JSON, auth=spoil)
+
+        entry = ledger.find(name)
+        assert entry is not None
+        assert (entry.state, caught.value.attempts, clock.pauses) == ("new", 1, [])
+    assert server.seen == []
+
+    # A lost reply before it stays a doubt.
+    server.script = [Drop()]
+    with pytest.raises(OutcomeUnknown), Intents(ledger)("pay"):
+        make_caller(attempts=1)("POST", server.url, json=JSON)
+    with pytest.raises(OutcomeUnknown), Intents(ledger)("pay"):
+        call("POST", server.url, json=JSON, auth=spoil)
 
 
 @pytest.mark.parametrize("make_caller", BLOCKING, indirect=True)
