@@ -53,6 +53,7 @@ from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.observing import Observer
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
+from flask_idempotency.web.responses import LostFields
 
 
 def declare_tables(app: Flask, *, records: bool = True) -> None:
@@ -168,6 +169,8 @@ class AppState:
     """What the inboxes and tasks of this application work with."""
     activity: Activity | None = None
     """What counts the activity of this process. None: it is off."""
+    lost_fields: LostFields = field(default_factory=LostFields)
+    """The response headers that replays lack, as far as this process has seen."""
     checks: list[Callable[[], Iterable[Finding]]] = field(default_factory=list)
     """Checks for `flask idempotency doctor` that others have added, such as those of Celery workers."""
 
@@ -279,6 +282,7 @@ class Idempotency:
         )
         self._policies.add(policies)
         secrets = identities(settings)
+        lost_fields = LostFields(None if activity is None else activity.count)
         guard = Guard(
             app,
             engine=built.engine,
@@ -287,6 +291,7 @@ class Idempotency:
             callbacks=self._loaders,
             observers=observers,
             activity=activity,
+            lost_fields=lost_fields,
         )
         guard.observer = observer = Observer(
             app,
@@ -295,6 +300,7 @@ class Idempotency:
             settings=settings,
             callbacks=self._loaders,
             observers=observers,
+            lost_fields=lost_fields,
         )
         observer.abandoned_streams = guard.abandoned_streams
         hooks = Hooks(
@@ -320,7 +326,9 @@ class Idempotency:
             problem=guard.problem,
         )
         consumers = self._consumers(settings, built.engine, observers, journals=journals)
-        return AppState(settings, self._loaders, hooks, built, policies, observers, key_status, consumers, activity)
+        return AppState(
+            settings, self._loaders, hooks, built, policies, observers, key_status, consumers, activity, lost_fields
+        )
 
     def _consumers(
         self, settings: Settings, engine: Engine | None, observers: Observers, *, journals: bool = False

@@ -25,7 +25,7 @@ KEPT_SECONDS: Final[Mapping[int, int]] = {MINUTE: 24 * HOUR, HOUR: 30 * 24 * HOU
 """How long a bucket of each length is kept after its end."""
 
 LONGEST_COUNTER: Final = 60
-"""The most characters of a counter's name. Counter names are constants of this package, and never come from a request."""
+"""The most characters of a counter's name. They come from this package and from views, and never from a request."""
 
 MOST_ENDPOINTS: Final = 200
 """The most endpoints that a process counts apart; it counts the rest under `OTHER_ENDPOINTS`."""
@@ -166,6 +166,10 @@ NOT_KEPT: Final = "not-kept"
 NEW_TIME: Final = "t:new:"
 REPLAYED_TIME: Final = "t:replayed:"
 """The beginning of the counters of a histogram. The number of a `slot` follows."""
+
+UNKEPT: Final = "unkept:"
+"""The beginning of a counter for each response header that the view sets and a replay lacks. Its name follows. A process
+counts each once."""
 
 # The counters of requests that are only observed, in `mode` `observe` or `warn`.
 

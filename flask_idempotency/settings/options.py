@@ -105,7 +105,7 @@ def header_pairs(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def kept_headers(value: Any) -> frozenset[str]:
-    """Read names of response headers to keep, in lower case. Refuse, rather than ignore, what belongs to one caller."""
+    """Read names of response headers to keep, or their beginnings, in lower case. Refuse what belongs to one caller."""
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
     if not all(isinstance(name, str) for name in names):
         raise ValidationError("must be a header name, or a list of them.")
@@ -428,7 +428,8 @@ class PolicySchema(Schema):
     keep_headers = Parsed(
         kept_headers,
         metadata={
-            "doc": "Response headers to keep and replay, in addition to the allow-list. A replay uses the present list."
+            "doc": "Response headers to keep and replay, in addition to the allow-list. `X-Shop-*` names all that begin so. A "
+            "replay uses the present list."
         },
     )
     fingerprint = one_of("canonical", "raw", metadata={"doc": "Compare JSON and forms by meaning, or bytes only."})

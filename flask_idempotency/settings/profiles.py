@@ -174,9 +174,24 @@ KEPT_FIELDS = frozenset(
         "vary",
         "cache-control",
         "retry-after",
+        # These decide what the page or the caller's library does next.
+        "turbo-location",
+        "x-inertia",
+        "x-inertia-location",
+        "refresh",
+        "operation-location",
+        "azure-asyncoperation",
+        "odata-entityid",
+        "preference-applied",
+        "deprecation",
+        "sunset",
+        "x-total-count",
     }
 )
-"""Header fields that describe the response itself. An allow-list: we do not replay an unknown field."""
+"""Header fields that belong to the response itself. An allow-list: we do not replay an unknown field."""
+
+KEPT_PREFIXES = ("hx-",)
+"""The beginnings of names that belong to the response itself: htmx acts on each of its own."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -233,17 +248,29 @@ NEVER_KEPT = HOP_BY_HOP | {
     "request-id",
     "x-request-id",
     "x-correlation-id",
+    "x-amzn-requestid",
     "traceparent",
     "tracestate",
+    "traceresponse",
+    "baggage",
+    "b3",
+    "sentry-trace",
+    "x-trace-id",
+    "x-amzn-trace-id",
+    "x-cloud-trace-context",
     "server-timing",
     "ratelimit",
     "ratelimit-policy",
+    # A proxy obeys these, and sends a file in the body's place.
+    "x-sendfile",
+    "x-lighttpd-send-file",
 }
-NEVER_KEPT_PREFIXES = ("access-control-", "ratelimit-", "x-ratelimit-", "x-rate-limit-")
+NEVER_KEPT_PREFIXES = ("access-control-", "ratelimit-", "x-ratelimit-", "x-rate-limit-", "x-b3-", "x-accel-")
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
+@lru_cache(maxsize=1024)
 def refused(name: str) -> bool:
     """Return whether we never store and never replay this header field, under any policy."""
     lower = name.lower()
@@ -251,20 +278,51 @@ def refused(name: str) -> bool:
 
 
 def faults_of_kept(names: Iterable[str]) -> list[str]:
-    """Return a sentence for each name in `keep_headers` that is no field name, or that we never replay."""
+    """Return a sentence for each name in `keep_headers` that names no field, or one that we never replay.
+
+    A `*` at the end makes it the beginning of names. Whatever the beginning, `is_kept` leaves out what we never replay.
+    """
     faults = []
     for name in names:
-        if not _TOKEN.fullmatch(name):
+        begins = name.removesuffix("*")
+        if name == "*":
+            faults.append(
+                "'*' names every field, also those of one caller or of one exchange. Write the names, or how they begin: "
+                "'X-Shop-*'."
+            )
+        elif not _TOKEN.fullmatch(name):
             faults.append(f"{name!r} is not the name of a header field.")
-        elif refused(name):
+        elif "*" in begins:
+            faults.append(
+                f"{name!r} is not the name of a header field, nor its beginning: '*' may be its last character."
+            )
+        elif refused(begins) or (begins != name and _is_family_of_refused(begins.lower())):
+            whole = "" if begins == name else " If you mean others, write their whole names."
             faults.append(
                 f"{name} belongs to one caller or to one exchange and is never replayed. "
-                "Set it in an after_request hook: those run on every replay too."
+                f"Set it in an after_request hook: those run on every replay too.{whole}"
             )
     return faults
 
 
-@lru_cache(maxsize=64)
-def allowed_fields(keep_headers: frozenset[str]) -> frozenset[str]:
-    """Return the lower-case names of the fields that a policy with these `keep_headers` keeps."""
-    return frozenset(name for name in KEPT_FIELDS | {name.lower() for name in keep_headers} if not refused(name))
+def _is_family_of_refused(begins: str) -> bool:
+    """Return whether this ends with a hyphen, and all the names we know that begin so are never kept: `set-`, `proxy-`."""
+    never, kept = (*NEVER_KEPT, *NEVER_KEPT_PREFIXES), (*KEPT_FIELDS, *KEPT_PREFIXES)
+    found = [name for name in (*never, *kept) if name.startswith(begins)]
+    return begins.endswith("-") and bool(found) and not any(name in kept for name in found)
+
+
+@lru_cache(maxsize=4096)
+def is_kept(name: str, keep_headers: frozenset[str]) -> bool:
+    """Return whether a policy with these `keep_headers` keeps the field of this lower-case name."""
+    if refused(name):
+        return False
+    named = {each.lower() for each in keep_headers}
+    begins = (*KEPT_PREFIXES, *(each[:-1] for each in named if each.endswith("*") and each != "*"))
+    return name in KEPT_FIELDS or name in named or name.startswith(begins)
+
+
+@lru_cache(maxsize=1024)
+def lost_names(names: frozenset[str], keep_headers: frozenset[str]) -> frozenset[str]:
+    """Return which of these lower-case names of fields a replay lacks, without a rule that says why."""
+    return frozenset(name for name in names if not is_kept(name, keep_headers) and not refused(name))

@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 from flask import Flask
 
 from flask_idempotency.assembly import Services, is_process_local
+from flask_idempotency.engine.activity import HOUR, UNKEPT, merged
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.keys import StorageKey, owner_mark
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import Schema
@@ -37,11 +38,13 @@ from flask_idempotency.operations.doctor import (
 from flask_idempotency.operations.identity import look
 from flask_idempotency.operations.times import format_duration, moment
 from flask_idempotency.settings import Settings, derived_secret
+from flask_idempotency.settings.profiles import lost_names
 from flask_idempotency.settings.security import exposure, is_same, secret_weaknesses
 from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.janitor import intervals, unknown_consumers, work_of
 from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.responses import LostFields, keeping
 
 if TYPE_CHECKING:
     from flask_idempotency.stores.sql.outbox import OutboxTable  # needs a package that is optional
@@ -57,6 +60,7 @@ class Application(Target):
     callbacks: Callbacks
     policies: Policies
     schema: Schema | None
+    lost_fields: LostFields
     outbox: OutboxTable | None
     """None: the application publishes no messages."""
 
@@ -117,6 +121,7 @@ def run_checks(
         settings=settings,
         callbacks=state.loaders,
         policies=state.policies,
+        lost_fields=state.lost_fields,
     )
 
     def reach() -> None:
@@ -241,6 +246,39 @@ def mode(policies: Policies) -> list[Finding]:
     text = f"Endpoints that are only observed, so a retry runs again: {some(observed)}."
     remedy = "Read `flask idempotency report`, and set mode to enforce where its counts are as you expect."
     return [Finding("mode", Verdict.ADVICE, text, remedy)]
+
+
+SEEN_SECONDS: Final = 7 * 86400.0
+"""How long a header that a view has set is reported. A process counts each header once."""
+
+
+@check("headers", asks_store=True)
+def headers(
+    services: Services, settings: Settings, endpoints: Sequence[Endpoint], lost_fields: LostFields
+) -> list[Finding]:
+    """Report response headers that a view has set and its replays lack, by the present policy of the endpoint."""
+    seen = {endpoint: dict(named) for endpoint, named in lost_fields.named.items()}
+    log = None if settings.activity is False else services.activity
+    if log is not None:
+        page = log.read(owner_mark(settings.namespace), length=HOUR, seconds=SEEN_SECONDS)
+        for endpoint, counters in merged(bucket.counts for bucket in page.buckets).items():
+            names = [name.removeprefix(UNKEPT) for name in counters if name.startswith(UNKEPT)]
+            seen.setdefault(endpoint, {}).update((name.lower(), name) for name in names)
+    findings = []
+    for name, policy in endpoints:
+        known = seen.get(name, {})
+        lost = [known[lower] for lower in sorted(lost_names(frozenset(known), policy.keep_headers))]
+        if lost:
+            text = f"The view of {name} sets headers that its replays lack: {', '.join(lost)}."
+            remedy = (
+                f"Keep what a client acts on: {keeping(lost, policy)}. Set what belongs to one exchange in an after_request "
+                "hook, which runs on replays too."
+            )
+            findings.append(Finding("headers", Verdict.ADVICE, text, remedy))
+    far = "" if log is not None else " Other processes name them in their logs only: activity is not counted."
+    return findings or [
+        Finding("headers", Verdict.FINE, f"No view is known to set a header that its replays lack.{far}")
+    ]
 
 
 @check("resolvers")

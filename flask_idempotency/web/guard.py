@@ -81,7 +81,7 @@ from flask_idempotency.web.problems import (
 from flask_idempotency.web.request_body import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, context
 from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints, found_key, preferred_wait
-from flask_idempotency.web.responses import AbandonedStreams, StreamEnd, capture, looks, overlay, replay
+from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, capture, looks, overlay, replay
 
 UNPROTECTED: Final = ("Idempotency-Status", "unprotected")
 """The response header that says that a view ran without a claim because the store was down."""
@@ -129,11 +129,13 @@ class Guard:
         callbacks: Callbacks,
         observers: Observers,
         activity: Activity | None = None,
+        lost_fields: LostFields | None = None,
     ) -> None:
         self.engine = engine
         self.observer: Observing | None = None
         """Observes the requests of endpoints that are not enforced. Set when the application is set up."""
         self.activity = activity
+        self.lost_fields = LostFields() if lost_fields is None else lost_fields
         self.abandoned_streams: AbandonedStreams = deque()
         self._app = app
         self._identities = identities
@@ -523,6 +525,8 @@ class Guard:
             if state.escaped_refusal is not None:
                 state.decision = Decision.RELEASE  # the response is ours, and keeps nothing
             held = steps.hold() if state.decision is Decision.KEEP else steps.poisoned
+        if captured.lost and state.decision is Decision.KEEP and not held:
+            self.lost_fields.note(state.operation, captured, state.policy)
         if state.tee is not None and state.end is None:
             tee = state.tee()
             if tee is not None and not transactional and not held:

@@ -45,7 +45,7 @@ from flask_idempotency.web.principals import UnknownCaller
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import MEMORY_BYTES, CountingStream, TemporaryBody
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, session_here
-from flask_idempotency.web.responses import StreamEnd, Tee, capture
+from flask_idempotency.web.responses import LostFields, StreamEnd, Tee, capture
 
 STATUS: Final = "Idempotency-Status"
 
@@ -376,6 +376,7 @@ class Observer(Guard):
         callbacks: Callbacks,
         observers: Observers,
         watcher: Watcher | None = None,
+        lost_fields: LostFields | None = None,
     ) -> None:
         super().__init__(
             app,
@@ -384,6 +385,7 @@ class Observer(Guard):
             settings=replace(settings, former_identity=None, quota=None),
             callbacks=cast("Callbacks", _Callers(callbacks)),
             observers=Observers(),
+            lost_fields=lost_fields,
         )
         self._publish = observers
         self._quarantines = _SilentLog()

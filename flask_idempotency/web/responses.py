@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +11,8 @@ from contextlib import suppress
 from dataclasses import field
 from enum import Enum
 from functools import lru_cache, partial
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from threading import Lock
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from werkzeug.datastructures import Headers
 from werkzeug.http import HTTP_STATUS_CODES
@@ -17,13 +20,14 @@ from werkzeug.urls import iri_to_uri
 from werkzeug.wrappers import Response
 from werkzeug.wsgi import ClosingIterator
 
+from flask_idempotency.engine.activity import LONGEST_COUNTER, UNKEPT
 from flask_idempotency.engine.ending import in_stream
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.options import DOCS_URL
-from flask_idempotency.settings.profiles import PROFILES, allowed_fields
+from flask_idempotency.settings.profiles import PROFILES, is_kept, lost_names
 from flask_idempotency.web.problems import Problem, Renderer, build, render
 
 
@@ -187,6 +191,7 @@ OF_THE_BODY = frozenset(
         "etag",
         "last-modified",
         "accept-ranges",
+        "x-inertia",
     }
 )
 """Fields that describe one body, and would be wrong for any other."""
@@ -202,6 +207,9 @@ Fields of sections 8.3 to 8.7 and 14.4 (Content-*), and the digests of RFC 9530,
 
 _BODILESS = frozenset({204, 304})
 """Final statuses whose responses have no body."""
+
+_SENDS_A_FILE = frozenset({"x-accel-redirect", "x-sendfile", "x-lighttpd-send-file"})
+"""Fields that make a proxy send a file in the body's place."""
 
 # Characters that end a header early, or that HTTP cannot carry (it uses Latin-1).
 _UNSAFE = re.compile(r"[\r\n\0]|[^\0-\xff]")
@@ -222,6 +230,8 @@ class CapturedResponse:
     announced: int | None
     """Its Content-Length, if it had one."""
     sets_cookie: bool
+    lost: frozenset[str] = frozenset()
+    """Lower-case names of fields that a replay lacks, without a rule that says why."""
 
     @property
     def result(self) -> StoredResponse | None:
@@ -279,6 +289,8 @@ def capture(
     body, copying = None, None
     if storable and status in _BODILESS:
         body = b""
+    elif not names.isdisjoint(_SENDS_A_FILE):
+        pass  # the body comes from the proxy, so a replay of ours would be empty
     # A body that is too long is left alone, so that a server's sendfile() still works.
     elif storable and (announced or 0) <= policy.max_body:
         # abort() makes an iterator of a body that is complete. As a stream, it would keep the claim open until a client reads
@@ -299,7 +311,8 @@ def capture(
             )
             response.response = copying
     head = StoredResponse(status, reason, tuple(pairs))
-    return CapturedResponse(head, body, copying, headers, announced, "set-cookie" in names)
+    lost = lost_names(frozenset(names), policy.keep_headers)
+    return CapturedResponse(head, body, copying, headers, announced, "set-cookie" in names, lost)
 
 
 def replay(
@@ -364,8 +377,12 @@ def overlay(response: Response, other: Response, *, policy: Policy, lost: Captur
     if close is not None:
         close()
     own = set(lost.headers) if lost is not None else set()
-    gone = OF_THE_BODY | allowed_fields(policy.keep_headers) | {name.lower() for name, _ in other.headers}
-    stays = [pair for pair in response.headers if pair not in own and pair[0].lower() not in gone]
+    gone = OF_THE_BODY | {name.lower() for name, _ in other.headers}
+    stays = [
+        (name, value)
+        for name, value in response.headers
+        if (name, value) not in own and name.lower() not in gone and not is_kept(name.lower(), policy.keep_headers)
+    ]
     # A session or CORS hook may have set Vary, which still applies.
     varies = [value for value in response.headers.getlist("Vary") if ("Vary", value) not in own]
     response.status = other.status
@@ -386,10 +403,10 @@ def looks(response: Response) -> Looks:
 
 def kept_headers(headers: Iterable[tuple[str, str]], policy: Policy) -> Pairs:
     """Return the fields that belong to the response, in order, duplicates included."""
-    allowed, connection, kept = allowed_fields(policy.keep_headers), set[str](), []
+    keep_headers, connection, kept = policy.keep_headers, set[str](), []
     for name, value in headers:
         field_name = name.lower()
-        if field_name in allowed:
+        if is_kept(field_name, keep_headers):
             if not value.isascii() and field_name in ("location", "content-location"):
                 # Werkzeug accepts non-ASCII locations, and encodes them only when the response starts.
                 with suppress(UnicodeError):
@@ -409,3 +426,61 @@ def _tokens(value: str) -> list[str]:
 @lru_cache(maxsize=1024)
 def _standard_line(status: int) -> str:
     return f"{status} {HTTP_STATUS_CODES.get(status, 'unknown').upper()}"
+
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class LostFields:
+    """Logs, once for each endpoint, which fields its view sets that a replay lacks. `doctor` names them too.
+
+    No value is logged. A view may make up names, so only the first `MOST` of an endpoint are named.
+    """
+
+    MOST: Final = 20
+
+    def __init__(self, count: Callable[[str, str], None] | None = None) -> None:
+        """`count` adds 1 to a counter of an endpoint, by which the `doctor` of another process learns of it."""
+        self._count = count
+        self._lock = Lock()
+        self.named: dict[str, dict[str, str]] = {}
+        """What was named, by endpoint: as the view wrote it, by its lower-case name."""
+
+    def note(self, operation: str, captured: CapturedResponse, policy: Policy) -> None:
+        """Name what this response has and its replay will lack."""
+        known = self.named.setdefault(operation, {})
+        if captured.lost <= known.keys() or len(known) >= self.MOST:
+            return
+        # What marks a replay replaces a field of that name, and what Connection names is meant for the next hop.
+        ours = {name.lower() for name, _ in policy.replayed_header}
+        ours |= {
+            token.lower()
+            for name, value in captured.headers
+            if name.lower() == "connection"
+            for token in _tokens(value)
+        }
+        written = {name.lower(): name for name, _ in captured.headers if _TOKEN.fullmatch(name)}
+        with self._lock:
+            fresh = [written[name] for name in sorted(captured.lost - known.keys() - ours) if name in written]
+            fresh = fresh[: self.MOST - len(known)]
+            known.update((name.lower(), name) for name in fresh)
+        if not fresh:
+            return
+        _log.warning(
+            "%s sets %s, which a replay leaves out: a retry gets another response. Keep what a client acts on: %s in "
+            "@idempotent(…), or IDEMPOTENCY_KEEP_HEADERS. Set what belongs to one exchange in an after_request hook.",
+            operation,
+            ", ".join(fresh),
+            keeping(fresh, policy),
+        )
+        if self._count is not None:
+            for name in fresh:
+                if len(UNKEPT) + len(name) <= LONGEST_COUNTER:
+                    self._count(operation, UNKEPT + name)
+
+
+def keeping(names: Iterable[str], policy: Policy) -> str:
+    """Return the keyword that keeps these fields besides those that the policy keeps now."""
+    return f"keep_headers={json.dumps([*sorted(policy.keep_headers), *names])}"

@@ -12,8 +12,8 @@ from flask_idempotency.settings.profiles import (
     DIALECT_FIELDS,
     KEPT_FIELDS,
     PROFILES,
-    allowed_fields,
     faults_of_kept,
+    is_kept,
     policy_of,
     refused,
 )
@@ -248,7 +248,7 @@ def test_a_policy_cannot_keep_what_belongs_to_one_caller() -> None:
         (fault,) = faults_of_kept([name])
 
         assert f"{name} belongs to one caller" in fault, name
-        assert allowed_fields(frozenset()) == allowed_fields(frozenset({name})), name
+        assert not is_kept(name.lower(), frozenset({name})), name
 
 
 def test_a_policy_cannot_keep_what_is_no_field_name() -> None:
@@ -264,7 +264,39 @@ def test_all_faults_in_keep_headers_are_reported_together() -> None:
 
 def test_a_policy_may_keep_a_field_of_the_applications_own() -> None:
     assert [] == faults_of_kept(["X-Total"])
-    assert KEPT_FIELDS | {"x-total"} == allowed_fields(frozenset({"X-Total"}))
+    assert [True, False] == [is_kept(name, frozenset({"X-Total"})) for name in ("x-total", "x-totals")]
+
+
+def test_a_beginning_keeps_every_field_that_begins_so_except_what_is_never_kept() -> None:
+    assert [] == faults_of_kept(["X-Shop-*", "X-*", "X-Re*", "Content-*", "d*"])
+    for beginning, name, kept in (
+        ("X-Shop-*", "x-shop-receipt", True),
+        ("X-Shop-*", "x-shop", False),
+        ("X-*", "x-receipt", True),
+        ("X-*", "x-request-id", False),
+        ("X-*", "x-ratelimit-remaining", False),
+        ("x-*", "x-accel-redirect", False),
+        ("D*", "date", False),
+        ("*", "x-receipt", False),
+        ("*", "set-cookie", False),
+        ("Set-*", "set-cookie", False),
+    ):
+        assert kept is is_kept(name, frozenset({beginning})), (beginning, name)
+
+
+def test_a_beginning_of_names_that_are_never_kept_is_refused() -> None:
+    for name in (
+        "*",
+        "Set-Cookie*",
+        "set-*",
+        "Access-Control-*",
+        "X-RateLimit-*",
+        "X-Rate-*",
+        "X-Accel-*",
+        "X-*-Id",
+        "**",
+    ):
+        assert 1 == len(faults_of_kept([name])), name
 
 
 def test_nothing_on_the_allow_list_is_refused() -> None:
