@@ -368,7 +368,9 @@ def _schema_of_key(key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _about_key(facts: Mapping[str, Any]) -> str:
-    form = f" A form may carry it in the field `{facts['form_field']}`." if facts["form_field"] else ""
+    form = (
+        f" A form may carry it in the field `{facts['form_field']}`, which then counts." if facts["form_field"] else ""
+    )
     return (
         "A key that you choose for this request, such as a random UUID. Send the same key with each retry: a retry gets the "
         f"stored response for {facts['lifetime']} seconds. Do not use the key for another request.{form}"

@@ -443,7 +443,9 @@ class PolicySchema(Schema):
     fingerprint_headers = Parsed(header_names, metadata={"doc": "Request headers that must be equal too."})
     form_field = fields.String(
         allow_none=True,
-        metadata={"doc": "Hidden form field that may carry the key (`idempotency_field()` renders one)."},
+        metadata={
+            "doc": "Hidden form field that may carry the key (`idempotency_field()` renders one). It goes before a header."
+        },
     )
     scope = one_of("key", "operation", metadata={"doc": "`operation` gives each endpoint its own key space."})
     published = fields.Boolean(

@@ -211,19 +211,22 @@ def _may_have_files(request: Request) -> bool:
 
 
 def client_keys(request: Request, policy: Policy) -> list[str]:
-    """Return the value of each header that may carry the key, unchanged, and the values of the form field that may.
+    """Return the values of the form field that carries the key, unchanged, or else of each header that may.
 
-    An empty header is a value too. Two lines of one header arrive as one value, joined by a comma. Reads and
-    parses the body only if the policy names a form field and this is a form.
+    A form field that is present is what the page decided; a browser may add a header by itself to each POST (Firefox,
+    `network.http.idempotencyKey.enabled`). An empty value is a value too. Two lines of one header arrive as one value,
+    joined by a comma. Reads and parses the body only if the policy names a form field and this is a form.
     """
+    if policy.form_field is not None and request.mimetype in FORM_TYPES:
+        form = form_in(request, read_body(request, most=policy.max_request_body))
+        values = form.values(policy.form_field) if form is not None else []
+        if values:
+            return values
     keys = []
     for name in policy.header:
         value = request.headers.get(name)
         if value is not None:
             keys.append(value)
-    if policy.form_field is not None and request.mimetype in FORM_TYPES:
-        form = form_in(request, read_body(request, most=policy.max_request_body))
-        keys += form.values(policy.form_field) if form is not None else []
     return keys
 
 

@@ -133,6 +133,22 @@ def test_key_may_come_by_header_beside_the_forms_own_field() -> None:
 
 
 @pytest.mark.usefixtures("ticking")
+@pytest.mark.parametrize("protect", [True, False], ids=["CSRFProtect", "form only"])
+def test_a_browser_that_adds_a_key_to_each_post_does_not_hide_the_key_of_the_form(protect: bool) -> None:
+    """Firefox adds another with each click, quoted. Whatever it adds, the form's own key counts."""
+    world = shop(protect=protect)
+    with world.client() as client:
+        fields = {**rendered(client), "amount": "5"}
+        keys = ('"aa5fd1f6"', '"b4ec36aa"', "two,keys", "", None)
+        clicks = [
+            client.post("/pay", data=fields, headers={} if key is None else {"Idempotency-Key": key}) for key in keys
+        ]
+
+    assert [(200, index > 0) for index in range(len(keys))] == [(each.status_code, is_replay(each)) for each in clicks]
+    assert [5] == world.runs
+
+
+@pytest.mark.usefixtures("ticking")
 def test_a_form_sent_again_after_a_reload_gets_the_stored_redirect() -> None:
     """Case 59: the page keeps its key over the reload, and the new page has another token and another stamp."""
     world = new_world(Flask(__name__), config={"WTF_CSRF_TIME_LIMIT": None}, form_field="idempotency_key")

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,28 @@ def test_two_lines_of_one_header_are_one_value() -> None:
 FORM_KEY = Policy(form_field="idempotency_key")
 
 
+def test_a_form_field_goes_before_every_header() -> None:
+    """Browsers may add the header. The fingerprint is that of the form alone."""
+    headers = {"Idempotency-Key": '"of-the-browser"', "X-Idempotency-Key": "another"}
+    policy = replace(FORM_KEY, header=("Idempotency-Key", "X-Idempotency-Key"))
+    for fields, expected in (
+        ([("idempotency_key", "k"), ("amount", "1")], ["k"]),
+        ([("amount", "1"), ("idempotency_key", "k")], ["k"]),
+        ([("idempotency_key", ""), ("amount", "1")], [""]),
+        ([("idempotency_key", "k"), ("idempotency_key", "l")], ["k", "l"]),
+        ([("amount", "1")], ['"of-the-browser"', "another"]),
+    ):
+        multiparts = multipart(*((name, None, None, value.encode()) for name, value in fields))
+        for data, media_type in ((urlencode(fields).encode(), FORM), multiparts):
+            for before in (lambda asked: None, lambda asked: asked.form):
+                asked = request_of(data, media_type, headers=headers)
+                before(asked)
+                assert expected == client_keys(asked, policy), (media_type, fields)
+                assert digest_of(asked, policy) == digest_of(request_of(data, media_type), policy), (media_type, fields)
+
+    assert ['"of-the-browser"', "another"] == client_keys(request_of(b"{}", headers=headers), policy)
+
+
 def part(headers: bytes, content: bytes = b"1") -> tuple[bytes, str]:
     """A multipart form of one part with this very header."""
     return b"--xx\r\n" + headers + b"\r\n\r\n" + content + b"\r\n--xx--\r\n", "multipart/form-data; boundary=xx"
@@ -640,10 +663,10 @@ def test_key_is_found_in_the_form() -> None:
 
 
 def test_all_keys_that_were_sent_are_told() -> None:
-    """Headers first, then fields; whether they agree is for `one_key` to say."""
+    """Whether the fields agree is for `one_key` to say."""
     asked = request_of(b"idempotency_key=a&idempotency_key=&idempotency_key=b", FORM, headers={"Idempotency-Key": "h"})
 
-    assert ["h", "a", "", "b"] == client_keys(asked, FORM_KEY)
+    assert ["a", "", "b"] == client_keys(asked, FORM_KEY)
 
 
 def test_other_bodies_carry_no_key() -> None:
