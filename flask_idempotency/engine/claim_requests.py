@@ -43,9 +43,11 @@ def claim_requests(
     hashed: bool,
     timestamp: float | None,
     in_quota: bool = True,
+    former_prints: Sequence[bytes] = (),
 ) -> list[ClaimRequest]:
     """Return one request for each identity, the newest first, with the fingerprint under that identity.
 
+    `former_prints` are the fingerprints that an earlier release would have computed, if they differ.
     `hashed`: the records name the tenant and the principal by a keyed hash under the newest secret.
     """
     tenant = "" if scope.tenant is None else scope.tenant
@@ -57,7 +59,9 @@ def claim_requests(
     info = RequestInfo(tenant, principal, method, operation)
     on_expiry, waited_for = policy.on_expiry, policy.in_flight == "wait"
     requests = []
-    for identity, fingerprint in zip(identities, prints, strict=True):
+    for identity, fingerprint, former in zip(identities, prints, former_prints or (None,) * len(prints), strict=True):
         key = identity.storage_key(scope, client_key)
-        requests.append(ClaimRequest(key, fingerprint, on_expiry, info, waited_for, timestamp, in_quota))
+        requests.append(
+            ClaimRequest(key, fingerprint, on_expiry, info, waited_for, timestamp, in_quota, former_fingerprint=former)
+        )
     return requests

@@ -258,6 +258,10 @@ class Engine:
                 limits = None  # while secrets rotate: a key that is known under the newest secret is not new under an older one
             try:
                 outcome = deps.store.claim(request, token=token, lease=policy.lease, quota=limits)
+                if isinstance(outcome, Mismatched) and (formerly := request.as_formerly) is not None:
+                    # During a deployment, and for one `keep` after it, the record may be from an earlier release.
+                    request = formerly
+                    outcome = deps.store.claim(request, token=token, lease=policy.lease, quota=limits)
             except (CorruptRecord, StoreDataLoss) as error:
                 # The store has answered, so this key was not granted.
                 if granted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -307,6 +307,15 @@ class ClaimRequest:
     """Whether a quota applies to this storage key."""
     callers: Callers | None = None
     """None: this name is the caller's alone."""
+    former_fingerprint: bytes | None = field(default=None, repr=False)
+    """What an earlier release computed for the same request, if it differs. For the engine: stores compare `fingerprint`."""
+
+    @property
+    def as_formerly(self) -> ClaimRequest | None:
+        """This request with the fingerprint of an earlier release, for a record with another one than ours."""
+        if self.former_fingerprint is None:
+            return None
+        return replace(self, fingerprint=self.former_fingerprint, former_fingerprint=None)
 
 
 @valueclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class Guard:
                 bounded(state.operation, "endpoint of this view has")
             operation = state.operation if policy.scope == "operation" else None
             scope = Scope(settings.namespace, state.tenant, state.principal, operation, policy.principal is not None)
-            prints = fingerprints(
+            prints, former_prints = fingerprints(
                 request,
                 policy,
                 self._identities,
@@ -211,6 +211,7 @@ class Guard:
                 state.client_key,
                 self._identities,
                 prints,
+                former_prints=former_prints,
                 policy=policy,
                 method=request.method,
                 operation=state.operation,

@@ -210,16 +210,9 @@ class Watcher(Engine):
             return OverQuota("records", self._most)
         token = new_token(request.key.mark)
         try:
-            seen = self._ask(
-                lambda store: store.observe(
-                    request.key,
-                    token=token,
-                    fingerprint=request.fingerprint,
-                    lease=policy.lease,
-                    keep=policy.keep,
-                    hold_lapsed=request.on_expiry is OnExpiry.QUARANTINE,
-                )
-            )
+            seen = self._observe(request, policy, token)
+            if seen.sighting is Sighting.MISMATCH and (formerly := request.as_formerly) is not None:
+                seen = self._observe(formerly, policy, token)
         except _NotAsked as error:
             self._discount(request.key.tid)
             raise StoreUnavailable(str(error)) from None
@@ -235,6 +228,18 @@ class Watcher(Engine):
             return watch
         self._discount(request.key.tid)  # its key is recorded already
         return cast("Outcome", seen)  # only `Observer._outcome` gets it
+
+    def _observe(self, request: ClaimRequest, policy: Policy, token: bytes) -> Observed:
+        return self._ask(
+            lambda store: store.observe(
+                request.key,
+                token=token,
+                fingerprint=request.fingerprint,
+                lease=policy.lease,
+                keep=policy.keep,
+                hold_lapsed=request.on_expiry is OnExpiry.QUARANTINE,
+            )
+        )
 
     def renew(self, key: Any, token: bytes, *, lease: float) -> None:
         """Extend the lease of a watch. Raises `StoreUnavailable`."""

@@ -271,31 +271,36 @@ def preferred_wait(request: Request) -> int | None:
 def fingerprints(
     request: Request,
     policy: Policy,
-    identities: Iterable[Identity],
+    identities: Sequence[Identity],
     *,
     body: Body,
     by_host: bool = False,
     csrf_field: str = CSRF_FIELD,
-) -> list[bytes]:
-    """Return the request's fingerprint under each identity, in their order.
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the request's fingerprint under each identity, in their order; then those of earlier releases, if they differ.
 
     The path is the one that the server decoded, mount point included, as bytes: two that are not UTF-8 stay different. The
     query counts as it was sent. `by_host`: the application also selects its view by the host, so the host counts too.
+
+    Parameters of the media type count, but not those of JSON: a `charset` "really has no effect" there (RFC 8259, section
+    11), and one client library sends it where another does not. Earlier releases counted them.
     """
     path = ((request.environ.get("SCRIPT_NAME") or "") + (request.environ.get("PATH_INFO") or "")).encode("latin-1")
     if by_host:
         # Both come from the client: without the length, a part of one could pass for a part of the other.
         host = request.host.lower().encode()
         path = b"%d:%b%b" % (len(host), host, path)
-    media_type = request.mimetype
-    if request.mimetype_params:
-        # In one form, and without the boundary, which differs in each attempt.
-        for name, value in sorted(request.mimetype_params.items()):
-            if name != "boundary":
-                media_type += f";{name}={(value.lower() if name == 'charset' else value)!r}"
     if policy.fingerprint == "none":
         # The path counts all the same: without it, a second view of one provider would silently replay the first one.
-        return [path_fingerprint(identity, path) for identity in identities]
+        return [path_fingerprint(identity, path) for identity in identities], []
+    media_types = [request.mimetype]
+    if request.mimetype_params:
+        # In one form, and without the boundary, which differs in each attempt.
+        spelled = request.mimetype
+        for name, value in sorted(request.mimetype_params.items()):
+            if name != "boundary":
+                spelled += f";{name}={(value.lower() if name == 'charset' else value)!r}"
+        media_types = [request.mimetype, spelled] if request.is_json else [spelled]
     headers = []
     for name in policy.fingerprint_headers:
         sent = request.headers.get(name)
@@ -303,19 +308,21 @@ def fingerprints(
             headers.append((name, sent))
     digest = _body_digest(request, policy, body, csrf_field)
     prints = []
-    for identity in identities:
-        prints.append(
-            fingerprint(
-                identity,
-                method=request.method,
-                path=path,
-                query=request.query_string,
-                media_type=media_type,
-                headers=headers,
-                body=digest,
+    for media_type in media_types:
+        for identity in identities:
+            prints.append(
+                fingerprint(
+                    identity,
+                    method=request.method,
+                    path=path,
+                    query=request.query_string,
+                    media_type=media_type,
+                    headers=headers,
+                    body=digest,
+                )
             )
-        )
-    return prints
+    number = len(prints) // len(media_types)
+    return prints[:number], prints[number:]
 
 
 def _body_digest(request: Request, policy: Policy, body: Body, csrf_field: str) -> bytes:

@@ -43,7 +43,7 @@ def digest(data: bytes = b"{}", media_type: str = "application/json", *, policy:
 
 
 def digest_of(asked: Request, policy: Policy = POLICY) -> bytes:
-    (found,) = fingerprints(asked, policy, [IDENTITY], body=read_body(asked))
+    (found,), _ = fingerprints(asked, policy, [IDENTITY], body=read_body(asked))
     return found
 
 
@@ -66,8 +66,7 @@ def test_every_part_of_the_request_counts() -> None:
         {"query_string": "a=1"},
         {"query_string": "?"},
         {"media_type": "application/vnd.shop+json"},
-        {"media_type": "application/json; charset=utf-8"},
-        {"media_type": "application/json; version=2"},
+        {"media_type": "text/json"},
         {"media_type": ""},
         {"data": b"[]"},
         {"data": b""},
@@ -101,11 +100,25 @@ def test_media_types_compare_by_meaning() -> None:
     """One type in two spellings is one type."""
     for one, same in (
         ("application/json", "Application/JSON"),
-        ("application/json; charset=utf-8", "application/json;charset=UTF-8"),
-        ("application/json; a=1; b=2", "application/json;b=2;a=1"),
-        ("application/json; CHARSET=utf-8", 'application/json; charset="utf-8"'),
+        ("text/plain; charset=utf-8", "text/plain;charset=UTF-8"),
+        ("text/plain; a=1; b=2", "text/plain;b=2;a=1"),
+        ("text/plain; CHARSET=utf-8", 'text/plain; charset="utf-8"'),
     ):
         assert digest(media_type=one) == digest(media_type=same), (one, same)
+
+
+def test_parameters_of_json_do_not_count() -> None:
+    """RFC 8259, section 11: it has none. Of every other type they count."""
+    bodies = (b'{"a": 1}', '{"a": "é"}'.encode("utf-16"), b"not json", b"[" * 2 * MAX_CANONICAL_BYTES)
+    for data, policy, media_type in product(
+        bodies, (Policy(), Policy(fingerprint="raw")), ("application/json", "application/vnd.api+json")
+    ):
+        for parameters in ("; charset=utf-8", ";charset=UTF-16", '; profile="https://shop.example"', "; charset", ";"):
+            assert digest(data, media_type, policy=policy) == digest(data, media_type + parameters, policy=policy), (
+                parameters
+            )
+    for media_type in ("text/plain", "text/json", "application/xml", "application/x-www-form-urlencoded"):
+        assert digest(media_type=media_type) != digest(media_type=media_type + "; charset=utf-8"), media_type
 
 
 def test_volatile_headers_do_not_count() -> None:
@@ -139,10 +152,10 @@ def test_one_fingerprint_for_each_identity() -> None:
     """While a secret is rotated, in the order given, from one reading of the body (P-32)."""
     newest, oldest = Identity(b"new"), Identity(b"old")
     asked, again = request_of(b"{}", delivery=chunked), request_of(b"{}")
-    both = fingerprints(asked, Policy(), [newest, oldest], body=read_body(asked))
+    both, _ = fingerprints(asked, Policy(), [newest, oldest], body=read_body(asked))
 
     assert 2 == len(set(both))
-    assert both == [fingerprints(again, Policy(), [one], body=read_body(again))[0] for one in (newest, oldest)]
+    assert both == [fingerprints(again, Policy(), [one], body=read_body(again))[0][0] for one in (newest, oldest)]
     assert {17} == {len(one) for one in both}
 
 
