@@ -5,7 +5,7 @@ See `journal.py` for what a store keeps. Writes of one claim follow each other u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import RLock
@@ -226,13 +226,15 @@ class Steps:
         *,
         alike: bytes = b"",
         digest: bytes = b"",
+        former: Callable[[], Iterable[bytes]] = tuple,
         in_line: bool = True,
         own: Step | None = None,
     ) -> StepRun:
         """Begin this step, or return it as recalled. On return its function may run: the store has its begin, if it needs one.
 
         `item` is encoded, and so is `alike`: the item of another type that prints the same, empty if there is none.
-        `digest` is one of the arguments, and not keyed: this method keys it for each record.
+        `digest` is one of the arguments, and not keyed: this method keys it for each record. `former` returns what earlier
+        releases would have passed as `digest`, because they may have recorded the step.
         `in_line`: the view's own thread asks for it. `own`: what holds instead of the declared step of this name, with the
         same effects and identity. Raises `StepsChanged`, `StepInDoubt`, `LeaseLost`, `StoreUnavailable`
         and, for misuse, `RuntimeError`. In all these cases the function must not run.
@@ -252,8 +254,10 @@ class Steps:
             ids = [step_id(record.context.key, step.recorded_as, item) for record in self._records]
             digests = [step_digest(record.context.key, digest) for record in self._records]
             found = [record.entries.get(id) for record, id in zip(self._records, ids, strict=True)]
-            for entry, keyed in zip(found, digests, strict=True):
-                if entry is not None and entry.digest and keyed and entry.digest != keyed:
+            for record, entry, keyed in zip(self._records, found, digests, strict=True):
+                if entry is None or not entry.digest or not keyed or entry.digest == keyed:
+                    continue
+                if all(entry.digest != step_digest(record.context.key, each) for each in former()):
                     raise self._changed(step.name, "arguments", "was recorded with other arguments")
             run = StepRun(self, step, item, ids, digests, in_line)
             for record, entry in zip(self._records, found, strict=True):

@@ -1,20 +1,22 @@
 """Turn the arguments of a step into bytes, which the engine compares with those of the attempt that recorded it.
 
 They go by value: 10 equals 10.0 and Decimal("10.00"), an aware time equals the same instant in another zone, a list equals a
-tuple, and the order of names in a dict does not count. A client's retry, or what a database returns to it, may differ in
-these, and still be the same request.
+tuple, and the order of names in a dict does not count. This holds for the names of dicts too. A client's retry, or what a
+database returns to it, may differ in these, and still be the same request.
+
+Earlier releases told more values apart. A journal may hold their digests, so `former` returns what they compared.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
-from math import frexp
 from types import FunctionType
 from typing import Any, Final
 
@@ -68,7 +70,8 @@ def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, .
 
     Raises `TypeError` for a value that cannot be compared or takes too much, and names the argument.
     """
-    parts, left = [], LARGEST_ARGUMENTS
+    left = LARGEST_ARGUMENTS
+    parts = []
     for name in sorted(arguments if compare is None else set(compare)):
         if name not in arguments:
             raise TypeError(
@@ -83,9 +86,20 @@ def comparable(step: str, arguments: Mapping[str, Any], *, compare: tuple[str, .
                 f"step {step!r}: its argument {name!r} cannot be compared with that of a retry: {error}. Pass an id, "
                 "leave the object to a closure, or name the arguments to compare in compare=(…)."
             ) from error
-        text = _ENCODER.encode(value)
-        parts += [name.encode(), text.encode()]
+        parts += [name.encode(), _ENCODER.encode(value).encode()]
     return encode(*parts) if parts else b""
+
+
+def former(arguments: Mapping[str, Any], *, compare: tuple[str, ...] | None) -> Iterator[bytes]:
+    """Yield what earlier releases compared of arguments that `comparable` takes, the latest release first."""
+    for leaf in (_formerly_by_value, _formerly_by_type):
+        parts = []
+        # What those releases could not compare, they have not recorded.
+        with suppress(NotStorable):
+            for name in sorted(arguments if compare is None else set(compare)):
+                value = tagged(_normal(arguments[name], leaf=leaf))
+                parts += [name.encode(), _ENCODER.encode(value).encode()]
+            yield encode(*parts)
 
 
 def _left(value: Any, left: int, depth: int = 0) -> int:
@@ -102,7 +116,7 @@ def _left(value: Any, left: int, depth: int = 0) -> int:
         # `_number` writes the zeros that the exponent stands for, if they are not too many.
         left -= max(len(str(value)), min(value.adjusted(), _MOST_DIGITS))
     elif kind is float:
-        left -= max(frexp(value)[1], 0) // 3
+        left -= max(math.frexp(value)[1], 0) // 3
     elif depth < DEEPEST and left >= 0:
         if kind in (list, tuple):
             for each in value:
@@ -115,24 +129,59 @@ def _left(value: Any, left: int, depth: int = 0) -> int:
     return left
 
 
-def _normal(value: Any, depth: int = 0) -> Any:
-    """Return the one form that all equal values have. A value of another type stays as it is: `tagged` refuses it."""
+def _normal(value: Any, depth: int = 0, *, leaf: Callable[[Any], Any] | None = None) -> Any:
+    """Return the one form that all equal values have. A value of another type stays as it is: `tagged` refuses it.
+
+    `leaf` does so for a value that contains no other, as an earlier release did. A form that no list or dict has is a tuple.
+    """
+    kind = type(value)
+    if kind not in (list, tuple, dict):
+        return _by_value(value) if leaf is None else leaf(value)
+    if depth >= DEEPEST:
+        return value
+    if kind is not dict:
+        return [_normal(each, depth + 1, leaf=leaf) for each in value]
+    if leaf is None and not all(type(name) is str for name in value):
+        pairs = [[_normal(name, depth + 1), _normal(each, depth + 1)] for name, each in value.items()]
+        return tuple(sorted(pairs, key=lambda pair: _ENCODER.encode(tagged(pair[0], depth))))
+    # Their order counts to `tagged`, if a name is not plain text.
+    names = sorted(value, key=lambda name: (type(name).__name__, _shown(name)))
+    return {name: _normal(value[name], depth + 1, leaf=leaf) for name in names}
+
+
+def _by_value(value: Any) -> Any:
+    kind = type(value)
+    if kind is Decimal and not value.is_finite() and not value.is_snan():
+        return float(value)
+    if kind in (datetime, time) and (offset := value.utcoffset()) is not None:
+        if kind is datetime:
+            # The first and the last day have no such instant in the calendar.
+            with suppress(OverflowError):
+                return value.astimezone(UTC)
+            return ("instant", value - datetime.min.replace(tzinfo=UTC))
+        clock = timedelta(hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond)
+        return ("time", clock - offset)
+    return _formerly_by_value(value)
+
+
+def _formerly_by_value(value: Any) -> Any:
     kind = type(value)
     if kind is float and value.is_integer():
         return int(value)
     if kind is Decimal and value.is_finite():
         return _number(value)
     if kind is datetime and value.utcoffset() is not None:
-        # The first and the last day have no such instant.
         with suppress(OverflowError):
             return value.astimezone(UTC)
-    if depth < DEEPEST:
-        if kind in (list, tuple):
-            return [_normal(each, depth + 1) for each in value]
-        if kind is dict:
-            # Their order counts to `tagged`, if a name is not plain text.
-            names = sorted(value, key=lambda name: (type(name).__name__, _shown(name)))
-            return {name: _normal(value[name], depth + 1) for name in names}
+    return value
+
+
+def _formerly_by_type(value: Any) -> Any:
+    kind = type(value)
+    if kind is float and value.is_integer():
+        return int(value)
+    if kind is Decimal and value.is_finite():
+        return Decimal(_stripped(value)) if value else 0
     return value
 
 
@@ -145,15 +194,20 @@ def _number(value: Decimal) -> int | float | Decimal:
     """Return the int or the float of this value, if it is not too long and one has it; else without final zeros."""
     if not value:
         return 0
+    sign, digits, exponent = _stripped(value)
+    if len(digits) + abs(exponent) <= _MOST_DIGITS:
+        if exponent >= 0:
+            return int(value)
+        if Decimal(number := float(value)) == value:
+            return number
+    return Decimal((sign, digits, exponent))
+
+
+def _stripped(value: Decimal) -> tuple[int, tuple[int, ...], int]:
+    """Return sign, digits and exponent of this finite number, which is not zero, without the zeros at its end."""
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)  # noqa: S101 - it is finite
     end = len(digits)
     while digits[end - 1] == 0:
         end -= 1
-    exponent += len(digits) - end
-    if end + abs(exponent) <= _MOST_DIGITS:
-        if exponent >= 0:
-            return int(value)
-        if Decimal(number := float(value)) == value:
-            return number
-    return Decimal((sign, digits[:end], exponent))
+    return sign, digits[:end], exponent + len(digits) - end

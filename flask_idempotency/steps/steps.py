@@ -349,7 +349,15 @@ def _enter(
     with _noted(work), work.shield():
         encoded = values.encode_item(item)
         alike = b"" if item is None else values.encode_alike(item)
-        return steps.enter(name, encoded, alike=alike, digest=compared, in_line=_in_line(work), own=own)
+        return steps.enter(
+            name,
+            encoded,
+            alike=alike,
+            digest=compared,
+            former=lambda: arguments.former(given or {}, compare=step.compare),
+            in_line=_in_line(work),
+            own=own,
+        )
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal, DecimalTuple
 from functools import partial
 from typing import Any
@@ -12,10 +12,13 @@ from zoneinfo import ZoneInfo
 import pytest
 from dateutil.tz import tzoffset  # type: ignore[import-untyped]
 
+from flask_idempotency.engine.keys import encode
 from flask_idempotency.steps import arguments
-from flask_idempotency.steps.arguments import LARGEST_ARGUMENTS, bind, comparable
+from flask_idempotency.steps.arguments import LARGEST_ARGUMENTS, bind, comparable, former
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
+BERLIN = ZoneInfo("Europe/Berlin")
+LAST = datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))
 
 
 def charge(card: str, amount: int = 5, *, currency: str = "EUR") -> None:
@@ -48,6 +51,14 @@ def test_equal_values_are_equal() -> None:
         (NOON, NOON.astimezone(ZoneInfo("America/New_York"))),
         (NOON, NOON.astimezone(tzoffset(None, 3600))),
         ({"a": [{"b": 1.0}]}, {"a": [{"b": 1}]}),
+        (LAST, (LAST - timedelta(minutes=30)).replace(tzinfo=timezone(timedelta(hours=-1, minutes=-30)))),
+        (time(12, tzinfo=UTC), time(14, tzinfo=timezone(timedelta(hours=2)))),
+        (time(0, 30, tzinfo=timezone(timedelta(hours=1))), time(0, tzinfo=timezone(timedelta(minutes=30)))),
+        (float("-inf"), Decimal("-Infinity")),
+        (float("nan"), Decimal("NaN")),
+        ({1: "a", 2: "b"}, {Decimal("2.0"): "b", 1.0: "a"}),
+        ({10: 1, "a": 2, (1, 2.0): 3}, {(1.0, 2): 3, "a": 2, Decimal("1E+1"): 1}),
+        ({NOON: [{1: 1}]}, {NOON.astimezone(ZoneInfo("America/New_York")): ({1.0: 1.0},)}),
     ):
         assert of(ours) == of(theirs), (ours, theirs)
 
@@ -69,8 +80,48 @@ def test_other_values_differ() -> None:
         (NOON, NOON + timedelta(microseconds=1)),
         (datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), datetime.max.replace(tzinfo=UTC)),
         ({1: 2}, [[1, 2]]),
+        ({1: 2}, ((1, 2),)),
+        ({1: 2}, {"1": 2}),
+        ({1: 2}, {True: 2}),
+        ({1: "a"}, {2: "a"}),
+        (time(12, tzinfo=UTC), time(12)),
+        (time(12, tzinfo=UTC), time(12, tzinfo=timezone(timedelta(hours=2)))),
+        (time(23, tzinfo=UTC), time(0, tzinfo=timezone(timedelta(hours=1)))),
+        (time(12, tzinfo=UTC), ["time", timedelta(hours=12)]),
+        (float("nan"), Decimal("sNaN")),
+        (NOON.replace(2026, 10, 25, 2, fold=0, tzinfo=BERLIN), NOON.replace(2026, 10, 25, 2, fold=1, tzinfo=BERLIN)),
     ):
         assert of(ours) != of(theirs), (ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("value", "first", "second"),
+    (
+        (Decimal("10.00"), '{"$decimal":"1E+1"}', "10"),
+        ([Decimal("0.00"), 2.0, Decimal("1.50")], '[0,2,{"$decimal":"1.5"}]', "[0,2,1.5]"),
+        (
+            NOON.astimezone(BERLIN),
+            '{"$datetime":["2026-07-01T14:00:00",0,"Europe/Berlin"]}',
+            '{"$datetime":["2026-07-01T12:00:00",0,0,0,0]}',
+        ),
+        (time(12, tzinfo=UTC), '{"$time":["12:00:00",0,0,0,0]}', '{"$time":["12:00:00",0,0,0,0]}'),
+        ({2: (Decimal(3),), 1: 1}, '{"$dict":[[1,1],[2,[{"$decimal":"3"}]]]}', '{"$dict":[[1,1],[2,[3]]]}'),
+        (Decimal("Infinity"), '{"$decimal":"Infinity"}', '{"$decimal":"Infinity"}'),
+    ),
+    ids=("number", "list", "instant", "time", "names", "infinity"),
+)
+def test_what_earlier_releases_recorded_is_known(value: Any, first: str, second: str) -> None:
+    """The texts are what the releases before and after commit d154294e wrote."""
+    given = bind(charge, (value,), {})
+    recorded = [encode(b"card", text.encode()) for text in (second, first)]
+
+    assert recorded == list(former(given, compare=("card",)))
+
+
+def test_what_earlier_releases_could_not_compare_is_left_out() -> None:
+    given = bind(charge, (NOON.astimezone(tzoffset(None, 3600)),), {})
+
+    assert 1 == len(list(former(given, compare=("card",))))
 
 
 def test_values_do_not_move_from_one_argument_to_another() -> None:
@@ -119,8 +170,9 @@ def test_a_long_number_costs_as_much_as_it_has_digits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Digits, "copied", 0)
     for text in ("1" + "0" * 5000, "1." + "0" * 5000, "12" * 2500 + "." + "0" * 2500):
         arguments._normal(Long(text))
+        arguments._normal(Long(text), leaf=arguments._formerly_by_type)
 
-    assert Digits.copied <= 15_000
+    assert Digits.copied <= 30_000
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import product
 from threading import Event, Thread
 from typing import Any, Final
@@ -22,10 +23,11 @@ from werkzeug.test import TestResponse
 from flask_idempotency import Idempotency, Step, current_claim, durable_step, idempotent
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost
 from flask_idempotency.engine.journal import NEVER_RESUMED, Journal
-from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.keys import StorageKey, encode
 from flask_idempotency.engine.model import State, StoredPayload
 from flask_idempotency.engine.recovery import Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.steps import arguments
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from flask_idempotency.testing.doubles import Verb
@@ -378,6 +380,33 @@ def test_41_an_argument_that_cannot_be_compared_writes_nothing(shop: Shop) -> No
         shop.post()
     assert () == shop.journal().entries
     assert not shop.ran
+
+
+def test_arguments_that_an_earlier_release_recorded_are_the_same(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It told Decimal("10.00") from 10. One step had begun, and its result must be readable too."""
+
+    def mail(amount: Decimal) -> str:
+        shop.ran["mail"] += 1
+        if shop.ran["mail"] == 1:
+            raise TimeoutError
+        return "sent"
+
+    def checkout() -> Any:
+        try:
+            current_claim.step("mail", mail, Decimal("10.00"))
+            current_claim.step("ship", shop.run, "ship")
+        except TimeoutError:
+            return {}, 503
+        return {}, 503 if current_claim.attempt == 2 else 201
+
+    shop.release(checkout, steps=(Step("mail", effects="deduplicated"), Step("ship", compare=())))
+    recorded = encode(b"amount", b'{"$decimal":"1E+1"}')
+    with monkeypatch.context() as earlier:
+        earlier.setattr(arguments, "comparable", lambda *_, **__: recorded)
+        assert 503 == shop.post().status_code
+
+    assert [503, 201] == [shop.post().status_code, shop.post().status_code]
+    assert {"mail": 2, "ship": 1} == shop.ran
 
 
 def test_45_a_large_result_never_fails_the_request(shop: Shop) -> None:
