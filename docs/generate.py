@@ -252,7 +252,8 @@ OPERATORS: Mapping[str, str] = {
     "not-committed": "[Transactional views](../guides/transactional.md) commit rows and response together.",
     "commit-unknown": "[Transactional views](../guides/transactional.md) run without a key too; set `required=True`.",
     "transaction-conflict": "[Transactional views](../guides/transactional.md) release the key after a conflict.",
-    "request-paused": "The store was away before a step, or the database refused to commit one: "
+    "request-paused": "The store was away before a step, the database refused to commit one, or `returns=` of a finished one "
+    "could not rebuild its result, which the log names: "
     "[handle a store outage](../operate/incidents.md).",
     "response-not-kept": "[`max_body`](../reference/configuration.md#stored-response) sets the limit for a stored response.",
     "response-erased": "[Erase a tenant's responses](../guides/encryption.md).",

@@ -15,7 +15,7 @@ from flask_idempotency.cli import cli, is_ctrl_c
 from flask_idempotency.cli.context import as_json_option, exit_on_error, word_of, word_options
 from flask_idempotency.cli.output import facts_of, say
 from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options
-from flask_idempotency.engine.errors import IdempotencyError
+from flask_idempotency.engine.errors import IdempotencyError, ResultNotRebuilt
 from flask_idempotency.engine.model import RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
@@ -141,6 +141,10 @@ class GivenStep:
             if result is not None and rule is not None:
                 try:
                     values.from_plain(values.decode(result), rule.returns)
+                except ResultNotRebuilt as error:
+                    raise Refused(
+                        f"--result cannot be checked now: {error}. Try again in a moment. Nothing was changed."
+                    ) from None
                 except IdempotencyError:
                     raise Refused(
                         "--result does not fit `returns=` of the step, so no retry could go on. Give a dataclass or NamedTuple "

@@ -84,6 +84,13 @@ class ResponseUnavailable(StoreUnavailable):
     """
 
 
+class ResultNotRebuilt(StoreUnavailable):
+    """What rebuilds the result of a step failed, as a database does that is away for a moment. The result stays recorded.
+
+    Let it end the view: the request is paused, and a retry asks again.
+    """
+
+
 class InheritedConnection(StoreUnavailable):
     """The application's session holds a connection that its parent process opened before the fork.
 

@@ -27,6 +27,7 @@ from flask_idempotency.engine.errors import (
     CorruptRecord,
     IdempotencyError,
     NotStorable,
+    ResultNotRebuilt,
     StepsChanged,
 )
 from flask_idempotency.engine.journal import LARGEST_JOURNAL, LARGEST_RESULT, Effects
@@ -400,13 +401,20 @@ def _loop_here() -> asyncio.AbstractEventLoop | None:
 
 
 def _recalled(work: Running, run: StepRun) -> Any:
-    """Return what an earlier attempt kept of this step. Raises `StepsChanged`, and the request is held then."""
+    """Return what an earlier attempt kept of this step.
+
+    Raises `StepsChanged`, and the request is held then; or `ResultNotRebuilt`, and it is paused.
+    """
     cause: Exception | None = None
     if run.result is not None:
         try:
             return values.from_plain(values.decode(run.result), run.step.returns)
         except (StepsChanged, CorruptRecord) as error:
             cause = error
+        except ResultNotRebuilt as error:
+            _log_not_rebuilt(work, run, error)
+            with _noted(work):
+                raise
     with _noted(work), work.shield():
         raise run.misfits() from cause
 
@@ -415,10 +423,14 @@ def _finish(work: Running, run: StepRun, value: Any) -> Any:
     """Keep the result, and return it as a later attempt will get it."""
     returns, why = run.step.returns, ""
     cause: Exception | None = None
+    not_rebuilt: ResultNotRebuilt | None = None
     with _noted(work), work.shield():
         try:
-            data = values.encode(values.to_plain(value, returns))
-            back = values.from_plain(values.decode(data), returns)
+            data, back = values.encode(values.to_plain(value, returns)), None
+            try:
+                back = values.from_plain(values.decode(data), returns)
+            except ResultNotRebuilt as error:
+                not_rebuilt = error
         except NotStorable as error:
             why, cause = str(error), error
         except StepsChanged as error:
@@ -432,6 +444,9 @@ def _finish(work: Running, run: StepRun, value: Any) -> Any:
             run.finish(None)
             run.not_kept()
         elif run.finish(data):
+            if not_rebuilt is not None:
+                _log_not_rebuilt(work, run, not_rebuilt)
+                raise not_rebuilt
             return back
         else:
             why = (
@@ -443,6 +458,15 @@ def _finish(work: Running, run: StepRun, value: Any) -> Any:
         raise NotStorable(f"{text}. The step counts as done.") from cause
     _log.error("%s: %s. A retry that needs it is quarantined.", work.operation, text)
     return value
+
+
+def _log_not_rebuilt(work: Running, run: StepRun, error: ResultNotRebuilt) -> None:
+    _log.warning(
+        "%s: the step %r is done, and %s. The request is paused, and its next retry rebuilds the result again.",
+        work.operation,
+        run.step.name,
+        error,
+    )
 
 
 class _LeftUndone(Exception):

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from flask_idempotency.engine.errors import CorruptRecord, NotStorable, StepsChanged
+from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResultNotRebuilt, StepsChanged
 from flask_idempotency.engine.journal import LARGEST_ITEM
 from flask_idempotency.engine.step_rules import Returns
 
@@ -29,6 +29,26 @@ _DECIMAL_BITS: Final = 2048
 """A longer int is written in hexadecimal. `sys.set_int_max_str_digits` may forbid decimal ones above 640 digits."""
 _WHOLE_NUMBER: Final = re.compile(r"0|-?[1-9][0-9]*")
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+_MISFITS: Final = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+    NameError,
+    NotImplementedError,
+)
+"""What Python code raises for a value that does not fit, each time. Other exceptions may not come again."""
+_NAMED_MISFITS: Final[Mapping[str, frozenset[str]]] = {
+    "cattrs": frozenset({"BaseValidationError", "ForbiddenExtraKeysError", "StructureHandlerNotFoundError"}),
+    "jsonschema": frozenset({"ValidationError"}),
+    "marshmallow": frozenset({"ValidationError"}),
+    "msgspec": frozenset({"DecodeError", "ValidationError"}),
+}
+"""What other libraries raise for one, by the package and the class."""
 
 Item: TypeAlias = str | int | UUID
 """What tells several steps of one name apart."""
@@ -104,16 +124,14 @@ def to_plain(value: Any, returns: Returns | None) -> Any:
 
 
 def from_plain(plain: Any, returns: Returns | None) -> Any:
-    """Rebuild what a step returned from its plain value. Raises `StepsChanged` if it does not fit `returns` any more."""
+    """Rebuild what a step returned from its plain value.
+
+    Raises `StepsChanged` if it does not fit `returns` any more, and `ResultNotRebuilt` if that may work in a moment.
+    """
     if returns is None:
         return plain
     if isinstance(returns, tuple):
-        try:
-            return returns[1](plain)
-        except Exception as error:
-            raise StepsChanged(
-                f"the second function of `returns` raised {type(error).__name__} for a result that an earlier attempt kept"
-            ) from error
+        return _rebuilt("the second function of `returns`", lambda: returns[1](plain))
     members = _members(returns)
     if not isinstance(plain, dict) or not plain.keys() <= members.keys():
         raise StepsChanged(
@@ -123,12 +141,20 @@ def from_plain(plain: Any, returns: Returns | None) -> Any:
         raise StepsChanged(
             f"an earlier attempt kept a result without {', '.join(missing)}, which {returns.__name__} needs: give it a default"
         )
+    return _rebuilt(returns.__name__, lambda: returns(**plain))
+
+
+def _rebuilt(name: str, rebuild: Callable[[], Any]) -> Any:
     try:
-        return returns(**plain)
+        return rebuild()
     except Exception as error:
-        raise StepsChanged(
-            f"{returns.__name__} raised {type(error).__name__} for a result that an earlier attempt kept"
-        ) from error
+        kind = type(error)
+        if isinstance(error, _MISFITS) and not isinstance(error, OSError):
+            raise StepsChanged(f"{name} raised {kind.__name__} for a result that an earlier attempt kept") from error
+        if any(each.__name__ in _NAMED_MISFITS.get(each.__module__.partition(".")[0], ()) for each in kind.__mro__):
+            raise StepsChanged(f"{name} raised {kind.__name__} for a result that an earlier attempt kept") from error
+        # It may have asked a database or a server that does not answer.
+        raise ResultNotRebuilt(f"{name} raised {kind.__name__} for a result that is kept") from error
 
 
 def _members(cls: Any) -> Mapping[str, bool]:

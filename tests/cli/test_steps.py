@@ -247,6 +247,18 @@ def test_a_result_that_the_step_cannot_return_is_refused() -> None:
     assert "Resumed" in run(world, *happened, '{"number": "p_1"}').output
 
 
+def test_a_result_that_cannot_be_checked_now_changes_nothing() -> None:
+    def away(plain: Any) -> Any:
+        raise ConnectionResetError
+
+    world, _ = shipping(Step("ship", returns=(str, away)))
+    world.clock.advance(LATER)
+
+    told = refusal(run(world, *RESOLVE, "--step", "ship", "--happened", "--result", '"p_1"'))
+    assert "cannot be checked now: the second function of `returns` raised ConnectionResetError" in told
+    assert State.QUARANTINED is state(world)
+
+
 def test_a_step_is_settled_under_its_new_name_too() -> None:
     world, _ = shipping(Step("post", was="ship"))
 

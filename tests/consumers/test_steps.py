@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flask_idempotency import current_claim
+from flask_idempotency import Step, current_claim
 from flask_idempotency.consumers import Dead, Inbox, Later, Processed
 from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
@@ -183,3 +183,32 @@ def test_a_message_goes_on_behind_the_finished_steps_of_a_killed_worker(
         "charge mailing": 1,
         "mail mailing": 2,
     } == Counter(effects.read_text().splitlines())
+
+
+def test_a_result_that_cannot_be_rebuilt_for_a_moment_is_for_later() -> None:
+    away = iter((False, True, False))
+
+    def rebuild(plain: str) -> set[str]:
+        if next(away):
+            raise ConnectionResetError
+        return {plain}
+
+    ours, ran = inbox(steps=(Step("charge", returns=(min, rebuild)), "mail")), Counter[str]()
+
+    def work() -> str:
+        def charge() -> set[str]:
+            ran["charge"] += 1
+            return {"ch_1"}
+
+        (charged,) = current_claim.step("charge", charge)
+        if ran["charge"] and ran["work"] == 0:
+            ran["work"] += 1
+            raise KeyError
+        return str(charged)
+
+    with pytest.raises(KeyError):
+        ours.process("m-1", work)
+
+    assert "paused" == getattr(ours.process("m-1", work), "reason", None)
+    assert Processed("ch_1", replayed=False) == ours.process("m-1", work)
+    assert 1 == ran["charge"]

@@ -14,6 +14,9 @@ from uuid import UUID
 
 import pytest
 from flask import Flask, stream_with_context
+from marshmallow import ValidationError as MarshmallowError
+from requests.exceptions import JSONDecodeError as RequestsJSONDecodeError
+from sqlalchemy.exc import OperationalError
 from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency, Step, current_claim, current_step, durable_step
@@ -393,6 +396,77 @@ def test_a_result_that_lost_a_field_holds_the_request() -> None:
     retried = release(shop, lambda: ({"id": smaller().id}, 201), steps=(smaller,)).post()
 
     assert (409, "outcome-unknown") == (retried.status_code, retried.get_json()["code"])
+
+
+class Away(Exception):
+    """A library's own error of a lost connection."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    (
+        ConnectionResetError(),
+        TimeoutError(),
+        OperationalError("SELECT 1", {}, Exception("server closed the connection")),
+        RequestsJSONDecodeError("no JSON", "<html>", 0),
+        StoreUnavailable("frozen"),
+        Away(),
+        RuntimeError("the pool is empty"),
+    ),
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("fails", ((1,), (2,), (1, 2, 3)), ids=("first", "retry", "three"))
+@pytest.mark.parametrize("is_manual", (False, True), ids=("function", "manual"))
+def test_a_result_that_cannot_be_rebuilt_for_a_moment_pauses(
+    error: Exception, fails: tuple[int, ...], *, is_manual: bool
+) -> None:
+    shop = Shop()
+
+    def rebuild(plain: str) -> Charge:
+        shop.ran["rebuilt"] += 1
+        if shop.ran["rebuilt"] in fails:
+            raise error
+        return Charge(plain)
+
+    def checkout() -> Any:
+        if is_manual:
+            with current_claim.manual_step("charge") as step:
+                charge = step.result if step.done else step.finish(shop.run("charge", Charge("ch_1")))
+        else:
+            charge = current_claim.step("charge", shop.run, "charge", Charge("ch_1"))
+        return {"id": charge.id}, 503 if shop.ran["rebuilt"] == 1 else 201
+
+    shop.view(checkout, steps=(Step("charge", returns=(lambda charge: charge.id, rebuild), compare=()),))
+    answers = [shop.post() for _ in range(max(fails) + 1)]
+
+    for number, answer in enumerate(answers, 1):
+        if number in fails:
+            assert (503, "request-paused") == (answer.status_code, answer.get_json()["code"])
+            assert answer.headers["Retry-After"]
+    assert (201, {"id": "ch_1"}) == (answers[-1].status_code, answers[-1].get_json())
+    assert 1 == shop.ran["charge"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    (KeyError("id"), ValueError("no Charge"), MarshmallowError("no Charge")),
+    ids=lambda error: type(error).__name__,
+)
+def test_a_result_that_a_pair_refuses_holds_the_request(error: Exception) -> None:
+    shop = Shop()
+
+    def rebuild(plain: str) -> Charge:
+        shop.ran["rebuilt"] += 1
+        if shop.ran["rebuilt"] > 1:
+            raise error
+        return Charge(plain)
+
+    pair = (lambda charge: charge.id, rebuild)
+    shop.view(
+        lambda: ({"id": current_claim.step("charge", Charge, "ch_1").id}, 503), steps=(Step("charge", returns=pair),)
+    )
+
+    assert [503, 409] == [shop.post().status_code, shop.post().status_code]
 
 
 def test_an_outage_before_a_step_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
