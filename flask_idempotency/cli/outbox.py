@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -40,6 +41,12 @@ _NOT_FAILED: Final = (
     "Only a message whose last attempt failed can be discarded, and a relay must not be sending it. See `flask idempotency "
     "outbox list`."
 )
+_LEFT: Final = {
+    "held": "that a relay is sending",
+    "due": "due already",
+    "delayed": "not due yet and never failed",
+}
+"""What `retry --topic` leaves, by the state of the message."""
 
 
 def _services() -> OutboxServices:
@@ -140,7 +147,7 @@ cli.add_command(outbox)
 )
 @as_json_option
 def list_command(dead: bool, limit: int, as_json: bool) -> None:
-    """List the messages that are not sent, dead ones first.
+    """List the messages that are not sent: dead ones first, then those whose last attempt failed.
 
     Read-only. Shows no body, key or header. Exits with 1 if a message is dead.
 
@@ -196,14 +203,21 @@ def _shown(rows: list[OutboxRow]) -> list[Part]:
 
 @outbox.command("retry")
 @click.argument("seq", type=click.IntRange(1), required=False)
-@click.option("--topic", metavar="TOPIC", help="Retry every dead message of this topic, at most 10,000 in one run.")
+@click.option(
+    "--topic",
+    metavar="TOPIC",
+    help="Retry every message of this topic whose last attempt failed, at most 10,000 in one run.",
+)
 @word_options(required=False)
 @as_json_option
 def retry_command(seq: int | None, topic: str | None, actor: str, reason: str, as_json: bool) -> None:
-    """Let a message be sent again now, or every dead message of a topic.
+    """Let a message be sent again now, or every message of a topic whose last attempt failed.
 
-    Changes the outbox: dead messages live again, and one that waits for its next attempt is due. Refuses while a relay sends
-    the message. The receiver may get it a second time, under the same id.
+    Changes the outbox: dead messages live again, and those that wait for their next attempt are due. Refuses while a relay
+    sends the message. The receiver may get it a second time, under the same id.
+
+    With `--topic`, it leaves and counts the messages that a relay is sending, those that are due already, and those that no
+    attempt has failed for and that are not due yet.
 
     \b
     Example:
@@ -214,16 +228,28 @@ def retry_command(seq: int | None, topic: str | None, actor: str, reason: str, a
     if seq is not None:
         _settle(lambda services: services.table.retry(seq), seq, "retried", _NO_MESSAGE, actor, reason, as_json=as_json)
         return
+    left: Counter[str] = Counter()
     with exit_on_error(as_json=as_json):
         services, word, retried = _services(), word_of(actor, reason), list[int]()
-        for row in services.table.rows(limit=MOST_ROWS, only_dead=True):
+        rows = services.table.rows(limit=MOST_ROWS, topic=topic)
+        for row in rows:
+            if row.state != "dead" and (row.state != "delayed" or row.error is None):
+                left[row.state] += 1
             # Another operator may have settled it since.
-            if row.topic == topic and services.table.retry(row.seq) is not None:
+            elif services.table.retry(row.seq) is None:
+                left["held"] += 1
+            else:
                 services.observers(MessageSettled("", row.topic, row.seq, "retried", word.actor, word.reason))
                 retried.append(row.seq)
-    say(
-        json.dumps({"topic": topic, "retried": retried}) if as_json else f"Messages of {topic} retried: {len(retried)}."
-    )
+    if as_json:
+        say(json.dumps({"topic": topic, "retried": retried, "left": {name: left[name] for name in _LEFT}}))
+        return
+    parts = [f"Messages of {topic} retried: {len(retried)}."]
+    if left:
+        parts.append(f"Left: {', '.join(f'{left[name]} {text}' for name, text in _LEFT.items() if left[name])}.")
+    if len(rows) == MOST_ROWS:
+        parts.append("There may be more: run this again.")
+    say(" ".join(parts))
 
 
 @outbox.command("discard")

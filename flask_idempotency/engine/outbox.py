@@ -237,6 +237,18 @@ class OutboxCounts:
 
 
 @valueclass(frozen=True, slots=True)
+class FailingTopic:
+    """The messages of one topic whose last attempt failed, and that are tried again."""
+
+    topic: str
+    messages: int
+    oldest: float
+    """Seconds since the first of them was published."""
+    error: str
+    """What stopped one of them."""
+
+
+@valueclass(frozen=True, slots=True)
 class OutboxRow:
     """What an operator may know of a message. Neither its body, nor its key, nor its headers."""
 

@@ -343,7 +343,7 @@ OVERDUE_SECONDS: Final = 600.0
 
 @check("outbox")
 def outbox(outbox: OutboxTable) -> list[Finding]:
-    """Report messages that are not sent: the table is missing, no relay runs, or they can never be sent."""
+    """Report messages that are not sent: the table is missing, no relay runs, or they fail, for now or for good."""
     remedy = "Do what this says, and run `flask idempotency doctor` again."
     findings = [Finding("outbox", Verdict.FAULT, fault, remedy) for fault in outbox.faults()]
     if findings:
@@ -358,6 +358,18 @@ def outbox(outbox: OutboxTable) -> list[Finding]:
         text = f"Messages that wait: {counts.waiting}. The oldest has been due for {format_duration(counts.oldest)}."
         remedy = "Check that `flask idempotency relay` runs, and run more of them if it does not keep up."
         findings.append(Finding("outbox", verdict, text, remedy))
+    if failing := outbox.failing(since=LATE_SECONDS):
+        one, oldest = failing[0], max(each.oldest for each in failing)
+        text = (
+            f"Messages that fail and are tried again: {sum(each.messages for each in failing)}, of "
+            f"{some(each.topic for each in failing)}. The oldest was published {format_duration(oldest)} ago. One of "
+            f"{one.topic} failed with: {one.error}."
+        )
+        remedy = (
+            "Run `flask idempotency outbox list`, and repair the receiver. They are sent within 10 minutes then, or at once "
+            "after `flask idempotency outbox retry --topic`."
+        )
+        findings.append(Finding("outbox", Verdict.ADVICE, text, remedy))
     return findings or [Finding("outbox", Verdict.FINE, f"Messages that wait: {counts.waiting}. None is late or dead.")]
 
 

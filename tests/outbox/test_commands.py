@@ -18,8 +18,8 @@ from sqlalchemy import MetaData, inspect, make_url, text
 
 from flask_idempotency import Idempotency, sql
 from flask_idempotency.engine.events import MessageSettled
-from flask_idempotency.engine.outbox import Message, Undeliverable
-from flask_idempotency.maintenance.relay import Relay, RelayReport, Stop
+from flask_idempotency.engine.outbox import Message, Topics, Undeliverable
+from flask_idempotency.maintenance.relay import Relay, RelayReport, Stop, pause_after
 from flask_idempotency.metrics import gauges_of
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.web.doctor import run_checks
@@ -133,7 +133,46 @@ def test_all_dead_messages_of_a_topic_are_retried(shop: Shop) -> None:
     settled = [(each.verb, each.actor) for each in shop.events if isinstance(each, MessageSettled)]
     assert [("retried", "ann")] * 3 == settled
     as_json = json.loads(run(shop, "outbox", "retry", "--topic", "orders", "--json").output)
-    assert {"topic": "orders", "retried": []} == as_json
+    assert {"topic": "orders", "retried": [], "left": {"held": 0, "due": 0, "delayed": 0}} == as_json
+
+
+@on_both
+def test_retry_of_a_topic_takes_what_waits_for_its_next_attempt_and_says_what_it_left(shop: Shop) -> None:
+    shop.sent.fail = lambda message: ConnectionError()
+    shop.publish("orders", 1)
+    shop.publish("mail", 2)
+    shop.drain()
+    shop.publish("orders", 3, delay=3600)
+    shop.publish("orders", 4)
+    (held,) = shop.table.claim(b"another relay", topics=Topics("orders"), limit=1, hold=30)
+    shop.publish("orders", 5)
+    shop.sent.fail = lambda message: None
+
+    result = run(shop, "outbox", "retry", "--topic", "orders", "--reason", "repaired")
+    shop.drain()
+
+    assert (0, b"4") == (result.exit_code, held.message.body)
+    assert (
+        "Messages of orders retried: 1. Left: 1 that a relay is sending, 1 due already, 1 not due yet" in result.output
+    )
+    assert [b"1", b"5"] == sorted(shop.sent.bodies)
+    as_json = json.loads(run(shop, "outbox", "retry", "--topic", "orders", "--json").output)
+    assert {"topic": "orders", "retried": [], "left": {"held": 1, "due": 0, "delayed": 1}} == as_json
+
+
+def test_retry_of_a_topic_reaches_the_failed_ones_behind_others(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flask_idempotency.cli.outbox.MOST_ROWS", 2)
+    for number in range(3):
+        shop.publish("orders", number, delay=3600)
+    for number in range(3):
+        shop.publish("mail", number)
+    shop.sent.fail = lambda message: ConnectionError()
+    shop.publish("orders", 9)
+    shop.drain()
+
+    result = run(shop, "outbox", "retry", "--topic", "orders")
+
+    assert "Messages of orders retried: 1. Left: 1 not due yet and never failed. There may be more" in result.output
 
 
 def test_retry_takes_a_number_or_a_topic(shop: Shop) -> None:
@@ -203,6 +242,45 @@ def test_doctor_reports_dead_and_late_messages(open_shop: OpenShop) -> None:
     shop.drain()
     with_a_dead_message(shop)
     assert ("fault", True) == (found(shop)["verdict"], "can never be sent: 1" in found(shop)["text"])
+
+
+@on_both
+def test_doctor_reports_topics_that_fail_for_more_than_a_minute(open_shop: OpenShop) -> None:
+    """Each attempt makes them due later, so they are never late."""
+    shop = open_shop()
+    shop.sent.fail = lambda message: ConnectionError("https://secret.example") if message.topic != "mail" else None
+    shop.publish("hooks.created")
+    shop.publish("mail")
+    for _ in range(6):
+        shop.drain()
+        assert "fine" == found(shop)["verdict"]
+        shop.clock.advance(pause_after(shop.rows()[0].attempts - 1))
+    shop.drain()
+
+    assert "advice" == found(shop)["verdict"]
+    assert "tried again: 1, of hooks.created. The oldest was published 1 min" in found(shop)["text"]
+    assert found(shop)["text"].endswith("failed with: ConnectionError.")
+    assert "outbox retry --topic" in found(shop)["remedy"]
+    shop.sent.fail = lambda message: None
+    shop.clock.advance(600)
+    shop.drain()
+    assert "fine" == found(shop)["verdict"]
+
+
+@on_both
+def test_doctor_leaves_a_message_alone_that_failed_a_moment_ago(open_shop: OpenShop) -> None:
+    """It was published an hour before it was due."""
+    shop = open_shop()
+    shop.sent.fail = lambda message: ConnectionError()
+    shop.publish("hooks.created", delay=3600)
+    shop.clock.advance(3600)
+    shop.drain()
+
+    assert "fine" == found(shop)["verdict"]
+    shop.clock.advance(60)
+    assert "fine" == found(shop)["verdict"]
+    shop.clock.advance(1)
+    assert "tried again: 1, of hooks.created" in found(shop)["text"]
 
 
 @on_both

@@ -47,6 +47,7 @@ from flask_idempotency.engine.keys import TID_BYTES
 from flask_idempotency.engine.model import SealedBy
 from flask_idempotency.engine.outbox import (
     LANE_BYTES,
+    FailingTopic,
     FormerRow,
     Message,
     OutboxCounts,
@@ -502,7 +503,7 @@ def counts(dialect: Dialect) -> Select[Any]:
 
 
 def rows(dialect: Dialect) -> Select[Any]:
-    """Read what an operator may see of the first messages that are not sent, dead ones first."""
+    """Read what an operator may see of the first messages that are not sent: dead ones, then those that failed."""
     now = dialect.now
     later = _later.c
     behind = (
@@ -540,9 +541,37 @@ def rows(dialect: Dialect) -> Select[Any]:
             _o.published_at.is_(None),
             _is_ours(),
             or_(bindparam("only_dead", type_=BigInteger) == _ZERO, _o.dead != _ZERO),
+            or_(bindparam("only_topic", type_=Text).is_(None), _o.topic == bindparam("only_topic", type_=Text)),
         )
-        .order_by(case((_o.dead == _ZERO, _ONE), else_=_ZERO), _o.seq)
+        .order_by(case((_o.dead != _ZERO, _ZERO), (_o.error.is_not(None), _ONE), else_=literal_column("2")), _o.seq)
         .limit(bindparam("limit", type_=BigInteger))
+    )
+
+
+def failing(dialect: Dialect) -> Select[Any]:
+    """Count the messages of each topic whose last attempt failed, and that fail for longer than `since`."""
+    now, since = dialect.now, _duration("since")
+    published = _sane(dialect, _o.created_at)
+    # A message may be published long before it is due, so one failed attempt counts a minute after it. The pause was a second.
+    second = literal_column("1000000", BigInteger)
+    last = or_(_o.attempts > _ONE, now - _sane(dialect, _due(_o)) + second > since)
+    return (
+        select(
+            _text(dialect, _o.topic),
+            func.count().label("messages"),
+            (now - func.min(published)).label("oldest"),
+            _text(dialect, func.min(_o.error), "error"),
+        )
+        .where(
+            _o.published_at.is_(None),
+            _o.dead == _ZERO,
+            _o.error.is_not(None),
+            _is_ours(),
+            now - published > since,
+            last,
+        )
+        .group_by(_o.topic)
+        .order_by(_o.topic)
     )
 
 
@@ -803,9 +832,24 @@ class OutboxTable:
         waiting, dead, oldest = self._database.run(lambda c: c.execute(self._statement(counts), parameters).one())
         return OutboxCounts(int(waiting), int(dead), max(oldest or 0, 0) / 1e6)
 
-    def rows(self, *, limit: int, only_dead: bool = False) -> list[OutboxRow]:
-        """Return the first messages that are not sent, dead ones first."""
-        parameters = {"limit": limit, "only_dead": int(only_dead), **self._ours(), **self._now()}
+    def failing(self, *, since: float) -> list[FailingTopic]:
+        """Return the topics with messages that have failed for longer than this many seconds."""
+        parameters = {"since": in_microseconds(since), **self._ours(), **self._now()}
+        found = self._database.run(lambda c: c.execute(self._statement(failing), parameters).all())
+        return [
+            FailingTopic(
+                printable(_shown(row.topic) or ""),
+                row.messages,
+                max(row.oldest, 0) / 1e6,
+                printable(_shown(row.error) or ""),
+            )
+            for row in found
+        ]
+
+    def rows(self, *, limit: int, only_dead: bool = False, topic: str | None = None) -> list[OutboxRow]:
+        """Return the first messages that are not sent: dead ones first, then those whose last attempt failed."""
+        chosen = {"only_dead": int(only_dead), "only_topic": topic}
+        parameters = {"limit": limit, **chosen, **self._ours(), **self._now()}
         found = self._database.run(lambda c: c.execute(self._statement(rows), parameters).all())
         return [
             OutboxRow(

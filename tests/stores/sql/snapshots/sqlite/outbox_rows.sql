@@ -2,5 +2,5 @@ SELECT idempotency_outbox.seq, CASE WHEN (typeof(coalesce(idempotency_outbox.sen
 FROM idempotency_outbox AS later
 WHERE later.namespace = idempotency_outbox.namespace AND later.lane = idempotency_outbox.lane AND later.seq > idempotency_outbox.seq AND later.published_at IS NULL AND later.lane IS NOT NULL) AS behind
 FROM idempotency_outbox
-WHERE idempotency_outbox.published_at IS NULL AND (idempotency_outbox.namespace IS NULL OR idempotency_outbox.namespace IN (__[POSTCOMPILE_namespaces])) AND (? = 0 OR idempotency_outbox.dead != 0) ORDER BY CASE WHEN (idempotency_outbox.dead = 0) THEN 1 ELSE 0 END, idempotency_outbox.seq
+WHERE idempotency_outbox.published_at IS NULL AND (idempotency_outbox.namespace IS NULL OR idempotency_outbox.namespace IN (__[POSTCOMPILE_namespaces])) AND (? = 0 OR idempotency_outbox.dead != 0) AND (? IS NULL OR idempotency_outbox.topic = ?) ORDER BY CASE WHEN (idempotency_outbox.dead != 0) THEN 0 WHEN (idempotency_outbox.error IS NOT NULL) THEN 1 ELSE 2 END, idempotency_outbox.seq
  LIMIT ? OFFSET ?
