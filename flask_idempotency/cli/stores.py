@@ -96,8 +96,9 @@ def _tell_grants(role: str, *, as_json: bool) -> None:
             )
         missing = list({each.statement: each for place in checked for each in place.missing_grants(role)}.values())
     if as_json:
-        grants = [asdict(each) for each in missing]
-        say(json.dumps({"role": role, "in_order": not missing, "missing": grants}))
+        lacking = [{"kind": each.kind, "name": each.name, "privileges": each.privileges} for each in missing]
+        grants = [each.statement for each in missing]
+        say(json.dumps({"role": role, "in_order": not missing, "missing": lacking, "grants": grants}))
     elif missing:
         lacks = "; ".join(f"{', '.join(each.privileges)} on the {each.kind} {clean(each.name)}" for each in missing)
         say(f"The role {clean(role)} lacks {lacks}. Grant it, as the owner of the tables:")

@@ -697,7 +697,8 @@ class Guard:
             overlay(response, handled, policy=state.policy, lost=state.capture)
             return
         # Not the original's text: it quotes what was to be written, the response among it.
-        _log.error("%s was answered, but is not known to be committed: %s", state.operation, error)
+        outcome = "its rows were rolled back" if isinstance(error, NotCommitted) else "is not known to be committed"
+        _log.error("%s was answered, but %s: %s", state.operation, outcome, error)
         if problem is None:
             unknown = isinstance(error, NotCommitted) and state.past_point
             problem = refusal(Unknown(reason="not-committed")) if unknown else failure(error)

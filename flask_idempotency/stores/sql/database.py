@@ -29,7 +29,13 @@ from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.forks import after_fork, before_fork, notice
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of
 from flask_idempotency.stores.sql.driver import DRIVERS, Driver, DriverConnection, RecordConnection
-from flask_idempotency.stores.sql.errors import explained, is_missing_table, is_serialization_failure
+from flask_idempotency.stores.sql.errors import (
+    explained,
+    forbidden,
+    is_missing_table,
+    is_serialization_failure,
+    lacks_grants,
+)
 from flask_idempotency.stores.sql.naming import PATH, READ_PATH, find, options
 from flask_idempotency.stores.sql.schema import metadata
 
@@ -536,6 +542,11 @@ class Database:
             self.run(_nothing)
         return self._options
 
+    def role(self) -> str:
+        """Return the role of the application's connections, with what a listener of its pool makes of it."""
+        read = "SELECT current_user"
+        return str(self.run(lambda connection: connection.exec_driver_sql(read).scalar_one(), long=True))
+
     def run(
         self, work: Callable[[Connection, *ArgumentTs], AnswerT], *arguments: *ArgumentTs, long: bool = False
     ) -> AnswerT:
@@ -598,15 +609,19 @@ class Database:
                         # The first connection for records also sets up this dialect, and only its pool waits for that: see
                         # `_engine_for_records`. A connection of the other pool would find half of it.
                         engine.connect().close()
-                    engine = hide_parameters(
-                        engines.base.execution_options(isolation_level="AUTOCOMMIT", **self._options)
-                    )
+                    engine = hide_parameters(engines.base.execution_options(**self._options))
                 with engine.connect() as connection:
+                    if long:
+                        # A listener of the application's pool may have begun a transaction, and there the mode cannot change.
+                        connection.connection.commit()
+                        connection.execution_options(isolation_level="AUTOCOMMIT")
                     return work(connection, *arguments)
             except DBAPIError as error:
                 if not _may_be_repeated(error, failed):
                     # The tables may have moved.
                     self._named = self._named and not is_missing_table(error)
+                    if tables := forbidden(error):
+                        raise ConfigurationError(f"{explained(error)}; {lacks_grants(self._role(), tables)}") from None
                     _give_up(error)
                 failed = error
             except SQLAlchemyError as error:
@@ -641,6 +656,12 @@ class Database:
             engines.driver.name(None if place is None else place.schema)
         # Last: another thread that sees it relies on the lines above.
         self._named = place is not None
+
+    def _role(self) -> str | None:
+        """Return the role that the last statement ran as. A listener of the application's pool may have set it."""
+        with suppress(SQLAlchemyError), self._open().records.connect() as connection:
+            return str(connection.exec_driver_sql("SELECT current_user").scalar_one())
+        return None
 
     def close(self) -> None:
         """Close the connections for records. The application's own stay open."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Sequence
+from shlex import quote as quoted
 from typing import Final
 from urllib.parse import quote, quote_plus
 
@@ -20,6 +22,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
+from flask_idempotency.engine.escape import printable
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.naming import named
 
@@ -118,6 +121,42 @@ def sqlstate(error: DBAPIError) -> str:
         if found := getattr(error.orig, name, None):
             return str(found)
     return ""
+
+
+def said(error: BaseException) -> str:
+    """Return what the database named this error by: its class and code. Never its text, which may quote rows."""
+    found = _of_driver(error)
+    if found is None or found.orig is None:
+        return type(error.__cause__ or error).__name__
+    if isinstance(found.orig, sqlite3.Error):
+        return _said_by_sqlite(found.orig)
+    return " ".join(filter(None, (sqlstate(found), type(found.orig).__name__)))
+
+
+def _said_by_sqlite(error: sqlite3.Error) -> str:
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code & 0xFF in _BUSY:
+        return "database is locked: SQLite has one writer"
+    return " ".join(filter(None, (getattr(error, "sqlite_errorname", ""), type(error).__name__)))
+
+
+def forbidden(error: BaseException) -> tuple[str, ...]:
+    """Return the tables, sequences and schema of ours that PostgreSQL did not let this role use. Empty for other errors."""
+    found = _of_driver(error)
+    if found is None or sqlstate(found) != _NOT_PERMITTED:
+        return ()
+    # The server quotes no value in this message, and its words may be of any language.
+    message = str(found.orig).partition("\n")[0]
+    return tuple(dict.fromkeys(re.findall(r"idempotency_\w+", message)))
+
+
+def lacks_grants(role: str | None, what: Sequence[str]) -> str:
+    """Return what to do if this role may not use these tables of ours. None: the role is not known."""
+    named, argument = ("of this transaction", "NAME") if role is None else (printable(role), quoted(printable(role)))
+    return (
+        f"the database's role {named} may not use {', '.join(what)}: `flask idempotency db check --role {argument}` prints "
+        "what to grant"
+    )
 
 
 def is_serialization_failure(error: DBAPIError) -> bool:

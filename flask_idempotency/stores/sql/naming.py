@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Inspector, TextClause, inspect, text
+from sqlalchemy.exc import StatementError
 from sqlalchemy.engine.interfaces import Dialect as EngineDialect
 
 from flask_idempotency.stores.sql.dialects import SQLITE
@@ -131,7 +132,12 @@ class NamedConnection:
         self.dialect: EngineDialect = connection.dialect
 
     def execute(self, statement: Any, parameters: Any = None) -> Any:
-        return self._connection.execute(statement, parameters, execution_options=self._options)
+        try:
+            return self._connection.execute(statement, parameters, execution_options=self._options)
+        except StatementError as error:
+            # The application's engine may show parameters, and these hold tokens and responses.
+            error.hide_parameters = True
+            raise
 
     def scalar(self, statement: Any, parameters: Any = None) -> Any:
         return self.execute(statement, parameters).scalar()

@@ -69,10 +69,11 @@ from flask_idempotency.stores.sql.dialects import (
     dialect_of,
     in_microseconds,
 )
-from flask_idempotency.stores.sql.errors import explained
+from flask_idempotency.stores.sql.errors import explained, forbidden, lacks_grants
 from flask_idempotency.stores.sql.migrations import upgrade_outbox
 from flask_idempotency.stores.sql.naming import NamedConnection, named
 from flask_idempotency.stores.sql.schema import OUTBOX, outbox, outbox_gaps
+from flask_idempotency.stores.sql.transactional.listeners import role_of
 
 UPGRADE: Final = (
     "run `flask idempotency db upgrade`, or, where Alembic creates the tables, write a migration that calls "
@@ -738,6 +739,9 @@ class OutboxTable:
                 known = ours.execute(self._statement(published, dialect), names_of_it).first()
         except StatementError as error:
             error.hide_parameters = True
+            if tables := forbidden(error):
+                remedy_text = lacks_grants(role_of(connection), tables)
+                raise ConfigurationError(f"{remedy_text[0].upper()}{remedy_text[1:]}.") from None
             remedy = explained(error)
             if isinstance(remedy, ConfigurationError):
                 raise ConfigurationError(f"The database has no table {OUTBOX}, or an old one: {UPGRADE}.") from None

@@ -20,7 +20,7 @@ from flask_idempotency.stores.sql.migrations import (
     m0005_outbox_namespaces,
 )
 from flask_idempotency.stores.sql.migrations.step import Step
-from flask_idempotency.stores.sql.naming import Catalogue, named
+from flask_idempotency.stores.sql.naming import Catalogue, find, named
 
 LOCK_MS: Final = 2000
 """How long an upgrade waits for a table. Claims queue behind it and give up after five seconds, so it gives up well before."""
@@ -58,6 +58,26 @@ def refuse_when_locked(connection: Connection) -> Iterator[None]:
             "Wait until that transaction ends, or end it (pg_locks and pg_stat_activity show it). Then run the upgrade "
             "again, which is safe at any time."
         ) from error
+
+
+@contextmanager
+def beside_the_tables(connection: Connection) -> Iterator[None]:
+    """Create new tables in the schema of those that are there: it need not be the first of the search path.
+
+    The store names one schema in all its statements.
+    """
+    place = find(connection, list(schema.metadata.tables))
+    if place is None or place.schema is None:
+        yield
+        return
+    before = connection.exec_driver_sql("SELECT current_setting('search_path')").scalar_one()
+    home = connection.dialect.identifier_preparer.quote_identifier(place.schema)
+    connection.execute(_SET_PATH, {"path": f"{home}, {before}" if before else home})
+    yield
+    connection.execute(_SET_PATH, {"path": before})
+
+
+_SET_PATH: Final = text("SELECT set_config('search_path', :path, true)")
 
 
 def _first_line(statement: str | None) -> str:
@@ -151,7 +171,7 @@ def upgrade_outbox(engine: Engine) -> list[str]:
     with engine.connect() as connection:
         connection.connection.commit()
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-        with migration_lock(connection), refuse_when_locked(connection):
+        with migration_lock(connection), refuse_when_locked(connection), beside_the_tables(connection):
             return [step.run(connection) for step in OUTBOX_STEPS] if schema.outbox_gaps(connection) else []
 
 
@@ -184,7 +204,7 @@ def _check_dialect(dialect: str) -> None:
 
 def _upgrade(connection: Connection) -> list[str]:
     _check_dialect(connection.dialect.name)
-    with migration_lock(connection), refuse_when_locked(connection):
+    with migration_lock(connection), refuse_when_locked(connection), beside_the_tables(connection):
         done = [step.run(connection) for step in _steps_for(connection)]
         if done:
             connection.execute(_WRITE_VERSION, {"version": LATEST})

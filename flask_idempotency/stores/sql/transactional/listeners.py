@@ -50,6 +50,8 @@ _factories: WeakKeyDictionary[Any, ref[Callable[[Session], None]]] = WeakKeyDict
 
 _engines: WeakSet[Engine] = WeakSet()
 _watched: WeakSet[Engine] = WeakSet()
+_noted: WeakSet[Engine] = WeakSet()
+"""Those of which it is noted what each transaction does."""
 
 _COMMENTS = r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*+"
 _READS = re.compile(
@@ -115,10 +117,7 @@ def listen(factory: Any, engine: Engine) -> Callable[[Session], None]:
         _engines.add(engine)
         event.listen(engine, "commit", _connection_commits)
         event.listen(engine, "savepoint", _savepoint_begins)
-        if engine.dialect.name == POSTGRESQL:
-            event.listen(engine, "before_cursor_execute", _statement_commits)
-        else:
-            watch(engine)
+        watch(engine)
     return before_commit
 
 
@@ -129,15 +128,19 @@ def listener_of(factory: Any) -> Callable[[Session], None] | None:
 
 
 def watch(engine: Engine, *, always: bool = False) -> None:
-    """Note from now on what each transaction on this engine does. A second call changes nothing.
+    """Note from now on which role is set, and what each transaction on this engine does. A second call changes nothing.
 
-    PostgreSQL knows it, unless others write in the same transaction: then `always`.
+    PostgreSQL knows the latter, unless others write in the same transaction: then `always`.
     """
-    if (always or engine.dialect.name != POSTGRESQL) and engine not in _watched:
-        _watched.add(engine)
+    notes = always or engine.dialect.name != POSTGRESQL
+    if notes and engine not in _noted:
+        _noted.add(engine)
         # First: a listener of the application may send the BEGIN.
         event.listen(engine, "begin", start, insert=True)
         event.listen(engine, "before_cursor_execute", _statement_begins)
+    elif engine not in _watched:
+        event.listen(engine, "before_cursor_execute", _statement_commits)
+    _watched.add(engine)
 
 
 @contextmanager
@@ -213,7 +216,7 @@ def _listen_to_sessions(factory: Any) -> Callable[[Session], None]:
 
     def after_begin(session: Session, transaction: Any, connection: Connection) -> None:
         engine = connection.engine
-        if engine not in _watched and engine.dialect.name != POSTGRESQL:
+        if engine not in _noted and engine.dialect.name != POSTGRESQL:
             watch(engine)
             start(connection)
         if (joined := here()) is not None:

@@ -15,10 +15,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, RootTransaction, TwoPhaseTransaction
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.orm import Session, object_mapper, scoped_session
 
-from flask_idempotency.engine.errors import ConfigurationError, LeaseLost
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, LeaseLost
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.journal import JournalWrite
 from flask_idempotency.engine.keys import StorageKey
@@ -29,6 +29,7 @@ from flask_idempotency.stores.sql.completion import answer_of, facts_of
 from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, without_logging
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, commits_each_statement
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
+from flask_idempotency.stores.sql.errors import forbidden, lacks_grants
 from flask_idempotency.stores.sql.journals import parameters_of
 from flask_idempotency.stores.sql.naming import NamedConnection
 from flask_idempotency.stores.sql.rows import completed_row, is_condemned
@@ -44,6 +45,7 @@ from flask_idempotency.stores.sql.transactional.listeners import (
     joined_here,
     listen,
     listener_of,
+    role_of,
     watch,
 )
 from flask_idempotency.stores.sql.transactional.steps import SessionStep
@@ -426,8 +428,13 @@ class SessionTransactions:
         parameters = self._store.parameters(key, token)
         with without_logging(connection):
             ours = self._named(connection)
-            if ours.execute(self._store.statements.mark_committed_early, parameters).one_or_none() is not None:
-                return
+            try:
+                if ours.execute(self._store.statements.mark_committed_early, parameters).one_or_none() is not None:
+                    return
+            except DBAPIError as error:
+                if tables := forbidden(error):
+                    raise ConfigurationError(lacks_grants(self.role(self.session()), tables)) from None
+                raise
             standing = ours.execute(self._store.statements.read_state, parameters).one_or_none()
         if standing is None or standing.token != token or standing.state != QUARANTINED or is_condemned(standing):
             raise LeaseLost("the record belongs to another worker, or is completed")
@@ -435,6 +442,22 @@ class SessionTransactions:
     def _named(self, connection: Connection) -> NamedConnection:
         """Return this connection for our statements: no search path or translate map of a tenant reaches them."""
         return NamedConnection(connection, self._store.database.options)
+
+    def role(self, session: Session) -> str | None:
+        """Return the role that the application has set in this transaction, as far as the listeners know."""
+        return next((role_of(each) for each in begun_by(session) if self.is_base(each.engine)), None)
+
+    def remedy(self, role: str | None, error: BaseException) -> str:
+        """Return what to grant if the role of a transaction may not use our tables, else nothing."""
+        tables = forbidden(error)
+        if not tables:
+            return ""
+        database = self._store.database
+        if role is None and database.base.pool.dispatch.checkout:
+            # Then a listener of the pool may have set it.
+            with suppress(IdempotencyError, SQLAlchemyError):
+                role = database.role()
+        return lacks_grants(role, tables)
 
     def is_base(self, engine: Engine) -> bool:
         """Return True if connections of this engine lead to the records."""

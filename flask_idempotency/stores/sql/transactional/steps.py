@@ -89,6 +89,7 @@ class SessionStep(SessionTransaction):
             undo(session)
             raise
         except Exception as error:
+            role = self._records.role(session)
             undo(session)
             if isinstance(error, StoreUnavailable) and not isinstance(error, InheritedConnection):
                 # The codec could not seal the result again.
@@ -101,10 +102,8 @@ class SessionStep(SessionTransaction):
                     return
                 _log.error("a step has committed to one database, and may have failed to commit to another")
                 raise StoreUnavailable("a commit failed on one of the session's databases") from error
-            raise NotCommitted(
-                f"the commit of a step failed ({type(error.__cause__ or error).__name__})",
-                retryable=is_retryable(error),
-            ) from error
+            why = f"a step was rolled back: {self._failed(error, role)}"
+            raise NotCommitted(why, retryable=is_retryable(error)) from error
 
     def leave(self) -> None:
         super().leave()

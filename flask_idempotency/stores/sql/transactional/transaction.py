@@ -24,7 +24,7 @@ from flask_idempotency.engine.model import Record, State, StoredPayload
 from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import refuse_inherited
 from flask_idempotency.stores.sql.dialects import commits_each_statement
-from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
+from flask_idempotency.stores.sql.errors import is_refusal, is_retryable, said
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
 from flask_idempotency.stores.sql.transactional.listeners import JoinedSession, join_here, joined_here
 
@@ -56,6 +56,10 @@ class SessionRecords(Protocol):
     def mark_point_of_no_return(self, connection: Connection, key: StorageKey, token: bytes) -> None: ...
 
     def has_written(self, connection: Connection) -> bool: ...
+
+    def role(self, session: Session) -> str | None: ...
+
+    def remedy(self, role: str | None, error: BaseException) -> str: ...
 
     def is_base(self, engine: Engine) -> bool: ...
 
@@ -167,12 +171,13 @@ class SessionTransaction:
                 otherwise(key)
             raise NotCommitted(str(error), retryable=False) from error
         except Exception as error:
+            role = self._records.role(session)
             undo(session)
             if isinstance(error, StoreUnavailable) and not isinstance(error, InheritedConnection):
                 # The codec could not seal the response again.
                 raise
             # Only the record shows whether the commit was done.
-            self._decide(error, otherwise, again=is_retryable(error))
+            self._decide(error, otherwise, again=is_retryable(error), role=role)
         else:
             self._records.notify_committed(completed)
 
@@ -186,11 +191,12 @@ class SessionTransaction:
                 self._records.connection(session)
             self._commit(session, _nothing)
         except Exception as error:
+            role = self._records.role(session)
             undo(session)
             if self._going_out and not is_refusal(error):
                 raise StoreUnavailable(f"the commit may be done or not ({_name(error)})") from error
             _log_fault(error, "so nothing is committed")
-            raise self._not_committed(error, retryable=is_retryable(error)) from error
+            raise self._not_committed(error, role, retryable=is_retryable(error)) from error
 
     def _commit(self, session: Session, write_last: Callable[[], None]) -> None:
         """Commit the session. `write_last` writes in its transaction, right before the COMMIT.
@@ -334,7 +340,18 @@ class SessionTransaction:
         if record is not None and record.token == self._token and _has_mark(record):
             self._has_committed()
 
-    def _decide(self, error: Exception, otherwise: Callable[[StorageKey], None], *, again: bool) -> None:
+    def _not_committed(self, error: Exception, role: str | None, *, retryable: bool) -> NotCommitted:
+        """Return why the session did not commit, and what to grant if `role` may not use our tables."""
+        raised = None if self._flushed or isinstance(error, IdempotencyError) else error
+        if isinstance(error, ConfigurationError):
+            return NotCommitted(str(error), retryable=retryable)
+        what = "the commit failed" if self._going_out else "a statement before the commit failed"
+        text = "; ".join(filter(None, (f"{what} ({_name(error)})", self._records.remedy(role, error))))
+        return NotCommitted(text, retryable=retryable, raised=raised)
+
+    def _decide(
+        self, error: Exception, otherwise: Callable[[StorageKey], None], *, again: bool, role: str | None = None
+    ) -> None:
         """Find out whether a failed commit was done: write to the record, and read it.
 
         Raises `NotCommitted` if it was not.
@@ -350,7 +367,7 @@ class SessionTransaction:
             if lost is not None:
                 raise lost
             _log_fault(error, "so nothing is committed")
-            raise self._not_committed(error, retryable=again) from error
+            raise self._not_committed(error, role, retryable=again) from error
         if isinstance(error, SQLAlchemyError):
             _log.warning("a commit was done, although its reply was lost (%s)", _name(error))
         else:
@@ -359,11 +376,6 @@ class SessionTransaction:
             # SQLAlchemy commits databases one after the other, and that of the record was not the last.
             _log.error("the session has committed to one database, and failed to commit to another (%s)", _name(error))
             raise StoreUnavailable("a commit failed on one of the session's databases") from error
-
-    def _not_committed(self, error: Exception, *, retryable: bool) -> NotCommitted:
-        raised = None if self._flushed or isinstance(error, IdempotencyError) else error
-        text = str(error) if isinstance(error, ConfigurationError) else f"the commit failed ({_name(error)})"
-        return NotCommitted(text, retryable=retryable, raised=raised)
 
     def _is_held(self) -> bool:
         record = self._records.final_record(self._keys[0], self._token)
@@ -386,8 +398,8 @@ def _log_fault(error: Exception, outcome: str) -> None:
 
 
 def _name(error: Exception) -> str:
-    """Return the type of the error. Its text may quote rows and must not be logged."""
-    return type(error.__cause__ or error).__name__
+    """Return what names the error. Its text may quote rows and must not be logged."""
+    return said(error)
 
 
 def refuse_autocommit(connection: Connection) -> None:

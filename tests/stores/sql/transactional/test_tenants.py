@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
+from click.testing import Result
+from flask import request
 from sqlalchemy import Engine, create_engine, event, text
 
 from flask_idempotency import Step, current_claim, idempotent
@@ -202,3 +205,116 @@ def test_everything_that_runs_in_the_session_of_a_tenant_finds_its_tables(open_:
     assert ["completed"] * 3 == select(shop, "SELECT state FROM idempotency_records")
     assert 2 == len(select(shop, "SELECT seq FROM idempotency_outbox"))
     assert [] == select(shop, "SELECT name FROM idempotency_steps")
+
+
+@pytest.fixture
+def role(shop: Shop) -> Iterator[str]:
+    """A role of a tenant that may use the application's tables, and none of the store's."""
+    name = "Tenant role"
+    execute(
+        shop.db_engine,
+        f'DROP ROLE IF EXISTS "{name}"',
+        f'CREATE ROLE "{name}"',
+        f'GRANT SELECT, INSERT ON payments, accounts TO "{name}"',
+        f'GRANT USAGE ON SEQUENCE payments_id_seq TO "{name}"',
+    )
+    yield name
+    engine = create_engine(shop.db_engine.url)
+    execute(engine, f'DROP OWNED BY "{name}"', f'DROP ROLE "{name}"')
+    engine.dispose()
+
+
+def db_check(shop: Shop, role: str, *options: str) -> Result:
+    return shop.app.test_cli_runner().invoke(args=["idempotency", "db", "check", "--role", role, *options])
+
+
+AS_ROLE: Final = (
+    'SET LOCAL ROLE "Tenant role"',
+    "set local role to 'Tenant role'",
+    "SELECT set_config('role', :role, true)",
+)
+
+
+@pytest.mark.parametrize("command", AS_ROLE)
+@pytest.mark.parametrize("place", ("hook", "view"))
+@on_postgresql
+def test_a_role_needs_the_grants_that_the_command_prints(
+    shop: Shop, role: str, caplog: pytest.LogCaptureFixture, command: str, place: str
+) -> None:
+    messages = shop.idempotency.outbox()
+    messages.route("*", Sent())
+
+    def take_role() -> None:
+        shop.db.session.execute(text(command), {"role": role} if ":role" in command else {})
+
+    if place == "hook":
+        shop.app.before_request(take_role)
+
+    @shop.view()
+    def pay() -> str:
+        if place == "view":
+            take_role()
+        shop.pay()
+        if request.args.get("tell"):
+            messages.publish("paid", {"amount": 1})
+        return "paid"
+
+    assert 500 == shop.post().status_code
+    (line,) = [each for each in caplog.messages if "was answered" in each]
+    assert "its rows were rolled back: a statement before the commit failed (42501 InsufficientPrivilege)" in line
+    assert f"role {role} may not use idempotency_records: `flask idempotency db check --role '{role}'`" in line
+    assert (0, "released") == (shop.payments(), shop.record().state)
+
+    caplog.clear()
+    assert 500 == shop.post("/pay?tell=1", key="tell").status_code
+    assert f"The database's role {role} may not use idempotency_outbox" in caplog.text
+
+    found = db_check(shop, role)
+    assert (1, True) == (found.exit_code, f"The role {role} lacks SELECT, UPDATE on the table" in found.output)
+    grants = [line for line in found.output.splitlines() if line.startswith("GRANT ")]
+    assert json.loads(db_check(shop, role, "--json").output)["grants"] == grants
+    execute(shop.db_engine, *grants)
+    assert 0 == db_check(shop, role).exit_code
+    assert {"role": role, "in_order": True, "missing": [], "grants": []} == json.loads(
+        db_check(shop, role, "--json").output
+    )
+
+    assert [200, 200] == [shop.post().status_code, shop.post("/pay?tell=1", key="tell").status_code]
+    assert (2, 2) == (shop.payments(), len(select(shop, "SELECT record_id FROM idempotency_records")))
+
+
+@on_postgresql
+def test_a_role_that_the_pool_sets_needs_the_grants_of_a_claim(shop: Shop, role: str, caplog: pytest.LogCaptureFixture) -> None:
+    def take(connection: Any, record: Any, proxy: Any) -> None:
+        connection.cursor().execute(f'SET ROLE "{role}"')
+
+    def give_back(connection: Any, record: Any) -> None:
+        if connection is not None:
+            connection.cursor().execute("RESET ROLE")
+
+    event.listen(shop.db_engine, "checkout", take)
+    event.listen(shop.db_engine, "checkin", give_back)
+
+    @shop.view()
+    def pay() -> str:
+        shop.pay()
+        return "paid"
+
+    assert 500 <= shop.post().status_code
+    assert f"role {role} may not use idempotency_" in caplog.text
+
+    found = db_check(shop, role)
+    assert "INSERT, UPDATE, DELETE on the table idempotency_records" in found.output
+    event.remove(shop.db_engine, "checkout", take)
+    shop.db_engine.dispose()
+    execute(shop.db_engine, *(line for line in found.output.splitlines() if line.startswith("GRANT ")))
+    event.listen(shop.db_engine, "checkout", take)
+
+    assert (200, 1) == (shop.post(key="again").status_code, shop.payments())
+
+
+@on_both
+def test_a_role_that_cannot_be_checked(shop: Shop) -> None:
+    found = db_check(shop, "nobody here")
+    there = "no role nobody here" if shop.db_engine.dialect.name == "postgresql" else "is for PostgreSQL"
+    assert (2, True) == (found.exit_code, there in found.output)
