@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Inspector, TextClause, inspect, text
-from sqlalchemy.exc import StatementError
 from sqlalchemy.engine.interfaces import Dialect as EngineDialect
+from sqlalchemy.exc import StatementError
 
 from flask_idempotency.stores.sql.dialects import SQLITE
 

@@ -445,7 +445,8 @@ class SessionTransactions:
 
     def role(self, session: Session) -> str | None:
         """Return the role that the application has set in this transaction, as far as the listeners know."""
-        return next((role_of(each) for each in begun_by(session) if self.is_base(each.engine)), None)
+        held = (each for each in begun_by(session) if not each.invalidated and self.is_base(each.engine))
+        return next(map(role_of, held), None)
 
     def remedy(self, role: str | None, error: BaseException) -> str:
         """Return what to grant if the role of a transaction may not use our tables, else nothing."""

@@ -341,13 +341,15 @@ class SessionTransaction:
             self._has_committed()
 
     def _not_committed(self, error: Exception, role: str | None, *, retryable: bool) -> NotCommitted:
-        """Return why the session did not commit, and what to grant if `role` may not use our tables."""
         raised = None if self._flushed or isinstance(error, IdempotencyError) else error
+        return NotCommitted(self._failed(error, role), retryable=retryable, raised=raised)
+
+    def _failed(self, error: Exception, role: str | None) -> str:
+        """Return why the session did not commit, and what to grant if `role` may not use our tables."""
         if isinstance(error, ConfigurationError):
-            return NotCommitted(str(error), retryable=retryable)
+            return str(error)
         what = "the commit failed" if self._going_out else "a statement before the commit failed"
-        text = "; ".join(filter(None, (f"{what} ({_name(error)})", self._records.remedy(role, error))))
-        return NotCommitted(text, retryable=retryable, raised=raised)
+        return "; ".join(filter(None, (f"{what} ({_name(error)})", self._records.remedy(role, error))))
 
     def _decide(
         self, error: Exception, otherwise: Callable[[StorageKey], None], *, again: bool, role: str | None = None
