@@ -15,7 +15,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from flask_idempotency.client.delivery import METHODS
 from flask_idempotency.client.errors import (
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClientError, LedgerError) as error:
         _tell(f"{type(error).__name__}: {error}")
         if isinstance(error, NotSent):
-            _tell(f"The cause: {_cause(error, chosen.url)}")
+            _tell(f"The cause: {_cause(error, chosen.url, _proxy(chosen.proxy, chosen.url) or '')}")
         if isinstance(error, ClientError) and error.status_url is not None:
             _tell(f"The service shows what became of it at {error.status_url}")
         return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
@@ -113,7 +114,24 @@ def _parser() -> argparse.ArgumentParser:
         "--data", metavar="TEXT|@FILE", help="the body, or @ and a file that has it; @- reads it from a pipe"
     )
     parser.add_argument(
-        "--header", metavar="NAME:VALUE", action="append", default=[], help="a header field; repeatable"
+        "--header",
+        metavar="NAME:VALUE|@FILE",
+        action="append",
+        default=[],
+        help="a header field, or @ and a file that has one in each line; repeatable. Other users see arguments in `ps`: keep "
+        "credentials in a file or the environment",
+    )
+    parser.add_argument(
+        "--header-env",
+        metavar="NAME=VARIABLE",
+        action="append",
+        default=[],
+        help="a header field, and the environment variable that has its value, such as Authorization=SHOP_TOKEN; repeatable",
+    )
+    parser.add_argument(
+        "--proxy",
+        metavar="URL",
+        help="the proxy to send through; default: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY; empty for none",
     )
     parser.add_argument("--key-header", default="Idempotency-Key", metavar="NAME", help="the field of the key")
     parser.add_argument("--deadline", type=float, default=45.0, metavar="SECONDS", help="when to stop trying (45)")
@@ -164,14 +182,23 @@ def _prepared(ledger: Ledger, chosen: argparse.Namespace, parser: argparse.Argum
     except ModuleNotFoundError:
         parser.error("this command needs httpx: pip install 'flask-idempotency[client]'")
     body = _body(chosen.data, parser, sys.stdin.buffer)
-    headers = _headers(chosen.header, parser)
+    headers = _headers(_fields(chosen, parser), parser)
     if body and "content-type" not in {name.lower() for name, _ in headers}:
         headers.append(("Content-Type", "application/json" if body.lstrip()[:1] in (b"{", b"[") else "text/plain"))
     if not _TOKEN.fullmatch(chosen.key_header):
         parser.error("--key-header is no name of a header field")
-    transport = IdempotentTransport(
-        retries=Retries(deadline=chosen.deadline), header=chosen.key_header, methods={chosen.method}
-    )
+    try:
+        transport = IdempotentTransport(
+            retries=Retries(deadline=chosen.deadline),
+            header=chosen.key_header,
+            methods={chosen.method},
+            proxy=_proxy(chosen.proxy, chosen.url),
+        )
+    except ImportError:
+        parser.error("a SOCKS proxy needs socksio: pip install 'httpx[socks]'")
+    except (httpx.InvalidURL, _NoProxy):
+        # Their texts may have a password.
+        parser.error("the proxy must be a URL such as http://proxy.example:3128; leave it empty for none")
     intent = Intents(ledger)(chosen.intent)
     client = httpx.Client(transport=transport, timeout=chosen.deadline)
     try:
@@ -227,18 +254,50 @@ def _write(content: bytes, code: int) -> int:
     return code
 
 
+class _NoProxy(Exception):
+    """This cannot be a proxy."""
+
+
+def _proxy(written: str | None, url: str) -> str | None:
+    """Return the URL of the proxy: the one that was given, or that of the environment, or None."""
+    if written is None:
+        parts = urlsplit(url)
+        found = getproxies()
+        chosen = found.get(parts.scheme) or found.get("all")
+        if not chosen or proxy_bypass(parts.netloc.rpartition("@")[2]):
+            return None
+        written = chosen if "://" in chosen else f"http://{chosen}"
+    if not written:
+        return None
+    try:
+        parts = urlsplit(written)
+        whole = parts.scheme in ("http", "https", "socks5", "socks5h") and parts.hostname and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole:
+        raise _NoProxy
+    return written
+
+
 def _tell(line: str) -> None:
     # A failure here must not become an exit code.
     with suppress(OSError, AttributeError):
-        print(line, file=sys.stderr, flush=True)
+        print(_printable(line, sys.stderr.encoding), file=sys.stderr, flush=True)
 
 
-def _cause(error: NotSent, url: str) -> str:
+def _printable(text: str, encoding: str | None) -> str:
+    """Return the text with what a terminal would obey, or what the stream cannot write, as escapes."""
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+    encoding = encoding or "ascii"
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _cause(error: NotSent, url: str, proxy: str = "") -> str:
     """Return class and text of what went wrong, and leave the text out if it has a secret."""
     cause = error.__cause__
-    parts = urlsplit(url)
     text = str(cause)
-    secret = any(word and word in text for word in (error.key, parts.username, parts.password))
+    words = [word for parts in (urlsplit(url), urlsplit(proxy)) for word in (parts.username, parts.password) if word]
+    secret = any(word and word in text for word in (error.key, *words, *map(unquote, words)))
     return type(cause).__name__ if secret or not text else f"{type(cause).__name__}: {text}"
 
 
@@ -253,6 +312,30 @@ def _body(written: str | None, parser: argparse.ArgumentParser, stdin: IO[bytes]
         return Path(written[1:]).read_bytes()
     except OSError as error:
         parser.error(f"the file of --data cannot be read ({error.strerror})")
+
+
+def _fields(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """Return the header fields as `Name: value`, from the arguments, the files and the environment that they name."""
+    fields: list[str] = []
+    for field in chosen.header:
+        if not field.startswith("@"):
+            fields.append(field)
+            continue
+        try:
+            lines = Path(field[1:]).read_text("utf-8").splitlines()
+        except OSError as error:
+            parser.error(f"the file of --header cannot be read ({error.strerror})")
+        except UnicodeDecodeError:
+            parser.error("the file of --header is no text")
+        fields += [line for line in lines if line.strip()]
+    for pair in chosen.header_env:
+        name, equals, variable = pair.partition("=")
+        if not equals:
+            parser.error("write --header-env as NAME=VARIABLE")
+        if variable not in os.environ:
+            parser.error(f"the environment has no variable {variable!a}, which --header-env names")
+        fields.append(f"{name}: {os.environ[variable]}")
+    return fields
 
 
 def _headers(written: Sequence[str], parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
@@ -274,12 +357,14 @@ def _show_unsettled(ledger: Ledger) -> int:
     for entry in ledger.unsettled():
         sent = datetime.fromtimestamp(entry.first_sent or entry.created, UTC)
         note = "  look it up, then use --forget" if ledger.expired(entry) else ""
-        print(f"{sent:%Y-%m-%d %H:%M:%S}Z  {entry.attempts} attempts  {entry.name}{note}")
+        line = f"{sent:%Y-%m-%d %H:%M:%S}Z  {entry.attempts} attempts  {entry.name}{note}"
+        print(_printable(line, getattr(sys.stdout, "encoding", None)))
     return OK
 
 
 def _forget(ledger: Ledger, name: str) -> int:
-    if not ledger.forget(name):
+    # Python reads bytes of an argument that are no UTF-8 as characters that no ledger has.
+    if any("\ud800" <= each <= "\udfff" for each in name) or not ledger.forget(name):
         _tell("The ledger does not know this name.")
         return REFUSED
     return OK

@@ -79,6 +79,8 @@ class Intents:
         for given in (name, key):
             if given is not None and not isinstance(given, str):
                 raise TypeError(f"An intent's name and key are text, not {type(given).__name__}.")
+            if given is not None and not given.isascii() and any("\ud800" <= each <= "\udfff" for each in given):
+                raise ValueError("An intent's name and key are text that UTF-8 can write.")
         if name == "" or key == "":
             raise ValueError(
                 "An intent's name and key must not be empty. Leave them out, or name what shall happen once."

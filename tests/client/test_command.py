@@ -23,6 +23,13 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "intents.sqlite3"
 
 
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
 def pay(server: ScriptedServer, ledger: Path, *more: str) -> int:
     return main(
         ["POST", f"{server.url}/payments", "--data", '{"amount": 5}', "--intent", "pay", "--ledger", str(ledger), *more]
@@ -215,6 +222,10 @@ FAULTY: list[list[str]] = [
     ["POST", "http://127.0.0.1:1", "--intent", "x", "--key-header", "a b"],
     ["POST", "http://127.0.0.1:1", "--intent", "x", "--header", "a b: c"],
     ["POST", "http://127.0.0.1:1", "--intent", "x", "--header", ": c"],
+    ["POST", "http://127.0.0.1:1", "--intent", "x", "--header", "@/none/such"],
+    ["POST", "http://127.0.0.1:1", "--intent", "x", "--header-env", "Authorization"],
+    ["POST", "http://127.0.0.1:1", "--intent", "x", "--header-env", "Authorization=NO_SUCH_VARIABLE"],
+    ["POST", "http://127.0.0.1:1", "--intent", "\udcff"],
 ]
 
 
@@ -226,6 +237,79 @@ def test_a_faulty_command_line_sends_nothing(ledger: Path, capsys: pytest.Captur
         assert caught.value.code == 2, arguments
         assert "usage:" in capsys.readouterr().err
         assert not ledger.exists() or Ledger(ledger).find("x") is None
+
+
+def test_credentials_come_from_a_file_or_the_environment(
+    server: ScriptedServer, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every user of the machine sees the arguments of a process."""
+    (tmp_path / "fields").write_text("Authorization: Bearer file\n\nX-Shop: 7\n")
+    monkeypatch.setenv("SHOP_TOKEN", "Bearer environment")
+
+    assert pay(server, ledger, "--header", f"@{tmp_path / 'fields'}") == 0
+    assert pay(server, ledger, "--header-env", "Authorization=SHOP_TOKEN") == 0
+
+    assert [request.headers["authorization"] for request in server.seen] == ["Bearer file", "Bearer environment"]
+    assert server.seen[0].headers["x-shop"] == "7"
+
+
+@pytest.mark.parametrize("how", ["http_proxy", "HTTP_PROXY", "ALL_PROXY", "without a scheme", "--proxy"])
+def test_a_proxy_is_named_by_the_environment_or_an_argument(
+    server: ScriptedServer, ledger: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    proxy = server.url.replace("//", "//bob:hunter2@")
+    command = ["POST", "http://shop.example/payments", "--intent", "pay", "--ledger", str(ledger)]
+    if how == "--proxy":
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        command += ["--proxy", proxy]
+    elif how == "without a scheme":
+        monkeypatch.setenv("http_proxy", proxy.removeprefix("http://"))
+    else:
+        monkeypatch.setenv(how, proxy)
+
+    assert main(command) == 0
+    assert server.seen[0].path == "http://shop.example/payments"
+    assert server.seen[0].headers["proxy-authorization"].startswith("Basic ")
+
+
+@pytest.mark.parametrize("direct", [["NO_PROXY", "127.0.0.1"], []])
+def test_a_proxy_of_the_environment_may_be_left_out(
+    server: ScriptedServer, ledger: Path, monkeypatch: pytest.MonkeyPatch, direct: list[str]
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    if direct:
+        monkeypatch.setenv(*direct)
+
+    assert pay(server, ledger, *[] if direct else ["--proxy", ""]) == 0
+
+
+def test_a_faulty_proxy_sends_nothing_and_its_password_is_not_shown(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["POST", "http://127.0.0.1:1", "--intent", "x", "--ledger", str(ledger)]
+    for proxy in ("http://bob:hunter2@", "ftp://bob:hunter2@proxy", "http://bob:hunter2@proxy:x"):
+        monkeypatch.setenv("http_proxy", proxy)
+        for more in ([], ["--proxy", proxy]):
+            with pytest.raises(SystemExit):
+                main([*command, *more])
+            told = capsys.readouterr().err
+            assert "the proxy must be a URL" in told
+            assert "hunter2" not in told
+
+
+def test_a_name_cannot_command_the_terminal(
+    server: ScriptedServer, ledger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.script = [problem("outcome-unknown", 409, "Link: </\x1b[2Jkeys>; rel=status")]
+    name = "pay\x1b[2J\n1970-01-01 00:00:00Z  1 attempts  other\u202e \xfc"
+    assert main(["POST", server.url, "--intent", name, "--ledger", str(ledger)]) == 4
+    assert main(["--unsettled", "--ledger", str(ledger)]) == 0
+
+    printed = capsys.readouterr()
+    assert "pay\\x1b[2J\\n1970-01-01 00:00:00Z  1 attempts  other\\u202e \xfc" in printed.out
+    assert "\x1b" not in printed.out + printed.err
+    assert printed.out.count("\n") == 1
+    assert main(["--forget", "\udcff", "--ledger", str(ledger)]) == 1
 
 
 def test_a_method_may_be_in_lower_case(server: ScriptedServer, ledger: Path) -> None:
