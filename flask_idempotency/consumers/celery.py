@@ -81,6 +81,7 @@ CHECK: Final = "celery"
 _PREFORK: Final = ("prefork", "processes", "celery.concurrency.prefork:TaskPool")
 """The names of Celery's pool of processes."""
 _LOST: Final = "a worker that is killed loses the message"
+_USE_WRAPS: Final = "Let that decorator use functools.wraps."
 _ACKS_LATE: Final = "Set acks_late=True and reject_on_worker_lost=True."
 
 _log = logging.getLogger("flask_idempotency")
@@ -116,7 +117,10 @@ def idempotent_task(
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             task: AnyTask = get_current_task()
-            if task is None or not _runs_as_message(task) or _body_of(task) is not body:
+            if task is None or not _runs_as_message(task) or (found := _body_of(task)) is not body:
+                if task is not None and _runs_as_message(task) and found is None and _has_hidden_body(task):
+                    # A worker would not have started. An eager task has none, nor has one that was made later.
+                    raise ConfigurationError(f"{_hidden(task.name)} {_USE_WRAPS}")
                 body.check_call()
                 return function(*args, **kwargs)
             try:
@@ -395,6 +399,10 @@ def _has_hidden_body(task: AnyTask) -> bool:
     return False
 
 
+def _hidden(name: str) -> str:
+    return f"{name}: a decorator between @celery_app.task and @idempotent_task hides it: each delivery would run."
+
+
 def _time_limit(task: AnyTask) -> float | None:
     limit = task.time_limit or task.app.conf.task_time_limit
     return None if limit is None else float(limit)
@@ -579,8 +587,7 @@ class _Served:
                     for fault in error.faults:
                         yield Finding(CHECK, Verdict.FAULT, f"{name}: {fault}", "Change it at @idempotent_task(…).")
             elif _has_hidden_body(task):
-                text = f"{name}: a decorator between @celery_app.task and @idempotent_task hides it: each delivery would run."
-                yield Finding(CHECK, Verdict.FAULT, text, "Let that decorator use functools.wraps.")
+                yield Finding(CHECK, Verdict.FAULT, _hidden(name), _USE_WRAPS)
 
     def _store(self, tasks: Sequence[tuple[AnyTask, _Body]], worker: Any) -> Iterator[Finding]:
         """Yield a fault if the processes of the pool do not see each other's records."""

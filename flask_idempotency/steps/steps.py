@@ -601,6 +601,11 @@ def _item_of(step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -
 
 
 def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
+    if isinstance(function, staticmethod | classmethod):
+        kind = type(function).__name__
+        raise TypeError(
+            f"step {name!r}: a {kind} has no place here. Put the decorator below @{kind}, above the function."
+        )
     if not callable(function):
         raise TypeError(f"step {name!r}: pass a function and its arguments, and not what the function returned.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

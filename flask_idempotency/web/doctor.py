@@ -45,6 +45,7 @@ from flask_idempotency.web.janitor import intervals, unknown_consumers, work_of
 from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.responses import LostFields, keeping
+from flask_idempotency.web.unreached import NOT_REACHED, NOT_REGISTERED, REACH_IT, REGISTER_IT, unreached
 
 if TYPE_CHECKING:
     from flask_idempotency.stores.sql.outbox import OutboxTable  # needs a package that is optional
@@ -230,10 +231,16 @@ def transport(settings: Settings, app: Flask) -> list[Finding]:
 
 
 @check("policies")
-def policy_faults(policies: Policies) -> list[Finding]:
-    """Report every policy that cannot hold."""
+def policy_faults(app: Flask, policies: Policies) -> list[Finding]:
+    """Report every policy that cannot hold, and every annotation that no endpoint leads to."""
     remedy = "Change the policy there: @idempotent(…), idempotency.configure(…), or the IDEMPOTENCY_* setting it names."
     faults = [Finding("policies", Verdict.FAULT, fault, remedy) for fault in policies.faults()]
+    found = unreached(app)
+    if found.here:
+        faults.append(Finding("policies", Verdict.FAULT, f"{NOT_REACHED}: {', '.join(found.here)}.", REACH_IT))
+    if found.elsewhere:
+        text = f"{NOT_REGISTERED}: {', '.join(found.elsewhere)}."
+        faults.append(Finding("policies", Verdict.ADVICE, text, REGISTER_IT))
     return faults or [Finding("policies", Verdict.FINE, "The policy of every endpoint can hold.")]
 
 

@@ -38,6 +38,7 @@ from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.request_state import Phase, RequestState, context, environ_key
+from flask_idempotency.web.unreached import NOT_REACHED, NOT_REGISTERED, REACH_IT, REGISTER_IT, unreached
 
 Hooked: TypeAlias = "dict[str | None, list[Callable[..., Any]]]"
 """Flask's hooks of one kind, by blueprint."""
@@ -146,6 +147,18 @@ class Hooks:
             # Not as an argument of the log call: line breaks of those are escaped.
             each = "".join(f"\n  - {printable(fault)}" for fault in faults)
             _log.error("Policies that cannot hold. Their endpoints answer 500 until you change them:" + each)
+
+    def _report_unreached(self) -> None:
+        """Log the annotations that protect nothing: no endpoint leads to their functions."""
+        try:
+            found = unreached(self._app)
+        except Exception:  # noqa: BLE001 - an object of the application that cannot be looked at must close no endpoint
+            _log.exception("not every annotation could be checked")
+            return
+        if found.here:
+            _log.warning("%s: %s. %s", NOT_REACHED, ", ".join(found.here), REACH_IT)
+        if found.elsewhere:
+            _log.warning("%s: %s. %s", NOT_REGISTERED, ", ".join(found.elsewhere), REGISTER_IT)
 
     def note(self, endpoint: str | None, values: Any) -> None:
         """Note that this request may be keyed. Reads no body and calls no store: it runs before authentication."""
@@ -317,6 +330,8 @@ class Hooks:
             self._policies.in_use = True
             self._guard.status_views = find_status_views(self._app)
             self._checked = True
+        # Without the lock: the collector may run any code.
+        self._report_unreached()
         if self.at_first is not None:
             try:
                 self.at_first()

@@ -4,6 +4,7 @@ The decorators only leave a mark, so you can still call a view directly. `Polici
 and method. In an application without the extension, `refuse_unguarded` closes marked views. A mark is in the function's
 `__dict__`, so it survives every decorator that uses `functools.wraps`. A view never inherits the policy of another view
 that it calls. If it calls a marked function that is no view, a decorator has hidden the mark, and the endpoint is closed.
+`web.unreached` finds what no endpoint leads to.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import partial, wraps
-from types import FunctionType
-from typing import Any, NoReturn, TypeVar, overload
+from functools import partial, partialmethod, wraps
+from types import FunctionType, MemberDescriptorType, MethodType
+from typing import Any, Final, NoReturn, TypeVar, overload
+from weakref import WeakValueDictionary
 
 from flask import Blueprint, Flask, current_app, has_request_context, request, request_started
+from flask.views import http_method_funcs
 from werkzeug.exceptions import HTTPException
 from werkzeug.local import LocalProxy
 
@@ -34,6 +37,17 @@ MARK = "__idempotency__"
 """The attribute that holds the `Mark` of a view."""
 _APPLICATION = "application"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+_MOST_HELD: Final = 64
+"""The longest list or dictionary of a closure that is searched. A table of functions is shorter, and rows may be many."""
+
+_ENTERED: Final = http_method_funcs | {"dispatch_request", "__call__"}
+"""The methods of a class that a request calls."""
+
+annotated_here: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Every object in use that a decorator of ours marked, by its id: it may have no hash."""
+served_here: WeakValueDictionary[int, Flask] = WeakValueDictionary()
+"""Every application in use that has the extension, by its id."""
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 TargetT = TypeVar("TargetT")
@@ -97,19 +111,23 @@ def idempotent(view: Any = None, /, **policy: Any) -> Any:
     """Give a view, a MethodView or one of its methods its own policy. You get the same function back.
 
     Use it with or without arguments; the keywords are the policy keywords. If you apply several to one function, the
-    outermost wins value by value. Raises `ConfigurationError` for a wrong value, and names the view.
+    outermost wins value by value. Raises `ConfigurationError` for a wrong value, and for what cannot carry an annotation,
+    such as a `staticmethod`: put it below that.
     """
 
     def guard(target: ViewT) -> ViewT:
-        return annotate(target, load_override(policy, where=f"@idempotent on {_name(target)}"))
+        return annotate(target, load_override(policy, where=f"@idempotent on {name_of(target)}"))
 
     return guard if view is None else guard(view)
 
 
 def annotate(target: ViewT, values: Override) -> ViewT:
     """Add these values to the mark of a view or class, and return the view."""
+    _check_carrier(target)
     mark = _mark(target)
-    return _annotate(target, replace(mark, override={**mark.override, **values}, exempt=False))
+    annotated = _annotate(target, replace(mark, override={**mark.override, **values}, exempt=False))
+    _note_late(target)
+    return annotated
 
 
 def exempt(view: ViewT) -> ViewT:
@@ -117,6 +135,7 @@ def exempt(view: ViewT) -> ViewT:
 
     Use it for views that sign users in or out: a replay carries no cookie, and a token in a stored body stays readable.
     """
+    _check_carrier(view)
     return _annotate(view, replace(_mark(view), exempt=True))
 
 
@@ -128,8 +147,11 @@ def claim_here(view: ViewT) -> ViewT:
     """
     if inspect.isclass(view):
         raise ConfigurationError(
-            f"@claim_here on {_name(view)}: a request does not call a class. Put it on the method, or first in `decorators`."
+            f"@claim_here on {name_of(view)}: a request does not call a class. Put it on the method, or first in `decorators`."
         )
+    # Flask-RESTful and -RESTX apply `method_decorators` to a bound method, and call what they get.
+    if not isinstance(view, MethodType):
+        _check_carrier(view)
     if inspect.iscoroutinefunction(view):
 
         @wraps(view)
@@ -218,6 +240,7 @@ class Policies:
         self._form_fields: tuple[int, Mapping[str, str]] | None = None
         self.in_use = False
         """Set when the first request arrives. From then on the policies do not change."""
+        served_here[id(app)] = app
 
     def resolve(self, endpoint: str, method: str) -> ResolvedPolicy:
         """Return the policy of this endpoint and method. It does not change during the life of the application."""
@@ -247,6 +270,11 @@ class Policies:
         if resolved.policy.lease < policy_of({"profile": resolved.policy.profile}).lease:
             origins["lease"] += ", shortened to max_runtime"
         return PolicySource(resolved, origins | written)
+
+    def forget(self) -> None:
+        """Resolve each policy again, because a view was annotated while a request was served."""
+        self.resolved.clear()
+        self._form_fields = None
 
     def serves(self, blueprint: Blueprint) -> bool:
         """Return whether requests may have got the policy of this blueprint's views already."""
@@ -287,6 +315,10 @@ class Policies:
         # If the hook claims, a hidden `@claim_here` loses no protection. It warns when it is called.
         lost = _hidden(self._app, endpoint, method) if unsafe else []
         hidden = [_hides(each) for each in lost if self._chosen_only or _mark(each).exempt is not None]
+        if unsafe and not decided and not deferred:
+            view = self._app.view_functions.get(endpoint)
+            replaced = [each for each in _replaced(view, method) if self._chosen_only or _mark(each).exempt is not None]
+            hidden += [_is_replaced(each, class_of(view)) for each in replaced]
         exempt = not unsafe or not (chosen or hidden) or (decided[-1] if decided else False)
         return ResolvedPolicy(
             policy=policy,
@@ -309,7 +341,7 @@ class Policies:
         for target in _marked(self._app, endpoint, method):
             # `MethodView.as_view` makes a function that only `decorators` can mark.
             made = view_class is not None and getattr(target, "view_class", None) is view_class
-            name = f"the decorators of {_name(view_class)}" if made else _name(target)
+            name = f"the decorators of {name_of(view_class)}" if made else name_of(target)
             override = _mark(target).override
             yield _Layer(f"{'@webhook' if 'principal' in override else '@idempotent'} on {name}", override)
 
@@ -340,8 +372,9 @@ def refuse_unguarded(app: Flask, **_: Any) -> None:
     blueprints = [app.blueprints[name] for name in request.blueprints if name in app.blueprints]
     configured = [blueprint for blueprint in blueprints if MARK in vars(blueprint)]
     if not decided and request.method not in SAFE:
-        lost = [_mark(each) for each in _hidden(app, rule.endpoint, request.method)]
-        marks += [mark for mark in lost if not mark.exempt]
+        lost = _hidden(app, rule.endpoint, request.method)
+        lost += _replaced(app.view_functions.get(rule.endpoint), request.method)
+        marks += [mark for mark in map(_mark, lost) if not mark.exempt]
         decided = [mark.exempt for mark in marks if mark.exempt is not None]
     if decided[-1] if decided else not (configured or any(mark.deferred for mark in marks)):
         return
@@ -358,11 +391,18 @@ def refuse_unguarded(app: Flask, **_: Any) -> None:
 
 
 def _marked(app: Flask, endpoint: str, method: str) -> Iterator[Any]:
-    """Yield the objects that decorators may have marked, outermost first."""
+    """Yield the objects that decorators may have marked, outermost first, and none twice for one mark."""
     view: Any = app.view_functions.get(endpoint)
-    view_class = getattr(view, "view_class", None)
-    parents = reversed(view_class.__mro__) if inspect.isclass(view_class) else ()
-    yield from (*parents, view, *_called(view, [method])[1:])
+    if type(view) is FunctionType and class_of(view) is FunctionType:
+        yield view
+        return
+    found: list[Any] = []
+    for target in (*reversed(class_of(view).__mro__), *called_by(view, [method])):
+        mark = _mark(target)
+        # An object has the mark of its class, and a bound method that of its function.
+        if not any(mark is each for each in found):
+            found.append(mark)
+            yield target
 
 
 def _hidden(app: Flask, endpoint: str, method: str) -> list[Any]:
@@ -372,44 +412,104 @@ def _hidden(app: Flask, endpoint: str, method: str) -> list[Any]:
     view may call it.
     """
     view = app.view_functions.get(endpoint)
-    entered = _called(view, [method])
-    seen = [*entered]
-    for target in seen:
-        seen += [held for held in _held(target) if not any(held is each for each in seen)]
-    marked = [each for each in seen[len(entered) :] if isinstance(inspect.getattr_static(each, MARK, None), Mark)]
+    entered = called_by(view, [method])
+    marked = [each for each in led_to(entered)[len(entered) :] if _has_mark(each)]
+    # A helper of its class, which no request calls by itself.
+    owner = class_of(view)
+    bases = () if owner is FunctionType else reversed(owner.__mro__)
+    helpers = {name: each for base in bases for name, each in vars(base).items() if name not in _ENTERED}
+    marked += [each for each in helpers.values() if type(each) is FunctionType and _has_mark(each)]
     # The view's own marks first: they are nearly always all, and a large application has many views.
     for views in ([view], app.view_functions.values()):
         if marked:
-            shown = [each for view in views for root in _called(view) for each in _shown_by(root)]
+            shown = [each for view in views for root in called_by(view) for each in _shown_by(root)]
+            shown += [each for view in views for each in class_of(view).__mro__]
             marked = [each for each in marked if not any(each is other for other in shown)]
     return marked
 
 
-def _called(view: Any, methods: Iterable[str] | None = None) -> list[Any]:
+def _replaced(view: Any, method: str) -> list[Any]:
+    """Return the annotated methods of base classes that this view's class replaces, and so never calls by itself."""
+    owner = class_of(view)
+    names = ("__call__",) if owner is type(view) else ("dispatch_request", method.lower())
+    bases = [vars(each)[name] for name in names for each in owner.__mro__ if name in vars(each)]
+    return [each for each in (getattr(base, "__func__", base) for base in bases) if _mark(each) != Mark()]
+
+
+def class_of(view: Any) -> type:
+    """Return the class of a view: itself, that of `as_view`, or that of an object which is called."""
+    view_class: Any = view if inspect.isclass(view) else getattr(view, "view_class", None)
+    return view_class if inspect.isclass(view_class) else type(view)
+
+
+def called_by(view: Any, methods: Iterable[str] | None = None) -> list[Any]:
     """Return the view, and the functions of its class that it calls for these methods. None: for all methods."""
     view_class = getattr(view, "view_class", None)
     if not inspect.isclass(view_class):
-        return [view]
+        if type(view) is FunctionType:
+            return [view]
+        # Of an object Python calls the `__call__` of its class, of a class its `__init__`, of a bound method its function.
+        owner, name = (view, "__init__") if inspect.isclass(view) else (type(view), "__call__")
+        call = view if owner is MethodType else inspect.getattr_static(owner, name, None)
+        call = getattr(call, "__func__", call)
+        return [view, call] if type(call) is FunctionType else [view]
     names = (getattr(view_class, "methods", None) or ()) if methods is None else methods
     functions = [getattr(view_class, name, None) for name in ("dispatch_request", *map(str.lower, names))]
-    return [view, *(each for each in functions if each is not None)]
+    return [view, *(each.__func__ if type(each) is MethodType else each for each in functions if each is not None)]
 
 
-def _held(target: Any) -> list[Any]:
+def led_to(roots: Iterable[Any]) -> list[Any]:
+    """Return these objects, and the annotated classes and all functions that they hold or call in turn."""
+    found = {id(each): each for each in roots}
+    queue = list(found.values())
+    entered = len(queue)
+    for number, target in enumerate(queue):
+        new = {id(held): held for held in _held(target, of_root=number < entered) if id(held) not in found}
+        found |= new
+        queue += new.values()
+    return queue
+
+
+def _held(target: Any, *, of_root: bool) -> list[Any]:
     """Return the functions that this function, partial or decorator object holds, and may call.
 
-    It reads closures and attributes, and runs no code of the objects: a closure may hold a proxy without a context.
+    Of a view of `as_view` that another function calls, those are also the methods of its class. It reads closures and
+    attributes, and runs no code of the objects: a closure may hold a proxy without a context.
     """
-    held: list[Any] = [target.func] if issubclass(type(target), partial) else []
-    if type(target) is FunctionType:
+    kind = type(target)
+    if issubclass(kind, type):
+        return []
+    classes: list[Any] = []
+    held: list[Any] = [target.func] if issubclass(kind, partial | partialmethod) else []
+    if kind is FunctionType:
         for cell in target.__closure__ or ():
             with suppress(ValueError):  # not assigned yet
                 held.append(cell.cell_contents)
+    elif kind is MethodType:
+        held.append(target.__func__)
+    else:
+        held.append(inspect.getattr_static(kind, "__call__", None))
+        slots = [each for base in kind.__mro__ for each in vars(base).values() if type(each) is MemberDescriptorType]
+        for slot in slots:
+            with suppress(AttributeError):  # not assigned yet
+                held.append(slot.__get__(target))
     with suppress(AttributeError):  # it has slots
-        held += object.__getattribute__(target, "__dict__").values()
-    return [
-        each for each in held if type(each) is FunctionType or issubclass(type(each), partial) or _is_decorator(each)
-    ]
+        own = object.__getattribute__(target, "__dict__")
+        held += own.values()
+        if not of_root and kind is FunctionType and inspect.isclass(own.get("view_class")):
+            held += called_by(target)
+            classes = [each for each in own["view_class"].__mro__ if MARK in vars(each)]
+    # A dispatcher finds its functions in a list or a dictionary.
+    for each in list(held):
+        if type(each) in (dict, list, tuple, set, frozenset) and len(each) <= _MOST_HELD:
+            held += each.values() if type(each) is dict else each
+    return [*classes, *filter(_is_callable_here, held)]
+
+
+def _is_callable_here(each: Any) -> bool:
+    """Return whether this is a function, or an object that may call one."""
+    kind = type(each)
+    return kind is FunctionType or issubclass(kind, partial | partialmethod) or _is_decorator(each)
 
 
 def _is_decorator(held: Any) -> bool:
@@ -432,8 +532,15 @@ def _shown_by(view: Any) -> Iterator[Any]:
 
 def _hides(target: Any) -> str:
     return (
-        f"a decorator hides that {_name(target)} is annotated, so its policy would be ignored. Use functools.wraps in that "
-        "decorator, or put @idempotent or @exempt above it, next to the route."
+        f"a decorator hides that {name_of(target)} is annotated, so its policy would be ignored. Use functools.wraps in that "
+        "decorator, or put @idempotent or @exempt above it, next to the route. Of a helper that the view calls, remove it."
+    )
+
+
+def _is_replaced(target: Any, owner: type) -> str:
+    return (
+        f"{name_of(target)} is annotated, and the method that replaces it in {name_of(owner)} is not, so its policy would be "
+        "ignored. Put @idempotent or @exempt on that method, or on its class."
     )
 
 
@@ -443,19 +550,74 @@ def _mark(target: Any) -> Mark:
     return mark or Mark()
 
 
+def _has_mark(target: Any) -> bool:
+    """Return whether this object has a mark. Runs no code of the object."""
+    of_class = issubclass(type(target), type)
+    mark = vars(target).get(MARK) if of_class else inspect.getattr_static(target, MARK, None)
+    return isinstance(mark, Mark)
+
+
 def mark_configured(blueprint: Blueprint, override: Override) -> None:
     """Mark the blueprint, so that `refuse_unguarded` closes its views in an application without the extension."""
-    _annotate(blueprint, Mark(override=override))
+    setattr(blueprint, MARK, Mark(override=override))
+    request_started.connect(refuse_unguarded)
+
+
+def _check_carrier(target: Any) -> None:
+    """Raise `ConfigurationError` for what is called through another object, where no request would find its mark."""
+    kind = type(target).__name__
+    if isinstance(target, MethodType):
+        raise ConfigurationError(
+            f"{name_of(target)} is a bound method, which cannot carry an annotation. Annotate the method in its class, and not "
+            "in `method_decorators`, which are applied while a request is served."
+        )
+    if isinstance(target, Blueprint | Flask):
+        raise ConfigurationError(
+            f"A {kind} cannot carry an annotation. Annotate its views, or call idempotency.configure(blueprint, …)."
+        )
+    if isinstance(target, staticmethod | classmethod) or not callable(target):
+        parts = (getattr(target, name, None) for name in ("__func__", "fget", "func"))
+        inner = next((part for part in parts if callable(part)), None)
+        named = "This" if inner is None else name_of(inner)
+        raise ConfigurationError(
+            f"{named} is a {kind} here, which cannot carry an annotation: no request would find it. Put the decorator directly "
+            f"above the function, below @{kind}."
+        )
 
 
 def _annotate(target: TargetT, mark: Mark) -> TargetT:
     if _mark(target).exempt is not None and mark.exempt is not _mark(target).exempt:
-        raise ConfigurationError(f"{_name(target)} is both @idempotent and @exempt. Remove one of the two.")
-    setattr(target, MARK, mark)
+        raise ConfigurationError(f"{name_of(target)} is both @idempotent and @exempt. Remove one of the two.")
+    try:
+        setattr(target, MARK, mark)
+    except (AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"{name_of(target)} cannot carry an annotation, because it takes no attributes. Write a function that calls it, "
+            "and annotate that."
+        ) from error
+    with suppress(TypeError):  # it has slots, and no weak references
+        annotated_here[id(target)] = target
     # We do not know yet which application will serve it. A second connection changes nothing.
     request_started.connect(refuse_unguarded)
     return target
 
 
-def _name(target: Any) -> str:
-    return f"{target.__module__}.{target.__qualname__}" if hasattr(target, "__qualname__") else repr(target)
+def _note_late(target: Any) -> None:
+    """Close the endpoints that lead to this from now on: a view may have imported it, and runs it without its policy."""
+    extension = current_app.extensions.get("idempotency") if has_request_context() else None
+    if extension is None or extension.policies is None or not extension.policies.in_use:
+        return
+    extension.policies.forget()
+    _log.warning(
+        "%s was annotated while a request was served, which runs without its policy. Import its module before the first "
+        "request, or annotate the function that the route gets.",
+        name_of(target),
+    )
+
+
+def name_of(target: Any) -> str:
+    if hasattr(target, "__qualname__"):
+        return f"{target.__module__}.{target.__qualname__}"
+    if isinstance(target, partial):
+        return f"functools.partial({name_of(target.func)}, …)"
+    return f"an instance of {name_of(type(target))}"

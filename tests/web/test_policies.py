@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import timedelta
-from functools import partial, update_wrapper, wraps
+from functools import cached_property, partial, partialmethod, singledispatchmethod, update_wrapper, wraps
 from itertools import product
 from typing import Any
 
 import pytest
-from flask import Blueprint, Flask
+from flask import Blueprint, Flask, Response
 from flask.views import MethodView
 from flask.views import View as ViewClass
 from flask_restx import Api, Resource  # type: ignore[import-untyped]
 from werkzeug.local import LocalProxy
 
-from flask_idempotency import Idempotency
+from flask_idempotency import Idempotency, webhook
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.web import policies as module
 from flask_idempotency.web.policies import Policies, claim_here, exempt, idempotent
@@ -363,12 +363,53 @@ def without_dict(view: View) -> View:
     return update_wrapper(inner, view, updated=())
 
 
+class Slots:
+    __slots__ = ("view",)
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.view(*arguments, **named)
+
+
+def table(view: View) -> View:
+    views = {"POST": [view], "none": None}
+    first = views["POST"] or []
+    return lambda: (views["POST"] or first)[0]()
+
+
+def of_class(view: View) -> View:
+    """The policy is on the method of a class, and no decorator above `as_view` shows it."""
+
+    class Pay(MethodView):
+        post = staticmethod(view)
+
+    return closure(Pay.as_view("pay"))
+
+
+def of_bound(view: View) -> View:
+    class Shop:
+        pay = staticmethod(view)
+
+        @wraps(view)
+        def bound(self) -> Any:
+            return self.pay()
+
+    return closure(Shop().bound)
+
+
 HIDING: dict[str, Callable[[View], View]] = {
     "closure": closure,
     "two closures": lambda view: closure(closure(view)),
     "object": Object,
     "partial": partial,
     "names only": without_dict,
+    "slots": Slots,
+    "table": table,
+    "class": of_class,
+    "bound method": of_bound,
+    "object in a closure": lambda view: closure(type("Pay", (), {"__call__": wraps(view)(lambda self: view())})()),
     "closure over wraps": lambda view: closure(wraps(view)(lambda: view())),
 }
 
@@ -436,6 +477,175 @@ def a_method_of_a_class_whose_mark_is_hidden_does_not_run(
 def test_a_method_of_a_class_whose_mark_is_hidden_does_not_run() -> None:
     for hide, (guard, annotate) in product([closure, without_dict], CASES):
         a_method_of_a_class_whose_mark_is_hidden_does_not_run(guard, annotate, hide)
+
+
+def of_object(pay: View) -> View:
+    class Pay:
+        @IDEMPOTENT
+        def __call__(self) -> Any:
+            return pay()
+
+    return Pay()
+
+
+def of_base(pay: View) -> View:
+    return type("Inherits", (type(of_object(pay)),), {})()  # type: ignore[no-any-return]
+
+
+def of_annotated_classes(pay: View) -> View:
+    @idempotent(required=True)
+    class Base: ...
+
+    @idempotent(effects="marked")
+    class Pay(Base):
+        @staticmethod
+        def __call__() -> Any:
+            return pay()
+
+    return Pay()
+
+
+def of_instance(pay: View) -> View:
+    return IDEMPOTENT(Object(pay))
+
+
+def of_bound_method(pay: View) -> View:
+    class Shop:
+        @IDEMPOTENT
+        def pay(self) -> Any:
+            return pay()
+
+        @classmethod
+        @IDEMPOTENT
+        def of_class(cls) -> Any:
+            return pay()
+
+    return Shop().pay
+
+
+def of_class_method(pay: View) -> View:
+    return of_bound_method(pay).__self__.of_class  # type: ignore[attr-defined, no-any-return]
+
+
+def of_init(pay: View) -> View:
+    class Paid(Response):
+        @IDEMPOTENT
+        def __init__(self) -> None:
+            super().__init__(pay())
+
+    return Paid
+
+
+@pytest.mark.parametrize("guard", ("all", "chosen"))
+@pytest.mark.parametrize(
+    "made", (of_object, of_base, of_annotated_classes, of_instance, of_bound_method, of_class_method, of_init)
+)
+def test_a_view_that_is_an_object_has_the_policy_of_what_is_called(made: Callable[[View], View], guard: str) -> None:
+    app = hiding_shop(guard)
+    runs: list[str] = []
+
+    def pay() -> str:
+        runs.append("pay")
+        return "paid"
+
+    app.add_url_rule("/pay", "pay", made(pay), methods=["POST"])
+
+    client = app.test_client()
+    statuses = [client.post("/pay", headers=headers).status_code for headers in ({}, *[{"Idempotency-Key": "k"}] * 2)]
+
+    assert ([400, 200, 200], ["pay"]) == (statuses, runs)
+    assert "marked" == app.extensions["idempotency"].policies.resolve("pay", "POST").policy.effects
+
+
+class Taken(MethodView):
+    @IDEMPOTENT
+    def post(self) -> str:
+        return "paid"
+
+
+def replacing(**more: Any) -> View:
+    return type("Replaces", (Taken,), more).as_view("pay")  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("guard", ("all", "chosen"))
+def test_a_method_that_replaces_an_annotated_one_needs_an_annotation(guard: str) -> None:
+    """Else it takes the place of a guarded payment, and runs again."""
+    views = {
+        "bare": replacing(post=lambda self: "paid"),
+        "annotated": replacing(post=IDEMPOTENT(lambda self: "paid")),
+        "wraps": replacing(post=wraps(Taken.post)(lambda self: "paid")),
+        "class": IDEMPOTENT(type("Replaces", (Taken,), {"post": lambda self: "paid"})).as_view("pay"),  # type: ignore[attr-defined]
+        "exempt": replacing(post=exempt(lambda self: "paid")),
+        "other": replacing(put=lambda self: "put"),
+    }
+    statuses: dict[str, int] = {}
+    for name, view in views.items():
+        app = hiding_shop(guard)
+        app.add_url_rule("/pay", "pay", view, methods=["POST"])
+        answer = app.test_client().post("/pay")
+        statuses[name] = answer.status_code
+        assert name != "bare" or "Taken.post is annotated" in answer.get_data(as_text=True)
+
+    assert {"bare": 500, "annotated": 400, "wraps": 400, "class": 400, "exempt": 200, "other": 400} == statuses
+
+
+@pytest.mark.parametrize("guard", ("all", "chosen"))
+def test_a_helper_of_the_class_that_is_annotated_closes_the_view(guard: str) -> None:
+    """A request calls `post`, and its policy is on another method."""
+    app = hiding_shop(guard)
+
+    class Pay(MethodView):
+        def post(self) -> str:
+            return self.charge()
+
+        @IDEMPOTENT
+        def charge(self) -> str:
+            return "paid"
+
+    app.add_url_rule("/pay", view_func=Pay.as_view("pay"))
+
+    assert 500 == app.test_client().post("/pay").status_code
+
+
+class Uncarried:
+    __slots__ = ()
+
+    def __call__(self) -> str:
+        return "paid"
+
+    def pay(self) -> str:
+        return "paid"
+
+
+UNCARRIED: dict[str, Callable[[View], Any]] = {
+    "staticmethod": staticmethod,
+    "classmethod": classmethod,
+    "property": property,
+    "cached_property": cached_property,
+    "partialmethod": partialmethod,
+    "singledispatchmethod": singledispatchmethod,
+    "method": lambda view: Uncarried().pay,
+    "slots": lambda view: Uncarried(),
+    "builtin": lambda view: print,
+    "blueprint": lambda view: Blueprint("shop", __name__),
+    "value": lambda view: "pay",
+}
+
+
+@pytest.mark.parametrize("annotate", (IDEMPOTENT, idempotent, exempt, webhook("acme", key="/id")))
+@pytest.mark.parametrize("made", UNCARRIED.values(), ids=UNCARRIED)
+def test_what_cannot_carry_an_annotation_is_refused(made: Callable[[View], Any], annotate: Any) -> None:
+    """A request finds nothing on it, and would run unguarded."""
+    with pytest.raises(ConfigurationError, match="cannot carry an annotation"):
+        annotate(made(lambda: "paid"))
+
+
+def test_a_descriptor_below_claim_here_is_refused() -> None:
+    call: Callable[..., Any] = str
+    made: Any
+    for made in (staticmethod, classmethod, property, cached_property, partialmethod):
+        with pytest.raises(ConfigurationError, match="directly above the function"):
+            claim_here(made(call))
 
 
 @pytest.mark.parametrize("guard", ("all", "chosen"))

@@ -562,6 +562,9 @@ def test_generators_and_nested_steps_are_refused() -> None:
         shop.post()
     with pytest.raises(TypeError, match="generator"):
         durable_step("c")(lambda: (yield))
+    for kind in (staticmethod, classmethod):
+        with pytest.raises(TypeError, match=f"below @{kind.__name__}"):
+            durable_step("c")(kind(inner))  # type: ignore[arg-type]
     assert not shop.ran
 
 
