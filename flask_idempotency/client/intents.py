@@ -5,7 +5,6 @@ The current intent is a context variable. Tasks and `asyncio.to_thread` inherit 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import secrets
@@ -23,7 +22,7 @@ from weakref import WeakValueDictionary
 from flask_idempotency.client.errors import IntentOver, KeyExpired, KeyReused, LedgerError
 from flask_idempotency.client.ledger import Begun, Entry, Ledger, State, differs
 
-__all__ = ["Intent", "Intents", "current_intent", "digest", "new_key"]
+__all__ = ["Intent", "Intents", "current_intent", "new_key"]
 
 _RANDOM_BITS: Final = 80
 
@@ -204,7 +203,8 @@ class Intent:
 
     def digest(self, method: str, media_type: str, body: bytes | None) -> bytes | None:
         """Return what `begin` compares and the ledger keeps of a request."""
-        return digest(self._row, method, media_type, body) if self.compare else None
+        content = _content(method, media_type, body) if self.compare else None
+        return None if content is None else self._ledger.digest(self._row, content)
 
     def begin(self, content: bytes | None) -> Begun:
         """Note that the key is about to be sent. When this returns, the ledger has it on disk.
@@ -294,11 +294,11 @@ class Intent:
         )
 
 
-def digest(salt: str, method: str, media_type: str, body: bytes | None) -> bytes | None:
-    """Return a digest of this request's content, or None if its body is not at hand.
+def _content(method: str, media_type: str, body: bytes | None) -> bytes | None:
+    """Return what is compared of this request's content, or None if its body is not at hand.
 
     JSON is compared by meaning, because libraries change their white space. Multipart bodies are not compared, because they
-    have random boundaries. `salt` makes equal bodies of two intents differ in the ledger.
+    have random boundaries.
     """
     if body is None:
         return None
@@ -309,8 +309,7 @@ def digest(salt: str, method: str, media_type: str, body: bytes | None) -> bytes
         # A body that is no JSON is compared by its bytes.
         with suppress(ValueError, RecursionError):
             body = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":")).encode()
-    head = f"{method.upper()}\n{kind}\n".encode()
-    return hashlib.blake2b(head + body, key=hashlib.sha256(salt.encode()).digest(), digest_size=32).digest()
+    return f"{method.upper()}\n{kind}\n".encode() + body
 
 
 def _reset(token: Token[Intent | None]) -> None:

@@ -1,11 +1,14 @@
 """The ledger: one SQLite file that keeps the key of each named intent, so that a restarted program sends the same key.
 
-It holds name, key, a keyed digest of the request, state, status, counts and times. It holds no URL, header or body.
+It holds name, key, a keyed digest of the request, state, status, counts and times. It holds no URL, header or body. The key of
+the digests is in a second file: a copy of the ledger alone does not tell whether a guess at a body is right.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 import sqlite3
 import stat
 import threading
@@ -19,12 +22,15 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 from flask_idempotency.client.errors import LedgerError
 
-__all__ = ["Begun", "Entry", "Ledger", "State"]
+__all__ = ["Begun", "Digest", "Entry", "Ledger", "State"]
 
 State: TypeAlias = Literal["new", "sent", "done", "refused"]
 """`new`: never sent. `sent`: no response has settled it. `done`: carried out. `refused`: not carried out, with this key."""
 
 FORMAT: Final = 1
+SECRET_BYTES: Final = 32
+_FORMER_BYTES: Final = 32
+_MARK_BYTES: Final = 4
 BUSY_SECONDS: Final = 30.0
 """How long a process waits for another one that writes. A write takes milliseconds."""
 
@@ -86,6 +92,26 @@ class Entry:
     settled: float | None
 
 
+class Digest(bytes):
+    """What the ledger keeps and compares of a request's content.
+
+    It begins with a mark of the secret, because digests under two secrets cannot be compared.
+    """
+
+    former: bytes
+    """The kind of earlier versions, whose key was the name. It is compared and not written."""
+
+    @classmethod
+    def of(cls, name: str, content: bytes, secret: bytes) -> Digest:
+        """Return the digest of this content. Equal contents of two names have different digests."""
+        mark = hashlib.blake2b(b"mark", key=secret, digest_size=_MARK_BYTES).digest()
+        key = hashlib.blake2b(name.encode(), key=secret, digest_size=32).digest()
+        digest = cls(mark + hashlib.blake2b(content, key=key, digest_size=32).digest())
+        former = hashlib.sha256(name.encode()).digest()
+        digest.former = hashlib.blake2b(content, key=former, digest_size=_FORMER_BYTES).digest()
+        return digest
+
+
 @dataclass(frozen=True, slots=True)
 class Begun:
     """A delivery that the ledger has noted."""
@@ -134,6 +160,8 @@ class Ledger:
         self._connection: sqlite3.Connection | None = None
         self._place: Place | None = None
         """Which files are open. A child of a fork must find the same ledger, with files of its own beside it."""
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        """Replaced by that of the file when a ledger with a path is opened."""
         self._forked = False
         self.restarts = False
         """Whether a ledger without a path may be empty after a fork. It may, if no name has to be remembered."""
@@ -190,6 +218,14 @@ class Ledger:
 
     # What intents call.
 
+    def digest(self, name: str, content: bytes) -> Digest:
+        """Return what `begin` compares and keeps of a request's content."""
+        if self._path is not None:
+            # Opening it reads the secret.
+            with self._reading():
+                pass
+        return Digest.of(name, content, self._secret)
+
     def expired(self, entry: Entry) -> bool:
         """Return whether this entry's request may have been carried out, and the service may have forgotten its key.
 
@@ -219,7 +255,8 @@ class Ledger:
                 return Begun(before, before)
             entry = replace(
                 before,
-                digest=digest if before.state == "new" else before.digest or digest,
+                # It is equal, or of a former kind or secret.
+                digest=before.digest if digest is None and before.state != "new" else digest,
                 state="done" if before.state == "done" else "sent",
                 doubt=True,
                 deliveries=before.deliveries + 1,
@@ -294,8 +331,8 @@ class Ledger:
                 "ledger a path, or make it after the fork."
             )
         if self._connection is None:
-            place, connection = _connect(self._path, self._place)
-            self._place, self._connection = place, connection
+            self._place, self._connection, secret = _connect(self._path, self._place)
+            self._secret = secret or self._secret
         return self._connection
 
     def _refuse_another_file(self) -> None:
@@ -376,9 +413,12 @@ def _refuse_open_folder(path: str) -> None:
         )
 
 
-def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqlite3.Connection]:
-    """Return which files were opened, and the connection. Raise `LedgerError` if another file was `former` at this path."""
-    place = None
+def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqlite3.Connection, bytes | None]:
+    """Return which files were opened, the connection, and the secret beside the file.
+
+    Raise `LedgerError` if another file was `former` at this path.
+    """
+    place = secret = None
     if path is not None:
         # SQLite would create the file with the umask's mode. A file that exists is never opened here: closing any descriptor
         # of it would drop all locks that this process has on it (POSIX).
@@ -416,6 +456,8 @@ def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqli
                 f"The ledger has format {found}, and this version reads format {FORMAT}. Nothing was sent. Upgrade "
                 "flask-idempotency in this program."
             )
+        if path is not None:
+            secret = _secret_beside(path)
         connection.execute("COMMIT")
         if path is not None:
             opened = place
@@ -425,7 +467,32 @@ def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqli
     except BaseException:
         connection.close()
         raise
-    return place, connection
+    return place, connection, secret
+
+
+def _secret_beside(path: str) -> bytes:
+    """Return the secret of this ledger's digests, and make it if there is none. The caller holds the file's write lock."""
+    place = path + ".secret"
+    try:
+        if _identity(place) is not None:
+            with open(place, "rb") as file:
+                found = file.read()
+            if len(found) == SECRET_BYTES:
+                return found
+        with suppress(FileNotFoundError):
+            os.unlink(place + "-new")
+        secret = secrets.token_bytes(SECRET_BYTES)
+        with os.fdopen(os.open(place + "-new", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(secret)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(place + "-new", place)
+    except OSError as error:
+        raise LedgerError(
+            f"The secret beside the ledger's file cannot be read or created ({error.strerror}). Nothing was sent. Give a path "
+            "in a folder that this process may write to."
+        ) from error
+    return secret
 
 
 def _unusable(error: sqlite3.Error) -> LedgerError:
@@ -446,5 +513,14 @@ def _entry(row: tuple[object, ...]) -> Entry:
 
 
 def differs(entry: Entry, digest: bytes | None) -> bool:
-    """Return whether this entry's key was sent with other content than this."""
-    return entry.state != "new" and entry.digest is not None and digest is not None and entry.digest != digest
+    """Return whether this entry's key was sent with other content than this, as far as the digests tell."""
+    kept = entry.digest
+    if entry.state == "new" or kept is None or digest is None:
+        return False
+    if isinstance(digest, Digest):
+        if len(kept) == _FORMER_BYTES:
+            return kept != digest.former
+        if kept[:_MARK_BYTES] != digest[:_MARK_BYTES]:
+            # It was made under a secret that was lost, and tells nothing. The service compares in any case.
+            return False
+    return kept != digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import sqlite3
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flask_idempotency.client import Intents, KeyExpired, Ledger, LedgerError
+from flask_idempotency.client import Intents, KeyExpired, KeyReused, Ledger, LedgerError
 from flask_idempotency.client import ledger as module
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -162,6 +163,66 @@ def test_equal_bodies_of_two_names_have_different_digests() -> None:
             digests.add(intent.digest("POST", "text/plain", b"x"))
 
     assert len(digests) == 2
+
+
+def test_a_guess_at_a_body_cannot_be_checked_with_the_ledger_alone(path: Path) -> None:
+    """The key of the digests is in a file of its own. What stands in the ledger gave it away before."""
+    digests = set()
+    for place in (path, path.with_name("other")):
+        ledger = Ledger(place)
+        with Intents(ledger)("pay", key="k-17") as intent:
+            begun = intent.begin(intent.digest("POST", "text/plain", b"4111 1111 1111 1111"))
+        assert begun.entry.digest is not None
+        digests.add(begun.entry.digest)
+        ledger.close()
+        secret = place.with_name(place.name + ".secret").read_bytes()
+        assert len(secret) == 32
+        assert secret not in place.read_bytes()
+
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("lost", [b"", b"torn", None])
+def test_a_lost_secret_is_made_again_and_leaves_the_comparison_to_the_service(path: Path, lost: bytes | None) -> None:
+    for number, body in enumerate((b"5", b"6", b"7")):
+        ledger = Ledger(path)
+        with Intents(ledger)("pay") as intent:
+            content = intent.digest("POST", "text/plain", body)
+            if number < 2:
+                intent.begin(content)
+            else:
+                with pytest.raises(KeyReused):
+                    intent.begin(content)
+        ledger.close()
+        secret = path.with_name(path.name + ".secret")
+        if number == 0 and lost is None:
+            secret.unlink()
+        elif number == 0:
+            secret.write_bytes(lost or b"")
+
+
+def test_a_digest_of_an_earlier_version_still_counts(path: Path) -> None:
+    former = hashlib.blake2b(b"POST\ntext/plain\n5", key=hashlib.sha256(b"pay").digest(), digest_size=32).digest()
+    ledger = Ledger(path)
+    with Intents(ledger)("pay") as intent:
+        intent.begin(intent.digest("POST", "text/plain", b"5"))
+    ledger.close()
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE intents SET digest = ?", (former,))
+    file.close()
+
+    with Intents(Ledger(path))("pay") as intent, pytest.raises(KeyReused):
+        intent.begin(intent.digest("POST", "text/plain", b"6"))
+    with Intents(Ledger(path))("pay") as intent:
+        begun = intent.begin(intent.digest("POST", "text/plain", b"5"))
+    assert begun.entry.digest != former
+
+
+def test_a_secret_of_another_user_is_refused(path: Path) -> None:
+    path.with_name(path.name + ".secret").symlink_to("elsewhere")
+
+    with pytest.raises(LedgerError, match="is a link"):
+        Ledger(path)
 
 
 def test_a_later_delivery_keeps_a_refusal_from_ending_the_name() -> None:
