@@ -106,7 +106,17 @@ STEP_DIGEST_BYTES: Final = 16
 KeyedDigest: TypeAlias = Callable[[bytes], bytes]
 _COUNT, _LENGTH = Struct(">H"), Struct(">I")
 _VISIBLE = re.compile(r"[!-~]+")
-_QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+# RFC 8941, section 3.1.2: parameters behind an item, with names and values of section 3.3.
+_STRING: Final = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
+_ITEMS: Final = (
+    r"-?[0-9]{1,12}\.[0-9]{1,3}",
+    r"-?[0-9]{1,15}",
+    _STRING,
+    r"[A-Za-z*][!#$%&'*+.^_`|~:/0-9A-Za-z-]*",
+    r":[A-Za-z0-9+/=]*:",
+    r"\?[01]",
+)
+_QUOTED = re.compile(rf"({_STRING})(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:{'|'.join(_ITEMS)}))?)*")
 _UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 
 
@@ -148,6 +158,8 @@ class Scope:
 def parse_key(value: str, *, max_length: int = 255, key_format: str = "any") -> str:
     """Return the key in this header value. The quoted and the bare form of a key are equal.
 
+    Parameters behind the quoted form are read, as RFC 8941 allows, and ignored: the draft defines none.
+
     `key_format` is "any", "uuid" or a regular expression that the whole key must match. Raises `InvalidKey`, also for:
 
     * a bare comma, because servers join two header lines with one, and two keys must never pass for one;
@@ -156,8 +168,10 @@ def parse_key(value: str, *, max_length: int = 255, key_format: str = "any") -> 
     if value.startswith('"'):
         match = _QUOTED.fullmatch(value)
         if match is None:
-            raise InvalidKey("the quoted key is not a well-formed RFC 8941 string, or more than one key was sent")
-        key = re.sub(r"\\(.)", r"\1", match[1])
+            raise InvalidKey(
+                "the quoted key is not a well-formed RFC 8941 string with or without parameters, or more than one key was sent"
+            )
+        key = re.sub(r"\\(.)", r"\1", match[1][1:-1])
     elif "," in value:
         raise InvalidKey("more than one key was sent; a key that contains a comma must be quoted")
     elif '"' in value:
@@ -172,7 +186,7 @@ def parse_key(value: str, *, max_length: int = 255, key_format: str = "any") -> 
     if len(key) > max_length:
         raise InvalidKey(f"the key is longer than {max_length} characters")
     if not _VISIBLE.fullmatch(key):
-        raise InvalidKey("the key may contain visible ASCII characters only")
+        raise InvalidKey("the key may contain visible ASCII characters only, and no space")
     if key_format != "any" and not re.fullmatch(_UUID if key_format == "uuid" else key_format, key):
         raise InvalidKey(
             "the key must be a UUID" if key_format == "uuid" else "the key does not have the required format"

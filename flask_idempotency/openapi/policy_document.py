@@ -32,6 +32,9 @@ SCHEMA_PATH: Final = f"{POLICY_PATH}/policy-1.schema.json"
 ENDPOINT: Final = "idempotency_policy"
 SCHEMA_ENDPOINT: Final = "idempotency_policy_schema"
 
+KEY_CHARACTERS: Final = "[!-~]"
+"""What each character of a key matches, whatever its format. A space, which an RFC 8941 string may hold, does not."""
+
 NEVER_DESCRIBED: Final = frozenset({"misconfigured", "response-not-kept", "unknown-operation"})
 """Problem codes that no operation promises: a fault of the service, a body that is missing under the status of the first
 response, and a fault of a request for the status of a key."""
@@ -83,6 +86,7 @@ def facts_of(policy: Policy, application: Application, *, deferred: bool = False
         "key": {
             "format": policy.key_format if policy.key_format in ("any", "uuid") else "pattern",
             "pattern": pattern,
+            "characters": KEY_CHARACTERS,
             "min_length": UUID_LENGTH if uuid else 1,
             "max_length": UUID_LENGTH if uuid else policy.max_key_length,
             "case_sensitive": True,

@@ -33,6 +33,11 @@ KEYS = {
     r'"a\\b"': "a\\b",
     '"a,b"': "a,b",
     "a;b=1": "a;b=1",
+    # Parameters are read and ignored.
+    '"abc";a=1': "abc",
+    '"abc"; a': "abc",
+    '"abc";a;b=-1.5;  *c-d.e_f=tok/en:x;g="q,\\"u;o=";h=:aGVsbG8=:;i=?0;a=2': "abc",
+    '"a;b=1";b=2': "a;b=1",
     "!~": "!~",
     "0": "0",
 }
@@ -44,13 +49,21 @@ def test_quoted_and_bare_form_name_the_same_key() -> None:
     assert parse_key("Abc") != parse_key("abc")
 
 
+PARAMETERS = (
+    ";", "; ", " ;a", ";A=1", ";1=a", ";a=", ";a= 1", ";a =1", ";a=1;", ';a="x', ";a=1.", ";a=1.2345",
+    ";a=1234567890123456", ";a=?2", ";a=:a", ";a=é", ";a=(1 2)", ";a=1,b", ';a=1, "b"', ";\ta", "a=1", ";;a",
+    ";a='x y'",
+)  # fmt: skip
+"""Malformed ones: the value may have been cut off, or joined with another."""
+
 REFUSALS = (
     # Requests without a key must never meet in one shared record (P-38).
     ("", ("", '""', " ", "   ", '" "', "\t")),
     # WSGI joins two header lines by a comma, and two keys must never pass for one.
     ("more than one key", ("a,b", "a, b", '"a","b"', '"a", "b"', '"a",b', ",", "a,")),
-    # Parameters, stray quotes and unknown escapes are no part of a key. To guess what was meant would rename it.
-    ("RFC 8941", ('"abc', '"abc"x', '"abc";p=1', '"abc"; p', r'"a\b"', '"abc\\"', '"a"b"', '"')),
+    # Stray quotes and unknown escapes are no part of a key. To guess what was meant would rename it.
+    ("RFC 8941", ('"abc', '"abc"x', r'"a\b"', '"abc\\"', '"a"b"', '"')),
+    ("RFC 8941", tuple(f'"abc"{rest}' for rest in PARAMETERS)),
     # A string that lost its first quote on the way must not become another key than the one that was meant.
     ("bare key", ('K"', 'a"b', 'a""b', 'K\\"', "'K\"", 'K";p=1')),
     # Servers decode control bytes and blanks differently.
@@ -58,7 +71,9 @@ REFUSALS = (
 )
 
 
-@pytest.mark.parametrize(("why", "values"), REFUSALS, ids=("blank", "two lines", "malformed", "stray quote", "bytes"))
+@pytest.mark.parametrize(
+    ("why", "values"), REFUSALS, ids=("blank", "two lines", "malformed", "parameters", "stray quote", "bytes")
+)
 def test_what_is_no_key_is_refused(why: str, values: tuple[str, ...]) -> None:
     assert [] == [value for value in values if not (words := refused(value)) or why not in words]
 
@@ -97,6 +112,18 @@ def test_every_visible_key_survives_quoting(key: str) -> None:
     quoted = '"' + re.sub(r'(["\\])', r"\\\1", key) + '"'
 
     assert key == parse_key(quoted)
+
+
+@given(VISIBLE, st.text(alphabet='";=a1 ?:,\\.', max_size=20))
+def test_what_follows_the_key_never_changes_it(key: str, rest: str) -> None:
+    """It is parameters, or the header is refused."""
+    quoted = '"' + re.sub(r'(["\\])', r"\\\1", key) + '"'
+    try:
+        found = parse_key(quoted + rest)
+    except InvalidKey:
+        return
+
+    assert key == found
 
 
 @given(st.text())
