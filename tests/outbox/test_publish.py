@@ -72,7 +72,7 @@ def test_rows_are_flushed_before_the_message(shop: Shop) -> None:
         shop.db.session.rollback()
 
     written = [statement.split()[2] for statement in statements if statement.startswith("INSERT")]
-    assert ["orders", "idempotency_outbox"] == written
+    assert ["orders", "idempotency_outbox"] == [name.removeprefix("public.") for name in written]
 
 
 def test_ids_are_uuids_of_version_7(shop: Shop) -> None:

@@ -27,7 +27,7 @@ from sqlalchemy.pool import SingletonThreadPool, reset_none
 from flask_idempotency.engine.errors import ConfigurationError, InheritedConnection, StoreUnavailable
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.forks import after_fork, before_fork, notice
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of, refuse_relative
 from flask_idempotency.stores.sql.driver import DRIVERS, Driver, DriverConnection, RecordConnection
 from flask_idempotency.stores.sql.errors import (
     explained,
@@ -239,6 +239,8 @@ def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
     _connect_in_time(base, pool)
     # After the application's listeners, and before SQLAlchemy's, which cannot change a transaction that has begun.
     event.listen(pool, "connect", _end_transaction)
+    if dialect.name == POSTGRESQL:
+        event.listen(pool, "connect", _know_server())
     options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
     if dialect.name == SQLITE and base.driver in DRIVERS:
         # Both drivers then take parameters by name, as the statements have them.
@@ -287,6 +289,28 @@ def _end_transaction(connection: Any, record: object) -> None:
     if isinstance(connection, sqlite3.Connection) and getattr(connection, "autocommit", None) is False:
         legacy: Any = sqlite3
         connection.autocommit = legacy.LEGACY_TRANSACTION_CONTROL  # type: ignore[attr-defined, unused-ignore]
+
+
+def _know_server() -> Callable[[Any, object], None]:
+    """Return a listener that refuses a relative of PostgreSQL. SQLAlchemy, which is next, fails at some of their versions."""
+    known: list[str] = []
+
+    def know(connection: Any, record: object) -> None:
+        if known:
+            return
+        cursor = connection.cursor()
+        try:
+            cursor.execute("SELECT version()")
+            version = str(cursor.fetchone()[0])
+            refuse_relative(version)
+        except ConfigurationError:
+            connection.close()
+            raise
+        cursor.close()
+        connection.rollback()
+        known.append(version)
+
+    return know
 
 
 def _never_prepare(connection: Any, record: object) -> None:
@@ -620,7 +644,9 @@ class Database:
                 if not _may_be_repeated(error, failed):
                     # The tables may have moved.
                     self._named = self._named and not is_missing_table(error)
-                    if tables := forbidden(error):
+                    # Otherwise it is the role of the URL.
+                    tables = forbidden(error) if self._open().base.pool.dispatch.checkout else ()
+                    if tables:
                         raise ConfigurationError(f"{explained(error)}; {lacks_grants(self._role(), tables)}") from None
                     _give_up(error)
                 failed = error

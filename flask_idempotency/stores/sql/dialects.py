@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Select, bindparam, func, literal_column, select
 
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.escape import printable
 
 POSTGRESQL: Final = "postgresql"
 SQLITE: Final = "sqlite"
@@ -79,6 +81,37 @@ def dialect_of(name: str) -> Dialect:
             "(sqlite:////path/to/file.db), or Redis."
         )
     return DIALECTS[name]
+
+
+_RELATIVES: Final = (
+    ("YugabyteDB", "-YB-", "each of its connections caches 100 numbers of a sequence, so fences do not rise"),
+    ("CockroachDB", "CockroachDB", "it has no advisory locks"),
+    ("Amazon Redshift", "Redshift", "it enforces no primary key, so two workers could be granted one claim"),
+    ("Greenplum", "Greenplum", "its sequences and locks are not those of PostgreSQL"),
+    ("Apache Cloudberry", "Cloudberry", "its sequences and locks are not those of PostgreSQL"),
+    ("Materialize", "Materialize", "it has no transactions that lock rows"),
+    ("RisingWave", "RisingWave", "it has no transactions that lock rows"),
+    ("QuestDB", "QuestDB", "it has no transactions that lock rows"),
+    ("CrateDB", "CrateDB", "it has no transactions that lock rows"),
+    ("YDB", "YDB", "its sequences and locks are not those of PostgreSQL"),
+    ("openGauss", "openGauss", "its sequences and locks are not those of PostgreSQL"),
+    ("GaussDB", "GaussDB", "its sequences and locks are not those of PostgreSQL"),
+)
+"""Servers that speak PostgreSQL's protocol: the name, what `version()` says, and why they cannot keep claims."""
+
+_IS_POSTGRESQL: Final = re.compile(r"(?:PostgreSQL|EnterpriseDB) \d")
+
+
+def refuse_relative(version: str) -> None:
+    """Raise `ConfigurationError` if a server that says this of itself is no PostgreSQL, although it speaks its protocol."""
+    name, why = next(((name, why) for name, word, why in _RELATIVES if word in version), ("", ""))
+    if not name and not _IS_POSTGRESQL.match(version):
+        name, why = version.split(" ")[0], "the store is not known to be safe there"
+    if name:
+        raise ConfigurationError(
+            f"IDEMPOTENCY_STORE: this server is {printable(name)} and no PostgreSQL: {why}. Keep the records in PostgreSQL "
+            f"(Aurora, Neon, Supabase and EDB are), in SQLite or in Redis. Its version() is {printable(version[:80])!r}."
+        )
 
 
 def commits_each_statement(connection: Connection) -> bool:

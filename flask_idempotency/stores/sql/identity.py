@@ -61,8 +61,13 @@ _RAISE_FENCES: Final = text(
 
 
 def prepare(connection: Connection) -> None:
-    """Add what is missing. Takes one statement, and changes nothing, if nothing is missing."""
+    """Add what is missing, and change nothing if nothing is missing.
+
+    Raises `ConfigurationError` if the fences of this database do not rise.
+    """
     postgresql = connection.dialect.name == POSTGRESQL
+    if fault := schema.cache_fault(connection, FENCES, schema.FENCES_DO_NOT_RISE):
+        raise ConfigurationError(fault)
     parameters = {"version": VERSION, **(_fences(connection) if postgresql else {})}
     statement = named(connection, _MISSING_POSTGRESQL if postgresql else _MISSING_SQLITE)
     missing = connection.execute(statement, parameters).one()

@@ -59,11 +59,12 @@ from flask_idempotency.engine.outbox import (
     tokens_of,
 )
 from flask_idempotency.engine.store import Clock, MissingGrant, store_time
-from flask_idempotency.stores.sql.admin.grants import to_publish
+from flask_idempotency.stores.sql.admin.grants import OUTBOX_NUMBERS, to_publish
 from flask_idempotency.stores.sql.database import Database, refuse_inherited, transaction, without_logging
 from flask_idempotency.stores.sql.dialects import (
     LOCK_TIMEOUT_MS,
     POSTGRESQL,
+    SQLITE,
     Dialect,
     commits_each_statement,
     dialect_of,
@@ -71,8 +72,8 @@ from flask_idempotency.stores.sql.dialects import (
 )
 from flask_idempotency.stores.sql.errors import explained, forbidden, lacks_grants
 from flask_idempotency.stores.sql.migrations import upgrade_outbox
-from flask_idempotency.stores.sql.naming import NamedConnection, named
-from flask_idempotency.stores.sql.schema import OUTBOX, outbox, outbox_gaps
+from flask_idempotency.stores.sql.naming import NamedConnection, named, options
+from flask_idempotency.stores.sql.schema import OUTBOX, cache_fault, outbox, outbox_gaps
 from flask_idempotency.stores.sql.transactional.listeners import role_of
 
 UPGRADE: Final = (
@@ -733,7 +734,9 @@ class OutboxTable:
         try:
             # The application's engine may log parameters, and these hold a body.
             with without_logging(connection):
-                ours = NamedConnection(connection, self._database.options)
+                # The relay may not use a SQLite database in memory, which publishes nevertheless.
+                named_by = options(None) if dialect.name == SQLITE else self._database.options
+                ours = NamedConnection(connection, named_by)
                 if ours.scalar(self._statement(publish, dialect), parameters) is not None:
                     return
                 known = ours.execute(self._statement(published, dialect), names_of_it).first()
@@ -915,6 +918,8 @@ class OutboxTable:
                 ]
             if connection.dialect.name != POSTGRESQL:
                 return []
+            if fault := cache_fault(connection, OUTBOX_NUMBERS, "messages of one key may be sent in another order"):
+                return [fault]
             lacking = list(connection.execute(named(connection, _PRIVILEGES)).scalars())
             if not lacking:
                 return []

@@ -9,6 +9,7 @@ Responses are bytes and not JSON, so that a replay is exactly what the server se
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Final, NamedTuple
@@ -32,6 +33,7 @@ from sqlalchemy import (
     event,
     text,
 )
+from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
 from flask_idempotency.stores.sql.naming import Catalogue, named, prefix
@@ -614,10 +616,18 @@ fences = Sequence(FENCES, data_type=BigInteger)
 SEEDED: Final = 10**15
 """The clock passed this in 2001. A sequence that started from one never reaches it."""
 
-# Read the view and not the sequence: a role with USAGE may take numbers, and may not read the sequence.
+# Not the sequence itself: a role with USAGE may take numbers, and may not read it.
 _UNSEEDED_SEQUENCE: Final = text(
-    "SELECT coalesce(last_value < :seeded, has_sequence_privilege(:name, 'USAGE, SELECT')) FROM pg_sequences"
-    " WHERE to_regclass(quote_ident(schemaname) || '.' || quote_ident(sequencename)) = to_regclass(:name)"
+    "SELECT CASE WHEN has_sequence_privilege(to_regclass(:name), 'USAGE, SELECT')"
+    " THEN coalesce(pg_sequence_last_value(to_regclass(:name)) < :seeded, true) ELSE false END"
+)
+# A role may lack the rights for either. The first is for roles that see a view of their provider's.
+_CACHED: Final = (
+    text("SELECT seqcache FROM pg_catalog.pg_sequence WHERE seqrelid = to_regclass(:name)"),
+    text(
+        "SELECT cache_size FROM pg_catalog.pg_sequences"
+        " WHERE to_regclass(quote_ident(schemaname) || '.' || quote_ident(sequencename)) = to_regclass(:name)"
+    ),
 )
 # A fillfactor that an operator has set stays.
 _STORAGE_MISSING: Final = (
@@ -678,6 +688,35 @@ def lacks(connection: Connection, *, outbox: bool = False) -> SchemaGaps:
         and connection.dialect.name == POSTGRESQL
         and bool(connection.scalar(named(connection, _STORAGE_MISSING))),
     )
+
+
+def cached_numbers(connection: Connection, sequence: str) -> int | None:
+    """Return how many numbers of this sequence a connection of PostgreSQL takes at once. None: it cannot be read.
+
+    The connection must commit each statement by itself.
+    """
+    if not connection.dialect.supports_sequences:
+        return None
+    for statement in _CACHED:
+        with suppress(DBAPIError):
+            found = connection.scalar(statement, {"name": f"{prefix(connection)}{sequence}"})
+            if found is not None:
+                return int(found)
+    return None
+
+
+def cache_fault(connection: Connection, sequence: str, harm: str) -> str | None:
+    """Return what is wrong with a sequence whose numbers do not rise from one connection to the next, and the remedy."""
+    cached = cached_numbers(connection, sequence)
+    if cached is None or cached <= 1:
+        return None
+    return (
+        f"The sequence {sequence} gives each connection {cached} numbers at once (CACHE {cached}): {harm}. "
+        f"Run ALTER SEQUENCE {prefix(connection)}{sequence} CACHE 1."
+    )
+
+
+FENCES_DO_NOT_RISE: Final = "fences do not rise, and `fenced()` refuses updates of the newest worker"
 
 
 def outbox_gaps(connection: Connection) -> SchemaGaps:

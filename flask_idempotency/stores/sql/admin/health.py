@@ -9,11 +9,20 @@ from sqlalchemy import Connection, text
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.escape import printable
 from flask_idempotency.stores.sql.admin import janitor, schema_check
 from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
 from flask_idempotency.stores.sql.naming import Catalogue, named
-from flask_idempotency.stores.sql.schema import RECORDS, lacks, metadata
+from flask_idempotency.stores.sql.schema import (
+    FENCES,
+    FENCES_DO_NOT_RISE,
+    RECORDS,
+    cache_fault,
+    cached_numbers,
+    lacks,
+    metadata,
+)
 from flask_idempotency.stores.sql.statements import server_time
 
 MANY_DEAD: Final = 10_000
@@ -34,6 +43,7 @@ _ROWS: Final = (
     "SELECT n_live_tup AS live, n_dead_tup AS dead FROM pg_stat_user_tables"
     " WHERE relid = to_regclass('{schema}idempotency_records')"
 )
+_VERSION: Final = text("SELECT version()")
 _PRAGMAS: Final = ("journal_mode", "synchronous")
 
 _OFF: Final = {
@@ -87,6 +97,22 @@ def durability(connection: Connection) -> Finding:
     remedy = "; ".join(remedies[name] for name in off)
     text_ = "; ".join(f"{name} is off: {_OFF[name]}" for name in off)
     return Finding("durability", Verdict.FAULT, f"{text_}.", f"{remedy[0].upper()}{remedy[1:]}.")
+
+
+def server(connection: Connection) -> Finding:
+    """Say which server this is, and how many numbers of the fences' sequence a connection takes at once."""
+    version = printable(str(connection.scalar(_VERSION)).partition(" on ")[0])
+    if fault := cache_fault(connection, FENCES, FENCES_DO_NOT_RISE):
+        said, remedy = _fault_and_remedy(fault)
+        return Finding("server", Verdict.FAULT, f"This is {version}. {said}", remedy)
+    if cached_numbers(connection, FENCES) is None:
+        return Finding(
+            "server",
+            Verdict.UNKNOWN,
+            f"This is {version}. The cache of the sequence {FENCES} cannot be read, and must be 1.",
+            "Let the database role read pg_sequence, and do what `schema` says.",
+        )
+    return Finding("server", Verdict.FINE, f"This is {version}, and each fence is higher than the one before.")
 
 
 def isolation(connection: Connection) -> Finding:
@@ -247,6 +273,7 @@ _EVERYWHERE: Final[tuple[tuple[str, Check], ...]] = (
     ("durability", durability),
 )
 _ON_POSTGRESQL: Final[tuple[tuple[str, Check], ...]] = (
+    ("server", server),
     ("isolation", isolation),
     ("dead-rows", dead_rows),
     ("storage", storage),

@@ -22,7 +22,16 @@ from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
 from flask_idempotency.stores.sql.naming import look, named
-from flask_idempotency.stores.sql.schema import FENCES, META, RECORD_TABLES, SchemaGaps, lacks, metadata
+from flask_idempotency.stores.sql.schema import (
+    FENCES,
+    FENCES_DO_NOT_RISE,
+    META,
+    RECORD_TABLES,
+    SchemaGaps,
+    cache_fault,
+    lacks,
+    metadata,
+)
 
 AnswerT = TypeVar("AnswerT")
 
@@ -97,6 +106,8 @@ def _schema(connection: Connection) -> Iterator[str]:
         )
     else:
         yield from _parts(missing)
+        if fault := cache_fault(connection, FENCES, FENCES_DO_NOT_RISE):
+            yield fault
         # The first claim sets the sequence and adds the number, if its role may.
         if missing.seed and not errors.may_set_sequence(connection):
             yield (

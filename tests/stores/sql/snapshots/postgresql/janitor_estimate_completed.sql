@@ -3,4 +3,4 @@ FROM idempotency_records
 WHERE idempotency_records.state = 'processing')) - (SELECT count(*) AS count_2
 FROM idempotency_records
 WHERE idempotency_records.state = 'quarantined') AS completed
-FROM pg_class WHERE oid = to_regclass('idempotency_records')
+FROM pg_class WHERE oid = to_regclass(%(my_table)s)
