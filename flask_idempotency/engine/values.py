@@ -10,11 +10,27 @@ an `attrgetter`, which costs some tenths of a microsecond more per call.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["valueclass"]
+__all__ = ["fits", "valueclass"]
+
+
+def fits(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Return whether this function of the application can be called so. True if it does not tell."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as valueclass

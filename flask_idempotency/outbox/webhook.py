@@ -16,6 +16,7 @@ from flask_idempotency.client.httpx import IdempotentTransport
 from flask_idempotency.client.retries import Retries
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.outbox import Message, Undeliverable
+from flask_idempotency.engine.values import fits
 from flask_idempotency.maintenance.relay import SendFailed
 
 TIMEOUT_SECONDS = 10.0
@@ -57,8 +58,11 @@ class Webhook:
         headers_of: Callable[[Message], Mapping[str, str]] | None = None,
         **http: Any,
     ) -> None:
-        if not callable(url_of):
+        given: Sequence[Any] = (url_of, headers_of)
+        if not callable(given[0]) or not fits(url_of, None):
             raise TypeError("Webhook takes a function from a message to its URL.")
+        if headers_of is not None and not (callable(given[1]) and fits(headers_of, None)):
+            raise TypeError("Webhook: headers_of is a function from a message to its further header fields.")
         self._url_of = url_of
         self._headers_of = headers_of
         self._http = http

@@ -21,7 +21,7 @@ from flask_idempotency.settings.options import (
     NOT_NEGATIVE,
     POSITIVE,
     Parsed,
-    function,
+    decision,
     imply_steps,
     one_of,
     seconds,
@@ -101,7 +101,7 @@ class ConsumerSchema(Schema):
         },
     )
     decide = Parsed(
-        function,
+        decision,
         allow_none=True,
         metadata={"doc": '`(value, exception) -> "keep" | "release" | "quarantine" | None`.'},
     )

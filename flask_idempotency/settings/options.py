@@ -23,7 +23,7 @@ from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys, Quota
 from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.engine.store import Store
-from flask_idempotency.engine.values import valueclass
+from flask_idempotency.engine.values import fits, valueclass
 from flask_idempotency.settings.profiles import PROFILES, faults_of_kept
 
 if TYPE_CHECKING:
@@ -154,6 +154,13 @@ def function(value: Any) -> Callable[..., Any]:
     """Read a function."""
     if not callable(value):
         raise ValidationError("must be a function.")
+    return value  # type: ignore[no-any-return]
+
+
+def decision(value: Any) -> Callable[..., Any]:
+    """Read a function that is called with what the work returned and the exception that it raised."""
+    if not fits(function(value), None, None):
+        raise ValidationError("must be a function of two arguments: what the work returned, and its exception or None.")
     return value  # type: ignore[no-any-return]
 
 
@@ -411,7 +418,7 @@ class PolicySchema(Schema):
     )
     release_statuses = Parsed(statuses, metadata={"doc": "Statuses after which the key may run again."})
     decide = Parsed(
-        function,
+        decision,
         allow_none=True,
         metadata={"doc": '`(response, exception) -> "keep" | "release" | "quarantine" | None`.'},
     )

@@ -6,6 +6,7 @@ that stays the same in all attempts: in a header, such as `Webhook-Id` of Standa
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from flask_idempotency.engine.errors import ConfigurationError, InvalidKey
 from flask_idempotency.engine.fingerprint import check_pointer
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import Override, Policy
+from flask_idempotency.engine.values import fits
 from flask_idempotency.settings import load_override
 from flask_idempotency.web.policies import annotate
 from flask_idempotency.web.request_body import FORM_TYPES, BodyTooLarge, chunks, read_body
@@ -84,6 +86,11 @@ def webhook(name: str, /, *, key: str | Callable[[Request], str | None], **polic
     found: dict[str, Any] = {}
     if callable(key):
         found["key"] = key
+        if not fits(key, None) or inspect.iscoroutinefunction(key):
+            # Each event would get 500, until the provider gives up.
+            faults.append(
+                f"{where}: key is called with the request alone, and returns the id: `def id_of(request): …`."
+            )
     elif key.startswith("/"):
         try:
             check_pointer(key)

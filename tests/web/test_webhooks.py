@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable
 from functools import partial, wraps
 from itertools import product
@@ -513,6 +514,28 @@ def test_an_application_without_the_extension_closes_it() -> None:
     assert 500 == app.test_client().post("/stripe", **event()).status_code
 
 
+async def id_later(request: Any) -> str:
+    return "evt_1"
+
+
+def test_a_key_may_be_any_function_of_the_request() -> None:
+    class Ids:
+        def of(self, request: Any, field: str = "id") -> Any:
+            return request.get_json()[field]
+
+        __call__ = of
+
+    for key in (
+        Ids(),
+        Ids().of,
+        partial(Ids().of, field="id"),
+        lambda *args: "evt_1",
+        str,
+        operator.attrgetter("mimetype"),
+    ):
+        webhook("stripe", key=key)
+
+
 def test_wrong_arguments_are_refused() -> None:
     cases: tuple[Any, ...] = (
         ({"name": ""}, "the name of the provider"),
@@ -522,6 +545,11 @@ def test_wrong_arguments_are_refused() -> None:
         ({"key": "id of it"}, "header"),
         ({"key": "/id", "header": "X-Id"}, "header is no keyword here"),
         ({"key": "/id", "required": False}, "required is no keyword here"),
+        ({"key": lambda: "evt_1"}, "key is called with the request alone"),
+        ({"key": lambda request, name: name}, "key is called with the request alone"),
+        ({"key": lambda *, request: request}, "key is called with the request alone"),
+        ({"key": id_later}, "key is called with the request alone"),
+        ({"decide": lambda response: "keep"}, "decide: must be a function of two arguments"),
         ({"key": "/id", "kep": 5}, "Did you mean @webhook\\('stripe'\\): keep"),
     )
     for arguments, why in cases:
