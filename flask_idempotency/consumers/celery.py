@@ -25,7 +25,7 @@ from celery import Celery, Task, signals
 from celery._state import get_current_task
 from celery.exceptions import Ignore, Reject, Retry
 from flask import Flask, current_app, has_app_context, has_request_context
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 
 from flask_idempotency.activity import add_the_last
 from flask_idempotency.assembly import Services
@@ -39,7 +39,7 @@ from flask_idempotency.consumers.celery_messages import (
     send_again,
     visibility_timeout,
 )
-from flask_idempotency.consumers.inbox import Inbox
+from flask_idempotency.consumers.inbox import Inbox, check_names
 from flask_idempotency.consumers.verdicts import (
     Dead,
     Later,
@@ -51,11 +51,12 @@ from flask_idempotency.consumers.verdicts import (
     TooManyAttempts,
 )
 from flask_idempotency.engine.capabilities import Finding, Verdict
-from flask_idempotency.engine.ending import commits_rows_here
+from flask_idempotency.engine.ending import commits_rows_here, work_here
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.model import OnExpiry
+from flask_idempotency.engine.values import fits
 from flask_idempotency.operations.doctor import some
 
 __all__ = ["idempotent_task", "serve"]
@@ -172,10 +173,18 @@ class _Body:
         self._inboxes: WeakKeyDictionary[Any, Inbox] = WeakKeyDictionary()
 
     def _check(self, keyword: str, argument: Argument | None) -> None:
-        """Raise `ConfigurationError` unless this is a function, or the name of an argument."""
-        if argument is None or callable(argument):
-            return
+        """Raise `ConfigurationError` unless this is a function of the arguments, or the name of one."""
         parameters = self._signature.parameters.values()
+        if callable(argument):
+            if not _takes_arguments(argument, list(parameters)):
+                # Each message would fail, and its retry too.
+                raise ConfigurationError(
+                    f"{self._where}: {keyword} is called with the arguments of the message, and takes none of the ways to pass "
+                    f"{', '.join(self._signature.parameters) or 'no argument'}. Let it take them, or some of them and **others."
+                )
+            return
+        if argument is None:
+            return
         if argument in self._signature.parameters or any(each.kind is each.VAR_KEYWORD for each in parameters):
             return
         raise ConfigurationError(
@@ -190,6 +199,8 @@ class _Body:
             owner=owner,
             shield=interrupts.held_off,
             unfinished=(Retry, Reject, interrupts.NotStarted),
+            dump=_to_json,
+            load=loads,
             **policy,
         )
 
@@ -250,7 +261,7 @@ class _Body:
                     case Processed():
                         return self._replay(task, verdict)
                     case Later():
-                        send_again(task, verdict, sent)
+                        send_again(task, verdict, sent, eager=_lock_held(task, verdict))
                     case Dead():
                         raise _failure(self.name, verdict)
                     case _:
@@ -268,8 +279,8 @@ class _Body:
             raise Ignore("an earlier run of this message has stored its result")
         if not verdict.kept:
             raise ResultNotKept(
-                f"{self.name}: this message was done, and its value was not kept: it is too large (max_result), no JSON, or "
-                "erased. Let the task return None, or the id of what it made."
+                f"{self.name}: this message was done, and its value was not kept: it is too large (max_result), nothing that "
+                "Celery's JSON carries, or erased. Let the task return None, or the id of what it made."
             )
         derive_link_ids(task.request)
         return verdict.value
@@ -330,6 +341,21 @@ class _Body:
         return str(value)
 
 
+def _takes_arguments(argument: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
+    """Return whether some message of a function with these parameters can be passed to this one."""
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
+        return True
+    for given in (parameters, parameters[1:]):  # `bind=True` puts the task first, which is no argument of the message
+        for chosen in (given, [each for each in given if each.default is each.empty]):
+            named = {each.name: None for each in chosen if each.kind is not each.POSITIONAL_ONLY}
+            first = [None for each in chosen if each.kind is each.POSITIONAL_ONLY]
+            placed = [None for each in chosen if each.kind is not each.KEYWORD_ONLY]
+            only = {each.name: None for each in chosen if each.kind is each.KEYWORD_ONLY}
+            if fits(argument, *first, **named) or fits(argument, *placed, **only):
+                return True
+    return False
+
+
 def _canonical(where: str, value: object) -> bytes:
     if isinstance(value, bytes):
         return value
@@ -341,6 +367,17 @@ def _canonical(where: str, value: object) -> bytes:
             f"{where}: the arguments cannot be compared, because they are no JSON ({type(error).__name__}). Give "
             "fingerprint= a function that returns what must be the same under one key."
         ) from error
+
+
+def _to_json(value: Any) -> bytes:
+    """Return the JSON of Celery, which gives dates, times, UUIDs, decimals and bytes back as such.
+
+    Raises `TypeError`, `ValueError` or `RecursionError` for what it does not give back.
+    """
+    check_names(value)
+    data = str(dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)).encode()
+    loads(data)  # raises for a mapping that looks like one of its own types
+    return data
 
 
 def _failure(name: str, dead: Dead) -> Exception:
@@ -428,6 +465,23 @@ def _application_context(task: AnyTask) -> AbstractContextManager[object]:
     if not eager and has_app_context() and current_app._get_current_object() is flask_app:  # type: ignore[attr-defined]
         return nullcontext()
     return flask_app.app_context()
+
+
+def _lock_held(task: AnyTask, later: Later) -> str:
+    """Return what an eager task waits for in vain: on SQLite, the rows of the code that called it hold the only lock."""
+    served: list[_Served] = vars(task.app).get(_SERVED, [])
+    flask_app = served[0].flask_app if served else current_app if has_app_context() else None
+    if later.reason != "store-unavailable" or flask_app is None or "sqlalchemy" not in flask_app.extensions:
+        return ""
+    with flask_app.app_context():
+        if flask_app.extensions["sqlalchemy"].engine.dialect.name != "sqlite":
+            return ""
+    work = work_here()
+    holder = "code that called it" if work is None else f"transaction of {work.operation}"
+    return (
+        f" SQLite has one writer, and the {holder} may hold its lock (database is locked). Publish the message with an outbox "
+        "(outbox.publish, routed to outbox.Tasks), send it after your commit, or use PostgreSQL."
+    )
 
 
 def _copy(arguments: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -89,11 +89,16 @@ class GivenBack(Reject, Ignore):
     """
 
 
-def send_again(task: AnyTask, later: Later, sent: tuple[Any, Any]) -> NoReturn:
-    """Send this message again under its id, then raise `Ignore`. It counts as no retry, and its state is left alone."""
+def send_again(task: AnyTask, later: Later, sent: tuple[Any, Any], *, eager: str) -> NoReturn:
+    """Send this message again under its id, then raise `Ignore`. It counts as no retry, and its state is left alone.
+
+    An eager task raises `TaskBusy`, with what `eager` adds.
+    """
     request = task.request
     if request.is_eager:
-        raise TaskBusy(f"{task.name}: this message cannot run now ({later.reason}), and an eager task cannot wait.")
+        raise TaskBusy(
+            f"{task.name}: this message cannot run now ({later.reason}), and an eager task cannot wait.{eager}"
+        )
     headers = {
         name: value for name, value in (request.headers or {}).items() if not name.lower().startswith(_OF_RABBITMQ)
     }

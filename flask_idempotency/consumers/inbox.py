@@ -86,11 +86,14 @@ class Inbox:
         owner: str = "",
         shield: Shield = nullcontext,
         unfinished: tuple[type[Exception], ...] = (),
+        dump: Callable[[Any], bytes] | None = None,
+        load: Callable[[bytes], Any] = json.loads,
         **policy: Any,
     ) -> None:
         """`services` finds the application when a message is processed. Default: Flask's current application.
 
         `unfinished`: exceptions by which work says that the message has to run again. No policy makes a failure of them.
+        `dump` and `load` write and read a value. Default: JSON. `dump` raises as `to_json` does, `load` raises `ValueError`.
         """
         given: Any = name
         self.name = name
@@ -104,6 +107,8 @@ class Inbox:
         self._services = services or services_of_current_app
         self._shield = shield
         self._unfinished = unfinished
+        self._dump = dump or to_json
+        self._load = load
         self._warned = False
         self._unstored: dict[bytes, tuple[int, Claim]] = {}
         """Claims whose end the store has not taken yet, by record, and the process that repeats the write."""
@@ -267,7 +272,7 @@ class Inbox:
             return Later(STORE_RETRY_SECONDS, "result-not-stored")
         match decision:
             case Decision.KEEP:
-                return Processed(_value(stored) if claim.kept else value, replayed=False, kept=claim.kept)
+                return Processed(self._load(stored.body) if claim.kept else value, replayed=False, kept=claim.kept)
             case Decision.RELEASE:
                 return self._note_paused(claim) or Later(CONFLICT_RETRY_SECONDS, "released")
             case Decision.QUARANTINE:
@@ -398,7 +403,7 @@ class Inbox:
                 if not response.kept:
                     return Processed(None, replayed=True, kept=False)
                 try:
-                    return Processed(_value(response), replayed=True)
+                    return Processed(self._load(response.body), replayed=True)
                 except ValueError:
                     return Processed(None, replayed=True, kept=False)
             case Erased():
@@ -418,7 +423,7 @@ class Inbox:
 
         Raises `TypeError`, `ValueError` or `RecursionError` for a value that is no JSON.
         """
-        data = to_json(value)
+        data = self._dump(value)
         if len(data) > self.policy.max_result:
             return StoredResponse(200, kept=False)
         return StoredResponse(200, body=data)
@@ -479,25 +484,21 @@ def drain() -> None:
 
 def to_json(value: Any) -> bytes:
     """Return the canonical JSON of this value. Raises `TypeError`, `ValueError` or `RecursionError` for any other value."""
-    _check_names(value)
+    check_names(value)
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)
     return text.encode("ascii")
 
 
-def _check_names(value: Any) -> None:
+def check_names(value: Any) -> None:
     """Raise `TypeError` for a mapping with a name that is no string: JSON would turn it into one."""
     if isinstance(value, dict):
         for name, member in value.items():
             if not isinstance(name, str):
                 raise TypeError(f"JSON names members by strings, not by {type(name).__name__}")
-            _check_names(member)
+            check_names(member)
     elif isinstance(value, list | tuple):
         for member in value:
-            _check_names(member)
-
-
-def _value(stored: StoredResponse) -> Any:
-    return json.loads(stored.body)
+            check_names(member)
 
 
 def _call(work: Callable[[], Any]) -> Any:

@@ -7,7 +7,8 @@ import functools
 import gc
 import signal
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,6 +42,7 @@ from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.stores.memory import MemoryStore
+from flask_idempotency.stores.sql import database
 from flask_idempotency.testing import FaultyStore
 from flask_idempotency.web.doctor import run_checks
 from tests.stores.sql.shops import open_shop
@@ -222,6 +224,44 @@ def test_an_eager_task_does_not_wait(task: Register) -> None:
     assert isinstance(inner[0], TaskBusy)
 
 
+@pytest.mark.parametrize("effects", ("plain", "transactional"))
+@pytest.mark.parametrize("around", ("view", "step", "task"))
+def test_an_eager_task_beside_uncommitted_rows_on_sqlite_names_the_lock_and_the_outbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effects: str, around: str
+) -> None:
+    monkeypatch.setattr(database, "BUSY_MS", 0)
+    shop = open_shop(f"sqlite:///{tmp_path / 'shop.sqlite3'}?timeout=0")
+    celery_app: Any = make_celery(task_always_eager=True)
+    serve(celery_app, shop.app)
+    mail = celery_app.task(shared=False, name="mail")(idempotent_task(effects=effects)(idle))
+    raised: list[BaseException] = []
+
+    def body() -> str:
+        shop.pay(5)
+        shop.db.session.flush()
+        raised.append(mail.delay().result)
+        return "paid"
+
+    if around == "task":
+        pay = celery_app.task(shared=False, name="pay")(idempotent_task(name="pay", effects="transactional")(body))
+        pay.delay().get()
+        holder = "task:pay"
+    else:
+        step = durable_step("pay", effects="transactional")(body)
+        policy = {"steps": (step,)} if around == "step" else {"effects": "transactional"}
+        view = idempotent(**policy)(lambda: (step if around == "step" else body)())
+        shop.app.add_url_rule("/pay", "pay", view, methods=["POST"])
+        assert "paid" == shop.post(path="/pay").text
+        holder = "pay"
+    celery_app.close()
+    shop.close()
+
+    (error,) = raised
+    assert isinstance(error, TaskBusy)
+    assert f"SQLite has one writer, and the transaction of {holder} may hold its lock" in str(error)
+    assert "outbox.publish" in str(error)
+
+
 def test_an_eager_task_in_a_request_has_a_context_of_its_own(flask_app: Flask, task: Register) -> None:
     """Its session is not the request's, whose rows must not be committed with the task."""
     seen: list[tuple[bool, bool]] = []
@@ -292,6 +332,37 @@ def test_other_arguments_under_one_key_are_refused(task: Register, runs: list[An
     with pytest.raises(MessageReused):
         charge.delay("o-1", datetime(2026, 1, 2, tzinfo=UTC)).get()
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize("keyword", ("key", "tenant", "fingerprint"))
+@pytest.mark.parametrize("function", (lambda: "o-1", lambda a, b, c, d: a))
+def test_a_function_that_no_message_fits_is_refused_at_the_decorator(keyword: str, function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{keyword} is called with the arguments of the message"):
+
+        @idempotent_task(**{keyword: function})
+        def charge(order: str, amount: int, trace: str = "") -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    (
+        lambda order, amount: order,
+        lambda o, a: o,
+        lambda order, **_: order,
+        lambda *args: args[0],
+        lambda order, amount, trace="": order,
+        lambda amount, order, trace: order,
+    ),
+)
+def test_a_function_that_some_message_fits_is_taken(function: Any) -> None:
+    @idempotent_task(key=function)
+    def charge(order: str, amount: int, trace: str = "") -> None: ...
+
+    @idempotent_task(key=function)
+    def bound(self: Any, order: str, amount: int, trace: str = "") -> None: ...
+
+    @idempotent_task(key=function)
+    def strict(order: str, amount: int, /, trace: str = "") -> None: ...
 
 
 @pytest.mark.parametrize("fingerprint", ("amount", lambda order, amount, **_: {"amount": amount}))
@@ -445,6 +516,43 @@ def test_a_value_that_is_not_kept_is_returned_once(task: Register) -> None:
     assert charge.delay("o-1").get() == "x" * 9
     with pytest.raises(ResultNotKept):
         charge.delay("o-1").get()
+
+
+CARRIED = {
+    "id": UUID(int=7),
+    "amount": Decimal("10.50"),
+    "at": datetime(2026, 1, 1, 12, tzinfo=UTC),
+    "day": date(2026, 1, 2),
+    "time": time(12, 30),
+    "raw": b"\xff",
+    "parts": [Decimal("0.10"), None, "ü"],
+}
+
+
+@pytest.mark.parametrize("value", (*CARRIED.values(), CARRIED), ids=(*CARRIED, "all"))
+def test_what_the_json_of_celery_carries_is_kept(task: Register, runs: list[Any], value: Any) -> None:
+    @functools.partial(task, key="order")
+    def charge(order: str) -> Any:
+        runs.append(order)
+        return value
+
+    for result in (charge.delay("o-1").get(), charge.delay("o-1").get(), charge.apply(("o-1",)).get()):
+        assert (type(value), value) == (type(result), result)
+    assert ["o-1"] == runs
+
+
+@pytest.mark.parametrize(
+    "value",
+    ({"__type__": "money", "__value__": 1}, {1: "a"}, float("nan"), {"a", "b"}, {"deep": {1: Decimal(1)}}),
+    ids=("unknown type", "name", "nan", "set", "deep"),
+)
+def test_what_it_does_not_carry_is_returned_once(task: Register, value: Any) -> None:
+    @functools.partial(task, key="order")
+    def charge(order: str) -> Any:
+        return value
+
+    assert repr(value) == repr(charge.apply(("o-1",)).result)
+    assert isinstance(charge.apply(("o-1",)).result, ResultNotKept)
 
 
 def test_ignore_completes_and_reject_does_not(task: Register, runs: list[Any]) -> None:
