@@ -93,7 +93,9 @@ def test_tables_that_only_the_pool_leads_to_are_found_as_before(database_url: st
     granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
     store.close()
 
-    assert [[1], [1]] == [execute(engine, f"SELECT count(*) FROM {name}.idempotency_records") for name in ("one", "two")]
+    assert [[1], [1]] == [
+        execute(engine, f"SELECT count(*) FROM {name}.idempotency_records") for name in ("one", "two")
+    ]
 
 
 @on_postgresql

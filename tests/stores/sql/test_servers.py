@@ -71,7 +71,10 @@ def test_a_sequence_that_caches_numbers_is_refused_until_it_does_not(
         store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
     (fault,) = store.schema.faults()
     found = {finding.check: finding for finding in store.health.findings()}["server"]
-    assert (Verdict.FAULT, True) == (found.verdict, "CACHE 100" in found.text and found.text.startswith("This is Postgre"))
+    assert (Verdict.FAULT, True) == (
+        found.verdict,
+        "CACHE 100" in found.text and found.text.startswith("This is Postgre"),
+    )
 
     execute(engine, fault.rpartition("Run ")[2].rstrip("."))
     granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))

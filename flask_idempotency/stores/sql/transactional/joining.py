@@ -12,7 +12,7 @@ again: outside tests it would have been committed beside the session. Every oper
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet, ref
@@ -25,7 +25,7 @@ from sqlalchemy.pool import SingletonThreadPool
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql.database import ON_A_CONNECTION, names_memory, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.transactional.listeners import aside, start, watch
+from flask_idempotency.stores.sql.transactional.listeners import aside, levels_of, start, watch
 
 Work = Callable[[Connection], Any]
 
@@ -83,7 +83,7 @@ class Joining:
                 raise ConfigurationError("the test's connection is gone")
             result = _in_savepoint(found, work)
             if session is not None and session.in_transaction():
-                session.info.setdefault(_UNDOABLE, []).append((list(_levels(session)), partial(self.run, work)))
+                session.info.setdefault(_UNDOABLE, []).append((list(levels_of(session)), partial(self.run, work)))
             return result
 
     def _place(self) -> tuple[Session | None, Connection | Engine] | None:
@@ -135,7 +135,7 @@ def _after_begin(session: Session, transaction: SessionTransaction, connection: 
 
 
 def _after_commit(session: Session) -> None:
-    session.info[_COMMITTED] = next(_levels(session), None)
+    session.info[_COMMITTED] = next(levels_of(session), None)
 
 
 def _after_end(session: Session, transaction: SessionTransaction) -> None:
@@ -166,14 +166,6 @@ def _in_savepoint(connection: Connection, work: Work) -> Any:
             connection.exec_driver_sql("BEGIN")
         with connection.begin_nested():
             return work(connection)
-
-
-def _levels(session: Session) -> Iterator[SessionTransaction]:
-    """Return the transactions that are open in this session, the innermost first."""
-    level = session.get_nested_transaction() or session.get_transaction()
-    while level is not None:
-        yield level
-        level = level.parent
 
 
 def _memory_of(session: Session) -> Engine | None:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
 
@@ -52,6 +52,8 @@ _engines: WeakSet[Engine] = WeakSet()
 _watched: WeakSet[Engine] = WeakSet()
 _noted: WeakSet[Engine] = WeakSet()
 """Those of which it is noted what each transaction does."""
+_of_tests: WeakSet[Engine] = WeakSet()
+"""Those whose connections are joined in tests."""
 
 _COMMENTS = r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*+"
 _READS = re.compile(
@@ -116,9 +118,18 @@ def listen(factory: Any, engine: Engine) -> Callable[[Session], None]:
     if engine not in _engines:
         _engines.add(engine)
         event.listen(engine, "commit", _connection_commits)
-        event.listen(engine, "savepoint", _savepoint_begins)
+        if not event.contains(engine, "savepoint", _savepoint_begins):
+            event.listen(engine, "savepoint", _savepoint_begins)
         watch(engine)
     return before_commit
+
+
+def levels_of(session: Session) -> Iterator[SessionTransaction]:
+    """Return the transactions that are open in this session, the innermost first."""
+    level = session.get_nested_transaction() or session.get_transaction()
+    while level is not None:
+        yield level
+        level = level.parent
 
 
 def listener_of(factory: Any) -> Callable[[Session], None] | None:
@@ -141,6 +152,10 @@ def watch(engine: Engine, *, always: bool = False) -> None:
     elif engine not in _watched:
         event.listen(engine, "before_cursor_execute", _statement_commits)
     _watched.add(engine)
+    if always:
+        _of_tests.add(engine)
+        if not event.contains(engine, "savepoint", _savepoint_begins):
+            event.listen(engine, "savepoint", _savepoint_begins)
 
 
 @contextmanager
@@ -250,7 +265,8 @@ def _savepoint_begins(connection: Connection, name: str) -> None:
     """Begin a transaction before a savepoint on SQLite. Python's sqlite3 begins one before a write only, and without one the
     release of the savepoint would commit."""
     joined = joined_here()
-    if joined is None or joined.over or connection.dialect.name != SQLITE:
+    ours = (joined is not None and not joined.over) or connection.engine in _of_tests
+    if not ours or connection.dialect.name != SQLITE:
         return
     if not getattr(connection.connection.dbapi_connection, "in_transaction", True):
         connection.exec_driver_sql("BEGIN")

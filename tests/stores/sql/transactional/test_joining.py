@@ -6,6 +6,7 @@ the connection), the one that replaces the engines of Flask-SQLAlchemy by connec
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,13 +15,15 @@ from typing import Any
 import pytest
 from flask import Response
 from sqlalchemy import event, func, select
-from sqlalchemy.orm import scoped_session, sessionmaker
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionmaker
 
 from flask_idempotency import Step, current_claim, idempotent
 from flask_idempotency.engine.ending import work_here
 from flask_idempotency.stores.sql.schema import records
 from tests.stores.sql.conftest import on_both, on_sqlite
 from tests.stores.sql.shops import Account, OpenShop, Payment, Shop, open_shop, paying
+
+RING = {"IDEMPOTENCY_KEY_RING": "2026-11:" + base64.b64encode(bytes(range(32))).decode()}
 
 
 @contextmanager
@@ -61,6 +64,22 @@ def engine_replaced(shop: Shop) -> Iterator[Any]:
             engines[None] = engine
 
 
+@contextmanager
+def savepoint_restarted(shop: Shop) -> Iterator[Any]:
+    """The recipe of SQLAlchemy 1.4, which suites still have: a savepoint is begun whenever one ends."""
+    with session_on_a_connection(shop, "conditional_savepoint") as connection:
+        session: Any = shop.db.session
+
+        @event.listens_for(session, "after_transaction_end")
+        def again(session: Session, transaction: SessionTransaction) -> None:
+            if transaction.nested and transaction.parent is not None and not transaction.parent.nested:
+                session.expire_all()
+                session.begin_nested()
+
+        session.begin_nested()
+        yield connection
+
+
 RECIPES = pytest.mark.parametrize(
     "recipe", (session_on_a_connection, engine_replaced), ids=lambda recipe: recipe.__name__
 )
@@ -97,7 +116,9 @@ def left(shop: Shop) -> tuple[int, int]:
         return counts(connection)
 
 
-@RECIPES
+@pytest.mark.parametrize(
+    "recipe", (session_on_a_connection, engine_replaced, savepoint_restarted), ids=lambda recipe: recipe.__name__
+)
 @on_both
 def test_a_retry_is_replayed_and_the_test_rolls_all_back(shop: Shop, recipe: Callable[..., Any]) -> None:
     paying(shop)
@@ -226,6 +247,22 @@ def test_an_outer_transaction_that_the_session_rolls_back_takes_the_records_alon
         assert [500, 201, 201] == [shop.post().status_code for _ in range(3)]
         assert (1, 1) == counts(connection)
     assert (0, 0) == left(shop)
+
+
+@pytest.mark.parametrize("config", ({"IDEMPOTENCY_QUOTA_RECORDS": 5}, {"IDEMPOTENCY_ENCRYPTION": "on", **RING}))
+@on_both
+def test_counted_and_sealed_records_are_joined(open_: OpenShop, config: dict[str, Any]) -> None:
+    shop = open_(**config, TESTING=True)
+    if shop.db_engine.dialect.name == "sqlite":
+        begin_explicitly(shop.db_engine)
+    shop.app.before_request(lambda: read(shop))
+    paying(shop)
+
+    for _ in range(2):
+        with session_on_a_connection(shop) as connection:
+            assert [201, 201] == [shop.post().status_code, shop.post().status_code]
+            assert (1, 1) == counts(connection)
+        assert (0, 0) == left(shop)
 
 
 @on_sqlite

@@ -284,7 +284,9 @@ def test_a_role_needs_the_grants_that_the_command_prints(
 
 
 @on_postgresql
-def test_a_role_that_the_pool_sets_needs_the_grants_of_a_claim(shop: Shop, role: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_role_that_the_pool_sets_needs_the_grants_of_a_claim(
+    shop: Shop, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def take(connection: Any, record: Any, proxy: Any) -> None:
         connection.cursor().execute(f'SET ROLE "{role}"')
 
