@@ -58,15 +58,17 @@ export const pending = () =>
 
 const digest = (text) => {
   let hash = 0;
-  for (const unit of text) hash = Math.imul(hash ^ unit.codePointAt(), 0x9e3779b1);
+  for (const unit of text) hash = Math.imul(hash ^ (unit.codePointAt?.() ?? unit), 0x9e3779b1);
   return hash;
 };
 
-const contentOf = ({ method = "POST", headers, body = "" }, ignore) => {
+// A plain form cannot wait until its files are read.
+const contentOf = ({ method = "POST", headers, body = "" }, ignore, digests = []) => {
   if (body instanceof FormData || body instanceof URLSearchParams)
     body = [...body]
-      .filter(([name]) => !ignore.includes(name.replace(/.*-(?=csrf)/, ""))) // Flask-WTF's prefix
-      .map(([name, value]) => [name, value.name ?? value, value.size]);
+      .map(([name, value], at) => [name, value.name ?? value, value.size && value.size + (digests[at] ?? value.lastModified)])
+      // Flask-WTF puts its prefix before it.
+      .filter(([name]) => !ignore.includes(name.replace(/.*-(?=csrf)/, "")));
   else if (typeof body !== "string") throw new TypeError("body must be text or a form");
   return JSON.stringify([method.toUpperCase(), new Headers(headers).get("Content-Type"), body]);
 };
@@ -98,7 +100,8 @@ const retryAfter = (headers) => {
 };
 
 const verdictOf = ({ status, headers }, text) => {
-  if (headers.get("Idempotency-Status") === "paused") return "paused"; // whatever the body says
+  // Whatever the body says.
+  if (headers.get("Idempotency-Status") === "paused") return "paused";
   let code, page;
   try {
     const problem = JSON.parse(text), { error, error_code } = problem;
@@ -133,7 +136,11 @@ const isTorn = ({ url, status, redirected, headers, type }, size) =>
 export async function send(name, url, init = {}, options) {
   options = { ...init, ...options };
   const { header = "Idempotency-Key", attempts = 5, deadline = 45000, ignore = IGNORE, shared, field } = options;
-  const content = contentOf(init, ignore), end = Date.now() + deadline;
+  const digests = [];
+  // A page may make a file of the same content again. A large one takes too long to read.
+  if (init.body instanceof FormData)
+    for (const [, file] of init.body) digests.push(file.size < 8e6 ? digest(new Uint8Array(await file.arrayBuffer())) : null);
+  const content = contentOf(init, ignore, digests), end = Date.now() + deadline;
   const signal = AbortSignal.any([AbortSignal.timeout(deadline), init.signal].filter(Boolean));
   new Request(url, { method: "POST", ...init }); // throws if invalid
   if (!name) throw new TypeError("no name");

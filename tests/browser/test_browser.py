@@ -91,6 +91,53 @@ def test_an_edit_is_refused_while_the_attempt_before_has_no_response(
     assert [] == page.evaluate("pending()")
 
 
+@pytest.mark.parametrize("size", (8, 9_000_000))
+def test_a_corrected_file_of_the_same_name_and_length_is_an_edit(
+    proxy: CuttingProxy, shop: Shop, new_page: NewPage, size: int
+) -> None:
+    """A page may make the same file again, so its content counts. A large file is not read: the time of its change counts."""
+    page = new_page(proxy.origin)
+    pay = """([size, first, lastModified]) => {
+      const body = new FormData(), bytes = new Uint8Array(size).fill(255);
+      bytes[size - 2] = first;
+      body.append("title", "invoice");
+      body.append("upload", new File([bytes], "invoice.csv", { lastModified }));
+      return kind(send("invoice 17", "/payments", { body }, { attempts: 1 }));
+    }"""
+    proxy.cut_next(0)
+    assert "outcome-unknown" == page.evaluate(pay, [size, 128, 1])
+    large = size > 1_000
+    assert "unsettled" == page.evaluate(pay, [size, 129, 2 if large else 1])
+    assert 1 == len(shop.keys)
+    assert 201 == page.evaluate(pay, [size, 128, 1 if large else 2])
+    assert (1, 1) == (len(shop.payments), len(set(shop.keys)))
+
+
+def test_a_corrected_file_of_a_plain_form_has_another_key(proxy: CuttingProxy, shop: Shop, new_page: NewPage) -> None:
+    page = new_page(f"{proxy.origin}/form")
+    keys = page.evaluate("""() => {
+      const form = document.querySelector("form"), input = document.createElement("input");
+      Object.assign(input, { type: "file", name: "upload" });
+      form.append(input);
+      window.addEventListener("submit", (event) => event.preventDefault());
+      const keyOf = async (...files) => {
+        const chosen = new DataTransfer();
+        for (const [text, lastModified] of files) chosen.items.add(new File([text], "a.csv", { lastModified }));
+        input.files = chosen.files;
+        // Chromium makes an empty file anew, which was changed just now.
+        await new Promise((resolve) => setTimeout(resolve, 5));
+        form.requestSubmit();
+        return form.querySelector("[name=idempotency_key]").value;
+      };
+      return (async () =>
+        [await keyOf(), await keyOf(["17", 1]), await keyOf(["18", 2]), await keyOf(["17", 1]), await keyOf()])();
+    }""")
+
+    assert (keys[0], keys[1]) == (keys[4], keys[3])
+    assert 3 == len(set(keys))
+    assert all(UUID7.fullmatch(key) for key in keys)
+
+
 def test_a_reload_asks_again_with_the_same_key(proxy: CuttingProxy, shop: Shop, new_page: NewPage) -> None:
     page = new_page(proxy.origin)
     shop.go.clear()
