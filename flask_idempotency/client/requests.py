@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import requests
 from requests.adapters import HTTPAdapter
-from urllib3 import HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool, PoolManager
+from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, HTTPResponse, HTTPSConnectionPool, PoolManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import (
     ConnectTimeoutError,
@@ -137,11 +137,18 @@ class _HTTPSConnection(HTTPSConnection):
 
 
 class _HTTPPool(HTTPConnectionPool):
-    ConnectionCls = _HTTPConnection
+    @property
+    def ConnectionCls(self) -> Any:  # type: ignore[override]
+        # A recorder, such as vcrpy, puts its class into urllib3's pools while it is active.
+        found: Any = HTTPConnectionPool.ConnectionCls
+        return _HTTPConnection if found is HTTPConnection else found
 
 
 class _HTTPSPool(HTTPSConnectionPool):
-    ConnectionCls = _HTTPSConnection
+    @property
+    def ConnectionCls(self) -> Any:  # type: ignore[override]
+        found: Any = HTTPSConnectionPool.ConnectionCls
+        return _HTTPSConnection if found is HTTPSConnection else found
 
 
 class IdempotentAdapter(HTTPAdapter):
@@ -331,7 +338,13 @@ def _cut(timeout: Any, remaining: float) -> Any:
 
 def _read_whole(response: requests.Response, delivery: Delivery) -> bytes:
     """Read the body inside the attempt, and put it back as it came. Return it decoded, for our own reading."""
-    raw = response.raw
+    raw: Any = response.raw
+    if not isinstance(raw, BaseHTTPResponse):
+        # A recorder, such as vcrpy, has read it whole, and has decoded it.
+        recorded: bytes = raw.read()
+        response.raw = _rebuilt(raw, recorded)
+        response.raw.headers.discard("Content-Encoding")
+        return recorded
     # A field that was cut in its value counts as missing.
     framed = (
         raw.headers.get("Content-Length", "").strip().isdecimal()
@@ -341,7 +354,7 @@ def _read_whole(response: requests.Response, delivery: Delivery) -> bytes:
     try:
         if not framed and response.status_code not in _WITHOUT_BODY:
             raise ProtocolError("The reply has neither Content-Length nor chunks. It may have been cut in its headers.")
-        if not getattr(raw._original_response, "whole_head", True):
+        if not getattr(getattr(raw, "_original_response", None), "whole_head", True):
             raise ProtocolError("The reply was cut in its headers.")
         while piece := raw.read1(_PIECE_BYTES, decode_content=False):
             pieces.append(piece)
@@ -362,20 +375,20 @@ def _read_whole(response: requests.Response, delivery: Delivery) -> bytes:
 
 
 def _rebuilt(raw: Any, content: bytes) -> HTTPResponse:
-    headers = raw.headers.copy()
+    headers = HTTPHeaderDict(raw.headers.items())
     # The chunks are gone.
     headers.discard("Transfer-Encoding")
     return HTTPResponse(
         body=io.BytesIO(content),
         headers=headers,
         status=raw.status,
-        version=raw.version,
+        version=raw.version or 11,
         reason=raw.reason,
         preload_content=False,
         decode_content=False,
         enforce_content_length=False,
         # requests reads cookies from it.
-        original_response=raw._original_response,
+        original_response=getattr(raw, "_original_response", None),
         request_method=None,
     )
 
