@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from shutil import disk_usage
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -44,6 +46,7 @@ from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.janitor import intervals, unknown_consumers, work_of
 from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.policies import Policies
+from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, TemporaryBody
 from flask_idempotency.web.responses import LostFields, keeping
 from flask_idempotency.web.unreached import NOT_REACHED, NOT_REGISTERED, REACH_IT, REGISTER_IT, unreached
 
@@ -255,6 +258,34 @@ def mode(policies: Policies) -> list[Finding]:
     return [Finding("mode", Verdict.ADVICE, text, remedy)]
 
 
+LITTLE_BYTES: Final = 64 * 1024 * 1024
+"""Less room than this is soon used up by a few uploads."""
+
+
+@check("temporary-files")
+def temporary_files() -> list[Finding]:
+    """Report whether a temporary file takes a body, as this process sees it."""
+    remedy = (
+        "Set TMPDIR to a folder that the workers can write to, with room for the uploads that come at the same time; in a "
+        "container, mount one (`--tmpfs /tmp`). Then run `flask idempotency doctor` there again."
+    )
+    limit = f"{MEMORY_BYTES // 1024} KiB"
+    try:
+        with TemporaryBody() as file:
+            file.write(b"\0" * 2 * MEMORY_BYTES)
+            file.flush()
+        left = disk_usage(gettempdir()).free
+    except OSError as error:
+        text = f"No temporary file takes a body ({BodyNotKept(error)}): requests above {limit} with a key get 503."
+        return [Finding("temporary-files", Verdict.FAULT, text, remedy)]
+    if left < LITTLE_BYTES:
+        text = f"The disk of temporary files has {left // 1024:,} KiB left: when it is full, requests above {limit} get 503."
+        return [Finding("temporary-files", Verdict.ADVICE, text, remedy)]
+    return [
+        Finding("temporary-files", Verdict.FINE, f"Bodies above {limit} find room in a temporary file of this process.")
+    ]
+
+
 SEEN_SECONDS: Final = 7 * 86400.0
 """How long a header that a view has set is reported. A process counts each header once."""
 
@@ -278,8 +309,8 @@ def headers(
         if lost:
             text = f"The view of {name} sets headers that its replays lack: {', '.join(lost)}."
             remedy = (
-                f"Keep what a client acts on: {keeping(lost, policy)}. Set what belongs to one exchange in an after_request "
-                "hook, which runs on replays too."
+                f"Keep what a client acts on: {keeping(lost, policy)} in @idempotent(…), or IDEMPOTENCY_KEEP_HEADERS. Set what "
+                "belongs to one exchange in an after_request hook, which runs on replays too."
             )
             findings.append(Finding("headers", Verdict.ADVICE, text, remedy))
     far = "" if log is not None else " Other processes name them in their logs only: activity is not counted."

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import get_ident
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Final, Protocol
 
 from flask import Flask, Request
@@ -24,7 +24,7 @@ from werkzeug.wrappers import Response
 from flask_idempotency.activity import Activity
 from flask_idempotency.assembly import is_process_local
 from flask_idempotency.codec import canonical
-from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME
+from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME, STORE_FAILED
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.ending import ELSEWHERE, decide, settle, vanished, with_rows
@@ -53,7 +53,7 @@ from flask_idempotency.engine.model import (
     StoredResponse,
     Unknown,
 )
-from flask_idempotency.engine.outages import OutageLog, cause_of
+from flask_idempotency.engine.outages import INTERVAL_SECONDS, OutageLog, cause_of
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
 from flask_idempotency.engine.recovery import releasable_in
 from flask_idempotency.settings import Settings
@@ -78,7 +78,14 @@ from flask_idempotency.web.problems import (
     render,
     step_problem,
 )
-from flask_idempotency.web.request_body import FORM_TYPES, BodyTooLarge, TruncatedBody, read_body
+from flask_idempotency.web.request_body import (
+    FORM_TYPES,
+    MEMORY_BYTES,
+    BodyNotKept,
+    BodyTooLarge,
+    TruncatedBody,
+    read_body,
+)
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, context
 from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints, found_key, preferred_wait
 from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, capture, looks, overlay, replay
@@ -145,6 +152,7 @@ class Guard:
         self._credentials = Credentials(settings.credential_headers)
         self._outages = OutageLog()
         self._quarantines = QuarantineLog()
+        self._next_body_line = -math.inf
         self.status_views: Mapping[str, str] = {}
         """The endpoints of status views, by blueprint. Set before the first request: see `find_status_views`."""
         self._unknown_callers: set[str] = set()
@@ -228,6 +236,8 @@ class Guard:
             return self._refuse(state, Problem("truncated-body"))
         except BodyTooLarge:
             return self._refuse(state, Problem("request-too-large"))
+        except BodyNotKept as error:
+            return self._body_failed(state, error)
         state.record = requests[0].key.label
         quota = settings.quota
         if callbacks.quota is not None:
@@ -409,6 +419,23 @@ class Guard:
             return self._refuse(state, failure(error))
         state.phase, state.transactions = Phase.UNPROTECTED, self.engine.transactions
         return None
+
+    def _body_failed(self, state: RequestState, error: BodyNotKept) -> Response:
+        """Refuse a request whose body no temporary file takes. What was read of it cannot be put back for a view."""
+        if self.activity is not None:
+            self.activity.count(state.operation, STORE_FAILED)
+        now = monotonic()
+        if now >= self._next_body_line:
+            self._next_body_line = now + INTERVAL_SECONDS
+            _log.error(
+                "%s was refused with 503: no temporary file takes its body (%s). Bodies above %d KiB need one. Set TMPDIR to "
+                "a folder that this process can write to, on a disk with room for the uploads that come at the same time.",
+                state.operation,
+                error,
+                MEMORY_BYTES // 1024,
+            )
+        detail = "This time the service had no room for its body, and did not start it."
+        return self._refuse(state, replace(failure(error), detail=detail))
 
     def _unknown_caller(self, state: RequestState, error: UnknownCaller) -> Problem:
         """Refuse this request alone: 403 where signing in helps, else 500. Log it once for each endpoint.

@@ -43,7 +43,7 @@ from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.guard import COUNTED_HERE, Guard
 from flask_idempotency.web.principals import UnknownCaller
 from flask_idempotency.web.problems import Problem
-from flask_idempotency.web.request_body import MEMORY_BYTES, CountingStream, TemporaryBody
+from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, CountingStream, TemporaryBody
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, session_here
 from flask_idempotency.web.responses import LostFields, StreamEnd, Tee, capture
 
@@ -496,6 +496,9 @@ class Observer(Guard):
         return cast("Response", None)  # `watch` sends no response
 
     def _store_failed(self, state: RequestState, error: StoreUnavailable) -> Response | None:
+        raise error
+
+    def _body_failed(self, state: RequestState, error: BodyNotKept) -> Response:
         raise error
 
     def _outcome(self, state: RequestState, outcome: Any) -> Response:

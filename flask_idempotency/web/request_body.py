@@ -5,9 +5,11 @@ If the body is not complete, that is an error. The guard never fingerprints a pa
 
 from __future__ import annotations
 
+import errno
 import io
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import field
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, cast
@@ -17,7 +19,7 @@ from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 from werkzeug.wrappers import Response
 from werkzeug.wsgi import LimitedStream
 
-from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.values import valueclass
 
 
@@ -88,6 +90,14 @@ class TruncatedBody(IdempotencyError):
 
 class BodyTooLarge(IdempotencyError):
     """The body is longer than the policy allows. The guard responds 413, before any claim."""
+
+
+class BodyNotKept(StoreUnavailable):
+    """No temporary file takes the body. The guard responds 503, before any claim. The message says what the system said."""
+
+    def __init__(self, error: OSError) -> None:
+        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        super().__init__(f"{name}: {error.strerror}" if error.strerror else name)
 
 
 class BodyConsumed(ConfigurationError):
@@ -164,7 +174,7 @@ def read_body(request: Request, *, most: int | None = None) -> Body:
     over the application's limit is not read: the view may raise the limit, or respond 413.
 
     Raises `BodyTooLarge` for more than `most` bytes, without reading if the length was announced. Raises `TruncatedBody`,
-    `BodyConsumed`, and Werkzeug's `RequestEntityTooLarge` for a chunked body over the limit.
+    `BodyConsumed`, `BodyNotKept`, and Werkzeug's `RequestEntityTooLarge` for a chunked body over the limit.
     """
     body: Body | None = request.__dict__.get(_NAME)
     if body is not None:
@@ -302,12 +312,12 @@ def _copied(request: Request, stream: IO[bytes], length: int | None, most: int |
     spool: IO[bytes] = io.BytesIO()
     size = 0
     while length is None or size < length:
-        if length is None and getattr(stream, "is_exhausted", False):
-            # Werkzeug would silently cut the body off at its limit, or refuse one that ends exactly there.
-            if request.environ["wsgi.input"].read(1):
-                raise RequestEntityTooLarge
-            break
         try:
+            if length is None and getattr(stream, "is_exhausted", False):
+                # Werkzeug would silently cut the body off at its limit, or refuse one that ends exactly there.
+                if request.environ["wsgi.input"].read(1):
+                    raise RequestEntityTooLarge
+                break
             piece = stream.read(_CHUNK if length is None else min(length - size, _CHUNK))
         except (ClientDisconnected, OSError) as error:
             raise TruncatedBody("the connection ended before the body did") from error
@@ -316,12 +326,25 @@ def _copied(request: Request, stream: IO[bytes], length: int | None, most: int |
         size += len(piece)
         if most is not None and size > most:
             raise BodyTooLarge
-        if size > MEMORY_BYTES and isinstance(spool, io.BytesIO):
-            memory, spool = spool, TemporaryBody()
-            spool.write(memory.getbuffer())
-        spool.write(piece)
-    spool.seek(0)
+        try:
+            if size > MEMORY_BYTES and isinstance(spool, io.BytesIO):
+                memory, spool = spool, TemporaryBody()
+                spool.write(memory.getbuffer())
+            spool.write(piece)
+        except OSError as error:
+            raise _not_kept(spool, error) from error
+    try:
+        spool.seek(0)  # writes what the file has buffered
+    except OSError as error:
+        raise _not_kept(spool, error) from error
     return spool, size
+
+
+def _not_kept(spool: IO[bytes], error: OSError) -> BodyNotKept:
+    """Free the disk now: the traceback keeps the file for as long as an error tracker keeps that."""
+    with suppress(OSError):
+        spool.close()
+    return BodyNotKept(error)
 
 
 def _check_length(length: int | None, size: int) -> None:
@@ -338,7 +361,9 @@ class TemporaryBody(io.BufferedRandom):
         super().__init__(cast(io.RawIOBase, file))
 
     def __del__(self) -> None:
-        self.close()
+        # There may be no file, or its disk may be full: `ValueError`, `OSError`.
+        with suppress(OSError, ValueError):
+            self.close()
 
 
 def _is_servers(stream: IO[bytes], request: Request) -> bool:

@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,6 +168,18 @@ def test_a_plain_step_needs_a_resolver(step: Step, verdict: Verdict) -> None:
     app.post("/refund", endpoint="refund")(idempotent(steps=(step,))(lambda: "back"))
 
     assert verdict is worst(found(app, "resolvers"))
+
+
+def test_a_missing_folder_for_temporary_files_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FINE is worst(found(shop(), "temporary-files"))
+    monkeypatch.setattr("flask_idempotency.web.doctor.disk_usage", lambda path: SimpleNamespace(free=1024))
+    assert ADVICE is worst(found(shop(), "temporary-files"))
+    monkeypatch.setattr("tempfile.tempdir", "/removed")
+    (finding,) = found(shop(), "temporary-files")
+
+    assert FAULT is finding.verdict
+    assert "ENOENT" in finding.text
+    assert "TMPDIR" in finding.remedy
 
 
 def test_a_policy_that_cannot_hold_is_a_fault() -> None:

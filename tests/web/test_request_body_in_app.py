@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import io
 import json
+import sys
 from collections.abc import Callable
 from io import BytesIO
 from itertools import product
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -16,7 +20,7 @@ from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.test import EnvironBuilder
 
-from flask_idempotency import idempotent
+from flask_idempotency import idempotent, webhook
 from flask_idempotency.engine.errors import ConfigurationError
 from tests.apps import KEY, World, is_replay, new_world
 from tests.web.sending import DELIVERIES, Delivery, chunked, endless, environ_of, send, terminated
@@ -213,6 +217,111 @@ def test_p63_a_streaming_view_may_read_its_body_to_the_end() -> None:
         return iter(lambda: stream.read(1 << 18), b"")
 
     assert 1 << 20 == len(world.post(data=b"x" * (1 << 20)).data)
+
+
+class Full(io.FileIO):
+    """A file on a disk with room for some bytes."""
+
+    room = 0
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+def no_folder(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+
+
+def removed_folder(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(path / "removed"))
+
+
+def read_only(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("flask_idempotency.web.request_body.TemporaryFile", refuse)
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, path: Path, room: int = 150_000) -> None:
+    made = type("Full", (Full,), {"room": room})
+    monkeypatch.setattr("flask_idempotency.web.request_body.TemporaryFile", lambda **_: made(path / "full", "w+b"))
+
+
+def full_at_the_end(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Its last bytes are still in the file's buffer when all are read."""
+    full_disk(monkeypatch, path, LARGE - 1)
+
+
+LARGE = 200_000
+BROKEN = {
+    "ENOENT": no_folder,
+    "ENOENT ": removed_folder,
+    "EROFS": read_only,
+    "ENOSPC": full_disk,
+    "ENOSPC ": full_at_the_end,
+}
+
+
+@pytest.mark.parametrize(
+    "delivery", [{}, {"wsgi.input_terminated": True, "CONTENT_LENGTH": ""}], ids=["length", "chunked"]
+)
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_body_without_room_is_503_and_claims_nothing(
+    code: str, delivery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And no "Exception ignored" of a file that could not be made, or not be flushed."""
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    world = new_world(on_store_down="allow", form_field="idempotency_key")
+    world.view()(lambda: "paid")
+    large: Any = {
+        "input_stream": BytesIO(b"x" * LARGE),
+        "environ_overrides": {"CONTENT_LENGTH": str(LARGE), **delivery},
+    }
+    with monkeypatch.context() as patch:
+        BROKEN[code](patch, tmp_path)
+        answers = [world.post(**large)]
+        small = world.post(key="small", data=b"x")
+    gc.collect()
+
+    (answer,) = answers
+    assert (503, "store-unavailable", "2") == (
+        answer.status_code,
+        (answer.json or {})["code"],
+        answer.headers["Retry-After"],
+    )
+    assert 200 == small.status_code
+    assert ["claim", "complete"] == world.store.verbs()
+    assert 1 == caplog.text.count("no temporary file takes its body")
+    assert f"({code.strip()}: " in caplog.text
+    assert "TMPDIR" in caplog.text
+    assert [] == ignored
+    large["input_stream"] = BytesIO(b"x" * LARGE)
+    assert 200 == world.post(**large).status_code
+
+
+@pytest.mark.parametrize("kind", ["pointer", "form"])
+def test_a_body_without_room_is_503_wherever_it_is_read_first(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = new_world(form_field="idempotency_key")
+
+    def paid() -> str:
+        return "paid"
+
+    world.app.post("/events")(webhook("shop", key="/id")(paid) if kind == "pointer" else paid)
+    no_folder(monkeypatch, tmp_path)
+    about = (
+        {"json": {"id": "x" * LARGE}} if kind == "pointer" else {"data": {"idempotency_key": "k", "note": "x" * LARGE}}
+    )
+    answer = world.app.test_client().post("/events", **about)
+
+    assert (503, "store-unavailable") == (answer.status_code, (answer.json or {})["code"])
+    assert [] == world.store.calls
 
 
 def test_a_test_client_that_preserves_the_context_may_read_the_body_afterwards() -> None:
