@@ -202,8 +202,9 @@ _ROWS = (
             "carried out twice."
         ),
         happened=(
-            "The service cannot reach its idempotency records, or the keys that open them. Most such requests did not "
-            "start. If one did, either its changes and its record were both kept, or neither."
+            "The service cannot reach its idempotency records, or the keys that open them, or has no room for the body of "
+            "the request. Most such requests did not start. If one did, either its changes and its record were both kept, or "
+            "neither."
         ),
         remedy=(
             "Send the same request with the same key after `Retry-After`. It does not run twice. Do not change the key."
