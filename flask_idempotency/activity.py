@@ -27,6 +27,7 @@ from flask_idempotency.engine.events import Event, Observers
 from flask_idempotency.engine.forks import after_fork, notice
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.settings import Settings
 
 __all__ = ["Activity", "activity_of"]
@@ -200,7 +201,7 @@ class Activity:
                 _log.warning(
                     "The store did not take the counts of activity (%s). They wait in this process, which tries again every "
                     "%g s. Requests are not affected. `IDEMPOTENCY_ACTIVITY = False` switches the counts off.",
-                    type(error).__name__,
+                    cause_of(error),
                     FLUSH_SECONDS,
                 )
             self._failed = True

@@ -28,6 +28,7 @@ from flask_idempotency.engine.errors import (
     KeyProviderUnavailable,
     StoreUnavailable,
 )
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.web.policies import MARK, Mark
 
@@ -127,7 +128,7 @@ class Console(Blueprint):
                 current_app.logger.error("the console cannot read what the store holds: %s", error)
                 return visit.stopped(Stopped(500, "A part of the store is damaged", f"{error}. See Health."))
             except KeyProviderUnavailable as error:
-                current_app.logger.warning("the console cannot encrypt a response: %s", type(error).__name__)
+                current_app.logger.warning("the console cannot encrypt a response: %s", cause_of(error))
                 return visit.stopped(
                     Stopped(
                         503,
@@ -136,7 +137,7 @@ class Console(Blueprint):
                     )
                 )
             except StoreUnavailable as error:
-                current_app.logger.warning("the console cannot read the store: %s", type(error).__name__)
+                current_app.logger.warning("the console cannot read the store: %s", cause_of(error))
                 return visit.stopped(
                     Stopped(
                         503, "The store does not answer", "Nothing is known now. Try again; see Health when it answers."

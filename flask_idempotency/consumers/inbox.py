@@ -304,7 +304,7 @@ class Inbox:
         except LeaseLost:
             return self._successor(engine, services, claim) if isinstance(error, LeaseLost) else None
         except (NotCommitted, StoreUnavailable) as failure:
-            _log.warning("%s was not committed (%s)", self.operation, type(failure).__name__)
+            _log.warning("%s was not committed (%s)", self.operation, cause_of(failure))
         paused = self._note_paused(claim)
         if state.is_refusal(error):
             if isinstance(error, StoreUnavailable | NotCommitted):

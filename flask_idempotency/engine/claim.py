@@ -29,6 +29,7 @@ from flask_idempotency.engine.journal import IN_DOUBT, Journals, StepTransaction
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
 from flask_idempotency.engine.model import ERASED, ClaimRequest, Grant, OnExpiry, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.step_rules import StepRules
 from flask_idempotency.engine.steps import Steps
@@ -395,10 +396,10 @@ class Claim:
                 self._deps.observers(LeaseExpired(self.label, self.operation))
             return None
         except StoreUnavailable as error:
-            self._deps.observers(RenewalFailed(self.label, self.operation, error=type(error).__name__))
+            self._deps.observers(RenewalFailed(self.label, self.operation, error=cause_of(error)))
             raise
         except Exception as error:  # noqa: BLE001 - after any error the next renewal must come before the lease expires
-            self._deps.observers(RenewalFailed(self.label, self.operation, error=type(error).__name__))
+            self._deps.observers(RenewalFailed(self.label, self.operation, error=cause_of(error)))
         return self._policy.lease / 3
 
     def _renew(self) -> None:
@@ -442,7 +443,7 @@ class Claim:
     def _retry_later(self, ending: ClaimEnding, error: StoreUnavailable) -> None:
         self._pending, self._pending_since = ending, self._deps.monotonic()
         self._deps.repeats.add(self, after=RETRY_SECONDS)
-        self._deps.observers(CompletionRetrying(self.label, self.operation, error=type(error).__name__))
+        self._deps.observers(CompletionRetrying(self.label, self.operation, error=cause_of(error)))
 
     def _repeat(self, ending: ClaimEnding, *, last: bool) -> None:
         try:
@@ -456,9 +457,9 @@ class Claim:
                     with suppress(LeaseLost, StoreUnavailable):
                         self._renew()
                 raise
-            self._deps.observers(CompletionFailed(self.label, self.operation, error=type(error).__name__))
+            self._deps.observers(CompletionFailed(self.label, self.operation, error=cause_of(error)))
         except Exception as error:  # noqa: BLE001 - an unreadable record stays unreadable
-            self._deps.observers(CompletionFailed(self.label, self.operation, error=type(error).__name__))
+            self._deps.observers(CompletionFailed(self.label, self.operation, error=cause_of(error)))
         self._pending = None
         if self._repeated is not None:
             self._repeated.set()

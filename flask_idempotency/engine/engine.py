@@ -47,6 +47,7 @@ from flask_idempotency.engine.model import (
     StoredResponse,
     Unknown,
 )
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import SealContext
@@ -436,7 +437,7 @@ class Engine:
                         event = StoreFailed(
                             newest.key.label,
                             newest.info.operation,
-                            error=type(error).__name__,
+                            error=cause_of(error),
                             unprotected=False,
                             waiting=True,
                         )

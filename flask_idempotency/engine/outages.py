@@ -9,13 +9,34 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final, Literal, TypeAlias
 
-from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreDataLoss, StoreUnavailable
+from flask_idempotency.engine.errors import IdempotencyError, KeyProviderUnavailable, StoreDataLoss, StoreUnavailable
 
 INTERVAL_SECONDS: Final = 10
 """An outage lasts minutes: a line every ten seconds shows when it began and ended, and does not flood the log."""
 
 # Servers begin an error with its code, as in `OOM command not allowed`. Anything else may be a name or an argument.
 _CODE = re.compile(r"[A-Z]{2,20}(?= |$)")
+_SQLSTATE = re.compile(r"[0-9A-Z]{5}")
+
+# These classes of the Redis client have taken the code from the server's text. Others, as `NoPermissionError`, say it all.
+_REDIS_CODES: Final = {
+    "AskError": "ASK",
+    "BusyLoadingError": "LOADING",
+    "ClusterCrossSlotError": "CROSSSLOT",
+    "ClusterDownError": "CLUSTERDOWN",
+    "ExecAbortError": "EXECABORT",
+    "MasterDownError": "MASTERDOWN",
+    "MovedError": "MOVED",
+    "NoScriptError": "NOSCRIPT",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "TryAgainError": "TRYAGAIN",
+}
+
+_LOCKED: Final = (5, 6)
+"""SQLITE_BUSY and SQLITE_LOCKED. Not every Python has the module that names them."""
+_IS_LOCKED = re.compile(r"database (?:table )?is locked")
+ONE_WRITER: Final = "database is locked: SQLite has one writer"
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -33,9 +54,47 @@ def outage_of(error: StoreUnavailable) -> Outage:
             return "store-unavailable"
 
 
-def cause_of(error: StoreUnavailable) -> str:
-    """Return the name of the error below this one, for events. Its text may quote a server, so it is left out."""
-    return type(error.__cause__ or error).__name__
+def cause_of(error: BaseException) -> str:
+    """Return what names this error in a log or an event: what the server called it, and its class.
+
+    `25006 ReadOnlySqlTransaction`, `ReadOnlyError: READONLY`, `database is locked: SQLite has one writer`. Never its text,
+    which may quote a statement, a row or an address. An error of ours is named by the error below it.
+    """
+    below = error
+    while isinstance(below, IdempotencyError) and below.__cause__ is not None:
+        below = below.__cause__
+    # SQLAlchemy wraps the error of the driver.
+    driver = getattr(below, "orig", None)
+    return _named(driver if isinstance(driver, BaseException) else below)
+
+
+def _named(error: BaseException) -> str:
+    name = type(error).__name__
+    if any(parent.__module__ == "sqlite3" for parent in type(error).__mro__):
+        return _named_by_sqlite(error)
+    # Compared by name, because this module does not know the store, or whether its client is installed.
+    if any(parent.__name__ == "ResponseError" or parent.__name__ in _REDIS_CODES for parent in type(error).__mro__):
+        code = _REDIS_CODES.get(name)
+        found = _CODE.match(str(error)) if code is None else None
+        code = found[0] if found is not None else code
+        return name if code is None else f"{name}: {code}"
+    state = sqlstate(error)
+    return f"{state} {name}" if state else name
+
+
+def _named_by_sqlite(error: BaseException) -> str:
+    # The low byte: extended codes are above it.
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED or _IS_LOCKED.match(str(error)):
+        return ONE_WRITER
+    return " ".join(filter(None, (getattr(error, "sqlite_errorname", ""), type(error).__name__)))
+
+
+def sqlstate(error: BaseException | None) -> str:
+    """Return the five characters by which PostgreSQL names this error of a driver. Empty for errors without them."""
+    found: object = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)  # psycopg 3, psycopg2
+    if not found and error is not None and error.args and isinstance(error.args[0], dict):
+        found = error.args[0].get("C")  # pg8000
+    return found if isinstance(found, str) and _SQLSTATE.fullmatch(found) else ""
 
 
 class OutageLog:
@@ -64,14 +123,6 @@ class OutageLog:
             self._said,
             "key provider" if isinstance(error, KeyProviderUnavailable) else "store",
             # Its text is ours alone, and says what to do.
-            error if isinstance(error, StoreDataLoss) else _named(error.__cause__ or error),
+            error if isinstance(error, StoreDataLoss) else cause_of(error),
             f"; {more} more since the last such line" if more else "",
         )
-
-
-def _named(error: BaseException) -> str:
-    name = type(error).__name__
-    # Compared by name, because this module does not know the store, or whether its client is installed.
-    from_server = any(parent.__name__ == "ResponseError" for parent in type(error).__mro__)
-    code = _CODE.match(str(error)) if from_server else None
-    return name if code is None else f"{name}: {code[0]}"

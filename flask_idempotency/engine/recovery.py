@@ -27,6 +27,7 @@ from flask_idempotency.engine.events import Event, Resolved, StepSettled
 from flask_idempotency.engine.journal import Effects, Entry, Journal, Journals, JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey, new_token, successor
 from flask_idempotency.engine.model import CORRUPT, ERASED, Record, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.store import KEYS_FORGOTTEN, TRIES, Codec, SealContext
 from flask_idempotency.engine.values import valueclass
@@ -369,7 +370,7 @@ class Settler:
                 "the audit trail of record %s lacks a change (%s): the store failed with %s",
                 self._label(key),
                 entry.verb,
-                type(error).__name__,
+                cause_of(error),
             )
 
 

@@ -52,6 +52,7 @@ from flask_idempotency.engine.journal import (
 )
 from flask_idempotency.engine.keys import step_digest, step_id
 from flask_idempotency.engine.model import ERASED, StoredPayload
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.step_rules import Step, StepRules
 from flask_idempotency.engine.store import KEYS_FORGOTTEN, TRIES, Codec, SealContext, StepCodec
 
@@ -391,7 +392,7 @@ class Steps:
                     self._send()
                 except StoreUnavailable as error:
                     # The next write carries it, and no effect begins before one arrives.
-                    self._events.append(CompletionRetrying(self._label, self._operation, error=type(error).__name__))
+                    self._events.append(CompletionRetrying(self._label, self._operation, error=cause_of(error)))
                     return result is not None
             self._events.append(
                 StepFinished(

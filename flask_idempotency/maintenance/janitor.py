@@ -20,6 +20,7 @@ from flask_idempotency.engine.capabilities import Expiry, Ledger, TaskLog, TaskR
 from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.events import Event, TaskRun
 from flask_idempotency.engine.journal import Journals
+from flask_idempotency.engine.outages import cause_of
 
 Task: TypeAlias = Literal["reap", "expire", "rotate", "reconcile", "heartbeat", "relay"]
 TASKS: Final[tuple[Task, ...]] = ("reap", "expire", "rotate", "reconcile", "heartbeat", "relay")
@@ -92,7 +93,7 @@ class Janitor:
                 self._unlock(task, token)
         except Exception as error:
             seconds = drain.monotonic() - began
-            self._observers(TaskRun("", task, seconds, counts={}, finished=False, error=type(error).__name__))
+            self._observers(TaskRun("", task, seconds, counts={}, finished=False, error=cause_of(error)))
             raise
         return report
 
@@ -102,7 +103,7 @@ class Janitor:
         try:
             self._task_log.unlock(task, token)
         except StoreUnavailable as error:
-            _log.warning("The lock of task %s was not removed and will expire (%s).", task, type(error).__name__)
+            _log.warning("The lock of task %s was not removed and will expire (%s).", task, cause_of(error))
 
 
 class BatchResult(NamedTuple):

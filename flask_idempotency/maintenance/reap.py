@@ -23,6 +23,7 @@ from flask_idempotency.engine.events import Event, Quarantined, Reaped, Resolver
 from flask_idempotency.engine.journal import EMPTY, NEVER_RESUMED, Journal, Journals
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnExpiry, RequestInfo, StoredResponse
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import (
     LAPSED,
@@ -176,7 +177,7 @@ def _call(
 
     def failed(error: Exception, why: str) -> str:
         _log.error("The resolver of %s failed or returned an impossible value: %s", endpoint, why)
-        observers(ResolverAsked(label(found.key), endpoint, answer=type(error).__name__))
+        observers(ResolverAsked(label(found.key), endpoint, answer=cause_of(error)))
         return "failed"
 
     def recorded_as(name: str) -> str:

@@ -29,6 +29,7 @@ from flask_idempotency.engine.capabilities import (
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.model import OnExpiry
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.operations.admin import keys_status, memory_status
 from flask_idempotency.operations.records import is_paused_in
@@ -201,7 +202,7 @@ def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> DoctorRe
             complete = False
         except Exception as error:  # noqa: BLE001 - the other checks still help
             # Its class alone: the text of a foreign exception may quote a secret.
-            text = f"This check could not be made: it failed ({type(error).__name__})."
+            text = f"This check could not be made: it failed ({cause_of(error)})."
             remedy = "Report it: a check of `flask idempotency doctor` must not."
             if isinstance(error, ModuleNotFoundError) and error.name:
                 remedy = f"Install the Python module {error.name} where this runs."
@@ -222,7 +223,7 @@ def _reached(reach: Callable[[], object]) -> Finding:
         why = str(error).rstrip(".")
         return Finding(REACHABLE, Verdict.FAULT, f"The store does not answer: {why}.", remedy)
     except Exception as error:  # noqa: BLE001 - a store of the application's may raise anything
-        return Finding(REACHABLE, Verdict.FAULT, f"The store cannot be asked ({type(error).__name__}).", remedy)
+        return Finding(REACHABLE, Verdict.FAULT, f"The store cannot be asked ({cause_of(error)}).", remedy)
     return Finding(REACHABLE, Verdict.FINE, "The store answers.")
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 
 from flask_idempotency.engine.forks import after_fork, notice
 from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.outages import cause_of
 
 IDLE_SECONDS: Final = 60.0
 """The connection closes after this time without a waiter: where one request waits, others soon follow."""
@@ -110,7 +111,7 @@ class ThreadedNotifier(ABC):
                     _log.warning(
                         "%s notifications are interrupted (%s): waiting requests poll instead",
                         self.server,
-                        type(error).__name__,
+                        cause_of(error),
                     )
                 self.disconnected = True
             time.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads the reconnects of many workers

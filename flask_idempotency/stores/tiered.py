@@ -32,6 +32,7 @@ from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Mismatched, OtherCaller, Record, State, StoredPayload
 from flask_idempotency.engine.observations import Observations
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.engine.values import valueclass
@@ -285,7 +286,7 @@ class TieredStore:
             if not self._warned:
                 self._warned = True
                 # Other errors may quote secrets.
-                why = error if isinstance(error, IdempotencyError) else type(error).__name__
+                why = error if isinstance(error, IdempotencyError) else cause_of(error)
                 _log.warning("Cannot read the store's identity (%s): requests run without the replay cache", why)
             return None
 
@@ -392,7 +393,7 @@ class CachedHealth:
         try:
             looked = self._cache.get(StorageKey(os.urandom(32), os.urandom(16)))
         except Exception as error:  # noqa: BLE001 - the system's findings are worth having without it
-            why = f"The replay cache failed ({type(error).__name__})"
+            why = f"The replay cache failed ({cause_of(error)})"
         else:
             if isinstance(looked, Record) or looked.at is not None:
                 return [*found, Finding("replays", Verdict.FINE, "The replay cache answers.")]

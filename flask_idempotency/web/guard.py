@@ -397,7 +397,7 @@ class Guard:
                 self.engine.mark_corrupt(stored, label=state.record)
             except StoreUnavailable as unavailable:
                 # The next retry will find it out again.
-                name = type(unavailable).__name__
+                name = cause_of(unavailable)
                 _log.warning("a record that cannot be read could not be quarantined (%s)", name)
             return self._reply(state, failure(error))
         status, kept = stored.response.status, stored.response.kept
@@ -652,7 +652,7 @@ class Guard:
         except LeaseLost:
             pass  # published when the engine found it
         except (NotCommitted, StoreUnavailable) as error:
-            _log.warning("%s was not committed (%s)", state.operation, type(error).__name__)
+            _log.warning("%s was not committed (%s)", state.operation, cause_of(error))
 
     # -- streams
 

@@ -20,6 +20,7 @@ from flask_idempotency.assembly import Services, identities, is_process_local
 from flask_idempotency.engine.capabilities import TaskLog
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, JanitorMissing
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.operations.identity import (
     FORMER_LOADER,
     LOADER,
@@ -141,7 +142,7 @@ class JanitorMonitor:
         try:
             silence = min((entry.ago for entry in self._task_log.reports().values()), default=None)
         except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
-            _log.debug("It is unknown whether a janitor runs (%s).", type(error).__name__)
+            _log.debug("It is unknown whether a janitor runs (%s).", cause_of(error))
             return
         missing = silence is None or silence > self._patience
         if missing and not self._published:
@@ -189,7 +190,7 @@ class IdentityMonitor:
             history = look(self._task_log, self._shape(), note=True, httpauth=self._httpauth)
         except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
             self._due = now + AGAIN_SECONDS
-            _log.debug("It is unknown whether the identity of keys has changed (%s).", type(error).__name__)
+            _log.debug("It is unknown whether the identity of keys has changed (%s).", cause_of(error))
             return
         if not history.noted:
             self._due = now + AGAIN_SECONDS

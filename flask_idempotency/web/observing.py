@@ -35,6 +35,7 @@ from flask_idempotency.engine.keys import Identity, new_token
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, OverQuota, StoredResponse
 from flask_idempotency.engine.observations import Ending, Observations, Observed, Sighting
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.waiting import Waiters
@@ -558,7 +559,7 @@ class Observer(Guard):
         shadow.phase = Phase.DONE
         shadow.outcome = names.FAILED
         self._report(shadow, names.FAILED)
-        kind = type(error).__name__
+        kind = cause_of(error)
         if (shadow.operation, kind) not in self._failures:
             self._failures.add((shadow.operation, kind))
             _log.warning(

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from flask import Flask
-from redis.exceptions import NoPermissionError, ResponseError
+from psycopg import errors
+from redis._parsers import BaseParser
+from redis.exceptions import (
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
+from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import CorruptRecord, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.events import ErasedRefused, RecordCorrupt, RefusedAfterDataLoss, StoreFailed
 from flask_idempotency.engine.model import CORRUPT, ClaimRequest, Record, State, StoredPayload, StoredResponse
-from flask_idempotency.engine.outages import OutageLog
+from flask_idempotency.engine.outages import _REDIS_CODES, OutageLog
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from tests.apps import FaultyMemory, World, is_replay, new_world
@@ -33,6 +44,17 @@ def unavailable(cause: Exception | None = None) -> StoreUnavailable:
     error = StoreUnavailable("Redis cannot decide")
     error.__cause__ = cause
     return error
+
+
+class Pg8000Error(Exception):
+    """The driver pg8000 has the fields of the server's message in a mapping."""
+
+
+def of_driver(error: Exception) -> DBAPIError:
+    """Return the error that SQLAlchemy makes of this one of a driver, with a statement and its parameters."""
+    wrapped = DBAPIError("INSERT canary", {"canary": "canary"}, error)
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def test_a_refusal_because_the_store_is_down_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -78,6 +100,15 @@ def test_an_outage_is_one_line_every_ten_seconds(caplog: pytest.LogCaptureFixtur
         (ResponseError("MISCONF"), "ResponseError: MISCONF"),
         (ResponseError(""), "ResponseError"),
         (TimeoutError("TIMEOUT canary"), "TimeoutError"),
+        (ReadOnlyError("You can't write against a read only replica canary"), "ReadOnlyError: READONLY"),
+        (OutOfMemoryError("command not allowed canary"), "OutOfMemoryError: OOM"),
+        (NoScriptError("No matching script canary"), "NoScriptError: NOSCRIPT"),
+        (MovedError("3999 canary:6381"), "MovedError: MOVED"),
+        (of_driver(errors.ReadOnlySqlTransaction("canary")), "25006 ReadOnlySqlTransaction"),
+        (of_driver(errors.UniqueViolation("DETAIL: Key (id)=(canary) already exists.")), "23505 UniqueViolation"),
+        (of_driver(Pg8000Error({"S": "ERROR", "C": "53300", "M": "canary"})), "53300 Pg8000Error"),
+        (of_driver(sqlite3.OperationalError("database is locked")), "database is locked: SQLite has one writer"),
+        (of_driver(sqlite3.OperationalError("unable to open canary")), "OperationalError"),
         (None, "StoreUnavailable"),
     ),
 )
@@ -90,6 +121,12 @@ def test_the_log_has_the_class_of_an_error_and_the_code_of_a_servers(
 
     assert f"({named})" in caplog.text
     assert "canary" not in caplog.text
+
+
+def test_the_redis_client_has_these_classes_for_these_codes() -> None:
+    known = {kind.__name__: code for code, kind in BaseParser.EXCEPTION_CLASSES.items() if isinstance(kind, type)}
+
+    assert _REDIS_CODES.items() <= known.items()
 
 
 UNAVAILABLE = (503, "store-unavailable", "2", None)

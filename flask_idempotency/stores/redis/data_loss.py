@@ -41,6 +41,7 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Record
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
@@ -96,7 +97,7 @@ def restart_proof(server: ScriptExecutor) -> RestartProof:
     except server.errors.unavailable as error:
         if server.errors.is_refusal(error):
             return RestartProof(visible=False)
-        raise StoreUnavailable(f"Redis cannot decide ({type(error).__name__})") from error
+        raise StoreUnavailable(f"Redis cannot decide ({cause_of(error)})") from error
     process = str(info.get("run_id") or "")
     # One process sent all three replies, because Redis never uses an id again.
     if not process or before.get("run_id") != process or not (_flushes(config, info) and _is_alone(info)):
@@ -307,7 +308,7 @@ class RedisDataLoss:
         try:
             status = self.status()
         except IdempotencyError as error:
-            _log.warning("Cannot check Redis for data loss (%s)", type(error).__name__)
+            _log.warning("Cannot check Redis for data loss (%s)", cause_of(error))
             self.look_soon()
             return
         if status.gravest is not None and not status.runs_unknown(self.rules.after_loss):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, connection_for
@@ -216,7 +217,7 @@ class ScriptExecutor:
     def _store_error(self, error: Exception) -> Exception:
         if "WRONGTYPE" in str(error):
             return corrupt()
-        return StoreUnavailable(f"Redis cannot decide ({type(error).__name__})")
+        return StoreUnavailable(f"Redis cannot decide ({cause_of(error)})")
 
 
 def whole_number(text: object) -> int:

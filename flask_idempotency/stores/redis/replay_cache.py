@@ -14,6 +14,7 @@ from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record, State
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
@@ -207,7 +208,7 @@ class RedisReplayCache:
             # Redis is full, or a replica, or its ACL refuses writes. It still answers, so the cache still reads from it.
             if not self._refusing:
                 self._refusing = True
-                _log.warning("The Redis that caches responses refuses writes (%s)", type(error).__name__)
+                _log.warning("The Redis that caches responses refuses writes (%s)", cause_of(error))
 
     def _drop(self, names: Sequence[bytes], beginning: bytes = b"") -> None:
         self._run(scripts.CACHE_DELETE, names, _TIMES_BYTES + _INVALIDATED_BYTES, beginning)
@@ -221,7 +222,7 @@ class RedisReplayCache:
             result = call(*arguments)
         except self._failures as error:
             # Leave out the error's text: it may quote the command, and so the key.
-            self._breaker.failed(turn, type(error).__name__)
+            self._breaker.failed(turn, cause_of(error))
             return None
         self._breaker.succeeded(turn)
         return result

@@ -23,6 +23,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.outages import cause_of
+from flask_idempotency.engine.outages import sqlstate as state_of
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.naming import named
 
@@ -117,27 +119,7 @@ _SQLITE_NO_TABLE: Final = ("no such table: idempotency_", "no such column: ", "h
 
 def sqlstate(error: DBAPIError) -> str:
     """Return PostgreSQL's five-character error code. It is empty on SQLite and for errors without a code."""
-    for name in ("sqlstate", "pgcode"):  # psycopg 3, psycopg2
-        if found := getattr(error.orig, name, None):
-            return str(found)
-    return ""
-
-
-def said(error: BaseException) -> str:
-    """Return what the database named this error by: its class and code. Never its text, which may quote rows."""
-    found = _of_driver(error)
-    if found is None or found.orig is None:
-        return type(error.__cause__ or error).__name__
-    if isinstance(found.orig, sqlite3.Error):
-        return _said_by_sqlite(found.orig)
-    return " ".join(filter(None, (sqlstate(found), type(found.orig).__name__)))
-
-
-def _said_by_sqlite(error: sqlite3.Error) -> str:
-    code = getattr(error, "sqlite_errorcode", 0)
-    if code & 0xFF in _BUSY:
-        return "database is locked: SQLite has one writer"
-    return " ".join(filter(None, (getattr(error, "sqlite_errorname", ""), type(error).__name__)))
+    return state_of(error.orig)
 
 
 def forbidden(error: BaseException) -> tuple[str, ...]:
@@ -239,8 +221,7 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
         return None
     if isinstance(error, ProgrammingError | IntegrityError | DataError | NotSupportedError):
         return None
-    what = " ".join(filter(None, (type(error.orig).__name__, state)))
-    return StoreUnavailable(f"the database cannot decide ({what})")
+    return StoreUnavailable(f"the database cannot decide ({cause_of(error)})")
 
 
 def _is_sqlite_damage(error: DBAPIError) -> bool:

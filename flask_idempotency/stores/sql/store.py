@@ -161,16 +161,17 @@ class SqlStore:
             self._prepared = self.database.joining is None or not self.database.joining.here()
         try:
             outcome: StoreOutcome | NearLimit | None
+            locked: BaseException | None = None
             try:
                 outcome = self.database.send(strategy.claim, query)
             except StoreUnavailable as error:
                 if not (isinstance(error.__cause__, DBAPIError) and is_lock_timeout(error.__cause__)):
                     raise
-                outcome = None
+                outcome, locked = None, error.__cause__
             if isinstance(outcome, NearLimit):
                 outcome = wait_for_tenant(self.database, outcome)
             if outcome is None:
-                outcome = self.database.send(self._claim_without_lock, query)
+                outcome = self.database.send(self._claim_without_lock, query, locked)
         except CorruptRecord:
             self.responses.mark_unreadable(request.key)
             raise
@@ -236,12 +237,14 @@ class SqlStore:
             self._built = Statements(dialect), strategy_of(self._strategy_name, dialect)
         return self._built
 
-    def _claim_without_lock(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome:
+    def _claim_without_lock(
+        self, connection: RecordConnection, query: ClaimQuery, locked: BaseException | None
+    ) -> StoreOutcome:
         """Return what the row alone says. Another worker holds a lock, and does not move."""
         found = connection.execute(self.statements.read, query.parameters).one_or_none()
         if found is None and (connection.dialect.name == SQLITE or query.quota is not None):
             # That lock is on the whole file, or on the tenant: its worker need not be at this key.
-            raise StoreUnavailable("another worker has been writing to the database for too long")
+            raise StoreUnavailable("another worker has been writing to the database for too long") from locked
         outcome = Move.RECLAIM if found is None else classify(row_of(found), query)
         return InFlight(RETRY_SECONDS) if isinstance(outcome, Move) else outcome
 

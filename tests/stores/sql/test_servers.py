@@ -8,12 +8,14 @@ from sqlalchemy.pool import NullPool
 
 from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.stores.sql import database
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import refuse_relative
 from flask_idempotency.stores.sql.schema import FENCES
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, granted
 from tests.stores.sql.conftest import MakeEngine, OpenStore, on_postgresql
+from tests.stores.sql.shops import OpenShop, paying
 from tests.stores.sql.test_naming import execute, within
 
 RELATIVES = {
@@ -108,3 +110,34 @@ def test_a_role_that_may_not_read_the_catalogue_of_sequences_claims(records_url:
         execute(
             admin, "GRANT SELECT ON pg_sequence, pg_sequences TO public", f"DROP OWNED BY {role}", f"DROP ROLE {role}"
         )
+
+
+@pytest.mark.parametrize("named", (True, False))
+def test_the_log_of_a_refusal_has_what_the_server_said_and_no_value(
+    open_: OpenShop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, named: bool
+) -> None:
+    """`named`: the store has claimed before. Otherwise it opens on a database that takes no write."""
+    monkeypatch.setattr(database, "BUSY_MS", 1)
+    shop = open_()
+    paying(shop)
+    if named:
+        assert 201 == shop.post(key="before").status_code
+    shop.store.database.close()
+    admin = create_engine(shop.db_engine.url, poolclass=NullPool)
+    if admin.dialect.name == "sqlite":
+        writer = admin.connect()
+        writer.exec_driver_sql("BEGIN IMMEDIATE")
+        says = "(database is locked: SQLite has one writer)"
+    else:
+        execute(admin, f"ALTER DATABASE {admin.url.database} SET default_transaction_read_only = on")
+        says = "(25006 ReadOnlySqlTransaction)"
+    shop.db_engine.dispose()
+
+    answer = shop.post(key="canary-key", data={"amount": "canary-amount"})
+
+    assert (503, "store-unavailable") == (answer.status_code, answer.get_json()["code"])
+    (line,) = [message for message in caplog.messages if "503" in message]
+    assert f"pay was refused with 503: the store is not available {says}" == line
+    assert "canary" not in caplog.text
+    if admin.dialect.name == "sqlite":
+        writer.close()

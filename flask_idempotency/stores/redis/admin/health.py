@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis.cluster import NoCluster, primaries
 from flask_idempotency.stores.redis.executor import ScriptExecutor
@@ -46,7 +47,7 @@ class Eviction:
                 "IDEMPOTENCY_STORE: redis+cluster:// names a Redis that is not part of a Cluster. Write redis://host:6379/0."
             ) from None
         except self._errors.unavailable as error:
-            _log.warning("Redis does not answer (%s): requests with a key get 503 until it does", type(error).__name__)
+            _log.warning("Redis does not answer (%s): requests with a key get 503 until it does", cause_of(error))
             return
         if self._is_cluster_node:
             # It would serve its own slots, and refuse all other keys for ever.
@@ -62,7 +63,7 @@ class Eviction:
         try:
             policy = self._evicting_policy()
         except self._errors.unavailable as error:
-            raise StoreUnavailable(f"cannot read maxmemory-policy from Redis ({type(error).__name__})") from error
+            raise StoreUnavailable(f"cannot read maxmemory-policy from Redis ({cause_of(error)})") from error
         if policy is None:
             return
         if not self._reported:
@@ -147,7 +148,7 @@ class RedisHealth:
         except errors.unavailable as error:
             if errors.is_refusal(error):
                 return {}
-            raise StoreUnavailable(f"cannot read INFO from Redis ({type(error).__name__})") from error
+            raise StoreUnavailable(f"cannot read INFO from Redis ({cause_of(error)})") from error
         return reply
 
 

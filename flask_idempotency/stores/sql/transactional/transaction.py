@@ -21,10 +21,11 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Record, State, StoredPayload
+from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.store import Writing
 from flask_idempotency.stores.sql.database import refuse_inherited
 from flask_idempotency.stores.sql.dialects import commits_each_statement
-from flask_idempotency.stores.sql.errors import is_refusal, is_retryable, said
+from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
 from flask_idempotency.stores.sql.transactional.listeners import JoinedSession, join_here, joined_here, levels_of
 
@@ -194,7 +195,7 @@ class SessionTransaction:
             role = self._records.role(session)
             undo(session)
             if self._going_out and not is_refusal(error):
-                raise StoreUnavailable(f"the commit may be done or not ({_name(error)})") from error
+                raise StoreUnavailable(f"the commit may be done or not ({cause_of(error)})") from error
             _log_fault(error, "so nothing is committed")
             raise self._not_committed(error, role, retryable=is_retryable(error)) from error
 
@@ -354,7 +355,7 @@ class SessionTransaction:
         if isinstance(error, ConfigurationError):
             return str(error)
         what = "the commit failed" if self._going_out else "a statement before the commit failed"
-        return "; ".join(filter(None, (f"{what} ({_name(error)})", self._records.remedy(role, error))))
+        return "; ".join(filter(None, (f"{what} ({cause_of(error)})", self._records.remedy(role, error))))
 
     def _decide(
         self, error: Exception, otherwise: Callable[[StorageKey], None], *, again: bool, role: str | None = None
@@ -376,12 +377,14 @@ class SessionTransaction:
             _log_fault(error, "so nothing is committed")
             raise self._not_committed(error, role, retryable=again) from error
         if isinstance(error, SQLAlchemyError):
-            _log.warning("a commit was done, although its reply was lost (%s)", _name(error))
+            _log.warning("a commit was done, although its reply was lost (%s)", cause_of(error))
         else:
             _log.error("a commit was done, and a listener of the session failed afterwards", exc_info=error)
         if len(self._pools) > 1:
             # SQLAlchemy commits databases one after the other, and that of the record was not the last.
-            _log.error("the session has committed to one database, and failed to commit to another (%s)", _name(error))
+            _log.error(
+                "the session has committed to one database, and failed to commit to another (%s)", cause_of(error)
+            )
             raise StoreUnavailable("a commit failed on one of the session's databases") from error
 
     def _is_held(self) -> bool:
@@ -404,11 +407,6 @@ def _log_fault(error: Exception, outcome: str) -> None:
         _log.error("a listener of the session failed, %s", outcome, exc_info=error)
 
 
-def _name(error: Exception) -> str:
-    """Return what names the error. Its text may quote rows and must not be logged."""
-    return said(error)
-
-
 def refuse_autocommit(connection: Connection) -> None:
     """Raise `ConfigurationError` if this connection commits each statement, so that no rollback is possible."""
     if commits_each_statement(connection):
@@ -423,5 +421,5 @@ def undo(session: Session) -> None:
     try:
         session.rollback()
     except Exception as error:  # noqa: BLE001 - after any error the connection is unusable
-        _log.warning("a session could not be rolled back (%s): its connection is closed", type(error).__name__)
+        _log.warning("a session could not be rolled back (%s): its connection is closed", cause_of(error))
         session.invalidate()
