@@ -39,12 +39,13 @@ from flask_idempotency.engine.outbox import SealsBodies
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
+from flask_idempotency.engine.registrations import Registrations, is_same
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_override, load_settings, summary
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.browser import idempotency_script, serve_module
-from flask_idempotency.web.callbacks import Callbacks, check_counted
+from flask_idempotency.web.callbacks import Callbacks, SharedCallbacks, check_counted
 from flask_idempotency.web.current_claim import idempotency_field
 from flask_idempotency.web.guard import Guard
 from flask_idempotency.web.hooks import Hooks
@@ -171,6 +172,8 @@ class AppState:
     """What counts the activity of this process. None: it is off."""
     lost_fields: LostFields = field(default_factory=LostFields)
     """The response headers that replays lack, as far as this process has seen."""
+    extension: Idempotency | None = None
+    """The object that was set up on the application. One of a module serves every application of its factory."""
     checks: list[Callable[[], Iterable[Finding]]] = field(default_factory=list)
     """Checks for `flask idempotency doctor` that others have added, such as those of Celery workers."""
 
@@ -204,8 +207,10 @@ class Idempotency:
         **settings: Any,
     ) -> None:
         self._loaders = Callbacks(principal=principal, tenant=tenant)
+        self._callbacks = SharedCallbacks(self._loaders)
         self._settings = settings
         self._overrides: dict[Blueprint, Override] = {}
+        self._configured = Registrations()
         self._policies: WeakSet[Policies] = WeakSet()
         """Those of each application, as long as it lives."""
         self._outbox: Outbox | None = None
@@ -256,8 +261,10 @@ class Idempotency:
             state.hooks.at_first = partial(log_faults, state.schema)
 
     def _guard(self, app: Flask, settings: Settings) -> AppState:
+        callbacks = self._callbacks.set_up()
         if not settings.enabled and not settings.may_be_joint:
-            return AppState(settings, self._loaders, consumers=self._consumers(settings, None, Observers([])))
+            nothing = self._consumers(settings, None, Observers([]))
+            return AppState(settings, callbacks, consumers=nothing, extension=self)
         meter = _meter(app, settings)
         counting = [] if meter is None else [meter.event]
         observers = Observers([log_of(settings.namespace), sender_for(app), *counting])
@@ -269,7 +276,7 @@ class Idempotency:
         # Where the guard is switched off, nothing is observed.
         observations = built.observations is not None or not settings.enabled
         self._check_policies(settings, joint=joint, journals=journals, observations=observations)
-        check_counted(self._loaders, settings.quota, counts=built.ledger is not None)
+        check_counted(callbacks, settings.quota, counts=built.ledger is not None)
         policies = Policies(
             app,
             base=settings.written,
@@ -279,6 +286,7 @@ class Idempotency:
             observations=observations,
             origins=settings.origins,
             chosen_only=settings.guard == "chosen",
+            kept=self._configured.set_up(self._overrides.keys()),
         )
         self._policies.add(policies)
         secrets = identities(settings)
@@ -288,7 +296,7 @@ class Idempotency:
             engine=built.engine,
             identities=secrets,
             settings=settings,
-            callbacks=self._loaders,
+            callbacks=callbacks,
             observers=observers,
             activity=activity,
             lost_fields=lost_fields,
@@ -298,7 +306,7 @@ class Idempotency:
             observations=built.observations,
             identities=secrets,
             settings=settings,
-            callbacks=self._loaders,
+            callbacks=callbacks,
             observers=observers,
             lost_fields=lost_fields,
         )
@@ -308,10 +316,10 @@ class Idempotency:
             guard,
             policies,
             settings,
-            self._loaders,
+            callbacks,
             counts=built.ledger is not None,
             janitor=watch_of(built, settings, observers),
-            identity=shape_watch_of(app, built, settings, self._loaders, policies),
+            identity=shape_watch_of(app, built, settings, callbacks, policies),
         )
         if settings.enabled or joint:
             hooks.install()
@@ -321,13 +329,23 @@ class Idempotency:
             engine=built.engine,
             identities=secrets,
             settings=settings,
-            callbacks=self._loaders,
+            callbacks=callbacks,
             policies=policies,
             problem=guard.problem,
         )
         consumers = self._consumers(settings, built.engine, observers, journals=journals)
         return AppState(
-            settings, self._loaders, hooks, built, policies, observers, key_status, consumers, activity, lost_fields
+            settings,
+            callbacks,
+            hooks,
+            built,
+            policies,
+            observers,
+            key_status,
+            consumers,
+            activity,
+            lost_fields,
+            self,
         )
 
     def _consumers(
@@ -363,11 +381,16 @@ class Idempotency:
         """
         override = load_override(policy, where=f"configure({blueprint.name!r})")
         merged = {**self._overrides.get(blueprint, {}), **override}
-        if merged != self._overrides.get(blueprint) and any(each.serves(blueprint) for each in list(self._policies)):
+        # The closures of a factory are the same functions for its next application.
+        former = self._overrides.get(blueprint)
+        same = is_same(merged, former)
+        if not same and any(each.serves(blueprint) for each in list(self._policies)):
             raise ConfigurationError(
                 f"configure({blueprint.name!r}): an application with this blueprint has had its first request, so some views "
                 "would keep their policy and others not. Call it before, for example where you register the blueprint."
             )
+        if same and merged != former:
+            self._configured.replace(blueprint, former)
         self._overrides[blueprint] = merged
         mark_configured(blueprint, self._overrides[blueprint])
 
@@ -376,7 +399,7 @@ class Idempotency:
 
         Do not return a cookie or a token: they rotate, and after a rotation a retry would run a payment twice.
         """
-        self._loaders.principal = loader
+        self._callbacks.put("principal", loader)
         return loader
 
     def tenant_loader(self, loader: LoaderT) -> LoaderT:
@@ -384,7 +407,7 @@ class Idempotency:
 
         Keys, quotas and data keys of one tenant are apart from those of every other.
         """
-        self._loaders.tenant = loader
+        self._callbacks.put("tenant", loader)
         return loader
 
     def quota_loader(self, loader: QuotaLoaderT) -> QuotaLoaderT:
@@ -393,7 +416,7 @@ class Idempotency:
         The engine calls it with the tenant (or None) for every keyed request, so make it fast. The configuration supplies
         the limits that it leaves out. Once you register it, the store counts every record, even without a limit.
         """
-        self._loaders.quota = loader
+        self._callbacks.put("quota", loader)
         return loader
 
     def replay_guard(self, guard: GuardT) -> GuardT:
@@ -401,7 +424,7 @@ class Idempotency:
 
         It takes the stored `Record`. If it returns False, the client gets 403 `replay-forbidden`, and the record stays.
         """
-        self._loaders.replay_guard = guard
+        self._callbacks.put("replay_guard", guard)
         return guard
 
     def resolver(self, endpoint: str) -> Callable[[ResolverT], ResolverT]:
@@ -411,15 +434,12 @@ class Idempotency:
         returns `Happened(response)`, `NeverHappened()` or `StillUnknown()`; of a message, `Happened(value)`. For durable
         steps it returns `unknown.step(name).completed(result)` or `.never_happened()`, and `Resume()`. The janitor calls it
         in an application context, for one key at a time: soon after the quarantine, then less and less often. If it
-        raises, the janitor calls it again later. Raises `ConfigurationError` if the endpoint has a resolver already.
+        raises, the janitor calls it again later. Raises `ConfigurationError` if the endpoint has another resolver already;
+        the same function of a factory, registered for its next application, replaces the former one.
         """
 
         def register(resolver: ResolverT) -> ResolverT:
-            if endpoint in self._loaders.resolvers:
-                raise ConfigurationError(
-                    f"resolver({endpoint!r}): this endpoint has one already. Remove one of the two."
-                )
-            self._loaders.resolvers[endpoint] = resolver
+            self._callbacks.put_resolver(endpoint, resolver)
             return resolver
 
         return register
@@ -490,6 +510,7 @@ class Idempotency:
             running=outbox.running,
             observers=state.observers,
             context=app.app_context,
+            kept=outbox.set_up(),
         )
         if not settings.of_application:
             declare_tables(app, records=False)
@@ -501,7 +522,7 @@ class Idempotency:
         has a `code`, a `status`, a `title` and a `text`. Return what a view may return, or None to leave this problem as it
         is. `Cache-Control: no-store` and `Retry-After` are added unless the response has these fields.
         """
-        self._loaders.problem_renderer = renderer
+        self._callbacks.put("problem_renderer", renderer)
         return renderer
 
 

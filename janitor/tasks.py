@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -18,10 +20,15 @@ from flask_idempotency.web.janitor import drain_of, intervals, janitor_of
 __all__ = ["register"]
 
 BUSY: Final = "busy elsewhere"
+NO_WORK: Final = "no work for this application"
 STORE_UNAVAILABLE: Final = "the store did not answer"
 
+_ADDED: Final = "_flask_idempotency_tasks"
+"""Where a Celery application records which tasks it has. They run for the application that is the newest then."""
 _SERVED: Final = "_flask_idempotency"
 """Where a Celery application records whose tasks it runs: this module may be imported under two names, and keeps no state."""
+
+_log = logging.getLogger("flask_idempotency")
 
 
 def name_of(task: Task) -> str:
@@ -33,23 +40,50 @@ def register(celery_app: Celery, flask_app: Flask) -> None:
     """Let this Celery application run the tasks of this Flask application, as its settings schedule them.
 
     Add the tasks that have work, and their entries in the beat schedule. Change no broker, queue or time zone; an entry of
-    yours with the same name stays. Call it when the Flask application is complete. Raises `ConfigurationError` if that has
-    no work, or if the Celery application already runs the tasks of another.
+    yours with the same name stays. Call it when the Flask application is complete. If a factory calls it for each
+    application that it makes, the tasks run for the newest one.
+
+    Raises `ConfigurationError` if the application has no work, or if the Celery application already runs the tasks of
+    another one that this factory did not make.
     """
+    caller = sys._getframe(1)
+    place = caller.f_code, caller.f_lineno
     janitor = janitor_of(flask_app)
-    served = vars(celery_app).setdefault(_SERVED, [])
-    if served == [flask_app]:
+    served: list[tuple[Flask, Janitor, object]] = vars(celery_app).setdefault(_SERVED, [])
+    former = served[0] if served else None
+    if former is not None and former[0] is flask_app:
         return
-    if served:
+    if former is not None and not _is_next(flask_app, former[0], same_place=place == former[2]):
         raise ConfigurationError(
             "This Celery application already runs the tasks of another Flask application, and their names would be the "
             "same. Make a Celery application for each."
         )
-    served.append(flask_app)
     settings: Settings = flask_app.extensions["idempotency"].settings
+    before = {} if former is None else schedule_of(former[1], former[0].extensions["idempotency"].settings)
+    if former is not None and not (former[0].testing or flask_app.testing):
+        _log.warning(
+            "The janitor's tasks of this Celery application now run for another application that the same factory made. If "
+            "both are in use and have different stores, make a Celery application for each."
+        )
+    served[:] = [(flask_app, janitor, place)]
+    added: set[Task] = vars(celery_app).setdefault(_ADDED, set())
     for task in janitor.tasks:
-        _add_task(celery_app, task, settings, partial(_do, flask_app, janitor, task, settings))
-    _add_schedule(celery_app, schedule_of(janitor, settings))
+        if task not in added:
+            added.add(task)
+            _add_task(celery_app, task, settings, partial(_do, served, task))
+    if former is None:
+        _add_schedule(celery_app, served)
+    elif vars(celery_app)["configured"]:
+        mine: dict[str, Any] = celery_app.conf.beat_schedule
+        celery_app.conf.beat_schedule = {name: mine[name] for name in mine if mine[name] != before.get(name)}
+        _schedule(celery_app.conf, served)
+
+
+def _is_next(flask_app: Flask, former: Flask, *, same_place: bool) -> bool:
+    """Return whether one factory made both: they have one name, and one extension or one line that registers them."""
+    extensions = [each.extensions["idempotency"].extension for each in (flask_app, former)]
+    one_name = (flask_app.import_name, flask_app.name) == (former.import_name, former.name)
+    return one_name and (same_place or extensions[0] is extensions[1])
 
 
 def schedule_of(janitor: Janitor, settings: Settings) -> dict[str, dict[str, Any]]:
@@ -92,8 +126,12 @@ def _named(do: Callable[[], object], task: Task) -> Callable[[], object]:
     return run
 
 
-def _do(flask_app: Flask, janitor: Janitor, task: Task, settings: Settings) -> Mapping[str, object] | str:
-    """Run the task, and return what the worker's log shows as its result."""
+def _do(served: Sequence[tuple[Flask, Janitor, object]], task: Task) -> Mapping[str, object] | str:
+    """Run the task for the newest application, and return what the worker's log shows as its result."""
+    flask_app, janitor, _ = served[0]
+    settings: Settings = flask_app.extensions["idempotency"].settings
+    if task not in janitor.tasks:
+        return NO_WORK
     with flask_app.app_context():
         try:
             report = janitor.run(task, drain_of(task, settings))
@@ -103,12 +141,15 @@ def _do(flask_app: Flask, janitor: Janitor, task: Task, settings: Settings) -> M
     return BUSY if report is None else asdict(report)
 
 
-def _add_schedule(celery_app: Any, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    def add(conf: Any) -> None:
-        # Make a new dict: the present one may be in a module that configures another application too.
-        conf.beat_schedule = {**entries, **conf.beat_schedule}
+def _schedule(conf: Any, served: Sequence[tuple[Flask, Janitor, object]]) -> None:
+    flask_app, janitor, _ = served[0]
+    entries = schedule_of(janitor, flask_app.extensions["idempotency"].settings)
+    # Make a new dict: the present one may be in a module that configures another application too.
+    conf.beat_schedule = {**entries, **conf.beat_schedule}
 
+
+def _add_schedule(celery_app: Any, served: Sequence[tuple[Flask, Janitor, object]]) -> None:
     if celery_app.configured:
-        add(celery_app.conf)
+        _schedule(celery_app.conf, served)
     # Reading a configuration finalises it, and the application may still set the rest. It may also be rebuilt.
-    celery_app.on_after_configure.connect(lambda source, **_: add(source), weak=False)
+    celery_app.on_after_configure.connect(lambda source, **_: _schedule(source, served), weak=False)

@@ -159,7 +159,7 @@ def list_command(dead: bool, limit: int, as_json: bool) -> None:
         services = _services()
         counts = services.table.counts()
         rows = [
-            replace(row, error=NO_ROUTE) if row.error is None and services.outbox.route_of(row.topic) is None else row
+            replace(row, error=NO_ROUTE) if row.error is None and services.route_of(row.topic) is None else row
             for row in services.table.rows(limit=limit, only_dead=dead)
         ]
     if as_json:

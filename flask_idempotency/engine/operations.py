@@ -12,6 +12,7 @@ from typing import Any, Final
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import RequestInfo, StoredResponse
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.registrations import is_same
 from flask_idempotency.engine.values import valueclass
 
 MESSAGE: Final = "message"
@@ -60,7 +61,12 @@ class Operations:
                 f"{operation.name}: {tasks} would share their keys, because that is the name of their function. Give each task "
                 "its own scope, or one scope to both: @idempotent_task(name=…)."
             )
-        if known.policy != operation.policy:
+        if known.policy == operation.policy:
+            return
+        if is_same(known.policy, operation.policy):
+            # A factory made it for its next application, with functions of its own.
+            self._known[operation.name] = operation
+        else:
             raise ConfigurationError(
                 f"{operation.name}: this application has one of this name already, with another policy. Make it once and "
                 "import it, or give this one another name."

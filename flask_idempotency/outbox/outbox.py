@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flask import current_app, has_app_context
 
@@ -44,6 +45,7 @@ from flask_idempotency.engine.outbox import (
     Undeliverable,
     is_name,
 )
+from flask_idempotency.engine.registrations import Kept, Registrations, is_same
 from flask_idempotency.maintenance.relay import BATCH, Relay, Route
 
 if TYPE_CHECKING:
@@ -79,21 +81,27 @@ class OutboxServices:
     observers: Callable[[Event], None]
     context: Callable[[], AbstractContextManager[Any]]
     """Return a new application context."""
+    kept: Kept
+    """The routes that this application keeps, while a factory has made the next one."""
 
     def relay(self) -> Relay:
         """Return the relay of this application."""
         return Relay(
             self.table,
-            routes=self.outbox.routes,
+            routes=lambda: self.outbox.routes(self.kept),
             adopt=lambda: self.table.adopt(self._is_ours),
             opener=self.opener,
             observers=self.observers,
             context=self.context,
         )
 
+    def route_of(self, topic: str) -> Route | None:
+        """Return the route of this application that takes this topic, or None."""
+        return self.outbox.route_of(topic, self.kept)
+
     def _is_ours(self, row: FormerRow) -> bool:
         """Return whether to send a message of the release before. Its row names no application."""
-        if self.outbox.route_of(row.topic) is None:
+        if self.route_of(row.topic) is None:
             return False
         return not row.sealed or row.tenant_id in self.tenant_ids(row.tenant)
 
@@ -136,6 +144,13 @@ class OutboxServices:
         return done
 
 
+class _Routed(NamedTuple):
+    route: Route
+    check: Callable[[Message], object] | None
+    place: tuple[object, int]
+    """The line that registered it."""
+
+
 class Outbox:
     """Messages that are sent if, and only if, the transaction that published them commits.
 
@@ -147,14 +162,22 @@ class Outbox:
         self.keep = keep
         """Seconds for which a confirmed message stays in the table. 0: it is deleted immediately."""
         self.running = running
-        self._routes: dict[str, tuple[Route, Callable[[Message], object] | None]] = {}
+        self._routes: dict[str, _Routed] = {}
+        self._registrations = Registrations()
+
+    def set_up(self) -> Kept:
+        """Return what the next application keeps of the routes that are there when its factory makes another one."""
+        return self._registrations.set_up(self._routes.keys())
 
     def route(self, pattern: str, adapter: Adapter) -> None:
         """Send the messages of these topics through this adapter.
 
         `pattern` is a topic, or has `*` for any characters. The first route that matches takes the topic. Raises
-        `ConfigurationError` for an adapter without `send`, and for a second route of one pattern.
+        `ConfigurationError` for an adapter without `send`, and for a second route of one pattern. The same line of a factory,
+        with an adapter of the same class, replaces the route for its next application.
         """
+        caller = sys._getframe(1)
+        place = caller.f_code, caller.f_lineno
         given: Any = pattern
         if not isinstance(given, str) or not given:
             raise ConfigurationError(f"outbox.route(): the pattern must be a topic such as 'mail.*', not {pattern!r}.")
@@ -163,31 +186,44 @@ class Outbox:
                 f"outbox.route({pattern!r}): {getattr(adapter, '__name__', type(adapter).__name__)} is no adapter: it needs a "
                 "method send(messages), as flask_idempotency.outbox.Tasks has."
             )
-        if pattern in self._routes:
-            raise ConfigurationError(
-                f"outbox.route({pattern!r}): this pattern has a route already. Remove one of the two."
-            )
+        former = self._routes.get(pattern)
+        if former is not None and former.route.adapter is not adapter:
+            if former.place != place or not is_same(type(former.route.adapter), type(adapter)):
+                raise ConfigurationError(
+                    f"outbox.route({pattern!r}): this pattern has a route already. Remove one of the two."
+                )
+            self._registrations.replace(pattern, former)
         batch = max(1, min(int(getattr(adapter, "batch", BATCH)), BATCH))
         parallel = max(1, int(getattr(adapter, "parallel", 1)))
         receiver_of = getattr(adapter, "receiver_of", None)
         route = Route(pattern, adapter, batch=batch, parallel=parallel, receiver_of=receiver_of)
-        self._routes[pattern] = route, getattr(adapter, "check", None)
+        self._routes[pattern] = _Routed(route, getattr(adapter, "check", None), place)
 
-    def routes(self) -> list[tuple[Route, Topics]]:
-        """Return each route, and the topics that it takes."""
-        exact = tuple(pattern for pattern in self._routes if TOPIC.fullmatch(pattern))
+    def routes(self, kept: Kept | None = None) -> list[tuple[Route, Topics]]:
+        """Return each route, and the topics that it takes. `kept` is what one application keeps."""
+        routes = self._of(kept)
+        exact = tuple(pattern for pattern in routes if TOPIC.fullmatch(pattern))
         found, before = [], exact
-        for pattern, (route, _) in self._routes.items():
-            found.append((route, Topics(pattern, () if pattern in exact else before)))
+        for pattern, routed in routes.items():
+            found.append((routed.route, Topics(pattern, () if pattern in exact else before)))
             before = (*before, pattern)
         return found
 
-    def route_of(self, topic: str) -> Route | None:
+    def route_of(self, topic: str, kept: Kept | None = None) -> Route | None:
         """Return the route that takes this topic, or None."""
-        found = self._routes.get(topic) or next(
-            (found for pattern, found in self._routes.items() if fnmatchcase(topic, pattern)), None
+        found = self._find(topic, kept)
+        return None if found is None else found.route
+
+    def _of(self, kept: Kept | None) -> dict[str, _Routed]:
+        if kept is None or not kept.values:
+            return self._routes
+        return {pattern: kept.values.get(pattern, routed) for pattern, routed in self._routes.items()}
+
+    def _find(self, topic: str, kept: Kept | None) -> _Routed | None:
+        routes = self._of(kept)
+        return routes.get(topic) or next(
+            (found for pattern, found in routes.items() if fnmatchcase(topic, pattern)), None
         )
-        return None if found is None else found[0]
 
     def publish(
         self,
@@ -214,8 +250,8 @@ class Outbox:
         context.
         """
         services = self._services()
-        route = self.route_of(_checked("topic", topic, TOPIC))
-        if route is None:
+        routed = self._find(_checked("topic", topic, TOPIC), services.kept)
+        if routed is None:
             raise ConfigurationError(
                 f"outbox.publish(): no route takes the topic {topic!r}. Call outbox.route({topic!r}, …) when you set up the "
                 "application."
@@ -235,9 +271,8 @@ class Outbox:
             tenant=_name("tenant", tenant),
         )
         seconds = _seconds(delay)
-        check = self._routes[route.pattern][1]
-        if check is not None:
-            check(message)
+        if routed.check is not None:
+            routed.check(message)
         tenant_id, sealed, sealed_by = None, message.body, None
         connection = services.table.connection_of(services.session(), services.engine())
         if services.encrypts:

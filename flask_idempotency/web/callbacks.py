@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Final
+from weakref import WeakSet
 
 from flask import Flask, Request
 
@@ -15,6 +16,7 @@ from flask_idempotency.engine.model import Callers, Record
 from flask_idempotency.engine.operations import Operations
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
+from flask_idempotency.engine.registrations import Kept, Registrations, is_same
 from flask_idempotency.settings.options import FormerIdentity
 from flask_idempotency.web.principals import Loader, checked, principal_by
 
@@ -22,7 +24,17 @@ from flask_idempotency.web.principals import Loader, checked, principal_by
 class Callbacks:
     """The functions and inboxes that an application registered. It sets them before they are used; then we only read them."""
 
-    __slots__ = ("operations", "principal", "problem_renderer", "quota", "replay_guard", "resolvers", "tenant")
+    __slots__ = (
+        "__weakref__",
+        "kept",
+        "operations",
+        "principal",
+        "problem_renderer",
+        "quota",
+        "replay_guard",
+        "resolvers",
+        "tenant",
+    )
 
     def __init__(self, *, principal: Loader | None = None, tenant: Loader | None = None) -> None:
         self.principal = principal
@@ -33,6 +45,73 @@ class Callbacks:
         self.resolvers: dict[str, Callable[[UnknownOutcome], Resolution]] = {}
         """By the endpoint, inbox or task whose keys they resolve."""
         self.operations = Operations()
+        self.kept = Kept()
+
+    def names(self) -> list[str]:
+        """Return the name of each function: that of its loader, or "resolver:" and the operation."""
+        loaders = [name for name in _LOADERS if getattr(self, name) is not None]
+        return [*loaders, *(_RESOLVER + operation for operation in self.resolvers)]
+
+    def get(self, name: str) -> Any:
+        """Return the function of this name, or None."""
+        return getattr(self, name) if name in _LOADERS else self.resolvers.get(name.removeprefix(_RESOLVER))
+
+    def put(self, name: str, function: Any) -> None:
+        """Set the function of this name."""
+        if name in _LOADERS:
+            setattr(self, name, function)
+        else:
+            self.resolvers[name.removeprefix(_RESOLVER)] = function
+
+
+_LOADERS: Final = ("principal", "tenant", "quota", "replay_guard", "problem_renderer")
+_RESOLVER: Final = "resolver:"
+
+
+class SharedCallbacks:
+    """The functions that are registered on one `Idempotency`, and what each of its applications uses of them.
+
+    A factory registers its closures for each application that it makes. Each application keeps its own: see
+    `engine.registrations`.
+    """
+
+    def __init__(self, newest: Callbacks) -> None:
+        self.newest = newest
+        self._registrations = Registrations()
+        self._used: WeakSet[Callbacks] = WeakSet()
+
+    def set_up(self) -> Callbacks:
+        """Return the functions of the next application. Later registrations reach it."""
+        made = Callbacks()
+        made.operations = self.newest.operations
+        made.kept = self._registrations.set_up(self.newest.names())
+        self._used.add(made)
+        self._give()
+        return made
+
+    def put(self, name: str, function: Any) -> None:
+        """Register a function. Raises `ConfigurationError` for a second resolver of one operation from another place."""
+        former = self.newest.get(name)
+        if former is not None and former is not function:
+            if is_same(former, function):
+                self._registrations.replace(name, former)
+            elif name in _LOADERS:
+                self._registrations.forget(name)
+            else:
+                raise ConfigurationError(
+                    f"resolver({name.removeprefix(_RESOLVER)!r}): this endpoint has one already. Remove one of the two."
+                )
+        self.newest.put(name, function)
+        self._give()
+
+    def put_resolver(self, operation: str, function: Any) -> None:
+        """Register the resolver of an endpoint, an inbox or a task."""
+        self.put(_RESOLVER + operation, function)
+
+    def _give(self) -> None:
+        for each in list(self._used):
+            for name in self.newest.names():
+                each.put(name, each.kept.values.get(name, self.newest.get(name)))
 
 
 def load_tenant(loaders: Callbacks, app: Flask) -> str | None:

@@ -327,7 +327,7 @@ class Hooks:
                     url,
                     other,
                 )
-            self._policies.in_use = True
+            self._policies.fix()
             self._guard.status_views = find_status_views(self._app)
             self._checked = True
         # Without the lock: the collector may run any code.

@@ -26,6 +26,7 @@ from werkzeug.local import LocalProxy
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, VIEW_FIELDS, Override, Policy
+from flask_idempotency.engine.registrations import Kept
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings import load_override
 from flask_idempotency.settings.options import DOCS_URL
@@ -220,14 +221,16 @@ class Policies:
         observations: bool = True,
         origins: Mapping[str, str] | None = None,
         chosen_only: bool = False,
+        kept: Kept | None = None,
     ) -> None:
         """Take what the application wrote for all endpoints (`base`) and where (`origins`).
 
         `joint`: the store can commit records and the application's rows together. `journals`: it remembers steps.
         `observations`: it remembers the keys of observed requests. `chosen_only`: guard only endpoints that are annotated
-        or configured.
+        or configured. `kept` are the policies of blueprints that hold for this application instead of `overrides`.
         """
         self._app = app
+        self._kept = kept or Kept()
         self._joint = joint
         self._journals = journals
         self._observations = observations
@@ -275,6 +278,12 @@ class Policies:
         """Resolve each policy again, because a view was annotated while a request was served."""
         self.resolved.clear()
         self._form_fields = None
+
+    def fix(self) -> None:
+        """Keep what is configured now: the first request arrives, and a factory may configure its next application."""
+        kept: Mapping[Any, Override] = self._kept.values
+        self._overrides = {**self._overrides, **kept}
+        self.in_use = True
 
     def serves(self, blueprint: Blueprint) -> bool:
         """Return whether requests may have got the policy of this blueprint's views already."""
@@ -351,7 +360,8 @@ class Policies:
         for depth in range(1, len(path) + 1):
             blueprint: Any = self._app.blueprints.get(".".join(path[:depth]))
             if blueprint in self._overrides:
-                yield _Layer(f"configure({blueprint.name!r})", self._overrides[blueprint])
+                override = self._kept.values.get(blueprint, self._overrides[blueprint])
+                yield _Layer(f"configure({blueprint.name!r})", override)
 
 
 def refuse_unguarded(app: Flask, **_: Any) -> None:
