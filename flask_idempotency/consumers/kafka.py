@@ -40,6 +40,10 @@ __all__ = ["consume"]
 
 IDLE_SECONDS: Final = 0.5
 BUSY_SECONDS: Final = 0.05
+COMMIT_SECONDS: Final = 1.0
+"""How long to wait before a commit is repeated that the group refused, as it does while it rebalances."""
+LAST_COMMIT_SECONDS: Final = 10.0
+"""How long a consumer that stops repeats its last commits."""
 STOPPED_SECONDS: Final = 60.0
 """How often a stopped partition looks whether its message was settled: by a resolver, or by an operator."""
 
@@ -74,7 +78,10 @@ class Client(Protocol):
     def pause(self, partition: Partition) -> None: ...
     def resume(self, partition: Partition) -> None: ...
     def seek(self, partition: Partition, offset: int) -> None: ...
-    def commit(self, partition: Partition, offset: int) -> None: ...
+    def commit(self, partition: Partition, offset: int) -> str:
+        """Commit, and return the name of the error that refused it. Empty: it is committed."""
+        ...
+
     def lost(self, partition: Partition) -> None: ...
     def leave(self) -> None: ...
 
@@ -101,7 +108,8 @@ def consume(
     The id of a message is its header `message-id`. Without one it is the topic, the partition and the offset, and its
     timestamp, key and value are compared: a topic that was made again is refused, not skipped.
 
-    The offset after a message is committed when it is done. A message that may not run now is kept and tried again, and
+    The offset after a message is committed when it is done. A commit that the group refuses, because it rebalances, is repeated
+    each second until the partition is lost. A message that may not run now is kept and tried again, and
     its partition waits. If the handler raises, that is after 1, 2, 4 … seconds, `retries` times. A message that no worker may
     do goes to `dead(message, reason)`, and is committed when that returns. Without `dead` it stops its partition, and is tried
     again each minute: a resolver or an operator can settle it.
@@ -139,16 +147,22 @@ class _Consumer:
         self._work: dict[Partition, _Work] = {}
         self._assigned: set[Partition] = set()
         """Partitions that were assigned in the last poll. They may still be paused from an earlier assignment."""
+        self._uncommitted: dict[Partition, int] = {}
+        """Offsets whose commit was refused, of partitions that this consumer still has."""
+        self._commits_again = 0.0
+        """When these commits are repeated, by the monotonic clock."""
+        self._ends = 0.0
+        """When a consumer that stops gives these commits up. 0: that is not known yet."""
         self._ended: SimpleQueue[tuple[_Work, Future[Step]]] = SimpleQueue()
         self._threads = 0
         """How many handlers run or wait for a thread, also those of partitions that were lost."""
 
     def run(self, topics: list[str]) -> None:
         self._client.subscribe(topics, self._assigned.update, self._lost)
-        # After `stop`, handlers that run may end, and are committed: polling keeps their partitions.
-        while not self._stop.is_set() or self._threads:
+        while self._goes_on():
             for polled in self._client.poll(self._settle_ended()):
                 self._start(polled)
+            self._commit_again()
             for partition in self._assigned - self._work.keys():
                 self._client.resume(partition)
             self._assigned.clear()
@@ -157,6 +171,15 @@ class _Consumer:
             # Their offsets are not committed. The next member of the group gets them again.
             self._client.seek(partition, work.polled.offset)
         self._client.leave()
+
+    def _goes_on(self) -> bool:
+        """After `stop`, handlers that run may end, and are committed: polling keeps their partitions."""
+        if not self._stop.is_set() or self._threads:
+            return True
+        if not self._uncommitted:
+            return False
+        self._ends = self._ends or time.monotonic() + LAST_COMMIT_SECONDS
+        return time.monotonic() < self._ends
 
     def _start(self, polled: Polled) -> None:
         self._client.pause(polled.partition)
@@ -197,7 +220,7 @@ class _Consumer:
         match step:
             case Done():
                 del self._work[partition]
-                self._client.commit(partition, offset + 1)
+                self._commit(partition, offset + 1)
                 self._client.resume(partition)
             case Wait(seconds):
                 work.due = time.monotonic() + seconds
@@ -206,6 +229,28 @@ class _Consumer:
                 work.due = time.monotonic() + STOPPED_SECONDS
             case unexpected:
                 assert_never(unexpected)
+
+    def _commit(self, partition: Partition, offset: int) -> None:
+        if not (error := self._client.commit(partition, offset)):
+            self._uncommitted.pop(partition, None)
+            return
+        if partition not in self._uncommitted:
+            self._commits_again = time.monotonic() + COMMIT_SECONDS
+            _log.warning(
+                "%s [%d]: the commit of offset %d was refused (%s). It is repeated until the partition is lost: its new owner "
+                "then gets the message again, and the inbox replays it.",
+                *partition,
+                offset,
+                error,
+            )
+        self._uncommitted[partition] = offset
+
+    def _commit_again(self) -> None:
+        if not self._uncommitted or time.monotonic() < self._commits_again:
+            return
+        self._commits_again = time.monotonic() + COMMIT_SECONDS
+        for partition, offset in list(self._uncommitted.items()):
+            self._commit(partition, offset)
 
     def _try_due(self) -> None:
         now = time.monotonic()
@@ -216,6 +261,7 @@ class _Consumer:
     def _lost(self, partitions: list[Partition]) -> None:
         for partition in partitions:
             self._work.pop(partition, None)
+            self._uncommitted.pop(partition, None)
             self._assigned.discard(partition)
             self._client.lost(partition)
 
@@ -298,9 +344,12 @@ class _Confluent:
     def seek(self, partition: Partition, offset: int) -> None:
         self._tolerate(lambda: self._consumer.seek(self._place(*partition, offset)), partition)
 
-    def commit(self, partition: Partition, offset: int) -> None:
-        offsets = [self._place(*partition, offset)]
-        self._tolerate(lambda: self._consumer.commit(offsets=offsets, asynchronous=False), partition)
+    def commit(self, partition: Partition, offset: int) -> str:
+        try:
+            (committed,) = self._consumer.commit(offsets=[self._place(*partition, offset)], asynchronous=False)
+        except self._error as error:
+            return str(error.args[0].name())
+        return "" if committed.error is None else str(committed.error.name())
 
     def lost(self, partition: Partition) -> None:
         pass
@@ -386,9 +435,12 @@ class _KafkaPython:
             if ready:
                 self.seek(partition, ready[0].offset)
 
-    def commit(self, partition: Partition, offset: int) -> None:
-        offsets = {self._place(*partition): self._offset(offset, "", -1)}
-        self._tolerate(lambda: self._consumer.commit(offsets), partition)
+    def commit(self, partition: Partition, offset: int) -> str:
+        try:
+            self._consumer.commit({self._place(*partition): self._offset(offset, "", -1)})
+        except (self._error, AssertionError, ValueError) as error:
+            return type(error).__name__
+        return ""
 
     def _tolerate(self, call: Callable[[], object], partition: Partition) -> None:
         try:

@@ -8,12 +8,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka
 import kafka as kafka_python  # type: ignore[import-untyped]
 import pytest
+from kafka.errors import CommitFailedError  # type: ignore[import-untyped]
 
 from flask_idempotency.consumers import Dead, Later, Processed, kafka
 from flask_idempotency.engine.claim_requests import BrokerId
@@ -276,6 +278,95 @@ def test_a_client_that_we_have_not_read_is_taken_with_a_warning(
         kafka.consume(consumer, "t", memory_inbox(), lambda message: None, stop=stop)
 
     assert "cannot see if this consumer has enable.auto.commit off" in caplog.text
+
+
+@pytest.mark.parametrize("refused", (1, 3))
+@pytest.mark.parametrize("stopping", (False, True), ids=("running", "stopping"))
+def test_a_commit_that_a_rebalance_refuses_is_repeated(
+    make: Make, cluster: KafkaCluster, topic: str, monkeypatch: pytest.MonkeyPatch, refused: int, *, stopping: bool
+) -> None:
+    """No later message commits it along."""
+    monkeypatch.setattr(kafka, "COMMIT_SECONDS", 0)
+    inbox, effects, left, committed = Hasty(memory_inbox()), Effects(), [None] * refused, threading.Event()
+    stops: list[threading.Event] = []
+
+    def rebalancing(cluster: KafkaCluster, **options: Any) -> Any:
+        consumer = make(cluster, **options)
+        if isinstance(consumer, kafka_python.KafkaConsumer):
+            consumer.commit = partial(commit, consumer.commit, CommitFailedError())
+            return consumer
+        error = confluent_kafka.KafkaException(
+            confluent_kafka.KafkaError(confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS)
+        )
+        return Refusing(consumer, partial(commit, consumer.commit, error))
+
+    def commit(real: Any, error: Exception, *args: Any, **more: Any) -> Any:
+        if stopping:
+            stops[0].set()
+        if left:
+            left.pop()
+            raise error
+        found = real(*args, **more)
+        committed.set()
+        return found
+
+    cluster.produce(topic, b"0", message_id="m-0")
+    with consuming(rebalancing, cluster, topic, inbox, lambda message: effects(value_of(message))) as stop:
+        stops.append(stop)
+        assert committed.wait(PATIENCE)
+
+    assert 1 == cluster.committed(topic, f"{GROUP}-{topic}", partition=0)
+    assert [b"0"] == effects.runs
+
+
+class Refusing:
+    """A consumer of confluent-kafka whose commits are ours. Its own class takes no other method."""
+
+    def __init__(self, consumer: Any, commit: Any) -> None:
+        self._consumer = consumer
+        self.commit = commit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+class Changing:
+    """A client whose partition is lost while its commit is refused."""
+
+    def __init__(self) -> None:
+        self.commits: list[int] = []
+        self.polls = 0
+        self.stop = threading.Event()
+
+    def subscribe(self, topics: list[str], assigned: Any, lost: Any) -> None:
+        self._lost = lost
+
+    def poll(self, seconds: float) -> list[Any]:
+        self.polls += 1
+        if self.polls == 1:
+            return [kafka.Polled(("t", 0), 4, None, [("message-id", b"m-0")], None, b"5", 0)]
+        if len(self.commits) == 2:
+            self._lost([("t", 0)])
+            self.stop.set()
+        return []
+
+    def commit(self, partition: Any, offset: int) -> str:
+        self.commits.append(offset)
+        return "REBALANCE_IN_PROGRESS"
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_a_refused_commit_is_not_repeated_for_a_partition_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have another owner, who is further."""
+    monkeypatch.setattr(kafka, "COMMIT_SECONDS", 0)
+    client = Changing()
+    monkeypatch.setattr(kafka, "_client", lambda consumer: client)
+
+    kafka.consume(None, "t", memory_inbox(), lambda message: None, stop=client.stop)
+
+    assert [5, 5] == client.commits
 
 
 class Away:
