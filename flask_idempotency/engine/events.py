@@ -346,7 +346,7 @@ class LeaseExpired(Event):
 
 @valueclass(frozen=True, slots=True)
 class RenewalFailed(Event):
-    """A lease renewal failed; the worker retries it. `error` is the class name of the exception."""
+    """A lease renewal failed; the worker retries it. `error` names the exception, never its text."""
 
     LEVELS = (logging.INFO, logging.WARNING)
     SENTENCE = "A lease renewal failed and will be retried."
@@ -559,7 +559,7 @@ class Observation(Event):
 class TaskRun(Event):
     """A janitor task ran: an event of no single key. `operation` is its name, `counts` the numbers of its report.
 
-    `finished` is False if its budget or an error ended it; `error` is the class name of the exception.
+    `finished` is False if its budget or an error ended it; `error` names the exception, never its text.
     """
 
     LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING)

@@ -235,7 +235,7 @@ AS_ROLE: Final = (
 )
 
 
-@pytest.mark.parametrize("command", AS_ROLE)
+@pytest.mark.parametrize("command", AS_ROLE, ids=("name", "text", "function"))
 @pytest.mark.parametrize("place", ("hook", "view"))
 @on_postgresql
 def test_a_role_needs_the_grants_that_the_command_prints(
