@@ -222,6 +222,10 @@ class Transaction(Protocol):
 class Transactions(Protocol):
     """What a store offers if it keeps its records in the database of the application's session."""
 
+    def begin(self) -> None:
+        """Look at the session before anything of a request uses it. For tests, whose sessions may stand on a connection."""
+        ...
+
     def prepare(self) -> None:
         """Check the session before a claim. Raises `ConfigurationError` if its state prevents one."""
         ...

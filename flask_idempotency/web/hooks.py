@@ -194,6 +194,8 @@ class Hooks:
         if fault:
             state.fault = fault
         setattr(here, self._key, state)
+        if joint and self._app.testing and self._guard.engine.transactions is not None:
+            self._guard.engine.transactions.begin()
         if keyed or not resolved.observed:
             watch_body(here)
         self._last.keep(scope)

@@ -34,6 +34,9 @@ class Book:
     committed: bool = False
     joinable: bool = True
 
+    def begin(self) -> None:
+        return
+
     def prepare(self) -> None:
         return
 

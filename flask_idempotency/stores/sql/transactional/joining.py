@@ -25,7 +25,7 @@ from sqlalchemy.pool import SingletonThreadPool
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql.database import ON_A_CONNECTION, names_memory, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE
-from flask_idempotency.stores.sql.transactional.listeners import aside, levels_of, start, watch
+from flask_idempotency.stores.sql.transactional.listeners import SAVEPOINT, aside, levels_of, start, watch
 
 Work = Callable[[Connection], Any]
 
@@ -56,7 +56,18 @@ class Joining:
         if not self._testing():
             raise ConfigurationError(ON_A_CONNECTION)
         self._watch(bind.engine)
+        if not session.in_transaction() and session.join_transaction_mode in _ENDS_THE_TESTS:
+            session.join_transaction_mode = "create_savepoint"
         return bind
+
+    def keep_apart(self, session: Session) -> None:
+        """Let `undo` of this session end at the rows of the work that begins here: what the test has written stays.
+
+        An application may never have rolled back before. By its default mode, the session would roll back the test's own
+        transaction, with the rows of its fixtures, and the next commit would be a real one.
+        """
+        if self.bind_of(session) is not None:
+            session.info[SAVEPOINT] = session.begin_nested()
 
     def shares(self, session: Session) -> bool:
         """Return whether records are written on the connection of this session."""
@@ -108,6 +119,9 @@ class Joining:
             self._engines.add(engine)
             watch(engine, always=True)
 
+
+_ENDS_THE_TESTS: Final = ("conditional_savepoint", "rollback_only")
+"""The modes of joining in which a session's rollback is one of the test's own transaction."""
 
 _factories: WeakSet[Any] = WeakSet()
 """The session factories that are listened to. One listener for all applications: a test suite makes many."""

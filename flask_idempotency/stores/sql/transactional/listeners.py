@@ -55,6 +55,9 @@ _noted: WeakSet[Engine] = WeakSet()
 _of_tests: WeakSet[Engine] = WeakSet()
 """Those whose connections are joined in tests."""
 
+SAVEPOINT: Final = "flask_idempotency_savepoint"
+"""The entry of a session's `info` with the savepoint in a test's transaction that `undo` rolls back to."""
+
 _COMMENTS = r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*+"
 _READS = re.compile(
     rf"{_COMMENTS}(?:SELECT|VALUES|EXPLAIN|SAVEPOINT|RELEASE|ROLLBACK|BEGIN(?!\s+(?:IMMEDIATE|EXCLUSIVE))"

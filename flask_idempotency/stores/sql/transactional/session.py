@@ -95,6 +95,10 @@ class SessionTransactions:
             for session in list(held.values()) if isinstance(held, dict) else here:
                 abandon_inherited(session)
 
+    def begin(self) -> None:
+        with suppress(ConfigurationError):  # a claim raises it
+            self._joining.bind_of(self.session())
+
     def prepare(self) -> None:
         """Raise `ConfigurationError` if the session has begun a transaction that conflicts with the claim.
 
@@ -143,9 +147,11 @@ class SessionTransactions:
         sessions = self._sessions()
         session: Session = sessions()
         self._refuse_nested_view(session)
-        self._joining.bind_of(session)
         if session.in_transaction():
             self.connection(session)
+            self._joining.keep_apart(session)
+        else:
+            self._joining.bind_of(session)
         listener = listen(sessions.session_factory, self._store.database.base)
 
         def early() -> None:

@@ -10,6 +10,7 @@ from weakref import WeakSet
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
+from sqlalchemy.orm import SessionTransaction as SessionSavepoint
 
 from flask_idempotency.engine.errors import (
     ConfigurationError,
@@ -27,7 +28,13 @@ from flask_idempotency.stores.sql.database import refuse_inherited
 from flask_idempotency.stores.sql.dialects import commits_each_statement
 from flask_idempotency.stores.sql.errors import is_refusal, is_retryable
 from flask_idempotency.stores.sql.statements import COMMITTED_EARLY
-from flask_idempotency.stores.sql.transactional.listeners import JoinedSession, join_here, joined_here, levels_of
+from flask_idempotency.stores.sql.transactional.listeners import (
+    SAVEPOINT,
+    JoinedSession,
+    join_here,
+    joined_here,
+    levels_of,
+)
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -418,8 +425,12 @@ def refuse_autocommit(connection: Connection) -> None:
 
 def undo(session: Session) -> None:
     """Roll back. If that fails, close the connection, so that the server rolls back."""
+    savepoint: SessionSavepoint | None = session.info.pop(SAVEPOINT, None)
     try:
-        session.rollback()
+        if savepoint is not None and savepoint in levels_of(session):
+            savepoint.rollback()
+        else:
+            session.rollback()
     except Exception as error:  # noqa: BLE001 - after any error the connection is unusable
         _log.warning("a session could not be rolled back (%s): its connection is closed", cause_of(error))
         session.invalidate()

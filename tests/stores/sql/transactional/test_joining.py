@@ -105,6 +105,10 @@ def read(shop: Shop) -> None:
     shop.db.session.get(Account, 1)
 
 
+def nothing(shop: Shop) -> None:
+    """Neither fixture nor hook."""
+
+
 def counts(connection: Any) -> tuple[int, int]:
     """Payments and records that this connection sees."""
     return tuple(connection.scalar(select(func.count()).select_from(each)) for each in (Payment, records))
@@ -230,23 +234,40 @@ def test_steps_and_their_rows_are_joined(shop: Shop, recipe: Callable[..., Any])
     assert (0, 0) == left(shop)
 
 
+@pytest.mark.parametrize("mode", ("rollback_only", "conditional_savepoint", "create_savepoint"))
+@pytest.mark.parametrize("before", (Shop.pay, read, nothing), ids=("fixture", "hook", "nothing"))
 @on_both
-def test_an_outer_transaction_that_the_session_rolls_back_takes_the_records_along(shop: Shop) -> None:
-    """`rollback_only`, SQLAlchemy's default on a plain transaction: the key of the failed view is free all the same."""
+def test_a_rollback_of_the_engine_spares_what_the_test_has_written(
+    shop: Shop, mode: str, before: Callable[[Shop], None]
+) -> None:
+    """An application may never have rolled back at a 4xx. By default, its session would roll back the test's transaction."""
     shop.app.config["PROPAGATE_EXCEPTIONS"] = False
+    if before is read:
+        shop.app.before_request(lambda: read(shop))
 
     @shop.view()
     def pay() -> tuple[str, int]:
         shop.pay()
         shop.db.session.flush()
-        if len(shop.runs) == 1:
+        if len(shop.runs) == 2:
             raise RuntimeError("half-way")
-        return "paid", 201
+        return ("declined", 400) if len(shop.runs) == 3 else ("paid", 201)
 
-    with session_on_a_connection(shop, "rollback_only") as connection:
-        assert [500, 201, 201] == [shop.post().status_code for _ in range(3)]
-        assert (1, 1) == counts(connection)
+    with session_on_a_connection(shop, mode) as connection:
+        shop.db.session.add(Account(id=7))
+        shop.db.session.commit()
+        before(shop)
+        shop.db.session.flush()
+        written, shop.runs[:] = counts(connection)[0], [0]
+
+        assert [500, 400, 400] == [shop.post().status_code for _ in range(3)]
+        assert (written, 1) == counts(connection)
+        assert [400, 201, 201] == [shop.post(key=key).status_code for key in ("k", "l", "l")]
+        assert (written + 1, 2) == counts(connection)
+        assert 2 == connection.scalar(select(func.count()).select_from(Account))
     assert (0, 0) == left(shop)
+    with shop.db_engine.connect() as connection:
+        assert 1 == connection.scalar(select(func.count()).select_from(Account))
 
 
 @pytest.mark.parametrize("config", ({"IDEMPOTENCY_QUOTA_RECORDS": 5}, {"IDEMPOTENCY_ENCRYPTION": "on", **RING}))
