@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, Final, cast
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any, Final, TypeAlias, cast
 
 import httpx
 
-from flask_idempotency.client.errors import CarriedOut, ClientError
+from flask_idempotency.client.errors import CarriedOut, ClientError, NotSent
 from flask_idempotency.client.httpx import IdempotentTransport
 from flask_idempotency.client.retries import Retries
 from flask_idempotency.engine.forks import after_fork
@@ -31,6 +35,32 @@ MAX_IDLE: Final = 64
 AGAIN: Final = frozenset({408, 409, 425, 429})
 """Refusals that may pass. Every other 4xx says that the receiver never takes this message."""
 
+Address: TypeAlias = IPv4Address | IPv6Address
+
+_LOGGERS: Final = (
+    "httpx",
+    "httpcore.connection",
+    "httpcore.http11",
+    "httpcore.http2",
+    "httpcore.proxy",
+    "httpcore.socks",
+    "hpack.hpack",
+    "hpack.table",
+)
+"""They log the URL of each request, and at level DEBUG its headers: tokens of customers, and signatures."""
+
+_here: Final = threading.local()
+"""`sends` is set in the threads that send webhooks."""
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    """Leave out what these libraries log of our requests. Those of the application are logged as before."""
+    return not getattr(_here, "sends", False)
+
+
+for _name in _LOGGERS:
+    logging.getLogger(_name).addFilter(_is_of_others)
+
 
 class Webhook:
     """POST each message to the URL that `url_of(message)` returns.
@@ -40,6 +70,12 @@ class Webhook:
     and `url_of` twice for each attempt. `http` are the arguments of an `httpx.HTTPTransport`, for example `verify`, or `proxy`:
     the environment's proxies are not used. Redirects are not followed, cookies are not kept, and `.netrc` is not read. An
     attempt ends after 10 seconds, also if the receiver sends a byte now and then.
+
+    `allow(host, address)` decides where a message may go. It is called with each address that the name of the host has now, an
+    `IPv4Address` or `IPv6Address`, before each attempt. The connection goes to an address that it took, and no other look-up
+    comes in between. If it takes none, the message is tried again, or is dead if it raised `Undeliverable`. Without it, a URL
+    may lead to each host that the relay can reach: your own network too. Raises `TypeError` together with `proxy`, which looks
+    the name up itself, and `uds`.
 
     2xx is done; so is a receiver that has carried it out before and has erased its response. 408, 409, 425, 429, 3xx, 5xx,
     silence and a paused response (`Idempotency-Status: paused`) are tried again. Every other 4xx is `Undeliverable`.
@@ -56,14 +92,25 @@ class Webhook:
         url_of: Callable[[Message], str],
         *,
         headers_of: Callable[[Message], Mapping[str, str]] | None = None,
+        allow: Callable[[str, Address], bool] | None = None,
         **http: Any,
     ) -> None:
-        given: Sequence[Any] = (url_of, headers_of)
+        given: Sequence[Any] = (url_of, headers_of, allow)
         if not callable(given[0]) or not fits(url_of, None):
             raise TypeError("Webhook takes a function from a message to its URL.")
         if headers_of is not None and not (callable(given[1]) and fits(headers_of, None)):
             raise TypeError("Webhook: headers_of is a function from a message to its further header fields.")
+        if allow is not None and not (callable(given[2]) and fits(allow, "", None)):
+            raise TypeError(
+                "Webhook: allow is a function of a host and an address, which returns whether to send there."
+            )
+        if allow is not None and any(http.get(name) is not None for name in ("proxy", "uds")):
+            raise TypeError(
+                "Webhook: allow checks the address that a message is sent to, and a proxy or a socket leads elsewhere. Use one "
+                "of them, and let the proxy decide."
+            )
         self._url_of = url_of
+        self._allow = allow
         self._headers_of = headers_of
         self._http = http
         self._verify: Any = None
@@ -98,7 +145,7 @@ class Webhook:
         except ClientError as error:
             # Its text has no URL, and its `response` tells more.
             return SendFailed("no response") if error.response is None else _judged(error.response)
-        except SendFailed as error:
+        except (SendFailed, Undeliverable) as error:
             return error
         except httpx.HTTPError as error:
             return SendFailed(f"no response ({type(error).__name__})")
@@ -110,12 +157,14 @@ class Webhook:
         client, responded = self._opened(receiver), Future[httpx.Response]()
 
         def post() -> None:
+            _here.sends = True
             try:
-                responded.set_result(client.post(url, content=body, headers=fields))
+                responded.set_result(self._sent_by(client, httpx.URL(url), body, fields))
             except BaseException as error:  # noqa: BLE001 - the relay's thread raises it
                 responded.set_exception(error)
 
-        threading.Thread(target=post, name="flask_idempotency.webhook", daemon=True).start()
+        # `allow` may need the application's context, as `url_of` has it.
+        threading.Thread(target=copy_context().run, args=(post,), name="flask_idempotency.webhook", daemon=True).start()
         try:
             response = responded.result(TIMEOUT_SECONDS)
         except TimeoutError:
@@ -128,6 +177,38 @@ class Webhook:
             raise
         self._keep(client, receiver)
         return response
+
+    def _sent_by(self, client: httpx.Client, url: httpx.URL, body: bytes, fields: Mapping[str, str]) -> httpx.Response:
+        if self._allow is None:
+            return client.post(url, content=body, headers=fields)
+        host, response = url.raw_host.decode("ascii").lower(), None
+        allowed = list(self._allowed(self._allow, host, url.port or (443 if url.scheme == "https" else 80)))
+        # The name stays in the Host field, and in the certificate that is asked for.
+        fields = httpx.Headers(fields)
+        fields.setdefault("Host", url.netloc.decode("ascii"))
+        timeout = httpx.Timeout(TIMEOUT_SECONDS, connect=TIMEOUT_SECONDS / max(len(allowed), 1))
+        for number, address in enumerate(allowed, 1):
+            there = url.copy_with(host=str(address))
+            named = {"sni_hostname": host}
+            with suppress(*((NotSent,) if number < len(allowed) else ())):
+                response = client.post(there, content=body, headers=fields, extensions=named, timeout=timeout)
+                break
+        if response is None:
+            raise SendFailed("no address of the receiver is allowed")
+        return response
+
+    def _allowed(self, allow: Callable[[str, Address], bool], host: str, port: int) -> Iterator[Address]:
+        """Yield the addresses of this host that the application takes."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise SendFailed("the name of the receiver has no address") from error
+        for text in dict.fromkeys(str(place[0]) for *_, place in found):
+            address = ip_address(text)
+            # An IPv4 address in the form of IPv6 leads to that one.
+            address = getattr(address, "ipv4_mapped", None) or address
+            if allow(host, address):
+                yield address
 
     def _opened(self, receiver: object) -> httpx.Client:
         """Return a client for one attempt. No other attempt uses it at the same time, and no other receiver ever."""

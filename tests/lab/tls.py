@@ -96,8 +96,8 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
         await target.drain()
 
 
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1 and its key, as two PEM files in the folder."""
+def make_certificate(folder: Path, *, host: str | None = None) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, or for this host alone, and its key, as two PEM files in the folder."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "flask_idempotency tests")])
     now = datetime.datetime.now(datetime.UTC)
@@ -112,7 +112,10 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.IPv4Address("127.0.0.1"))]), critical=False
+            x509.SubjectAlternativeName(
+                [x509.IPAddress(ipaddress.IPv4Address("127.0.0.1")) if host is None else x509.DNSName(host)]
+            ),
+            critical=False,
         )
         .sign(key, hashes.SHA256())
     )

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import socket
+import ssl
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv4Address
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import confluent_kafka
+import httpx
 import pytest
 from celery import Celery
-from flask import Flask, request
+from flask import Flask, current_app, request
 from kombu import Connection
 from kombu import Exchange as Declared
 from kombu import Queue as DeclaredQueue
@@ -30,6 +34,7 @@ from flask_idempotency.maintenance.relay import NotTried, SendFailed, text_of
 from flask_idempotency.outbox import Exchange, Kafka, Tasks, Webhook, brokers, webhook
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.rabbitmq import RabbitServer
+from tests.lab.tls import make_certificate
 from tests.outbox.conftest import SECRET
 
 PATIENCE = 60
@@ -461,6 +466,168 @@ def test_a_webhook_sends_through_a_proxy_that_you_name(receiver: str) -> None:
 
     assert [None] == list(hook.send([message()]))
     assert ["http://customer.invalid/200"] == [path for path, _, _ in Receiver.got]
+
+
+def test_the_log_names_no_url_of_a_webhook(receiver: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It has tokens and passwords of customers. What the application sends with httpx itself is logged as before."""
+    caplog.set_level(logging.DEBUG)
+    url = receiver.replace("://", f"://user:{CANARY}@")
+    for status in (200, 404, 0):
+        hook = Webhook(lambda message, status=status: f"{url}/{CANARY}/{status}", allow=lambda host, address: True)  # type: ignore[misc]
+        hook.send([message()])
+        Webhook(lambda message, status=status: f"{url}/{CANARY}/{status}").send([message()])  # type: ignore[misc]
+
+    assert CANARY not in caplog.text
+    assert not [each.name for each in caplog.records if each.name.startswith(("httpx", "httpcore", "hpack"))]
+    httpx.post(f"{receiver}/200", trust_env=False)
+    assert {"httpx", "httpcore.connection", "httpcore.http11"} <= {each.name for each in caplog.records}
+
+
+# Where a webhook may go.
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[str]]]:
+    """The addresses of names: one list for each look-up, the last one for all later ones."""
+    found: dict[str, list[list[str]]] = {}
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, *args: Any, **more: Any) -> Any:
+        if host not in found:
+            return real(host, port, *args, **more)
+        addresses = found[host].pop(0) if len(found[host]) > 1 else found[host][0]
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return [each for address in addresses for each in real(address, port, *args, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return found
+
+
+def test_a_webhook_goes_to_the_address_that_was_checked(receiver: str, names: dict[str, list[list[str]]]) -> None:
+    """The second look-up of the name is an attack: it leads elsewhere."""
+    port = int(receiver.rpartition(":")[2])
+    names["customer.example"] = [["127.0.0.2", "127.0.0.1"], ["127.0.0.3"]]
+    asked: list[tuple[str, Any]] = []
+
+    def allow(host: str, address: Any) -> bool:
+        asked.append((host, address))
+        return str(address) == "127.0.0.1"
+
+    hook = Webhook(lambda message: f"http://Customer.example:{port}/200", allow=allow)
+
+    assert [None] == list(hook.send([message()]))
+    assert [("customer.example", IPv4Address("127.0.0.2")), ("customer.example", IPv4Address("127.0.0.1"))] == asked
+    assert [f"customer.example:{port}"] == [fields["host"] for _, fields, _ in Receiver.got]
+    (refused,) = hook.send([message()])
+    assert (SendFailed, "no address of the receiver is allowed") == (type(refused), str(refused))
+    assert 1 == len(Receiver.got)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ("127.0.0.1", "localhost", "2130706433", "0x7f.1", "127.1", "[::1]", "[::ffff:127.0.0.1]", "customer.example"),
+)
+def test_no_spelling_of_an_address_passes_the_check(
+    receiver: str, names: dict[str, list[list[str]]], host: str
+) -> None:
+    names["customer.example"] = [["::ffff:127.0.0.1"]]
+    url = receiver.replace("127.0.0.1", host)
+    hook = Webhook(lambda message: f"{url}/200", allow=lambda host, address: address.is_global)
+
+    (result,) = hook.send([message()])
+
+    assert isinstance(result, Exception)
+    assert [] == Receiver.got
+
+
+def test_a_mapped_address_is_checked_as_what_it_leads_to(names: dict[str, list[list[str]]]) -> None:
+    names["customer.example"] = [["::ffff:10.0.0.7"]]
+    asked: list[Any] = []
+
+    Webhook(lambda message: "http://customer.example", allow=lambda host, address: asked.append(address)).send(  # type: ignore[arg-type,return-value]
+        [message()]
+    )
+
+    assert [IPv4Address("10.0.0.7")] == asked
+
+
+def test_the_next_allowed_address_is_tried_if_one_cannot_be_reached(
+    receiver: str, names: dict[str, list[list[str]]]
+) -> None:
+    names["customer.example"] = [["::1", "127.0.0.1"]]
+    names["away.example"] = [["::1"]]
+    port = int(receiver.rpartition(":")[2])
+    hooks = [
+        Webhook(lambda message, host=host: f"http://{host}:{port}/200", allow=lambda host, address: True)  # type: ignore[misc]
+        for host in ("customer.example", "away.example")
+    ]
+
+    (sent,), (failed,) = (hook.send([message()]) for hook in hooks)
+
+    assert (None, SendFailed) == (sent, type(failed))
+
+
+def test_allow_buries_with_undeliverable_and_an_unknown_name_is_tried_again(names: dict[str, list[list[str]]]) -> None:
+    def refuse(host: str, address: Any) -> bool:
+        raise Undeliverable("this customer may not have webhooks")
+
+    names["unknown.example"] = [[]]
+    (dead,) = Webhook(lambda message: "http://127.0.0.1:1/hook", allow=refuse).send([message()])
+    (later,) = Webhook(lambda message: "http://unknown.example/hook", allow=refuse).send([message()])
+
+    assert (Undeliverable, SendFailed) == (type(dead), type(later))
+
+
+def test_a_checked_webhook_asks_for_the_certificate_of_the_name(
+    tmp_path: Path, names: dict[str, list[list[str]]]
+) -> None:
+    names["customer.example"] = names["other.example"] = [["127.0.0.1"]]
+    certificate, key = make_certificate(tmp_path, host="customer.example")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    asked: list[str | None] = []
+    context.sni_callback = lambda socket, name, context: asked.append(name)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    trusting = ssl.create_default_context(cafile=str(certificate))
+
+    def sent(host: str) -> Any:
+        url = f"https://{host}:{server.server_port}/200"
+        return Webhook(lambda message: url, allow=lambda host, address: True, verify=trusting).send([message()])[0]
+
+    with serving(server):
+        assert (None, SendFailed) == (sent("customer.example"), type(sent("other.example")))
+    assert ["customer.example", "other.example"] == asked
+
+
+def test_allow_runs_in_the_context_of_the_application(receiver: str) -> None:
+    app = Flask("shop")
+    hook = Webhook(lambda message: f"{receiver}/200", allow=lambda host, address: current_app.name == "shop")
+
+    with app.app_context():
+        assert [None] == list(hook.send([message()]))
+
+
+def test_what_allow_could_not_check_is_refused_at_set_up() -> None:
+    def url_of(message: Message) -> str:
+        return "http://customer.example"
+
+    cases: tuple[dict[str, Any], ...] = ({"proxy": "http://proxy:3128"}, {"uds": "/run/hooks"})
+    for options in cases:
+        with pytest.raises(TypeError, match="a proxy or a socket leads elsewhere"):
+            Webhook(url_of, allow=lambda host, address: True, **options)
+    for allow in (lambda host: True, "customer.example"):
+        with pytest.raises(TypeError, match="allow is a function of a host and an address"):
+            Webhook(url_of, allow=allow)  # type: ignore[arg-type]
+
+
+def test_functions_of_a_wrong_arity_are_refused_at_set_up() -> None:
+    with pytest.raises(TypeError, match="from a message to its URL"):
+        Webhook(lambda: "http://customer.example")  # type: ignore[arg-type,misc]
+    with pytest.raises(TypeError, match="headers_of"):
+        Webhook(lambda message: "http://customer.example", headers_of=dict)  # type: ignore[arg-type]
 
 
 def test_a_receiver_has_connections_of_its_own_and_uses_them_again() -> None:
