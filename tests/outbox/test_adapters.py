@@ -627,7 +627,7 @@ def test_functions_of_a_wrong_arity_are_refused_at_set_up() -> None:
     with pytest.raises(TypeError, match="from a message to its URL"):
         Webhook(lambda: "http://customer.example")  # type: ignore[arg-type,misc]
     with pytest.raises(TypeError, match="headers_of"):
-        Webhook(lambda message: "http://customer.example", headers_of=dict)  # type: ignore[arg-type]
+        Webhook(lambda message: "http://customer.example", headers_of=lambda one, two: {})  # type: ignore[arg-type,misc]
 
 
 def test_a_receiver_has_connections_of_its_own_and_uses_them_again() -> None:
