@@ -652,7 +652,7 @@ class Guard:
         except LeaseLost:
             pass  # published when the engine found it
         except (NotCommitted, StoreUnavailable) as error:
-            _log.warning("%s was not committed (%s)", state.operation, cause_of(error))
+            _log.warning("%s was not committed (%s)", state.operation, _uncommitted(error))
 
     # -- streams
 
@@ -812,6 +812,11 @@ class Guard:
                 "stream or a late callback writes must be written before, or committed by itself",
                 state.operation,
             )
+
+
+def _uncommitted(error: NotCommitted | StoreUnavailable) -> str:
+    # The text of the former is ours, and may name a remedy.
+    return str(error) if isinstance(error, NotCommitted) else cause_of(error)
 
 
 def _ignore() -> None:

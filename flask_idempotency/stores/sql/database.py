@@ -36,7 +36,7 @@ from flask_idempotency.stores.sql.errors import (
     is_serialization_failure,
     lacks_grants,
 )
-from flask_idempotency.stores.sql.naming import PATH, READ_PATH, find, options
+from flask_idempotency.stores.sql.naming import PATH, READ_PATH, SCHEMA, find, options
 from flask_idempotency.stores.sql.schema import metadata
 
 if TYPE_CHECKING:
@@ -566,6 +566,12 @@ class Database:
             self.run(_nothing)
         return self._options
 
+    @property
+    def schema(self) -> str | None:
+        """Return the schema that our statements name. None: they name none, or it is not known yet."""
+        schema: str | None = self._options[SCHEMA]
+        return schema
+
     def role(self) -> str:
         """Return the role of the application's connections, with what a listener of its pool makes of it."""
         read = "SELECT current_user"
@@ -645,7 +651,7 @@ class Database:
                     # The tables may have moved.
                     self._named = self._named and not is_missing_table(error)
                     # Otherwise it is the role of the URL.
-                    tables = forbidden(error) if self._open().base.pool.dispatch.checkout else ()
+                    tables = forbidden(error, self.schema) if self._open().base.pool.dispatch.checkout else ()
                     if tables:
                         raise ConfigurationError(f"{explained(error)}; {lacks_grants(self._role(), tables)}") from None
                     _give_up(error)

@@ -122,14 +122,21 @@ def sqlstate(error: DBAPIError) -> str:
     return state_of(error.orig)
 
 
-def forbidden(error: BaseException) -> tuple[str, ...]:
-    """Return the tables, sequences and schema of ours that PostgreSQL did not let this role use. Empty for other errors."""
+def forbidden(error: BaseException, schema: str | None = None) -> tuple[str, ...]:
+    """Return the tables, the sequence or the schema of ours that PostgreSQL did not let this role use.
+
+    Empty for other errors.
+    """
     found = _of_driver(error)
     if found is None or sqlstate(found) != _NOT_PERMITTED:
         return ()
     # The server quotes no value in this message, and its words may be of any language.
     message = str(found.orig).partition("\n")[0]
-    return tuple(dict.fromkeys(re.findall(r"idempotency_\w+", message)))
+    if names := re.findall(r"idempotency_\w+", message):
+        return tuple(dict.fromkeys(names))
+    # A role without USAGE on a schema is told its name, and that of no table.
+    denied = schema is not None and re.search(rf"(?<!\w){re.escape(schema)}(?!\w)", message)
+    return (f"the schema {schema}",) if denied else ()
 
 
 def lacks_grants(role: str | None, what: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from flask_idempotency.stores.sql.dialects import SQLITE
 PATH: Final = "flask_idempotency_path"
 """The entry of a connection's `info` with the schemas of its search path, as the application's connect listeners left it."""
 
-_SCHEMA: Final = "flask_idempotency_schema"
+SCHEMA: Final = "flask_idempotency_schema"
 """The execution option of our connections with the name of the schema."""
 
 _PLAIN: Final = re.compile(r"[^'\":%\[\]\\{}]+")
@@ -73,7 +73,7 @@ def find(connection: Connection, tables: Sequence[str]) -> Place | None:
 
 def options(schema: str | None) -> dict[str, Any]:
     """Return the execution options that name this schema, and keep every translate map of the application away."""
-    return {"schema_translate_map": {} if schema is None else {None: schema}, _SCHEMA: schema}
+    return {"schema_translate_map": {} if schema is None else {None: schema}, SCHEMA: schema}
 
 
 def look(connection: Connection, tables: Sequence[str]) -> Connection:
@@ -84,7 +84,7 @@ def look(connection: Connection, tables: Sequence[str]) -> Connection:
 
 def schema_of(connection: Connection) -> str | None:
     """Return the schema that the statements of this connection name. None: its search path decides."""
-    schema: str | None = connection.get_execution_options().get(_SCHEMA)
+    schema: str | None = connection.get_execution_options().get(SCHEMA)
     return schema
 
 

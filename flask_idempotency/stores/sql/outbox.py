@@ -742,7 +742,7 @@ class OutboxTable:
                 known = ours.execute(self._statement(published, dialect), names_of_it).first()
         except StatementError as error:
             error.hide_parameters = True
-            if tables := forbidden(error):
+            if tables := forbidden(error, self._database.schema):
                 remedy_text = lacks_grants(role_of(connection), tables)
                 raise ConfigurationError(f"{remedy_text[0].upper()}{remedy_text[1:]}.") from None
             remedy = explained(error)

@@ -438,7 +438,7 @@ class SessionTransactions:
                 if ours.execute(self._store.statements.mark_committed_early, parameters).one_or_none() is not None:
                     return
             except DBAPIError as error:
-                if tables := forbidden(error):
+                if tables := forbidden(error, self._store.database.schema):
                     raise ConfigurationError(lacks_grants(self.role(self.session()), tables)) from None
                 raise
             standing = ours.execute(self._store.statements.read_state, parameters).one_or_none()
@@ -456,10 +456,10 @@ class SessionTransactions:
 
     def remedy(self, role: str | None, error: BaseException) -> str:
         """Return what to grant if the role of a transaction may not use our tables, else nothing."""
-        tables = forbidden(error)
+        database = self._store.database
+        tables = forbidden(error, database.schema)
         if not tables:
             return ""
-        database = self._store.database
         if role is None and database.base.pool.dispatch.checkout:
             # Then a listener of the pool may have set it.
             with suppress(IdempotencyError, SQLAlchemyError):

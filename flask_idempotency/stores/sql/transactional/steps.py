@@ -103,6 +103,9 @@ class SessionStep(SessionTransaction):
                 _log.error("a step has committed to one database, and may have failed to commit to another")
                 raise StoreUnavailable("a commit failed on one of the session's databases") from error
             why = f"a step was rolled back: {self._failed(error, role)}"
+            if not is_retryable(error):
+                # Its request is paused, and each retry comes here again.
+                _log.error(why)
             raise NotCommitted(why, retryable=is_retryable(error)) from error
 
     def leave(self) -> None:

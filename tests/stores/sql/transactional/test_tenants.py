@@ -67,19 +67,19 @@ def paid(shop: Shop) -> list[int]:
     return [len(select(shop, f"SELECT id FROM {table}")) for table in tables]  # noqa: S608 - the test's own words
 
 
-def search_path(command: str) -> Callable[[Shop], None]:
-    return lambda shop: shop.db.session.execute(text(f'{command} "{TENANT}"')) and None
+def search_path(command: str) -> Callable[[Shop], object]:
+    return lambda shop: shop.db.session.execute(text(f'{command} "{TENANT}"'))
 
 
-def translate(names: dict[str | None, str | None]) -> Callable[[Shop], None]:
-    return lambda shop: shop.db.session.connection(execution_options={"schema_translate_map": names}) and None
+def translate(names: dict[str | None, str | None]) -> Callable[[Shop], object]:
+    return lambda shop: shop.db.session.connection(execution_options={"schema_translate_map": names})
 
 
-PATHS: Final[dict[str, Callable[[Shop], None]]] = {
+PATHS: Final[dict[str, Callable[[Shop], object]]] = {
     "SET LOCAL": search_path("SET LOCAL search_path TO"),
     "SET": search_path("SET search_path TO"),
 }
-MAPS: Final[dict[str, Callable[[Shop], None]]] = {
+MAPS: Final[dict[str, Callable[[Shop], object]]] = {
     "a map of the connection": translate({None: TENANT}),
     "a map with our schema": translate({None: TENANT, "public": TENANT, "main": TENANT}),
 }
@@ -88,11 +88,14 @@ WAYS: Final = PATHS | MAPS
 
 def routing(shop: Shop, way: str, place: str) -> Callable[[], None]:
     """Lead each request to its tenant, in a hook of the application or in the view. Return what the view calls."""
-    route = WAYS[way]
+
+    def here() -> None:
+        WAYS[way](shop)
+
     if place == "hook":
-        shop.app.before_request(lambda: route(shop))
+        shop.app.before_request(here)
         return lambda: None
-    return lambda: route(shop)
+    return here
 
 
 def done_once(shop: Shop) -> None:
@@ -320,3 +323,48 @@ def test_a_role_that_cannot_be_checked(shop: Shop) -> None:
     found = db_check(shop, "nobody here")
     there = "no role nobody here" if shop.db_engine.dialect.name == "postgresql" else "is for PostgreSQL"
     assert (2, True) == (found.exit_code, there in found.output)
+
+
+@on_postgresql
+def test_the_remedy_is_named_wherever_a_role_lacks_its_grants(
+    shop: Shop, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a step, in a commit of the view's own, and where the role may not use the schema."""
+    execute(
+        shop.db_engine,
+        "REVOKE USAGE ON SCHEMA public FROM public",
+        "CREATE SCHEMA other",
+        "CREATE TABLE other.payments (id integer)",
+        f'GRANT USAGE ON SCHEMA other TO "{role}"',
+        f'GRANT INSERT ON other.payments TO "{role}"',
+    )
+
+    def pay(amount: int = 1) -> int:
+        shop.db.session.execute(text(f'SET LOCAL ROLE "{role}"'))
+        shop.db.session.execute(text("INSERT INTO other.payments VALUES (1)"))
+        return amount
+
+    @shop.view("/stepped")
+    @idempotent(steps=(Step("save", effects="transactional"),))
+    def stepped() -> str:
+        return f"saved {current_claim.step('save', pay)}"
+
+    @shop.view("/early")
+    def early() -> str:
+        pay()
+        shop.db.session.commit()
+        return "early"
+
+    @shop.view("/late")
+    def late() -> str:
+        pay()
+        return "late"
+
+    for path in ("/stepped", "/early", "/late"):
+        caplog.clear()
+        assert 500 <= shop.post(path, key=path).status_code
+        remedy = f"`flask idempotency db check --role '{role}'` prints what to grant"
+        assert f"role {role} may not use the schema public: {remedy}" in caplog.text
+
+    assert 'GRANT USAGE ON SCHEMA public TO "Tenant role";' in db_check(shop, role).output.splitlines()
+    assert [] == select(shop, "SELECT id FROM other.payments")
