@@ -39,9 +39,6 @@ MARK = "__idempotency__"
 _APPLICATION = "application"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
-_MOST_HELD: Final = 64
-"""The longest list or dictionary of a closure that is searched. A table of functions is shorter, and rows may be many."""
-
 _ENTERED: Final = http_method_funcs | {"dispatch_request", "__call__"}
 """The methods of a class that a request calls."""
 
@@ -509,10 +506,7 @@ def _held(target: Any, *, of_root: bool) -> list[Any]:
         if not of_root and kind is FunctionType and inspect.isclass(own.get("view_class")):
             held += called_by(target)
             classes = [each for each in own["view_class"].__mro__ if MARK in vars(each)]
-    # A dispatcher finds its functions in a list or a dictionary.
-    for each in list(held):
-        if type(each) in (dict, list, tuple, set, frozenset) and len(each) <= _MOST_HELD:
-            held += each.values() if type(each) is dict else each
+    # Not what is in lists and dictionaries: a table may be a namespace, whose functions this one never calls.
     return [*classes, *filter(_is_callable_here, held)]
 
 

@@ -373,12 +373,6 @@ class Slots:
         return self.view(*arguments, **named)
 
 
-def table(view: View) -> View:
-    views = {"POST": [view], "none": None}
-    first = views["POST"] or []
-    return lambda: (views["POST"] or first)[0]()
-
-
 def of_class(view: View) -> View:
     """The policy is on the method of a class, and no decorator above `as_view` shows it."""
 
@@ -406,7 +400,6 @@ HIDING: dict[str, Callable[[View], View]] = {
     "partial": partial,
     "names only": without_dict,
     "slots": Slots,
-    "table": table,
     "class": of_class,
     "bound method": of_bound,
     "object in a closure": lambda view: closure(type("Pay", (), {"__call__": wraps(view)(lambda self: view())})()),

@@ -50,6 +50,21 @@ def test_an_annotated_helper_is_named_at_the_first_request(
     assert f"{__name__}.test_an_annotated_helper_is_named_at_the_first_request.<locals>.helper" in warned[0]
 
 
+def test_a_function_in_the_table_of_a_dispatcher_is_named() -> None:
+    """And the dispatcher is not closed: a dictionary may be any namespace."""
+    app = shop()
+
+    @idempotent
+    def pay() -> str:
+        return "paid"
+
+    table = {"pay": pay}
+    app.add_url_rule("/table", "table", lambda: table["pay"](), methods=["POST"])
+
+    assert 200 == app.test_client().post("/table").status_code
+    assert [f"{__name__}.{pay.__qualname__}"] == unreached(app).here
+
+
 def test_doctor_names_it_and_the_views_of_a_blueprint_apart() -> None:
     """A blueprint that is not registered is no mistake of an annotation."""
     world = new_world()
