@@ -24,7 +24,7 @@ from flask_login import LoginManager, UserMixin  # type: ignore[import-untyped]
 from werkzeug.test import TestResponse
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency import Idempotency, claim_here, exempt, idempotent, key_status
+from flask_idempotency import Idempotency, claim_here, exempt, idempotent, key_status, webhook
 from flask_idempotency.assembly import identities
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord
 from flask_idempotency.engine.keys import Scope, new_token
@@ -233,6 +233,40 @@ def test_an_operation_that_takes_no_keys_is_no_absent_key() -> None:
         assert "application/problem+json" == response.content_type, asked
         assert "no-store" == response.headers["Cache-Control"], asked
         assert [] == world.store.calls, asked
+
+
+@pytest.mark.parametrize("key", ("/id", "Idempotency-Key", lambda request: request.json["id"]))
+def test_the_event_of_a_webhook_is_no_absent_key(key: Any) -> None:
+    """It was handled, under the name of its provider. Whoever hears `absent` sends it again."""
+    world = shop()
+    world.view("/stripe")(webhook("stripe", key=key)(lambda: "ok"))
+    asked = {"method": "POST", "path": "/stripe"}
+    before = ask(world, "evt_1", asked=asked)
+    assert 200 == world.post("/stripe", key="evt_1", json={"id": "evt_1"}).status_code
+    world.store.calls.clear()
+
+    for response in (before, ask(world, "evt_1", asked=asked), ask(world, None, asked=asked)):
+        assert (400, "unknown-operation") == (response.status_code, state(response))
+    assert [] == world.store.calls
+
+
+@pytest.mark.parametrize("mode", ("observe", "warn"))
+def test_a_key_of_an_endpoint_that_is_only_observed_is_not_absent(mode: str) -> None:
+    """Its request ran, and no record of it is kept."""
+    world = shop(mode=mode)
+    assert 201 == world.post("/payments").status_code
+
+    assert "unknown-operation" == state(ask(world))
+
+
+def test_a_message_has_no_status_for_clients() -> None:
+    world = shop()
+    with world.app.app_context():
+        world.idempotency.inbox("billing").process("k", lambda: None)
+
+    for path in ("inbox:billing", "/inbox:billing"):
+        for method in ("message", "POST", "GET"):
+            assert "unknown-operation" == state(ask(world, asked={"method": method, "path": path}))
 
 
 @pytest.mark.parametrize("asked", ("method=post&path=/payments", "method=POST&path=%2Fpayments%3Fa=1"))
