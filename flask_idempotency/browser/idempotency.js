@@ -122,7 +122,7 @@ const verdictOf = ({ status, headers }, text) => {
   if (known && (known === "done" || !replayed) && (status >= 400 || code === "response-not-kept")) return known;
   if (replayed || should === "false") return "return";
   if (/42[59]/.test(status)) return "undone";
-  if (status === 409 && (retryAfter(headers) >= 0 || should === "true")) return "in-flight";
+  if (status === 409 && (headers.has("Retry-After") || should === "true")) return "in-flight";
   return should === "true" || /^5(?!0[15])/.test(status) ? "retry" : "return";
 };
 

@@ -76,8 +76,10 @@ class IdempotentTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
-        own_key = request.headers.get(self._rules.header)
-        delivery = self._rules.delivery(request.method, own_key, aside=_is_aside())
+        called, aside = _called()
+        kept = None if called is None or aside else called.extensions.get(_KEY)
+        own_key = request.headers.get(self._rules.header) or kept
+        delivery = self._rules.delivery(request.method, own_key, aside=aside)
         if delivery is None:
             return self._inner.handle_request(request)
         try:
@@ -93,6 +95,9 @@ class IdempotentTransport(httpx.BaseTransport):
         body = request.read() if _repeatable(request, self._rules.max_body) else None
         delivery.start(request.method, request.headers.get("Content-Type", ""), body)
         request.headers[self._rules.header] = delivery.key
+        called, aside = _called()
+        if called is not None and not aside:
+            called.extensions[_KEY] = delivery.key
         timeouts = dict(request.extensions.get("timeout", {}))
         with delivery:
             try:
@@ -196,8 +201,10 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
-        own_key = request.headers.get(self._rules.header)
-        delivery = self._rules.delivery(request.method, own_key, aside=_is_aside())
+        called, aside = _called()
+        kept = None if called is None or aside else called.extensions.get(_KEY)
+        own_key = request.headers.get(self._rules.header) or kept
+        delivery = self._rules.delivery(request.method, own_key, aside=aside)
         if delivery is None:
             return await self._inner.handle_async_request(request)
         try:
@@ -214,6 +221,9 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         media_type = request.headers.get("Content-Type", "")
         await in_thread(lambda: delivery.start(request.method, media_type, body), on_disk=delivery.on_disk)
         request.headers[self._rules.header] = delivery.key
+        called, aside = _called()
+        if called is not None and not aside:
+            called.extensions[_KEY] = delivery.key
         timeouts = dict(request.extensions.get("timeout", {}))
         # A cancelled call is noted too.
         async with delivery:
@@ -372,24 +382,28 @@ def _for_the_flow(error: ClientError, rules: Rules) -> httpx.Response:
     return challenge
 
 
-def _is_aside() -> bool:
-    """Return whether an authentication flow asks for something beside the request that the client was called with.
+_KEY: Final = "flask_idempotency_key"
+"""The extension of the request that a client was called with that holds its key: a flow may send copies that lack the field."""
 
-    That is another request with other content, such as a POST for a token. A copy of the request is the request.
+
+def _called() -> tuple[httpx.Request | None, bool]:
+    """Return the request that the client was called with, while an authentication flow waits, and whether the flow asks for
+    something beside it, such as a token.
+
+    A flow may sign the body or the query, so only the method and the place count.
     """
     flow = _waiting_flow()
     if flow is None or flow.f_back is None:
-        return False
+        return None, False
     asked, called = flow.f_locals.get("request"), flow.f_back.f_locals.get("request")
-    return isinstance(asked, httpx.Request) and isinstance(called, httpx.Request) and _differs(asked, called)
+    if not isinstance(asked, httpx.Request) or not isinstance(called, httpx.Request):
+        return None, False
+    return called, asked is not called and _place(asked) != _place(called)
 
 
-def _differs(one: httpx.Request, other: httpx.Request) -> bool:
-    try:
-        return one is not other and (one.method, one.content) != (other.method, other.content)
-    except httpx.RequestNotRead:
-        # A body that is not held. Only a request with the same stream is the same one.
-        return one.stream is not other.stream
+def _place(request: httpx.Request) -> tuple[object, ...]:
+    url = request.url
+    return request.method, url.scheme, url.host, url.port, url.path
 
 
 def _waiting_flow() -> FrameType | None:

@@ -119,7 +119,7 @@ def read(status: int, fields: Fields, body: bytes, *, url: str = "") -> Reading:
     replayed = any((fields.get(name) or "").lower() == "true" for name in REPLAY_MARKS)
     link = _STATUS.search(fields.get("Link") or "")
     return Reading(
-        verdict=_verdict(status, fields, code, retry_after, replayed=replayed),
+        verdict=_verdict(status, fields, code, replayed=replayed),
         status=status,
         code=code,
         retry_after=retry_after,
@@ -137,7 +137,7 @@ def _joined(url: str, target: str) -> str | None:
         return None
 
 
-def _verdict(status: int, fields: Fields, code: str | None, retry_after: float | None, *, replayed: bool) -> Verdict:
+def _verdict(status: int, fields: Fields, code: str | None, *, replayed: bool) -> Verdict:
     if fields.get("Idempotency-Status") == "paused" and code != "request-paused":
         return Verdict.PAUSED
     if code is not None and (not replayed or BY_CODE[code] in (Verdict.NOT_KEPT, Verdict.ERASED)):
@@ -149,7 +149,8 @@ def _verdict(status: int, fields: Fields, code: str | None, retry_after: float |
         return Verdict.RETURN
     if status in (425, 429):
         return Verdict.RETRY_UNDONE
-    if status == 409 and (retry_after is not None or should_retry == "true"):
+    # Also if it cannot be read.
+    if status == 409 and (fields.get("Retry-After") is not None or should_retry == "true"):
         return Verdict.IN_FLIGHT
     if status >= 500 and status not in FINAL_SERVER_ERRORS:
         return Verdict.RETRY
