@@ -102,10 +102,9 @@ def wanted() -> bool:
 def install(app: Flask) -> None:
     app.extensions[WITNESS] = Witness(Path(app.config["DEMO_WITNESS"]))
     app.after_request(add_executions)
-    app.add_url_rule("/simulate/brief", "simulate.brief", brief, methods=["POST"])
+    app.add_url_rule("/simulate/brief", "simulate.brief", idempotent(keep=BRIEF_SECONDS)(brief), methods=["POST"])
 
 
-@idempotent(keep=BRIEF_SECONDS)
 def brief() -> dict[str, Any]:
     """Return a response that expires after two seconds, so that the demo can show an expired key."""
     execution_begins()

@@ -151,9 +151,6 @@ def _normal(value: Any, depth: int = 0, *, leaf: Callable[[Any], Any] | None = N
 
 def _by_value(value: Any) -> Any:
     kind = type(value)
-    if kind is float and math.isfinite(value) and not value.is_integer():
-        # The number that Python shows: a database returns 10.1 as a Decimal, which the binary fraction does not equal.
-        return _number(Decimal(repr(value)))
     if kind is Decimal and not value.is_finite() and not value.is_snan():
         return float(value)
     if kind in (datetime, time) and (offset := value.utcoffset()) is not None:

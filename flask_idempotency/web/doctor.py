@@ -240,7 +240,7 @@ def policy_faults(app: Flask, policies: Policies) -> list[Finding]:
     faults = [Finding("policies", Verdict.FAULT, fault, remedy) for fault in policies.faults()]
     found = unreached(app)
     if found.here:
-        faults.append(Finding("policies", Verdict.FAULT, f"{NOT_REACHED}: {', '.join(found.here)}.", REACH_IT))
+        faults.append(Finding("policies", Verdict.ADVICE, f"{NOT_REACHED}: {', '.join(found.here)}.", REACH_IT))
     if found.elsewhere:
         text = f"{NOT_REGISTERED}: {', '.join(found.elsewhere)}."
         faults.append(Finding("policies", Verdict.ADVICE, text, REGISTER_IT))

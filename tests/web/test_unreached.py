@@ -90,13 +90,12 @@ def test_doctor_names_it_and_the_views_of_a_blueprint_apart() -> None:
 
     found = [each for each in said(run(world, "doctor", "--json"))["findings"] if each["check"] == "policies"]
 
-    by_verdict = {each["verdict"]: each["text"] for each in found}
-    assert f"{NOT_REACHED}: " in by_verdict["fault"]
-    assert "<locals>.forgotten" in by_verdict["fault"]
-    assert "of_late" not in by_verdict["fault"]
-    assert f"{NOT_REGISTERED}: " in by_verdict["advice"]
-    assert "<locals>.of_late" in by_verdict["advice"]
-    assert "<locals>.Nested.post" in by_verdict["advice"]
+    assert {"advice"} == {each["verdict"] for each in found}
+    texts = {each["text"].partition(": ")[0]: each["text"] for each in found}
+    assert "<locals>.forgotten" in texts[NOT_REACHED]
+    assert "of_late" not in texts[NOT_REACHED]
+    assert "<locals>.of_late" in texts[NOT_REGISTERED]
+    assert "<locals>.Nested.post" in texts[NOT_REGISTERED]
 
 
 def test_what_another_application_serves_is_not_named() -> None:
