@@ -8,20 +8,25 @@ from setuptools import find_packages, setup
 # as a top-level `janitor` it would overwrite pyjanitor, which owns that name.
 JANITOR = [f"flask_idempotency.{name}" for name in find_packages(include=["janitor", "janitor.*"])]
 
+# No floor of an extra has a known advisory. Those without a comment are the lowest that have what is used here.
 EXTRAS = {
-    "redis": ["redis>=6.4,<9"],
+    "redis": ["redis>=6.4,<9"],  # PYSEC-2023-312 names what is before 6.2
     "sql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2"],
     "postgresql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2", "psycopg[binary]>=3.2.1,<4"],
-    "crypto": ["cryptography>=43"],
+    "crypto": ["cryptography>=50"],  # CVE-2026-69247 (GHSA-g6cj-pr64-35w5); before: CVE-2026-39892, CVE-2026-26007
     # kombu's transport for Redis imports packaging, and requires it with an extra of its own only.
     "celery": ["celery>=5.6.3,<6", "packaging>=23"],
     "rabbitmq": ["pika>=1.3,<2"],
     "kafka": ["confluent-kafka>=2.6,<3"],
     "cli": ["rich>=13.9,<16"],
     "zstd": ["backports.zstd>=1; python_version < '3.14'"],
-    "speed": ["orjson>=3.11.5,<4"],
+    "speed": ["orjson>=3.11.6,<4"],  # CVE-2025-67221 (GHSA-hx9q-6w63-j58v)
     "openapi": ["apispec>=6.4,<7"],
-    "client": ["httpx>=0.27,<1", "requests>=2.32,<3", "urllib3>=2.2,<3"],
+    "client": [
+        "httpx>=0.27,<1",
+        "requests>=2.33,<3",  # CVE-2026-25645 (GHSA-9wx4-h78v-vm56); before: CVE-2024-47081
+        "urllib3>=2.7,<3",  # CVE-2026-44431, CVE-2026-44432; before: CVE-2026-21441, CVE-2025-66471, CVE-2025-66418
+    ],
     "metrics": ["prometheus_client>=0.20,<1"],
 }
 

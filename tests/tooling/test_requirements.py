@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from requirements import lock
 
@@ -29,6 +30,27 @@ def pins(path: Path) -> dict[str, str]:
 def test_the_sets_are_current() -> None:
     """`python3 run.py lock` would change nothing."""
     assert lock.sets() == {name: (ROOT / "requirements" / name).read_text(encoding="utf-8") for name in FILES}
+
+
+FIXED = {"cryptography": "50", "orjson": "3.11.6", "redis": "6.2", "requests": "2.33", "urllib3": "2.7"}
+"""The version of a package that fixed the newest of its advisories, which setup.py names."""
+
+
+def test_no_extra_may_bring_a_version_with_a_known_advisory() -> None:
+    """Nor does a pin of ours."""
+    written = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    extras = next(
+        ast.literal_eval(each.value)
+        for each in written.body
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "EXTRAS"
+    )
+    needed = [Requirement(each) for extra in extras.values() for each in extra]
+    floors = {each.name: bound.version for each in needed for bound in each.specifier if bound.operator == ">="}
+    pinned = pins(ROOT / "requirements.txt")
+
+    for name, fixed in FIXED.items():
+        assert Version(fixed) <= Version(floors[name]), name
+        assert Version(fixed) <= Version(pinned[name].partition("==")[2].split()[0]), name
 
 
 def test_a_set_pins_what_requirements_txt_pins() -> None:
