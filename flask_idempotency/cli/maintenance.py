@@ -24,7 +24,7 @@ from flask_idempotency.maintenance.janitor import Batcher, ExpireReport, Reconci
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, RotateReport, SealReport, seal_plain
 from flask_idempotency.operations.doctor import DoctorReport
-from flask_idempotency.operations.records import AuditNote, Refused
+from flask_idempotency.operations.records import AuditNote, Refused, never_happened
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import drain_of, janitor_of, with_budget
@@ -94,6 +94,9 @@ def _reaped(report: ReapReport) -> list[str]:
             f"{report.completed} completed, {report.released} released, "
             f"{report.resumed} resumed, {report.unknown} still unknown, {report.failed} failed."
         )
+    if report.never_happened:
+        keys = f"For {report.never_happened} key{'' if report.never_happened == 1 else 's'}"
+        said.append(f"{keys}, {never_happened(report.believed_in)}: until then its worker may still run.")
     if report.failed:
         said.append("The log says which resolver failed, and how.")
     return said

@@ -36,8 +36,10 @@ from flask_idempotency.operations.records import (
     RecordFilter,
     RecordView,
     Refused,
+    believed_in,
     changes_of,
     listing,
+    never_happened,
 )
 from flask_idempotency.operations.times import format_duration
 from flask_idempotency.web.janitor import downstream_key
@@ -315,14 +317,17 @@ def show_command(named: RecordOptions, downstream: str | None, item: str | None,
         case = find_record(named, whole=False)
         shown = show_of(case.first, steps=True)
         changes = changes_of(built().audit, case.first.key)
+        wait = believed_in(built().audit, case.first, policy_for(case.first.record.info))
         sent = None if downstream is None else _downstream_key(case.first, downstream, item)
     if as_json:
         key = {} if sent is None else {"downstream_key": sent}
         audited = None if changes is None else list(map(asdict, changes))
-        say(json.dumps({**asdict(shown), "also": list(case.also), "changes": audited, **key}))
+        said = None if wait is None else {"verdict": "never-happened", "believed_in": wait}
+        say(json.dumps({**asdict(shown), "also": list(case.also), "changes": audited, "resolver": said, **key}))
     else:
         also = [f"also under:   {handle}" for handle in case.also]
-        say(facts_of(shown, changes or ()), *also, *([] if sent is None else [f"downstream:   {sent}"]))
+        unresolved = [] if wait is None else [f"unresolved:   {never_happened(wait)}"]
+        say(facts_of(shown, changes or ()), *unresolved, *also, *([] if sent is None else [f"downstream:   {sent}"]))
 
 
 def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:

@@ -17,6 +17,10 @@ AUDIT_KEPT_SECONDS: Final = 400 * 86400.0
 RESOLVER: Final = "resolver"
 """The actor of what resolvers changed, so no operator may have this name."""
 
+SAYS_NEVER: Final = "says-never-happened"
+SAYS_UNKNOWN: Final = "says-still-unknown"
+"""The verbs of what a resolver last said of a key that it did not resolve. Neither is a change."""
+
 LONGEST_ACTOR: Final = 200
 LONGEST_REASON: Final = 1000
 """The most characters of these texts. A store may cut a longer one."""
@@ -27,7 +31,9 @@ class AuditEntry:
     """One change of a record. Neither text may name a key, a body or a client."""
 
     verb: str
-    """`completed`, `released`, `reopened`, `resumed`, or a step's `completed` or `never-happened`."""
+    """`completed`, `released`, `reopened`, `resumed`, or a step's `completed` or `never-happened`.
+
+    Or `SAYS_NEVER` or `SAYS_UNKNOWN`."""
     was: str
     """The state of the record before."""
     actor: str
@@ -80,3 +86,14 @@ class AuditTrail(Protocol):
     def forget(self, tid: bytes) -> None:
         """Remove the entries of this tenant's records. Harmless if there are none."""
         ...
+
+
+def says_never_happened(audit: AuditTrail | None, key: StorageKey, *, since: float) -> bool:
+    """Return whether the resolver last said that this request never happened. It is not believed yet.
+
+    `since` is when the record was first used: what a resolver said of an earlier life does not count. Raises
+    `StoreUnavailable` if the store does not answer.
+    """
+    entries = () if audit is None else audit.entries(key)
+    said = [entry.verb for entry in entries if entry.verb in (SAYS_NEVER, SAYS_UNKNOWN) and entry.at >= since]
+    return said[-1:] == [SAYS_NEVER]

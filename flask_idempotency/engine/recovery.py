@@ -12,7 +12,14 @@ from dataclasses import field, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from flask_idempotency.engine.audit import AuditEntry, AuditTrail
+from flask_idempotency.engine.audit import (
+    RESOLVER,
+    SAYS_NEVER,
+    SAYS_UNKNOWN,
+    AuditEntry,
+    AuditTrail,
+    says_never_happened,
+)
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.claim import SealedResponse
 from flask_idempotency.engine.errors import (
@@ -357,6 +364,15 @@ class Settler:
         )
         entry = AuditEntry(verb, seen.record.state.value, actor, reason, forced=forced, certain=certain)
         self._keep(seen.key, entry)
+
+    def note(self, seen: SeenRecord, *, never_happened: bool) -> None:
+        """Remember what the resolver said of this record, which it did not resolve, so that `show` can say it.
+
+        Raises `StoreUnavailable` if the store does not answer.
+        """
+        if says_never_happened(self._audit, seen.key, since=seen.record.requested_at) != never_happened:
+            verb = SAYS_NEVER if never_happened else SAYS_UNKNOWN
+            self._keep(seen.key, AuditEntry(verb, seen.record.state.value, RESOLVER, "asked"))
 
     def _keep(self, key: StorageKey, entry: AuditEntry) -> None:
         """Add this entry to the audit trail. The change has happened by now, so no error may hide that."""

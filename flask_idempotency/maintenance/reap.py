@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -70,6 +70,10 @@ class ReapReport:
     """Keys of which the resolver settled a step, or let the next retry go on."""
     unknown: int = 0
     """Still unknown; or `NeverHappened`, while the worker may still run."""
+    never_happened: int = field(default=0, compare=False)
+    """Those of `unknown` of which the resolver says that they never happened."""
+    believed_in: float = field(default=0.0, compare=False)
+    """Seconds until the last of these is believed."""
     failed: int = 0
     """The resolver raised an exception, or returned an impossible value."""
     shrunk: int = 0
@@ -137,6 +141,7 @@ def reap(
         cursor = page.after
         return BatchResult(len(page.found), more=cursor is not None)
 
+    waits: list[float] = []
     began = drain.monotonic()
     first = drain.run(quarantine)
     shrunk, finished = first.shrunk, first.finished
@@ -155,12 +160,13 @@ def reap(
                 resolver = context.resolvers.get(found.record.info.operation)
                 if resolver is not None:
                     counts["asked"] += 1
-                    counts[_call(found, resolver, context, observers, label, horizon=horizon)] += 1
+                    counts[_call(found, resolver, context, observers, label, waits, horizon=horizon)] += 1
             return BatchResult(len(due), more=bool(due))
 
         second = drain.rest(first, began=began).run(resolve)
         shrunk, finished = shrunk + second.shrunk, finished and second.finished
-    return ReapReport(**counts, shrunk=shrunk, finished=finished)
+    believed_in = max(waits, default=0.0)
+    return ReapReport(**counts, never_happened=len(waits), believed_in=believed_in, shrunk=shrunk, finished=finished)
 
 
 def _call(
@@ -169,10 +175,14 @@ def _call(
     context: ResolverContext,
     observers: Callable[[Event], None],
     label: Callable[[StorageKey], str],
+    waits: list[float],
     *,
     horizon: float,
 ) -> str:
-    """Call the resolver, act on its result, and return the name of the count in `ReapReport` that rises."""
+    """Call the resolver, act on its result, and return the name of the count in `ReapReport` that rises.
+
+    To `waits`, add in how many seconds a "never happened" is believed.
+    """
     endpoint = found.record.info.operation
 
     def failed(error: Exception, why: str) -> str:
@@ -196,7 +206,9 @@ def _call(
         return failed(error, str(error) if isinstance(error, ConfigurationError) else type(error).__name__)
     try:
         policy = context.policy_of(found.record.info)
-        outcome = _apply(found, journal, resolution, policy, context.settler, horizon=horizon)
+        outcome = _apply(found, journal, resolution, policy, context, horizon=horizon)
+        if isinstance(outcome, float) or outcome == "unknown":
+            context.settler.note(found, never_happened=isinstance(outcome, float))
     except (KeyProviderUnavailable, NotApplied) as error:
         # This may concern one tenant's keys or one response's cache. Other keys that are due must not wait.
         return failed(error, str(error))
@@ -204,15 +216,28 @@ def _call(
         raise
     except Exception as error:  # noqa: BLE001 - a wrong value must not stop the run either
         return failed(error, str(error) if isinstance(error, IdempotencyError | TypeError) else type(error).__name__)
+    if isinstance(outcome, float):
+        waits.append(outcome)
+        outcome = "unknown"
     if outcome == "unknown":
         observers(ResolverAsked(label(found.key), endpoint, answer="still-unknown"))
     return outcome
 
 
 def _apply(
-    found: SeenRecord, journal: Journal, resolution: Resolution, policy: Policy, settler: Settler, *, horizon: float
-) -> str:
-    """Resolve the key as its resolver decided, and return the name of the count."""
+    found: SeenRecord,
+    journal: Journal,
+    resolution: Resolution,
+    policy: Policy,
+    context: ResolverContext,
+    *,
+    horizon: float,
+) -> str | float:
+    """Resolve the key as its resolver decided, and return the name of the count.
+
+    Or return in how many seconds a "never happened" is believed.
+    """
+    settler = context.settler
     match resolution:
         case Happened(response):
             if not isinstance(response, StoredResponse):
@@ -230,14 +255,14 @@ def _apply(
                     f"a resolver returned NeverHappened() for a request with recorded steps ({', '.join(recorded)}): they "
                     "would run again. Settle the steps instead."
                 )
-            if _may_still_act(found, policy, horizon=horizon):
-                return "unknown"
+            if (wait := _may_still_act(found, policy, context, horizon=horizon)) is not None:
+                return wait
             return "released" if settler.force_release(found, actor=RESOLVER, reason="resolved") else "overtaken"
         case SettledStep() | Resume():
             settled = (resolution,) if isinstance(resolution, SettledStep) else resolution.settled
-            waits = not all(step.happened for step in settled)
-            if waits and _may_still_act(found, policy, horizon=horizon):
-                return "unknown"
+            wait = _may_still_act(found, policy, context, horizon=horizon)
+            if wait is not None and not all(step.happened for step in settled):
+                return wait
             resumed = settler.resume(found, journal, settled, actor=RESOLVER, reason="resolved")
             return "resumed" if resumed else "overtaken"
         case StillUnknown():
@@ -250,9 +275,10 @@ def _apply(
             )
 
 
-def _may_still_act(found: SeenRecord, policy: Policy, *, horizon: float) -> bool:
-    """Return whether the worker may still be about to call the other service."""
-    if max_remaining(clamp_clock(found.record, horizon), max_runtime=policy.max_runtime) > 0:
-        return True
+def _may_still_act(found: SeenRecord, policy: Policy, context: ResolverContext, *, horizon: float) -> float | None:
+    """Return for how many seconds the worker may still be about to call the other service. None: it is gone."""
+    left = max_remaining(clamp_clock(found.record, horizon), max_runtime=policy.max_runtime)
+    if left > 0:
+        return left
     # A clock that was set may have ended many leases together. A living worker renews its lease before the next turn.
-    return found.record.reason == LAPSED and not found.returned_before
+    return context.first_pause if found.record.reason == LAPSED and not found.returned_before else None

@@ -17,7 +17,7 @@ from itertools import islice, pairwise
 from math import ceil, inf
 from typing import Final
 
-from flask_idempotency.engine.audit import AuditTrail
+from flask_idempotency.engine.audit import SAYS_NEVER, SAYS_UNKNOWN, AuditTrail, says_never_happened
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError
 from flask_idempotency.engine.escape import printable
@@ -183,7 +183,25 @@ def changes_of(audit: AuditTrail | None, key: StorageKey) -> tuple[ChangeView, .
             entry.certain,
         )
         for entry in audit.entries(key)
+        if entry.verb not in (SAYS_NEVER, SAYS_UNKNOWN)
     )
+
+
+def never_happened(believed_in: float) -> str:
+    """Say that a resolver is not believed yet, and in how many seconds it is. 0: when the janitor calls it next."""
+    when = f"in {format_duration(believed_in)}" if believed_in >= 1 else "at its next call"
+    return f"the resolver says it never happened; believed {when}"
+
+
+def believed_in(audit: AuditTrail | None, found: SeenRecord, policy: Policy) -> float | None:
+    """Return in how many seconds the resolver is believed, who says that this request never happened. None: it does not.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    record = found.record
+    if record.state is not State.QUARANTINED or not says_never_happened(audit, found.key, since=record.requested_at):
+        return None
+    return max_remaining(record, max_runtime=policy.max_runtime)
 
 
 def handle_of(key: StorageKey) -> str:

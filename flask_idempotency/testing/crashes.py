@@ -18,13 +18,15 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from flask_idempotency.engine.audit import says_never_happened
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.journal import IN_DOUBT
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import State
-from flask_idempotency.engine.recovery import LAPSED
+from flask_idempotency.engine.model import Record, State
+from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.recovery import LAPSED, max_remaining
 from flask_idempotency.engine.steps import StepRun, Steps
 from flask_idempotency.testing.doubles import FrozenClock
 
@@ -32,6 +34,10 @@ MOST_RETRIES: Final = 5
 """A view may fail by itself and pause. A client sends it so often before we call that its end."""
 SHORTEST_LEASE: Final = 0.001
 """Seconds. The attempt that dies asks for no longer one, so its retry need not wait."""
+MOST_TURNS: Final = 4
+"""How often `settle` is called for one doubt, if the clock can be moved in between."""
+TURN_SECONDS: Final = 3600.0
+"""The longest pause between two calls of a resolver for one key."""
 PATIENCE: Final = 5.0
 """Seconds to wait for the end of that lease, by the clock of this machine."""
 
@@ -78,12 +84,18 @@ class Crash:
     """How often each transactional step was committed."""
     effects: Mapping[str, int] = field(default_factory=dict)
     """By how much each of your counts rose."""
+    waited: float = 0.0
+    """For how many seconds of the store's clock the doubt waited, until `settle` had ended it."""
+    says_never: bool = False
+    """Whether that was because the resolver said that it never happened."""
     faults: list[str] = field(default_factory=list)
     """Which promises were broken, in sentences."""
 
     def __str__(self) -> str:
         ran = ", ".join(f"{name} {times}x" for name, times in self.ran.items())
-        return f"{self.point} -> {self.end} [{ran}]"
+        why = " for the resolver, who says it never happened," if self.says_never else " for the resolver"
+        waited = f", waited{why} {self.waited:.0f} s of the store's time" if self.waited else ""
+        return f"{self.point} -> {self.end} [{ran}]{waited}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +157,7 @@ class _Attempt:
         self.dies_at = dies_at
         self.dead = False
         self.keys: list[StorageKey] = []
+        self.policy: Policy | None = None
         self.reached: list[CrashPoint] = []
         self._effects = effects
         self._open: list[StepRun] = []
@@ -251,7 +264,9 @@ def every_crash(
     say. Without it, nothing can see what happens outside of steps, twice in a deduplicated one, or in a harmless failure.
 
     `settle` is called when a step is in doubt, to let resolvers settle it; the retry after it must end in the answer.
-    `clock` is that of the store, if it only moves when a test moves it. Nothing here sleeps.
+    `clock` is that of the store, if it only moves when a test moves it. It needs to be behind this machine's. A resolver who
+    says that a step never happened is believed when its worker cannot run any more: then the clock is moved, and `settle` is
+    called again. The report says how long that was. Nothing here sleeps.
 
     Raises `AssertionError` with the report if a promise is broken: a plain or transactional step that happened twice, an
     effect that happened more often than without a crash, or not at all, or an end that is neither the answer nor a doubt.
@@ -306,15 +321,60 @@ class _Runner:
                 self._ended(crash, response, keys)
             if crash.kind == "doubt" and self.settle is not None and not settled:
                 settled, response = True, None
-                self.settle()
+                self._settle(crash, first, self.settle)
             elif crash.kind != "other" or crash.end.startswith("quarantined"):
                 break
             else:
                 response = None
         if settled and crash.kind == "doubt":
-            crash.faults.append("nothing has settled the doubt")
+            crash.faults.append(f"nothing has settled the doubt{self._reason(crash, first)}")
         crash.effects = _risen(before, self.effects())
         return first.reached if any(reached.step for reached in first.reached) else []
+
+    def _settle(self, crash: Crash, attempt: _Attempt, settle: Callable[[], object]) -> None:
+        """Let the resolver settle the doubt. If it is not believed yet, let that time pass, and call it again."""
+        for turn in range(MOST_TURNS):
+            settle()
+            left = self._believed_in(attempt)
+            if left is None or self.clock is None or turn == MOST_TURNS - 1:
+                return
+            crash.says_never = self._says_never(attempt)
+            # A little more, because leases are rounded. Without it, the next call of the resolver is due by then.
+            seconds = left + 1.0 if left > 0 else TURN_SECONDS
+            self.clock.advance(seconds)
+            crash.waited += seconds
+
+    def _quarantined(self, attempt: _Attempt) -> Iterator[tuple[StorageKey, Record]]:
+        for key in attempt.keys:
+            record = self.engine._deps.store.read(key)
+            if record is not None and record.state is State.QUARANTINED:
+                yield key, record
+
+    def _believed_in(self, attempt: _Attempt) -> float | None:
+        """Return the seconds until no worker can run any more. None: no record is quarantined."""
+        runs = 0.0 if attempt.policy is None else attempt.policy.max_runtime
+        return max((max_remaining(record, max_runtime=runs) for _, record in self._quarantined(attempt)), default=None)
+
+    def _says_never(self, attempt: _Attempt) -> bool:
+        audit = self.app.extensions["idempotency"].built.audit
+        return any(
+            says_never_happened(audit, key, since=record.requested_at) for key, record in self._quarantined(attempt)
+        )
+
+    def _reason(self, crash: Crash, attempt: _Attempt) -> str:
+        """Say what the resolver is waited for, as the end of a sentence. Empty: it has not said that it never happened."""
+        left = self._believed_in(attempt)
+        if left is None or not self._says_never(attempt):
+            return ""
+        if self.clock is None:
+            remedy = "Give the store a FrozenClock and pass it as clock=, so that this time can pass"
+        elif self.clock.now > time.time():
+            remedy = (
+                "The janitor goes by the earlier of the clock and this machine's: begin with FrozenClock(), in the past"
+            )
+        else:
+            remedy = "Let settle= run the janitor"
+        return f": the resolver says it never happened, which is believed in {max(left, 1.0):.0f} s. {remedy}"
 
     def _send(self, attempt: _Attempt, key: str) -> TestResponse | Exception | None:
         with self._watched(attempt):
@@ -330,9 +390,10 @@ class _Runner:
         """Give the engine the gates of this attempt. They stay with its claims, also when the worker has died."""
         engine, deps, claim = self.engine, self.engine._deps, self.engine.claim
 
-        def claiming(*args: Any, **kwargs: Any) -> Any:
-            outcome = claim(*args, **kwargs)
+        def claiming(request: Any, policy: Policy, **kwargs: Any) -> Any:
+            outcome = claim(request, policy, **kwargs)
             if isinstance(outcome, Claim) and outcome.steps is not None:
+                attempt.policy = policy
                 attempt.watch(outcome.steps)
             return outcome
 
