@@ -69,7 +69,7 @@ _COUNTS = tuple(
         count.name
         for report in (ReapReport, ExpireReport, RotateReport, ReconcileReport, RelayReport)
         for count in fields(report)
-        if count.name != "finished"
+        if count.name != "finished" and count.compare
     )
 )
 

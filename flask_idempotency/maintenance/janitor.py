@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from flask_idempotency.engine.capabilities import Expiry, Ledger, TaskLog, TaskReport
@@ -84,7 +84,9 @@ class Janitor:
                 host_now = self._host_clock()
                 report = work(host_now if task_log is None else min(task_log.now(), host_now), drain)
                 seconds = drain.monotonic() - began
-                counts = {name: count for name, count in asdict(report).items() if name != "finished"}
+                # A field that is not compared is no count.
+                every = [each.name for each in fields(report) if each.compare and each.name != "finished"]
+                counts = {name: getattr(report, name) for name in every}
                 if task_log is not None:
                     entry = {**counts, "finished": report.finished, "seconds": round(seconds, 3)}
                     task_log.report(task, json.dumps(entry, separators=(",", ":")))

@@ -94,7 +94,7 @@ class Crash:
     def __str__(self) -> str:
         ran = ", ".join(f"{name} {times}x" for name, times in self.ran.items())
         why = " for the resolver, who says it never happened," if self.says_never else " for the resolver"
-        waited = f", waited{why} {self.waited:.0f} s of the store's time" if self.waited else ""
+        waited = f", waited{why} {round(self.waited / 60)} min of the store's time" if self.waited else ""
         return f"{self.point} -> {self.end} [{ran}]{waited}"
 
 
@@ -374,7 +374,7 @@ class _Runner:
             )
         else:
             remedy = "Let settle= run the janitor"
-        return f": the resolver says it never happened, which is believed in {max(left, 1.0):.0f} s. {remedy}"
+        return f": the resolver says it never happened, which is believed in {max(round(left / 60), 1)} min. {remedy}"
 
     def _send(self, attempt: _Attempt, key: str) -> TestResponse | Exception | None:
         with self._watched(attempt):

@@ -15,7 +15,7 @@ from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Reaped, RecordCorrupt, TaskRun
 from flask_idempotency.engine.model import OnExpiry
-from flask_idempotency.engine.recovery import Happened, Resolution, UnknownOutcome
+from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.maintenance.janitor import LOCK_SECONDS
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore
@@ -162,6 +162,35 @@ def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
         in told.output
     )
     assert "The log says which resolver failed" in told.output
+
+
+def test_reap_and_show_say_when_a_resolver_is_believed() -> None:
+    """Its "never happened" is no "still unknown": the next retry runs soon, and no operator needs to look."""
+    world = apps.shop()
+    answers: list[Resolution] = [NeverHappened(), NeverHappened(), StillUnknown(), NeverHappened()]
+    world.idempotency.resolver("pay")(lambda unknown: answers.pop(0))
+    show = ("show", *apps.ALICES)
+    apps.lapsed(world)
+    assert "never happened" not in run(world, *show).output
+
+    world.clock.advance(900 - 660 - 1)
+    told, shown = run(world, "reap"), run(world, *show)
+    assert "1 still unknown" in told.output
+    assert "For 1 key, the resolver says it never happened; believed in 11 min" in told.output
+    assert "the resolver says it never happened; believed in 11 min" in shown.output
+    assert "changed" not in shown.output
+
+    def asked(after: float) -> tuple[Any, Any]:
+        world.clock.advance(after)
+        reaped, seen = (object_of(run(world, *command, "--json")) for command in (("reap",), show))
+        return (reaped["never_happened"], round(reaped["believed_in"])), seen["resolver"]
+
+    assert ((1, 360), {"verdict": "never-happened", "believed_in": 360.0}) == asked(300)
+    world.clock.advance(360)
+    assert "the resolver says it never happened; believed at its next call" in run(world, *show).output
+    assert ((0, 0), None) == asked(3600)  # it has changed its mind
+    world.clock.advance(3600)
+    assert "1 released" in run(world, "reap").output
 
 
 def test_expire_removes_what_is_over() -> None:

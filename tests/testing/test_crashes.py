@@ -15,7 +15,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import func, select
 from werkzeug.test import TestResponse
 
-from flask_idempotency import Idempotency, Step, current_claim, current_step, idempotent
+from flask_idempotency import Idempotency, Step, StillUnknown, current_claim, current_step, idempotent
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import State
 from flask_idempotency.maintenance.janitor import Batcher
@@ -159,6 +159,46 @@ def test_a_resolver_ends_each_doubt(resolver: str, fault: str) -> None:
     else:
         report = every_crash(app, checkout, effects=world.counts, settle=settle, clock=clock)
         assert {"201"} == set(report.ends.values())
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "testing.md"
+RECIPE = next(
+    part for part in GUIDE.read_text(encoding="utf-8").split("```python\n") if "settle=reap" in part
+).partition("```")[0]
+"""The example of the guide to tests whose resolver settles the doubts."""
+
+
+def test_the_recipe_of_the_guide_waits_for_its_resolver_and_says_so() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(RECIPE, "testing.md", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+
+    waited = {str(crash.point): (crash.waited, crash.says_never) for crash in names["report"].crashes if crash.waited}
+    assert ["charge: in its function"] == list(waited)
+    seconds, says_never = waited["charge: in its function"]
+    assert (True, True) == (says_never, 900 <= seconds < 1000)
+    assert (
+        "charge: in its function -> 201 [charge 1x], waited for the resolver, who says it never happened, 15 min of"
+        in str(names["report"])
+    )
+
+
+@for_each(
+    ("old", "new", "fault"),
+    [
+        (", clock=clock)", ")", "which is believed in 15 min. Give the store a FrozenClock and pass it as clock="),
+        ("FrozenClock()", "FrozenClock(4e9)", "begin with FrozenClock(), in the past"),
+        ("step.never_happened()", "StillUnknown()", "charge: in its function: nothing has settled the doubt\n"),
+    ],
+)
+def test_a_doubt_that_stays_says_what_it_waits_for(old: str, new: str, fault: str) -> None:
+    recipe = RECIPE.replace("import every_crash", "import every_crash\nfrom flask_idempotency import StillUnknown")
+    recipe = recipe.replace(old, new).replace("import FrozenClock, every_crash", "import FrozenClock, every_crash")
+    if "clock=clock)" not in recipe:
+        recipe = recipe.replace("MemoryStore(clock)", "MemoryStore()")
+    with pytest.raises(AssertionError) as raised:
+        exec(compile(recipe, "testing.md", "exec", dont_inherit=True), {"StillUnknown": StillUnknown})  # noqa: S102
+
+    assert fault in str(raised.value)
 
 
 class CountingStore(MemoryStore):
