@@ -416,10 +416,10 @@ def test_counts_and_rows_say_what_waits(shop: Shop) -> None:
     counts, rows = shop.table.counts(), shop.table.rows(limit=10)
 
     assert (3, 1, 21.0) == (counts.waiting, counts.dead, round(counts.oldest, 3))
-    assert [("dead", 1, 1), ("due", 0, 0), ("due", 1, 0), ("delayed", 0, 0)] == [
+    assert [("dead", 1, 1), ("due", 1, 0), ("due", 0, 0), ("delayed", 0, 0)] == [
         (row.state, row.attempts, row.behind) for row in rows
     ]
-    assert ["no", None, "ConnectionError", None] == [row.error for row in rows]
+    assert ["no", "ConnectionError", None, None] == [row.error for row in rows]
     assert 1 == len(shop.table.rows(limit=10, only_dead=True))
 
 
