@@ -124,14 +124,12 @@ class NotStorable(IdempotencyError):
 class NotCommitted(IdempotencyError):
     """The database refused to commit, and has no row of this request, or of this step. A retry may run it again.
 
-    `retryable`: the cause was a conflict with other transactions, so the same request may succeed. `raised`: what the
-    session raised before it sent the COMMIT, for a row that the database refused or in a listener of the application.
+    `retryable`: the cause was a conflict with other transactions, so the same request may succeed.
     """
 
-    def __init__(self, text: str, *, retryable: bool, raised: Exception | None = None) -> None:
+    def __init__(self, text: str, *, retryable: bool) -> None:
         super().__init__(text)
         self.retryable = retryable
-        self.raised = raised
 
 
 class StepsChanged(IdempotencyError):

@@ -719,10 +719,6 @@ class Guard:
         problem: Problem | None = None,
     ) -> None:
         """Replace the response of work that was not committed, or may not have been: it would be a false promise."""
-        raised = error.raised if isinstance(error, NotCommitted) and not state.past_point else None
-        if raised is not None and (handled := self._handled(raised)) is not None:
-            overlay(response, handled, policy=state.policy, lost=state.capture)
-            return
         # Not the original's text: it quotes what was to be written, the response among it.
         outcome = "its rows were rolled back" if isinstance(error, NotCommitted) else "is not known to be committed"
         _log.error("%s was answered, but %s: %s", state.operation, outcome, error)
@@ -730,18 +726,6 @@ class Guard:
             unknown = isinstance(error, NotCommitted) and state.past_point
             problem = refusal(Unknown(reason="not-committed")) if unknown else failure(error)
         self._replace_response(state, response, problem)
-
-    def _handled(self, error: Exception) -> Response | None:
-        """Return what the application's error handlers answer to an error of the last flush. None: it has none for it."""
-        try:
-            raise error
-        except Exception:  # noqa: BLE001 - Flask handles, or raises again, the error that is current
-            try:
-                return self._app.make_response(self._app.handle_user_exception(error))
-            except Exception as raised:  # noqa: BLE001 - that error itself, or a fault in its handler
-                if raised is not error:
-                    _log.exception("the error handler of a row that the database refused failed")
-                return None
 
     def _replace_rolled_back(self, state: RequestState, response: Response, error: BaseException | None) -> None:
         """Replace a success whose rows were rolled back. The response to an error may be sent, and may say more."""

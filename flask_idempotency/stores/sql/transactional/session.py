@@ -333,16 +333,18 @@ class SessionTransactions:
             and self.has_written(connection)
         }
         # What the view's own commit is about to flush. Where this session writes, it says by the mapper.
-        for changed in (*session.new, *session.dirty, *session.deleted):
+        dirty = (each for each in session.dirty if session.is_modified(each))
+        for changed in (*session.new, *dirty, *session.deleted):
             bind = session.get_bind(object_mapper(changed))
             if not self.is_base(bind.engine):
                 written.add(self._bind_of(bind.engine))
         if written:
             raise ConfigurationError(
-                f"db.session has written to another database ({', '.join(sorted(written))}) than the one that holds the "
-                "records (the default bind), so these rows and the record would be committed one after the other, and a crash "
-                "between would keep one half. Nothing of it is committed. Write all rows of a transactional view to the "
-                "default bind and send the rest by an outbox message, or choose another value of effects."
+                f"db.session has written to another database ({', '.join(sorted(written))}), or has locked rows there, than "
+                "the one that holds the records (the default bind), so these rows and the record would be committed one after "
+                "the other, and a crash between would keep one half. Nothing of it is committed. Write all rows of a "
+                "transactional view to the default bind and send the rest by an outbox message, or choose another value of "
+                "effects."
             )
 
     def _bind_of(self, engine: Engine) -> str:

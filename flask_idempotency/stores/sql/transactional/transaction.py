@@ -118,8 +118,6 @@ class SessionTransaction:
         """The session that this claim commits or has committed itself."""
         self._before_last_commit: Callable[[Session], None] | None = None
         """Call this before that commit. None: the session does."""
-        self._flushed = False
-        """True once the application's rows are in the transaction, and its listeners have run."""
         self._going_out = False
         """True once all writes before that commit are done. A failure before that point leaves no row committed."""
         self._committed = False
@@ -197,14 +195,23 @@ class SessionTransaction:
             if session.in_transaction():
                 # Raises if another process opened the connection.
                 self._records.connection(session)
-            self._commit(session, _nothing)
+            self._commit(session, self._refuse_aborted)
         except Exception as error:
             role = self._records.role(session)
             undo(session)
             if self._going_out and not is_refusal(error):
                 raise StoreUnavailable(f"the commit may be done or not ({cause_of(error)})") from error
             _log_fault(error, "so nothing is committed")
-            raise self._not_committed(error, role, retryable=is_retryable(error)) from error
+            raise NotCommitted(self._failed(error, role), retryable=is_retryable(error)) from error
+
+    def _refuse_aborted(self) -> None:
+        """Raise if PostgreSQL has aborted the transaction, and the view let the error pass: no record is written that would.
+
+        It answers such a COMMIT with a rollback, and with no error.
+        """
+        session = self._records.session()
+        if session.in_transaction():
+            self._records.has_written(self._records.connection(session))
 
     def _commit(self, session: Session, write_last: Callable[[], None]) -> None:
         """Commit the session. `write_last` writes in its transaction, right before the COMMIT.
@@ -225,7 +232,6 @@ class SessionTransaction:
                 session.flush()
                 if not self._to_several:
                     self._records.refuse_other_databases(session)
-                self._flushed = True
                 write_last()
                 self._going_out = True
 
@@ -353,10 +359,6 @@ class SessionTransaction:
         if record is not None and record.token == self._token and _has_mark(record):
             self._has_committed()
 
-    def _not_committed(self, error: Exception, role: str | None, *, retryable: bool) -> NotCommitted:
-        raised = None if self._flushed or isinstance(error, IdempotencyError) else error
-        return NotCommitted(self._failed(error, role), retryable=retryable, raised=raised)
-
     def _failed(self, error: Exception, role: str | None) -> str:
         """Return why the session did not commit, and what to grant if `role` may not use our tables."""
         if isinstance(error, ConfigurationError):
@@ -382,7 +384,7 @@ class SessionTransaction:
             if lost is not None:
                 raise lost
             _log_fault(error, "so nothing is committed")
-            raise self._not_committed(error, role, retryable=again) from error
+            raise NotCommitted(self._failed(error, role), retryable=again) from error
         if isinstance(error, SQLAlchemyError):
             _log.warning("a commit was done, although its reply was lost (%s)", cause_of(error))
         else:
@@ -402,10 +404,6 @@ class SessionTransaction:
 def _has_mark(record: Record) -> bool:
     # The janitor may have quarantined the record since, with another reason.
     return record.reason == COMMITTED_EARLY or record.state is State.QUARANTINED
-
-
-def _nothing() -> None:
-    """Write no record: work without a claim has none."""
 
 
 def _log_fault(error: Exception, outcome: str) -> None:
