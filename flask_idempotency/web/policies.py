@@ -20,7 +20,6 @@ from typing import Any, Final, NoReturn, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from flask import Blueprint, Flask, current_app, has_request_context, request, request_started
-from flask.views import http_method_funcs
 from werkzeug.exceptions import HTTPException
 from werkzeug.local import LocalProxy
 
@@ -39,7 +38,9 @@ MARK = "__idempotency__"
 _APPLICATION = "application"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
-_ENTERED: Final = http_method_funcs | {"dispatch_request", "__call__"}
+_ENTERED: Final = frozenset(
+    {"get", "post", "head", "options", "delete", "put", "trace", "patch", "dispatch_request", "__call__"}
+)
 """The methods of a class that a request calls."""
 
 annotated_here: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -563,8 +564,7 @@ def _has_mark(target: Any) -> bool:
 
 def mark_configured(blueprint: Blueprint, override: Override) -> None:
     """Mark the blueprint, so that `refuse_unguarded` closes its views in an application without the extension."""
-    setattr(blueprint, MARK, Mark(override=override))
-    request_started.connect(refuse_unguarded)
+    _put(blueprint, Mark(override=override))
 
 
 def _check_carrier(target: Any) -> None:
@@ -593,7 +593,7 @@ def _annotate(target: TargetT, mark: Mark) -> TargetT:
     if _mark(target).exempt is not None and mark.exempt is not _mark(target).exempt:
         raise ConfigurationError(f"{name_of(target)} is both @idempotent and @exempt. Remove one of the two.")
     try:
-        setattr(target, MARK, mark)
+        _put(target, mark)
     except (AttributeError, TypeError) as error:
         raise ConfigurationError(
             f"{name_of(target)} cannot carry an annotation, because it takes no attributes. Write a function that calls it, "
@@ -601,9 +601,13 @@ def _annotate(target: TargetT, mark: Mark) -> TargetT:
         ) from error
     with suppress(TypeError):  # it has slots, and no weak references
         annotated_here[id(target)] = target
+    return target
+
+
+def _put(target: Any, mark: Mark) -> None:
+    setattr(target, MARK, mark)
     # We do not know yet which application will serve it. A second connection changes nothing.
     request_started.connect(refuse_unguarded)
-    return target
 
 
 def _note_late(target: Any) -> None:
