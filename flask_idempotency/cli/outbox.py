@@ -211,7 +211,7 @@ def _shown(rows: list[OutboxRow]) -> list[Part]:
 @word_options(required=False)
 @as_json_option
 def retry_command(seq: int | None, topic: str | None, actor: str, reason: str, as_json: bool) -> None:
-    """Let a message be sent again now, or every message of a topic whose last attempt failed.
+    """Send a message again now, or every message of a topic whose last attempt failed.
 
     Changes the outbox: dead messages live again, and those that wait for their next attempt are due. Refuses while a relay
     sends the message. The receiver may get it a second time, under the same id.

@@ -77,7 +77,6 @@ def check(role: str | None, as_json: bool) -> None:
     \b
     Example:
       $ flask idempotency db check
-      $ flask idempotency db check --role tenant_a
     """
     if role is None:
         _tell(db_check, "The schema is in order.", as_json=as_json)
