@@ -147,7 +147,7 @@ cli.add_command(outbox)
 )
 @as_json_option
 def list_command(dead: bool, limit: int, as_json: bool) -> None:
-    """List the messages that are not sent: dead ones first, then those whose last attempt failed.
+    """List the messages that are not sent: dead ones first, then failed ones.
 
     Read-only. Shows no body, key or header. Exits with 1 if a message is dead.
 
@@ -211,7 +211,7 @@ def _shown(rows: list[OutboxRow]) -> list[Part]:
 @word_options(required=False)
 @as_json_option
 def retry_command(seq: int | None, topic: str | None, actor: str, reason: str, as_json: bool) -> None:
-    """Send a message again now, or every message of a topic whose last attempt failed.
+    """Send a message again now, or every failed one of a topic.
 
     Changes the outbox: dead messages live again, and those that wait for their next attempt are due. Refuses while a relay
     sends the message. The receiver may get it a second time, under the same id.
