@@ -147,7 +147,7 @@ cli.add_command(outbox)
 )
 @as_json_option
 def list_command(dead: bool, limit: int, as_json: bool) -> None:
-    """List the messages that are not sent: dead ones first, then failed ones.
+    """List the messages that are not sent, dead and failed ones first.
 
     Read-only. Shows no body, key or header. Exits with 1 if a message is dead.
 
