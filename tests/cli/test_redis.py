@@ -345,4 +345,4 @@ def test_what_cannot_be_read_at_start_keeps_nobody_from_starting(
 ) -> None:
     client.set(layout.memory_in(7), "not ours")
 
-    assert ["Cannot check Redis for data loss (CorruptRecord)"] == told_at_start(caplog, server.url)
+    assert ["Cannot check Redis for data loss (ResponseError: WRONGTYPE)"] == told_at_start(caplog, server.url)
