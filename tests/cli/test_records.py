@@ -323,7 +323,7 @@ def test_show_finds_by_handle_what_list_told() -> None:
 
     told = [said(run(world, "show", handle, "--json")) for handle in (line["handle"], line["handle"].upper())]
 
-    assert [{**line, "also": [], "steps": [], "changes": []}] * 2 == told
+    assert [{**line, "also": [], "steps": [], "changes": [], "resolver": None}] * 2 == told
 
 
 @pytest.mark.parametrize("typed", ("k", '"k"'), ids=("bare", "quoted"))
