@@ -123,7 +123,7 @@ class Rules:
         return Delivery(self, None, self._make_key()) if self.automatic else None
 
     def challenged(self, error: ClientError, response: Any) -> None:
-        """Note that an authentication flow gets this response, and what is known of its key meanwhile."""
+        """Note that an authentication flow gets this response, and that the outcome under its key is not known yet."""
         if not isinstance(error, NotCarriedOut):
             # The flow holds the response while it goes on.
             self._challenged[error.key] = response

@@ -76,10 +76,7 @@ class IdempotentTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
-        called, aside = _called()
-        kept = None if called is None or aside else called.extensions.get(_KEY)
-        own_key = request.headers.get(self._rules.header) or kept
-        delivery = self._rules.delivery(request.method, own_key, aside=aside)
+        delivery = _delivery_of(request, self._rules)
         if delivery is None:
             return self._inner.handle_request(request)
         try:
@@ -94,10 +91,7 @@ class IdempotentTransport(httpx.BaseTransport):
     def _deliver(self, request: httpx.Request, delivery: Delivery) -> httpx.Response:
         body = request.read() if _repeatable(request, self._rules.max_body) else None
         delivery.start(request.method, request.headers.get("Content-Type", ""), body)
-        request.headers[self._rules.header] = delivery.key
-        called, aside = _called()
-        if called is not None and not aside:
-            called.extensions[_KEY] = delivery.key
+        _write_key(request, self._rules.header, delivery.key)
         timeouts = dict(request.extensions.get("timeout", {}))
         with delivery:
             try:
@@ -201,10 +195,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
-        called, aside = _called()
-        kept = None if called is None or aside else called.extensions.get(_KEY)
-        own_key = request.headers.get(self._rules.header) or kept
-        delivery = self._rules.delivery(request.method, own_key, aside=aside)
+        delivery = _delivery_of(request, self._rules)
         if delivery is None:
             return await self._inner.handle_async_request(request)
         try:
@@ -220,10 +211,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         body = await request.aread() if _repeatable(request, self._rules.max_body) else None
         media_type = request.headers.get("Content-Type", "")
         await in_thread(lambda: delivery.start(request.method, media_type, body), on_disk=delivery.on_disk)
-        request.headers[self._rules.header] = delivery.key
-        called, aside = _called()
-        if called is not None and not aside:
-            called.extensions[_KEY] = delivery.key
+        _write_key(request, self._rules.header, delivery.key)
         timeouts = dict(request.extensions.get("timeout", {}))
         # A cancelled call is noted too.
         async with delivery:
@@ -384,6 +372,19 @@ def _for_the_flow(error: ClientError, rules: Rules) -> httpx.Response:
 
 _KEY: Final = "flask_idempotency_key"
 """The extension of the request that a client was called with that holds its key: a flow may send copies that lack the field."""
+
+
+def _delivery_of(request: httpx.Request, rules: Rules) -> Delivery | None:
+    called, aside = _called()
+    kept = None if called is None or aside else called.extensions.get(_KEY)
+    return rules.delivery(request.method, request.headers.get(rules.header) or kept, aside=aside)
+
+
+def _write_key(request: httpx.Request, header: str, key: str) -> None:
+    request.headers[header] = key
+    called, aside = _called()
+    if called is not None and not aside:
+        called.extensions[_KEY] = key
 
 
 def _called() -> tuple[httpx.Request | None, bool]:

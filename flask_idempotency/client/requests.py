@@ -10,6 +10,7 @@ import io
 import ssl
 from collections.abc import Iterable
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -201,21 +202,36 @@ class IdempotentAdapter(HTTPAdapter):
         proxies: Any = None,
     ) -> requests.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
+        return self._sent(request, stream, timeout, verify, cert, proxies)
+
+    def _sent(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool,
+        timeout: Any,
+        verify: bool | str,
+        cert: Any,
+        proxies: Any,
+        *,
+        aside: bool = False,
+    ) -> requests.Response:
         own_key = request.headers.get(self._rules.header)
-        delivery = self._rules.delivery(request.method or "", None if own_key is None else _text(own_key))
+        delivery = self._rules.delivery(request.method or "", None if own_key is None else _text(own_key), aside=aside)
         if delivery is None:
             return super().send(request, stream, timeout, verify, cert, proxies)
         hooks = _hooks(request)
         try:
-            return self._deliver(request, delivery, timeout, verify, cert, proxies)
+            response = self._deliver(request, delivery, timeout, verify, cert, proxies)
         except ClientError as error:
             if not hooks or not may_be_answered(error):
                 raise
-            challenge: requests.Response = error.response
-            challenge.__class__ = _Challenge
-            vars(challenge)["ending"] = error.with_traceback(None)
-            self._rules.challenged(error, challenge)
-            return challenge
+            response = error.response
+            response.__class__ = _Challenge
+            vars(response)["ending"] = error.with_traceback(None)
+            self._rules.challenged(error, response)
+        if hooks:
+            vars(response)["connection"] = _Answering(self, request, delivery.key)
+        return response
 
     def _deliver(
         self,
@@ -248,6 +264,41 @@ class IdempotentAdapter(HTTPAdapter):
                         return response
                     wait = received
                 self._rules.retries.timing.sleep(wait)
+
+
+class _Answering:
+    """The adapter as a response has it, for its response hooks: they answer a challenge by `response.connection.send`.
+
+    A request for the same thing keeps the key, also if the hook builds another. Any other, such as one for a token, is not the
+    intent's.
+    """
+
+    def __init__(self, adapter: IdempotentAdapter, request: requests.PreparedRequest, key: str) -> None:
+        self._adapter = adapter
+        self._place = _place(request)
+        self._key = key
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> requests.Response:
+        aside = _place(request) != self._place
+        if not aside:
+            request.headers.setdefault(self._adapter._rules.header, self._key)
+        return self._adapter._sent(request, stream, timeout, verify, cert, proxies, aside=aside)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+
+def _place(request: requests.PreparedRequest) -> tuple[object, ...]:
+    """Return what a request is for. A hook may sign the body or the query."""
+    return request.method, *urlsplit(request.url or "")[:3]
 
 
 class _Challenge(requests.Response):

@@ -18,7 +18,7 @@ __all__ = ["Kept", "Registrations", "is_same"]
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether these come from the same code: equal values, and functions and objects that a factory makes anew.
+    """Return whether these come from the same code: equal values, and functions and objects that a factory makes again.
 
     Two functions are the same if they have one module, one qualified name and one code, so two lambdas of one function differ.
     Of objects, the class counts.
@@ -58,11 +58,16 @@ class Registrations:
     def __init__(self) -> None:
         self._applications: WeakSet[Kept] = WeakSet()
         self._newest: Kept | None = None
+        self._turn = 0
+        """How many applications were set up."""
+        self._turns: dict[Hashable, int] = {}
+        """In which turn each name got its value."""
         self._pending: dict[Hashable, Any] = {}
         """What the newest application had before a registration that is its own, or that of one that is set up next."""
 
     def set_up(self, names: Collection[Hashable]) -> Kept:
         """Return what the next application keeps. `names` are those that have a value now."""
+        self._turn += 1
         if self._newest is not None:
             # A factory that registers first and sets up then: its registrations were not for the application before.
             for name, value in self._pending.items():
@@ -72,6 +77,15 @@ class Registrations:
         self._newest = made
         self._applications.add(made)
         return made
+
+    def note(self, name: Hashable) -> bool:
+        """Note that this name gets a value. Return whether it has had none since an application was set up.
+
+        If it has, two values are for one application: a factory registers each name once.
+        """
+        first = self._turns.get(name) != self._turn
+        self._turns[name] = self._turn
+        return first
 
     def replace(self, name: Hashable, former: Any) -> None:
         """Let the applications before the newest keep the former value of this name."""

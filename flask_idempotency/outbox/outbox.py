@@ -186,9 +186,9 @@ class Outbox:
                 f"outbox.route({pattern!r}): {getattr(adapter, '__name__', type(adapter).__name__)} is no adapter: it needs a "
                 "method send(messages), as flask_idempotency.outbox.Tasks has."
             )
-        former = self._routes.get(pattern)
+        former, first = self._routes.get(pattern), self._registrations.note(pattern)
         if former is not None and former.route.adapter is not adapter:
-            if former.place != place or not is_same(type(former.route.adapter), type(adapter)):
+            if not first or former.place != place or not is_same(type(former.route.adapter), type(adapter)):
                 raise ConfigurationError(
                     f"outbox.route({pattern!r}): this pattern has a route already. Remove one of the two."
                 )

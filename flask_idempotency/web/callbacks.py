@@ -91,9 +91,9 @@ class SharedCallbacks:
 
     def put(self, name: str, function: Any) -> None:
         """Register a function. Raises `ConfigurationError` for a second resolver of one operation from another place."""
-        former = self.newest.get(name)
+        former, first = self.newest.get(name), self._registrations.note(name)
         if former is not None and former is not function:
-            if is_same(former, function):
+            if is_same(former, function) and (first or name in _LOADERS):
                 self._registrations.replace(name, former)
             elif name in _LOADERS:
                 self._registrations.forget(name)

@@ -96,6 +96,13 @@ def test_no_field_breaks_the_reading(value: str) -> None:
     assert reading.retry_after is None or reading.retry_after >= 0
 
 
+@pytest.mark.parametrize("written", ("5", "-5", "5, 6", "soon", ""))
+def test_a_conflict_with_a_time_to_wait_is_in_flight_whatever_the_time(written: str) -> None:
+    """A name that it settled would get a new key while the first request runs."""
+    assert read(409, {"Retry-After": written}, b"").verdict is Verdict.IN_FLIGHT
+    assert read(409, {}, b"").verdict is Verdict.RETURN
+
+
 def test_seconds_to_wait() -> None:
     seconds = {"0": 0.0, "2": 2.0, " 2 ": 2.0, "1.5": 1.5, "-1": None, "soon": None, "": None}
     # A service may say "never", and a float ends at 308 digits.

@@ -373,6 +373,88 @@ def test_a_flow_may_ask_for_a_token_while_an_intent_is_open(server: ScriptedServ
     assert {request.key for request in asked}.isdisjoint({intent.key, None})
 
 
+class Signing(httpx.Auth):
+    """Sends requests of its own making, whose body and query it signs, with another signature when the first is refused."""
+
+    requires_response_body = True
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        response = yield self.signed(request, "old")
+        if response.status_code == 401:
+            yield self.signed(request, "new")
+
+    @staticmethod
+    def signed(request: httpx.Request, how: str) -> httpx.Request:
+        content = request.content[:-1] + b',"signed":"' + how.encode() + b'"}'
+        return httpx.Request(
+            request.method,
+            request.url,
+            params={"by": how},
+            content=content,
+            headers={"content-type": "application/json"},
+        )
+
+
+def signing(call: Caller, token: str) -> dict[str, Any]:
+    """Return how a caller answers a challenge with a request of its own making, after one for a token."""
+    if call.kind != "requests":
+        return {"auth": Signing()}
+
+    def hook(response: requests.Response, *_: Any, **options: Any) -> requests.Response | None:
+        if response.status_code != 401:
+            return None
+        if token:
+            asked = response.connection.send(
+                requests.Request("POST", token, json={"refresh": "r"}).prepare(), **options
+            )
+            assert asked.status_code == 200
+        signed = requests.Request("POST", server_of(response), params={"by": "new"}, json=JSON | {"signed": "new"})
+        sent: requests.Response = response.connection.send(signed.prepare(), **options)
+        return sent
+
+    return {"hooks": {"response": hook}}
+
+
+def server_of(response: requests.Response) -> str:
+    return str(response.url).partition("?")[0]
+
+
+@EACH
+@pytest.mark.parametrize("before", [[], [Drop()]], ids=["first", "after a lost reply"])
+def test_a_request_that_a_flow_builds_keeps_the_key(server: ScriptedServer, call: Caller, before: list[Line]) -> None:
+    """After a lost reply, another key would pay twice."""
+    server.script = [*before, reply(401, b"{}"), reply(201)]
+
+    assert call("POST", server.url, json=JSON, **signing(call, "")).status == 201
+
+    assert (2 + len(before), 1) == (len(server.keys), len(set(server.keys)))
+
+
+@pytest.mark.parametrize("make_caller", [kind for kind in KINDS if kind != "requests"], indirect=True)
+def test_a_flow_that_signs_the_body_stays_in_its_intent(server: ScriptedServer, make_caller: MakeCaller) -> None:
+    """The next run, after a lost reply, has the same key."""
+    call, intents = make_caller(attempts=1), Intents()
+
+    for _ in range(2):
+        server.script = [Drop()]
+        with intents("pay") as intent, pytest.raises(OutcomeUnknown):
+            call("POST", server.url, json=JSON, auth=Signing())
+
+    assert [intent.key] * 2 == server.keys
+
+
+@pytest.mark.parametrize("make_caller", ["requests"], indirect=True)
+def test_a_response_hook_may_ask_for_a_token_while_an_intent_is_open(server: ScriptedServer, call: Caller) -> None:
+    server.script = [reply(401, b"{}"), reply(200), reply(201)]
+
+    with Intents()("pay", compare=False) as intent:
+        assert call("POST", server.url, json=JSON, **signing(call, f"{server.url}/token")).status == 201
+
+    paid, asked = [[one.key for one in server.seen if (one.path == "/token") is token] for token in (False, True)]
+    assert ([intent.key] * 2, 1) == (paid, len(asked))
+    assert intent.key not in asked
+
+
 @EACH
 def test_a_flow_that_ends_without_an_answer_leaves_the_doubt(server: ScriptedServer, call: Caller) -> None:
     """Without an intent too, which would keep it."""

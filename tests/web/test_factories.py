@@ -188,6 +188,15 @@ def test_another_function_or_route_of_the_name_is_refused() -> None:
         module.create_app(Elsewhere)
     with pytest.raises(ConfigurationError, match="has a route already"):
         module.idempotency.outbox().route("mail.*", Sent(Flask("shop")))
+    # The same line twice, for one application.
+    add = (
+        lambda: module.idempotency.outbox().route("bills.*", Sent(Flask("shop"))),
+        lambda: module.idempotency.resolver("shop.refund")(lambda unknown: NotImplemented),
+    )
+    for each in add:
+        each()
+        with pytest.raises(ConfigurationError, match="already"):
+            each()
     with pytest.raises(ConfigurationError, match="with another policy"):
         module.idempotency.inbox("billing", decide=lambda response, error: None)
     module.celery.close()

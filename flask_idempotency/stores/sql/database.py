@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session  # a large part of SQLAlchemy, which only applications with its sessions need
 
 EngineT = TypeVar("EngineT", bound=Engine)
+AnswerT = TypeVar("AnswerT")
 
 
 def hide_parameters(engine: EngineT) -> EngineT:
@@ -149,7 +150,7 @@ class Joining(Protocol):
 
     def here(self) -> bool: ...
 
-    def run(self, work: Callable[[Connection], Any]) -> Any: ...
+    def run(self, work: Callable[[Connection], AnswerT]) -> AnswerT: ...
 
 
 def open_engines(bind: Bind, *, driver_cursor: bool = True, joining: Joining | None = None) -> Engines:
@@ -167,7 +168,7 @@ def open_engines(bind: Bind, *, driver_cursor: bool = True, joining: Joining | N
             "Pass an Engine of SQLAlchemy's (none of its asyncio kin), a function that returns one, or a URL."
         )
     dialect = dialect_of(base.dialect.name)
-    if names_memory(base.url) or isinstance(base.pool, StaticPool | SingletonThreadPool):
+    if is_in_memory(base):
         if not joined:
             raise _in_memory()
         return Engines(base, base, dialect, ours, None)
@@ -219,6 +220,11 @@ def _in_memory() -> ConfigurationError:
         "file, as in sqlite:////path/to/file.db. In tests set TESTING = True: with flask-sqlalchemy:// the records are then "
         "written on the session's own connection. Without a database there is memory://."
     )
+
+
+def is_in_memory(engine: Engine) -> bool:
+    """Return True if all connections of this engine are one: a SQLite database in memory."""
+    return names_memory(engine.url) or isinstance(engine.pool, StaticPool | SingletonThreadPool)
 
 
 def names_memory(url: URL) -> bool:
@@ -486,7 +492,6 @@ class _Queue:
 TRIES: Final = 5
 """How often to send a statement that meets serialization conflicts."""
 
-AnswerT = TypeVar("AnswerT")
 ArgumentTs = TypeVarTuple("ArgumentTs")
 
 
@@ -611,7 +616,7 @@ class Database:
         """Do the work on the driver's cursor, or without a driver on SQLAlchemy's `Connection`. See `run`."""
         if self.joining is not None and self.joining.here():
             try:
-                return self.joining.run(lambda found: self._within(found, work, arguments))  # type: ignore[no-any-return]
+                return self.joining.run(lambda found: self._within(found, work, arguments))
             except SQLAlchemyError as error:
                 _give_up(error)
         failed: DBAPIError | None = None

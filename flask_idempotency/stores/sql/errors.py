@@ -134,7 +134,7 @@ def forbidden(error: BaseException, schema: str | None = None) -> tuple[str, ...
     message = str(found.orig).partition("\n")[0]
     if names := re.findall(r"idempotency_\w+", message):
         return tuple(dict.fromkeys(names))
-    # A role without USAGE on a schema is told its name, and that of no table.
+    # PostgreSQL tells a role without USAGE on a schema the name of the schema, and of no table.
     denied = schema is not None and re.search(rf"(?<!\w){re.escape(schema)}(?!\w)", message)
     return (f"the schema {schema}",) if denied else ()
 

@@ -203,7 +203,7 @@ class SqlSchema:
         # Connections for records time out, and an upgrade may take long: it waits for another one, or builds an index.
         with self._translated_errors():
             if self._joining is not None and self._joining.here():
-                return self._joining.run(migrations.upgrade)  # type: ignore[no-any-return]
+                return self._joining.run(migrations.upgrade)
             return migrations.upgrade(self._database.base)
 
     def faults(self) -> list[str]:
@@ -230,7 +230,7 @@ class SqlSchema:
     def _ask(self, work: Callable[[Connection], AnswerT]) -> AnswerT:
         with self._translated_errors():
             if self._joining is not None and self._joining.here():
-                return self._joining.run(work)  # type: ignore[no-any-return]
+                return self._joining.run(work)
             with self._database.engine.connect() as connection:
                 return work(look(connection, list(metadata.tables)))
 

@@ -2,8 +2,8 @@
 
 Many test suites never commit. They begin a transaction on a connection, put the session on it (SQLAlchemy: "Joining a Session
 into an External Transaction") or replace the engine in `db.engines` by it, and roll it back after each test. A database in
-memory is the same case: all its sessions share one connection. A record that were written on a connection of its own could
-not see these rows, would stay for the next test, or would wait for a lock that its own request holds.
+memory is the same case: all its sessions share one connection. A record on a connection of its own would not be rolled back
+with these rows: it would stay for the next test, or wait for a lock that its own request holds.
 
 So each operation on a record runs in a savepoint of that connection. If the session then rolls back, the operation is done
 again: outside tests it would have been committed beside the session. Every operation on a record can be repeated.
@@ -14,20 +14,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakSet, ref
 
-from sqlalchemy import Connection, Engine, StaticPool, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
-from sqlalchemy.pool import SingletonThreadPool
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.stores.sql.database import ON_A_CONNECTION, names_memory, without_logging
+from flask_idempotency.stores.sql.database import ON_A_CONNECTION, is_in_memory, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE
 from flask_idempotency.stores.sql.transactional.listeners import SAVEPOINT, aside, levels_of, start, watch
 
-Work = Callable[[Connection], Any]
+AnswerT = TypeVar("AnswerT")
 
 
 class Joining:
@@ -81,7 +80,7 @@ class Joining:
         """Return whether work of this context is to be run by `run`."""
         return self._testing() and self._place() is not None
 
-    def run(self, work: Work) -> Any:
+    def run(self, work: Callable[[Connection], AnswerT]) -> AnswerT:
         """Do this work in a savepoint, and again after each rollback of the session that undoes it."""
         with self._lock:
             session, found = self._place() or (None, None)
@@ -169,7 +168,7 @@ def _after_end(session: Session, transaction: SessionTransaction) -> None:
         again()
 
 
-def _in_savepoint(connection: Connection, work: Work) -> Any:
+def _in_savepoint(connection: Connection, work: Callable[[Connection], AnswerT]) -> AnswerT:
     driver: Any = connection.connection.dbapi_connection
     with aside(connection), without_logging(connection):
         if not connection.in_transaction():
@@ -189,10 +188,6 @@ def _memory_of(session: Session) -> Engine | None:
     except UnboundExecutionError:
         return None
     return bind if isinstance(bind, Engine) and is_in_memory(bind) else None
-
-
-def is_in_memory(engine: Engine) -> bool:
-    return names_memory(engine.url) or isinstance(engine.pool, StaticPool | SingletonThreadPool)
 
 
 def _nothing() -> None:
