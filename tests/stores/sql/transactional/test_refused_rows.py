@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flask_idempotency import current_claim
+from tests.lab.postgres import LentDatabase
 from tests.stores.sql.conftest import on_both
 from tests.stores.sql.shops import Account, OpenShop, Payment, Shop, paying
 
@@ -156,6 +157,27 @@ def test_an_error_that_the_view_lets_pass_promises_no_rows(shop: Shop, key: str 
     assert (answer.status_code, shop.payments()) in ((201, 1), (500, 0))
 
 
+@on_both
+def test_a_handler_that_commits_by_itself_is_noticed(shop: Shop) -> None:
+    """Its rows stay, so its response is kept, and no retry writes them again."""
+
+    @shop.view()
+    def pay() -> str:
+        shop.runs.append(1)
+        shop.db.session.add(Account(id=1))
+        return "paid"
+
+    @shop.app.errorhandler(IntegrityError)
+    def note_it(error: IntegrityError) -> tuple[str, int]:
+        shop.db.session.add(Payment(amount=5))
+        shop.db.session.commit()
+        return "taken", 422
+
+    assert [422, 422] == [shop.post().status_code, shop.post().status_code]
+    assert (1, 1) == (len(shop.runs), shop.payments())
+    assert "CommittedEarly" in shop.told()
+
+
 def test_what_only_the_commit_can_refuse_gets_the_problem(shop: Shop) -> None:
     shop.app.register_error_handler(IntegrityError, answering(409))
 
@@ -269,6 +291,28 @@ def test_rows_in_a_second_database_are_refused_before_anything_commits(
     assert (500, (0, 0)) == (refused.status_code, audited.count())
     assert "has written to another database (bind 'audit')" in caplog.text
     assert (201, (1, 0)) == (shop.post().status_code, audited.count())
+
+
+@pytest.mark.parametrize("writes", (True, False))
+@on_both
+def test_a_second_database_of_another_kind_is_looked_at_too(
+    open_: OpenShop, database_url: str, empty_database: LentDatabase, tmp_path: Path, writes: bool
+) -> None:
+    with empty_database.lent() as postgresql:
+        url = postgresql if "sqlite" in database_url else f"sqlite:///{tmp_path / 'audit.sqlite3'}"
+        audited = Audited(open_(SQLALCHEMY_BINDS={"audit": url}))
+        shop = audited.shop
+
+        @shop.view()
+        def pay() -> tuple[str, int]:
+            shop.pay()
+            shop.db.session.execute(select(Note)).all()
+            if writes:
+                by_the_session(audited)
+            return "paid", 201
+
+        assert ((500, (0, 0)) if writes else (201, (1, 0))) == (shop.post().status_code, audited.count())
+        audited.engine.dispose()
 
 
 def test_without_a_key_they_are_refused_too(audited: Audited) -> None:
