@@ -265,7 +265,7 @@ NEVER_KEPT = HOP_BY_HOP | {
     "x-sendfile",
     "x-lighttpd-send-file",
 }
-NEVER_KEPT_PREFIXES = ("access-control-", "ratelimit-", "x-ratelimit-", "x-rate-limit-", "x-b3-", "x-accel-")
+NEVER_KEPT_PREFIXES = ("access-control-", "ratelimit", "x-ratelimit", "x-rate-limit", "x-b3-", "x-accel-")
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 

@@ -275,6 +275,7 @@ def test_a_beginning_keeps_every_field_that_begins_so_except_what_is_never_kept(
         ("X-*", "x-receipt", True),
         ("X-*", "x-request-id", False),
         ("X-*", "x-ratelimit-remaining", False),
+        ("X-*", "x-ratelimitremaining", False),
         ("x-*", "x-accel-redirect", False),
         ("D*", "date", False),
         ("*", "x-receipt", False),
