@@ -42,14 +42,12 @@ def unreached(app: Flask) -> Unreached:
     It looks in the modules of the application, of its views and of its blueprints, at what these import, and in the packages
     of the application and its blueprints. What another application of this process serves is left out.
     """
-    if not _keys_left(app):
+    if not _left(app):
         return Unreached([], [])
-    # A class is in circles, and so is an application: only the collector sees that those of a former test have ended.
+    # A class is in circles, and so is an application: only the collector sees that those of a former test have ended. It
+    # takes up to a second, so it runs only where something would be named.
     gc.collect()
-    left = {key: each for key in _keys_left(app) if (each := annotated_here.get(key)) is not None}
-    for other in [each for ref in served_here.valuerefs() if (each := ref()) is not None and each is not app]:
-        left = {key: each for key, each in left.items() if key not in _reached(other)}
-    left = _related(app, left)
+    left = _left(app)
     if not left:
         return Unreached([], [])
     registered = {id(each) for each in app.blueprints.values()}
@@ -64,10 +62,16 @@ def unreached(app: Flask) -> Unreached:
     )
 
 
-def _keys_left(app: Flask) -> set[int]:
-    """Return the ids of what no endpoint leads to. Not the objects: a reference would keep garbage in use."""
-    annotated = {ref.key for ref in annotated_here.valuerefs() if ref() is not None}
-    return annotated - _reached(app) if annotated else annotated
+def _left(app: Flask) -> dict[int, Any]:
+    """Return what belongs to this application, and no endpoint of an application leads to."""
+    annotated = {ref.key: each for ref in annotated_here.valuerefs() if (each := ref()) is not None}
+    left = _related(app, {key: annotated[key] for key in annotated.keys() - _reached(app)}) if annotated else {}
+    for other in [each for ref in served_here.valuerefs() if (each := ref()) is not None and each is not app]:
+        if not left:
+            break
+        reached = _reached(other)
+        left = {key: each for key, each in left.items() if key not in reached}
+    return left
 
 
 def _reached(app: Flask) -> set[int]:

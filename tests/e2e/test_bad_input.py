@@ -31,7 +31,7 @@ BAD_KEYS = {
     "backslash at the end of a string": [r'"abc\"'],
     "text behind the string": ['"abc" def'],
     "unknown escape": [r'"a\bc"'],
-    "string with parameters": ['"abc";v=1'],
+    "text for a parameter": ['"abc";V=1'],
     "space": ["a b"],
     "space in a string": ['"a b"'],
     "tab": ["a\tb"],
