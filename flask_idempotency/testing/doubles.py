@@ -22,10 +22,10 @@ from flask_idempotency.engine.store import Store, StoreOutcome
 class FrozenClock:
     """A `Clock` for tests. Time passes only when you call `advance`. `now` is in seconds since the epoch.
 
-    It begins in 2023, because the janitor goes by the earlier of the store's time and this machine's.
+    It begins at a full hour of 2023, because the janitor goes by the earlier of the store's time and this machine's.
     """
 
-    def __init__(self, now: float = 1_700_000_000.0) -> None:
+    def __init__(self, now: float = 1_700_002_800.0) -> None:
         self.now = now
 
     def __call__(self) -> float:
