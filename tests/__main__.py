@@ -65,7 +65,12 @@ class Stage:
         return sorted({*selection.left_out, *others})
 
 
-CORE: Final = Stage(name="core", arguments=("-n", "logical", "--dist", "worksteal", "-m", "core"), always=True)
+CORE: Final = Stage(
+    name="core",
+    arguments=("-n", "logical", "--dist", "worksteal", "-m", "core"),
+    always=True,
+    seconds=1500,
+)
 
 STAGES: Final = (
     CORE,
