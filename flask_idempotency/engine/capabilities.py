@@ -10,20 +10,18 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.activity import ActivityLog
 from flask_idempotency.engine.audit import AuditTrail
+from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, Record, State, StoredPayload
+from flask_idempotency.engine.model import ClaimRequest, Grant, Record, SeenRecord, State, StoredPayload
 from flask_idempotency.engine.observations import Observations
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Schema, Transactions
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Notifier
-
-if TYPE_CHECKING:  # journal.py needs SeenRecord from here
-    from flask_idempotency.engine.journal import Journals
 
 __all__ = [
     "Answer",
@@ -317,16 +315,6 @@ class DataLossDetector(Protocol):
     def status(self) -> DataLossStatus:
         """Return the status of every part. This also records losses that were not detected before."""
         ...
-
-
-@valueclass(frozen=True, slots=True)
-class SeenRecord:
-    """A record as a resolver, janitor or operator read it. A change applies only if the record still equals it."""
-
-    key: StorageKey
-    record: Record
-    returned_before: bool = False
-    """Set by `Recovery.next_for_resolver`: it has returned this record before, since the worker last renewed."""
 
 
 @valueclass(frozen=True, slots=True)

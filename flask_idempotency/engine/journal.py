@@ -11,9 +11,8 @@ from dataclasses import field
 from enum import Enum
 from typing import Final, Literal, Protocol, TypeAlias
 
-from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import StoredPayload
+from flask_idempotency.engine.model import SeenRecord, StoredPayload
 from flask_idempotency.engine.store import StepContext
 from flask_idempotency.engine.values import valueclass
 

@@ -272,6 +272,16 @@ class Record:
 
 
 @valueclass(frozen=True, slots=True)
+class SeenRecord:
+    """A record as a resolver, janitor or operator read it. A change applies only if the record still equals it."""
+
+    key: StorageKey
+    record: Record
+    returned_before: bool = False
+    """Set by `Recovery.next_for_resolver`: it has returned this record before, since the worker last renewed."""
+
+
+@valueclass(frozen=True, slots=True)
 class Callers:
     """Whose records count for a claim of a key that several callers may have had.
 
