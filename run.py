@@ -5,10 +5,11 @@
     python3 run.py test                       the core tests, on all processors
     python3 run.py test --all                 every stage of the tests that CI and releases run
     python3 run.py test pytest arguments      the tests that these choose
-    python3 run.py check                      lint, format, types, the direction of imports and luacheck
+    python3 run.py check                      lint, format, types, the direction of imports, luacheck, lines of each room
     python3 run.py docs [linkcheck]           the documentation site, into build/docs
     python3 run.py bench [arguments]          the benchmarks
     python3 run.py walk [stores] [--markdown] the functions of this package that one request crosses, in call order
+    python3 run.py weight                     how heavy the package is: lines, imports, repetitions
     python3 run.py mutants [names] [--since C] faults seeded in the code; a named test must notice each
     python3 run.py lock                       write requirements/*.txt from the pins in requirements.txt
     python3 run.py setup                      only prepare .venv, for every command
@@ -57,7 +58,9 @@ TYPED = (
 )
 # Each of these becomes the process of run.py, so signals, the terminal and the exit code are its own.
 MODULES = {"demo": "example_app.demo", "test": "tests", "bench": "benchmarks", "walk": "benchmarks.walk"}
-MODULES.update({"mutants": "tests.mutants", "lock": "requirements.lock", "docs": "docs"})
+MODULES.update(
+    {"mutants": "tests.mutants", "weight": "tests.tooling.weight", "lock": "requirements.lock", "docs": "docs"}
+)
 # The variables that name another version of a package than the pinned one.
 OTHER_VERSIONS = {"FLASK_VERSION": "Flask", "SQLALCHEMY_VERSION": "SQLAlchemy", "MARSHMALLOW_VERSION": "marshmallow"}
 # Raise this number to make every .venv again.
@@ -92,6 +95,7 @@ def check() -> int:
         # A stale cache has reported a break that was not there.
         "lint-imports": ["lint-imports", "--no-logo", "--no-cache"],
         "luacheck": ["python", "-m", "tests.lint_lua"],
+        "weight": ["python", "-m", "tests.tooling.weight", "--check"],
         # The last to end: without its cache it takes ten times as long as the others together.
         "mypy": ["mypy", *filter(os.path.exists, TYPED)],
     }
@@ -114,7 +118,7 @@ def finished(tool: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def needed_by(command: str) -> list[Path]:
     """Return the files of pins that a command needs."""
-    if command in ("check", "setup", "lock", "docs"):
+    if command in ("check", "setup", "lock", "docs", "weight"):
         return [ROOT / "requirements.txt"]
     names = ["demo"]
     if command != "demo" or any(map(os.environ.get, OTHER_VERSIONS)):

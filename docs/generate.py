@@ -31,6 +31,7 @@ from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.problems import PROBLEMS, ProblemType
+from tests.tooling.weight import LIMITS
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "flask_idempotency"
@@ -501,6 +502,13 @@ def walks() -> str:
     )
 
 
+def rooms() -> str:
+    """The lines of code that each room may have."""
+    limits: dict[str, int] = tomllib.loads(LIMITS.read_text(encoding="utf-8"))
+    rows = [(f"`{room}`", f"{lines:,}") for room, lines in sorted(limits.items(), key=lambda each: -each[1])]
+    return _table(("room", "lines of code, at most"), [*rows, ("all", f"{sum(limits.values()):,}")])
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     **{f"problems/{row.code}.md": partial(_problem_page, row) for row in PROBLEMS.values()},
     "problems/index.md": problems,
@@ -517,6 +525,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "layers": layers,
     "layout": layout,
     "protocol": protocol,
+    "rooms": rooms,
     "walk": lambda: _walks().partition("\n\n")[0] + "\n",
 }
 PART = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end of \1 -->)", re.DOTALL)

@@ -243,15 +243,18 @@ def test_check_runs_every_check_and_names_those_that_failed(run: Run, tree: Path
         (tree / ".venv" / "bin" / tool).write_text(f"#!/bin/sh\necho {tool} found\necho faults >&2\nexit {code}\n")
         (tree / ".venv" / "bin" / tool).chmod(0o755)
     (tree / "tests").mkdir(exist_ok=True)
-    (tree / "tests" / "lint_lua.py").write_text("raise SystemExit(1)\n")
+    (tree / "tests" / "tooling").mkdir()
+    for name in ("lint_lua.py", "tooling/weight.py"):
+        (tree / "tests" / name).write_text("raise SystemExit(1)\n")
 
     process = run("check")
 
     output = process.communicate()[0]
     ruff, imports, types = (f"{tool} found\nfaults" for tool in ("ruff", "lint-imports", "mypy"))
     assert output == (
-        f"--- ruff check\n{ruff}\n--- ruff format\n{ruff}\n--- lint-imports\n{imports}\n--- luacheck\n--- mypy\n{types}\n"
-        "--- failed: ruff check, ruff format, lint-imports, luacheck\n"
+        f"--- ruff check\n{ruff}\n--- ruff format\n{ruff}\n--- lint-imports\n{imports}\n--- luacheck\n--- weight\n"
+        f"--- mypy\n{types}\n"
+        "--- failed: ruff check, ruff format, lint-imports, luacheck, weight\n"
     )
     assert process.returncode == 1
 
