@@ -11,27 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import sqlalchemy
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Delete,
-    Insert,
-    Integer,
-    LargeBinary,
-    Select,
-    String,
-    Text,
-    Update,
-    bindparam,
-    delete,
-    func,
-    literal_column,
-    select,
-    text,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningInsert
 
 from flask_idempotency.engine.activity import KEPT_SECONDS, ActivityBucket, ActivityPage, Counts, merged, read_counts
@@ -41,7 +21,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.observations import Ending, Observed, Sighting
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
-from flask_idempotency.stores.sql.dialects import Dialect
+from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.rows import escape, unescape
 from flask_idempotency.stores.sql.schema import (
@@ -78,7 +58,7 @@ class SqlActivity:
             return
         dialect, given = self._database.dialect, {"my_token": token, "now": self._now()}
 
-        def add(connection: Connection) -> None:
+        def add(connection: sa.Connection) -> None:
             with transaction(connection):
                 now = connection.execute(remember_token(dialect), given).scalar_one_or_none()
                 if now is None:
@@ -102,7 +82,7 @@ class SqlActivity:
             "now": self._now(),
         }
 
-        def read(connection: Connection) -> ActivityPage:
+        def read(connection: sa.Connection) -> ActivityPage:
             # Without buckets, no row would bring the time.
             now = connection.execute(server_time(dialect), given).scalar_one()
             rows = connection.execute(read_buckets(dialect), {**given, "my_now": now}).all()
@@ -123,47 +103,45 @@ def _bucket(owner: bytes, length: int, now: int) -> dict[str, Any]:
 def remember_token(dialect: Dialect) -> ReturningInsert[Any]:
     """Remember this call's token and return the time. Return no row if an earlier call had the same token."""
     moment = dialect.moment(bounded=True).subquery("moment")
-    kept = literal_column(str(TOKEN_SECONDS * 1_000_000), BigInteger)
-    source = select(_bytes("my_token"), moment.c.now + kept).where(ONE == ONE)
-    first = sqlalchemy.insert(activity_tokens).from_select(
+    kept = sa.literal_column(str(TOKEN_SECONDS * 1_000_000), sa.BigInteger)
+    source = sa.select(binary("my_token"), moment.c.now + kept).where(ONE == ONE)
+    first = sa.insert(activity_tokens).from_select(
         ["token", "expires_at"], source.suffix_with("ON CONFLICT (token) DO NOTHING")
     )
     return first.returning((_t.expires_at - kept).label("now"))
 
 
-def open_bucket(dialect: Dialect) -> Insert:
+def open_bucket(dialect: Dialect) -> sa.Insert:
     """Create the row of a minute or an hour, unless it is there."""
-    names = {"owner": LargeBinary, "length": BigInteger, "start": BigInteger, "expires_at": BigInteger}
-    values: list[ColumnElement[Any]] = [bindparam(f"my_{name}", type_=kind) for name, kind in names.items()]
-    source = select(*values, word("{}")).where(ONE == ONE).suffix_with("ON CONFLICT DO NOTHING")
-    return sqlalchemy.insert(activity).from_select(
-        ["owner", "bucket_length", "bucket_start", "expires_at", "counts"], source
-    )
+    names = {"owner": sa.LargeBinary, "length": sa.BigInteger, "start": sa.BigInteger, "expires_at": sa.BigInteger}
+    values: list[sa.ColumnElement[Any]] = [sa.bindparam(f"my_{name}", type_=kind) for name, kind in names.items()]
+    source = sa.select(*values, word("{}")).where(ONE == ONE).suffix_with("ON CONFLICT DO NOTHING")
+    return sa.insert(activity).from_select(["owner", "bucket_length", "bucket_start", "expires_at", "counts"], source)
 
 
-def lock_bucket(dialect: Dialect) -> Select[Any]:
+def lock_bucket(dialect: Dialect) -> sa.Select[Any]:
     """Select the counts of a minute or an hour. On PostgreSQL, lock the row until the transaction ends."""
-    return select(_a.counts).where(*_is_bucket()).with_for_update()
+    return sa.select(_a.counts).where(*_is_bucket()).with_for_update()
 
 
-def write_bucket(dialect: Dialect) -> Update:
+def write_bucket(dialect: Dialect) -> sa.Update:
     """Write the counts of a minute or an hour that this transaction has locked."""
-    return update(activity).where(*_is_bucket()).values(counts=bindparam("my_counts", type_=Text))
+    return sa.update(activity).where(*_is_bucket()).values(counts=string("my_counts"))
 
 
-def read_buckets(dialect: Dialect) -> Select[Any]:
+def read_buckets(dialect: Dialect) -> sa.Select[Any]:
     """Select the buckets of one length that ended less than a span ago, the oldest first."""
-    length, now = _number("my_length"), _number("my_now")
-    mine = _a.owner == _bytes("my_owner"), _a.bucket_length == length
-    page = select(_a.bucket_start, _a.counts).where(*mine, _a.bucket_start > now - _number("my_span") - length)
+    length, now = bigint("my_length"), bigint("my_now")
+    mine = _a.owner == binary("my_owner"), _a.bucket_length == length
+    page = sa.select(_a.bucket_start, _a.counts).where(*mine, _a.bucket_start > now - bigint("my_span") - length)
     return page.order_by(_a.bucket_start)
 
 
-def _is_bucket() -> tuple[ColumnElement[bool], ...]:
+def _is_bucket() -> tuple[sa.ColumnElement[bool], ...]:
     return (
-        _a.owner == _bytes("my_owner"),
-        _a.bucket_length == _number("my_length"),
-        _a.bucket_start == _number("my_start"),
+        _a.owner == binary("my_owner"),
+        _a.bucket_length == bigint("my_length"),
+        _a.bucket_start == bigint("my_start"),
     )
 
 
@@ -258,16 +236,16 @@ def observe(dialect: Dialect) -> ReturningInsert[Any]:
     """Watch this request if its key is free, or if the lease of the watched one expired. With `my_hold`, note in place of
     the latter that its outcome is unknown. Return the row if it changed."""
     moment = dialect.moment(bounded=True).subquery("moment")
-    until = moment.c.now + _number("my_lease")
-    source = select(
-        _bytes("my_record_id"),
-        _bytes("my_token"),
-        _bytes("my_fingerprint"),
+    until = moment.c.now + bigint("my_lease")
+    source = sa.select(
+        binary("my_record_id"),
+        binary("my_token"),
+        binary("my_fingerprint"),
         word(NEW),
         moment.c.now,
         moment.c.now,
         until,
-        until + _number("my_keep"),
+        until + bigint("my_keep"),
     ).where(ONE == ONE)
     gone = "idempotency_observations.expires_at <= excluded.began_at"
     held = f":my_hold = 1 AND NOT ({gone})"
@@ -275,7 +253,7 @@ def observe(dialect: Dialect) -> ReturningInsert[Any]:
     def kept_if_held(column: str) -> str:
         return f"{column} = CASE WHEN {held} THEN idempotency_observations.{column} ELSE excluded.{column} END"
 
-    unless_others = text(
+    unless_others = sa.text(
         "ON CONFLICT (record_id) DO UPDATE SET fingerprint = excluded.fingerprint,"
         f" {kept_if_held('token')}, {kept_if_held('watched_at')}, {kept_if_held('lease_expires_at')},"
         f" state = CASE WHEN {gone} THEN excluded.state WHEN :my_hold = 1 THEN '{UNKNOWN}' ELSE '{TAKEN_OVER}' END,"
@@ -285,59 +263,59 @@ def observe(dialect: Dialect) -> ReturningInsert[Any]:
         f" AND idempotency_observations.state IN {WATCHED!r}"
         " AND idempotency_observations.token <> excluded.token"
         " AND idempotency_observations.lease_expires_at <= excluded.began_at)"
-    ).bindparams(bindparam("my_hold", type_=Integer), bindparam("my_keep", type_=BigInteger))
+    ).bindparams(integer("my_hold"), bigint("my_keep"))
     names = [column.name for column in observations.columns]
-    watched = sqlalchemy.insert(observations).from_select(names, source.suffix_with(unless_others))
+    watched = sa.insert(observations).from_select(names, source.suffix_with(unless_others))
     return watched.returning(*_shown(), dialect.now.label("now"))
 
 
-def read_observation(dialect: Dialect) -> Select[Any]:
+def read_observation(dialect: Dialect) -> sa.Select[Any]:
     """Select the observation of a key, and whether a request may be watched in its place."""
     gone = _o.expires_at <= dialect.now
-    lapsed = sqlalchemy.and_(
-        _o.fingerprint == _bytes("my_fingerprint"),
+    lapsed = sa.and_(
+        _o.fingerprint == binary("my_fingerprint"),
         _o.state.in_([word(state) for state in WATCHED]),
-        _o.token != _bytes("my_token"),
+        _o.token != binary("my_token"),
         _o.lease_expires_at <= dialect.now,
     )
-    shown = select(*_shown(), dialect.now.label("now"), sqlalchemy.or_(gone, lapsed).label("free"))
-    return shown.where(_o.record_id == _bytes("my_record_id"))
+    shown = sa.select(*_shown(), dialect.now.label("now"), sa.or_(gone, lapsed).label("free"))
+    return shown.where(_o.record_id == binary("my_record_id"))
 
 
-def renew_observation(dialect: Dialect) -> Update:
+def renew_observation(dialect: Dialect) -> sa.Update:
     """Extend the lease of the watched request, and its life by the same time."""
-    until: ColumnElement[int] = getattr(func, dialect.greatest)(
-        _o.lease_expires_at, dialect.now + _number("my_lease"), type_=BigInteger
+    until: sa.ColumnElement[int] = getattr(sa.func, dialect.greatest)(
+        _o.lease_expires_at, dialect.now + bigint("my_lease"), type_=sa.BigInteger
     )
     return (
-        update(observations)
+        sa.update(observations)
         .where(*_is_watched(dialect))
         .values(lease_expires_at=until, expires_at=_o.expires_at + until - _o.lease_expires_at)
     )
 
 
-def end_observation(dialect: Dialect) -> Update:
+def end_observation(dialect: Dialect) -> sa.Update:
     """Note how the watched request ended."""
     return (
-        update(observations)
+        sa.update(observations)
         .where(*_is_watched(dialect))
-        .values(state=bindparam("my_state", type_=String), expires_at=dialect.now + _number("my_keep"))
+        .values(state=sa.bindparam("my_state", type_=sa.String), expires_at=dialect.now + bigint("my_keep"))
     )
 
 
-def forget_observation(dialect: Dialect) -> Delete:
+def forget_observation(dialect: Dialect) -> sa.Delete:
     """Delete the observation of a request that would have been released."""
-    return delete(observations).where(*_is_watched(dialect))
+    return sa.delete(observations).where(*_is_watched(dialect))
 
 
-def _shown() -> tuple[ColumnElement[Any], ...]:
+def _shown() -> tuple[sa.ColumnElement[Any], ...]:
     return _o.token, _o.fingerprint, _o.state, _o.began_at, _o.watched_at
 
 
-def _is_watched(dialect: Dialect) -> tuple[ColumnElement[bool], ...]:
+def _is_watched(dialect: Dialect) -> tuple[sa.ColumnElement[bool], ...]:
     return (
-        _o.record_id == _bytes("my_record_id"),
-        _o.token == _bytes("my_token"),
+        _o.record_id == binary("my_record_id"),
+        _o.token == binary("my_token"),
         _o.state.in_([word(state) for state in WATCHED]),
         _o.expires_at > dialect.now,
     )
@@ -394,53 +372,53 @@ def _entry(row: Any) -> AuditEntry:
     return read_entry(texts, row.forced, row.certain, row.changed_at, now=0)
 
 
-def append(dialect: Dialect) -> Insert:
+def append(dialect: Dialect) -> sa.Insert:
     """Add an entry with the server's time, unless an earlier call with this token did."""
     names = ["token", "record_id", "tenant_id", "verb", "was", "step", "actor", "reason", "forced", "certain"]
-    values = [bindparam(f"my_{name}", type_=_u[name].type) for name in names]
-    kept = literal_column(str(round(AUDIT_KEPT_SECONDS * 1_000_000)), BigInteger)
+    values = [sa.bindparam(f"my_{name}", type_=_u[name].type) for name in names]
+    kept = sa.literal_column(str(round(AUDIT_KEPT_SECONDS * 1_000_000)), sa.BigInteger)
     moment = dialect.moment(bounded=False).subquery("moment")
-    source = select(*values, moment.c.now, moment.c.now + kept).where(ONE == ONE)
-    return sqlalchemy.insert(audit).from_select(
+    source = sa.select(*values, moment.c.now, moment.c.now + kept).where(ONE == ONE)
+    return sa.insert(audit).from_select(
         [*names, "changed_at", "expires_at"], source.suffix_with("ON CONFLICT (token) DO NOTHING")
     )
 
 
-def read_entries(dialect: Dialect) -> Select[Any]:
+def read_entries(dialect: Dialect) -> sa.Select[Any]:
     """Select the latest entries of a record, the latest first."""
-    mine = select(_u.verb, _u.was, _u.step, _u.actor, _u.reason, _u.forced, _u.certain, _u.changed_at).where(
-        _u.record_id == _bytes("my_record_id"), _u.expires_at > dialect.now
+    mine = sa.select(_u.verb, _u.was, _u.step, _u.actor, _u.reason, _u.forced, _u.certain, _u.changed_at).where(
+        _u.record_id == binary("my_record_id"), _u.expires_at > dialect.now
     )
-    return mine.order_by(_u.changed_at.desc(), _u.token.desc()).limit(bindparam("my_limit", type_=Integer))
+    return mine.order_by(_u.changed_at.desc(), _u.token.desc()).limit(integer("my_limit"))
 
 
-def count_entries(dialect: Dialect) -> Select[Any]:
+def count_entries(dialect: Dialect) -> sa.Select[Any]:
     """Count the entries of an actor in a span until now."""
-    since = dialect.now - _number("my_span")
-    return select(func.count()).where(_u.actor == bindparam("my_actor", type_=Text), _u.changed_at > since)
+    since = dialect.now - bigint("my_span")
+    return sa.select(sa.func.count()).where(_u.actor == string("my_actor"), _u.changed_at > since)
 
 
-def forget_entries(dialect: Dialect) -> Delete:
+def forget_entries(dialect: Dialect) -> sa.Delete:
     """Delete the entries of a tenant's records."""
-    return delete(audit).where(_u.tenant_id == _bytes("my_tenant_id"))
+    return sa.delete(audit).where(_u.tenant_id == binary("my_tenant_id"))
 
 
-def delete_expired_activity(dialect: Dialect) -> Delete:
+def delete_expired_activity(dialect: Dialect) -> sa.Delete:
     """Delete a batch of minutes and hours that have expired, the earliest first."""
     return _delete_expired(dialect, activity, _a.owner, _a.bucket_length, _a.bucket_start)
 
 
-def delete_expired_tokens(dialect: Dialect) -> Delete:
+def delete_expired_tokens(dialect: Dialect) -> sa.Delete:
     """Delete a batch of tokens that have expired, the earliest first."""
     return _delete_expired(dialect, activity_tokens, _t.token)
 
 
-def delete_expired_observations(dialect: Dialect) -> Delete:
+def delete_expired_observations(dialect: Dialect) -> sa.Delete:
     """Delete a batch of observations that have expired, the earliest first."""
     return _delete_expired(dialect, observations, _o.record_id)
 
 
-def delete_expired_entries(dialect: Dialect) -> Delete:
+def delete_expired_entries(dialect: Dialect) -> sa.Delete:
     """Delete a batch of audit entries that have expired, the earliest first."""
     return _delete_expired(dialect, audit, _u.token)
 
@@ -449,18 +427,10 @@ SWEPT: Final = (delete_expired_activity, delete_expired_tokens, delete_expired_o
 """What `SqlExpiry.sweep` removes beside records."""
 
 
-def _delete_expired(dialect: Dialect, table: Any, *keys: ColumnElement[Any]) -> Delete:
-    expired = table.c.expires_at <= _number("my_horizon"), table.c.expires_at <= dialect.now
-    first = select(*keys).where(*expired).order_by(table.c.expires_at).limit(bindparam("my_limit", type_=Integer))
+def _delete_expired(dialect: Dialect, table: Any, *keys: sa.ColumnElement[Any]) -> sa.Delete:
+    expired = table.c.expires_at <= bigint("my_horizon"), table.c.expires_at <= dialect.now
+    first = sa.select(*keys).where(*expired).order_by(table.c.expires_at).limit(integer("my_limit"))
     which = chosen(dialect, first)
-    names = sqlalchemy.tuple_(*keys) if len(keys) > 1 else keys[0]
+    names = sa.tuple_(*keys) if len(keys) > 1 else keys[0]
     # Repeat the condition: another worker may have changed the row between the select and its lock.
-    return delete(table).where(names.in_(select(*which.c)), *expired)
-
-
-def _number(name: str) -> ColumnElement[int]:
-    return bindparam(name, type_=BigInteger)
-
-
-def _bytes(name: str) -> ColumnElement[bytes]:
-    return bindparam(name, type_=LargeBinary)
+    return sa.delete(table).where(names.in_(sa.select(*which.c)), *expired)

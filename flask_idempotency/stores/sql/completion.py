@@ -15,30 +15,7 @@ from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Final
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Delete,
-    Insert,
-    Integer,
-    LargeBinary,
-    Select,
-    SmallInteger,
-    String,
-    Text,
-    Update,
-    and_,
-    bindparam,
-    case,
-    delete,
-    exists,
-    func,
-    literal_column,
-    null,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from flask_idempotency.engine.errors import DataKeyMissing
@@ -47,7 +24,7 @@ from flask_idempotency.engine.model import CORRUPT, StoredPayload
 from flask_idempotency.engine.quota import bucket_width_ms
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql.database import transaction
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.naming import NamedConnection
 from flask_idempotency.stores.sql.schema import (
@@ -66,7 +43,6 @@ from flask_idempotency.stores.sql.statements import (
     ZERO,
     booked,
     columns,
-    duration,
     ended_wait,
     is_mine,
     others_update,
@@ -80,80 +56,80 @@ _bucket_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 
 def complete(
     dialect: Dialect, *, sealed: bool = False, counted: bool = False, tells: bool = False, closes: bool = False
-) -> ReturningUpdate[Any] | Select[Any]:
+) -> ReturningUpdate[Any] | sa.Select[Any]:
     """Store the response and keep it this long. Return the fence; with `tells`, the row without its response."""
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     return _completed(dialect, statement, now, sealed=sealed, counted=counted, tells=tells, closes=closes)
 
 
-def resolve(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> ReturningUpdate[Any] | Select[Any]:
+def resolve(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> ReturningUpdate[Any] | sa.Select[Any]:
     """Complete a quarantined row in its owner's place, if it still is as seen. The row gets a new token."""
     statement, now = others_update(dialect, _r.state == word(QUARANTINED))
-    mine = statement.values(token=bindparam("my_token", type_=LargeBinary))
+    mine = statement.values(token=binary("my_token"))
     return _completed(dialect, mine, now, sealed=sealed, counted=counted, tells=False, closes=True)
 
 
-def drop_journal(dialect: Dialect) -> Delete:
+def drop_journal(dialect: Dialect) -> sa.Delete:
     """Remove what is recorded of a record's steps, in the transaction that completes or frees it."""
-    return delete(steps).where(steps.c.record_id == bindparam("my_record_id", type_=LargeBinary))
+    return sa.delete(steps).where(steps.c.record_id == binary("my_record_id"))
 
 
-def book(dialect: Dialect) -> Insert:
+def book(dialect: Dialect) -> sa.Insert:
     """Add these amounts to an entry of the quota ledger. Negative amounts subtract."""
     names = (
-        ("my_tenant_id", LargeBinary),
-        ("my_kind", String),
-        ("my_bucket_end", BigInteger),
-        ("my_window_length", BigInteger),
+        ("my_tenant_id", sa.LargeBinary),
+        ("my_kind", sa.String),
+        ("my_bucket_end", sa.BigInteger),
+        ("my_window_length", sa.BigInteger),
     )
-    entry = [bindparam(name, type_=kind) for name, kind in names]
-    amounts = [bindparam(name, type_=BigInteger) for name in ("my_records", "my_bytes")]
+    entry = [sa.bindparam(name, type_=kind) for name, kind in names]
+    amounts = [bigint(name) for name in ("my_records", "my_bytes")]
     # SQLite's parser needs some WHERE before ON CONFLICT.
-    selected: list[ColumnElement[Any]] = [*entry, _shard(), *amounts]
-    return booked(select(*selected).where(ONE == ONE))
+    selected: list[sa.ColumnElement[Any]] = [*entry, _shard(), *amounts]
+    return booked(sa.select(*selected).where(ONE == ONE))
 
 
-def why_not_sealed(dialect: Dialect) -> Select[Any]:
+def why_not_sealed(dialect: Dialect) -> sa.Select[Any]:
     """Read why a sealed response was not stored: if its tenant was erased since, and if its data key is enabled."""
-    reasons: list[ColumnElement[Any]] = [(~_unerased()).label("erased"), _key_is_there().label("kept")]
-    return select(*reasons).where(is_mine())
+    reasons: list[sa.ColumnElement[Any]] = [(~_unerased()).label("erased"), _key_is_there().label("kept")]
+    return sa.select(*reasons).where(is_mine())
 
 
-def may_be_sealed() -> ColumnElement[bool]:
+def may_be_sealed() -> sa.ColumnElement[bool]:
     """Match a row that may store a response sealed with this data key."""
-    return and_(_key_is_there(), _unerased())
+    return sa.and_(_key_is_there(), _unerased())
 
 
 def _completed(
     dialect: Dialect,
-    statement: Update,
-    now: ColumnElement[int],
+    statement: sa.Update,
+    now: sa.ColumnElement[int],
     *,
     sealed: bool,
     counted: bool,
     tells: bool,
     closes: bool,
-) -> ReturningUpdate[Any] | Select[Any]:
+) -> ReturningUpdate[Any] | sa.Select[Any]:
     # If the clock was set back since the request, the completion would come first, and no valid row has that.
-    begins: ColumnElement[int] = getattr(func, dialect.greatest)(now, _r.requested_at)
-    ends = begins + duration("keep")
+    begins: sa.ColumnElement[int] = getattr(sa.func, dialect.greatest)(now, _r.requested_at)
+    ends = begins + bigint("keep")
     if counted:
-        ends = case((_r.in_quota == ONE, _next_bucket_end(ends)), else_=ends)
+        ends = sa.case((_r.in_quota == ONE, _next_bucket_end(ends)), else_=ends)
     else:
         statement = statement.where(_r.in_quota == ZERO)
     if sealed:
         statement = statement.where(may_be_sealed())
     completed = statement.values(
-        state=bindparam("my_state", type_=String),
-        lease_expires_at=null(),
+        state=sa.bindparam("my_state", type_=sa.String),
+        lease_expires_at=sa.null(),
         completed_at=begins,
         expires_at=ends,
-        status=bindparam("my_status", type_=_r.status.type),
-        response_size=bindparam("my_response_size", type_=BigInteger),
-        response=bindparam("my_response", type_=LargeBinary),
-        reason=null(),
-        wrapping_key_id=bindparam("my_wrapping_key_id", type_=Text),
-        data_key_number=bindparam("my_data_key_number", type_=Integer),
+        status=sa.bindparam("my_status", type_=_r.status.type),
+        response_size=bigint("my_response_size"),
+        response=binary("my_response"),
+        reason=sa.null(),
+        wrapping_key_id=string("my_wrapping_key_id"),
+        data_key_number=integer("my_data_key_number"),
         succeeded=ended_wait(dialect),
         resolver_due_at=ZERO,
     )
@@ -168,163 +144,165 @@ def _completed(
     if not entry:
         return completed.returning(*returned)
     done = completed.returning(*returned, *(column.label(f"_{column.name}") for column in entry)).cte("done")
-    told = select(*(column for column in done.c if not column.name.startswith("_")))
+    told = sa.select(*(column for column in done.c if not column.name.startswith("_")))
     if closes:
-        told = told.add_cte(delete(steps).where(steps.c.record_id == done.c._record_id).cte("closed"))
+        told = told.add_cte(sa.delete(steps).where(steps.c.record_id == done.c._record_id).cte("closed"))
     if not counted:
         return told
-    added = select(done.c._tenant_id, word(RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size)
+    added = sa.select(
+        done.c._tenant_id, word(RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size
+    )
     return told.add_cte(booked(added.where(done.c._in_quota == ONE)).cte("into_ledger"))
 
 
-def _key_is_there() -> ColumnElement[bool]:
+def _key_is_there() -> sa.ColumnElement[bool]:
     k = data_keys.c
-    number = bindparam("my_data_key_number", type_=Integer)
+    number = integer("my_data_key_number")
     there = (
-        select(ONE).where(k.tenant_id == _r.tenant_id, k.number == number, k.disabled_at.is_(None)).correlate(records)
+        sa.select(ONE)
+        .where(k.tenant_id == _r.tenant_id, k.number == number, k.disabled_at.is_(None))
+        .correlate(records)
     )
-    return exists(there)
+    return sa.exists(there)
 
 
-def _unerased() -> ColumnElement[bool]:
+def _unerased() -> sa.ColumnElement[bool]:
     t = tenants.c
-    return ~exists(select(ONE).where(t.tenant_id == _r.tenant_id, t.erased_at >= _r.requested_at).correlate(records))
+    return ~sa.exists(
+        sa.select(ONE).where(t.tenant_id == _r.tenant_id, t.erased_at >= _r.requested_at).correlate(records)
+    )
 
 
-def _next_bucket_end(ends: ColumnElement[int]) -> ColumnElement[int]:
-    width = bindparam("width", type_=BigInteger)
+def _next_bucket_end(ends: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    width = bigint("width")
     return (ends + width - ONE) // width * width
 
 
-def _shard() -> ColumnElement[int]:
-    return bindparam("my_shard", type_=SmallInteger)
+def _shard() -> sa.ColumnElement[int]:
+    return sa.bindparam("my_shard", type_=sa.SmallInteger)
 
 
-def page_end(dialect: Dialect) -> Select[Any]:
+def page_end(dialect: Dialect) -> sa.Select[Any]:
     """Read the last row of a page, and the next row if there is one. Return no row if the page is not full."""
-    rest = select(_r.record_id).where(_r.record_id > _bytes("my_after")).order_by(_r.record_id)
-    return rest.offset(bindparam("my_limit", type_=Integer) - literal_column("1")).limit(literal_column("2"))
+    rest = sa.select(_r.record_id).where(_r.record_id > binary("my_after")).order_by(_r.record_id)
+    return rest.offset(integer("my_limit") - sa.literal_column("1")).limit(sa.literal_column("2"))
 
 
-def scan(dialect: Dialect) -> Select[Any]:
+def scan(dialect: Dialect) -> sa.Select[Any]:
     """Read the live responses of a page. Two parameters limit it: a tenant, and a wrapping key to leave out."""
-    tenant_id, wrapping_key_id = _bytes("my_tenant_id"), bindparam("my_wrapping_key_id", type_=Text)
-    shown = select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"))
+    tenant_id, wrapping_key_id = binary("my_tenant_id"), string("my_wrapping_key_id")
+    shown = sa.select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"))
     return shown.where(
-        _r.record_id > _bytes("my_after"),
-        _r.record_id <= _bytes("my_until"),
+        _r.record_id > binary("my_after"),
+        _r.record_id <= binary("my_until"),
         is_answer(dialect),
-        _r.tenant_id == func.coalesce(tenant_id, _r.tenant_id),
-        or_(wrapping_key_id.is_(None), func.coalesce(_r.wrapping_key_id, word("")) != wrapping_key_id),
+        _r.tenant_id == sa.func.coalesce(tenant_id, _r.tenant_id),
+        sa.or_(wrapping_key_id.is_(None), sa.func.coalesce(_r.wrapping_key_id, word("")) != wrapping_key_id),
     ).order_by(_r.record_id)
 
 
-def count_responses(dialect: Dialect) -> Select[Any]:
+def count_responses(dialect: Dialect) -> sa.Select[Any]:
     """Count the responses under each wrapping key. Include expired responses, but not wiped ones."""
-    under = func.coalesce(_r.wrapping_key_id, word("")).label("wrapping_key_id")
-    counted: list[ColumnElement[Any]] = [under, func.count().label("responses")]
-    is_wiped = func.coalesce(_r.data_key_number, ONE) == ZERO
-    return select(*counted).where(_is_completed(), ~is_wiped).group_by(under)
+    under = sa.func.coalesce(_r.wrapping_key_id, word("")).label("wrapping_key_id")
+    counted: list[sa.ColumnElement[Any]] = [under, sa.func.count().label("responses")]
+    is_wiped = sa.func.coalesce(_r.data_key_number, ONE) == ZERO
+    return sa.select(*counted).where(_is_completed(), ~is_wiped).group_by(under)
 
 
 def replace(dialect: Dialect) -> ReturningUpdate[Any]:
     """Replace the payload if it still is the one that was seen. Keep the time at which it expires."""
-    statement = update(records).where(is_mine(), is_answer(dialect), _holds_seen())
+    statement = sa.update(records).where(is_mine(), is_answer(dialect), _holds_seen())
     return _replaced(statement)
 
 
 def replace_sealed(dialect: Dialect) -> ReturningUpdate[Any]:
     """Replace like `replace`, if the new payload's data key exists and the tenant was not erased since."""
-    statement = update(records).where(is_mine(), is_answer(dialect), _holds_seen(), may_be_sealed())
+    statement = sa.update(records).where(is_mine(), is_answer(dialect), _holds_seen(), may_be_sealed())
     return _replaced(statement)
 
 
-def read_if_as_seen(dialect: Dialect) -> Select[Any]:
+def read_if_as_seen(dialect: Dialect) -> sa.Select[Any]:
     """Return a row if the payload still is the one that was seen. On PostgreSQL, lock it."""
     entry = (_r.in_quota, _r.expires_at, _r.response_size)
-    return _locked(dialect, select(*entry).where(is_mine(), is_answer(dialect), _holds_seen()))
+    return _locked(dialect, sa.select(*entry).where(is_mine(), is_answer(dialect), _holds_seen()))
 
 
 def mark_corrupt(dialect: Dialect) -> ReturningUpdate[Any]:
     """Quarantine a completed row whose response cannot be opened. Keep all its data, and do not let it expire."""
-    statement = update(records).where(is_mine(), is_answer(dialect), _holds_seen())
+    statement = sa.update(records).where(is_mine(), is_answer(dialect), _holds_seen())
     quarantined = statement.values(
         state=word(QUARANTINED),
         reason=word(CORRUPT),
         lease_expires_at=dialect.now,
-        expires_at=null(),
+        expires_at=sa.null(),
         succeeded=_succeeded(),
     )
     return quarantined.returning(_r.fence)
 
 
-def read_unreadable(dialect: Dialect) -> Select[Any]:
+def read_unreadable(dialect: Dialect) -> sa.Select[Any]:
     """Read the columns of an unreadable row that the quota ledger needs. On PostgreSQL, lock the row."""
     entry = (_r.state, _r.in_quota, _r.expires_at, _r.response_size, dialect.now.label("now"))
-    return _locked(dialect, select(*entry).where(is_mine(), _r.state != word(QUARANTINED)))
+    return _locked(dialect, sa.select(*entry).where(is_mine(), _r.state != word(QUARANTINED)))
 
 
 def mark_unreadable(dialect: Dialect) -> ReturningUpdate[Any]:
     """Quarantine an unreadable row, and do not let it expire. So its request does not run again."""
     return (
-        update(records)
+        sa.update(records)
         .where(is_mine())
         .values(
             state=word(QUARANTINED),
             reason=word(CORRUPT),
-            lease_expires_at=func.coalesce(_r.lease_expires_at, dialect.now),
-            expires_at=null(),
+            lease_expires_at=sa.func.coalesce(_r.lease_expires_at, dialect.now),
+            expires_at=sa.null(),
             succeeded=_succeeded(),
         )
         .returning(_r.fence)
     )
 
 
-def is_answer(dialect: Dialect, now: ColumnElement[int] | None = None) -> ColumnElement[bool]:
+def is_answer(dialect: Dialect, now: sa.ColumnElement[int] | None = None) -> sa.ColumnElement[bool]:
     """Match a completed row that is not expired at `now`. The default is the server's time."""
-    return and_(_is_completed(), _r.expires_at > (dialect.now if now is None else now))
+    return sa.and_(_is_completed(), _r.expires_at > (dialect.now if now is None else now))
 
 
-def _succeeded() -> ColumnElement[int]:
+def _succeeded() -> sa.ColumnElement[int]:
     """Read from the state if the response is a success. A quarantined row no longer shows it there."""
-    return case((_r.state == word(COMPLETED), ONE), (_r.state == word(FAILED), ZERO), else_=_r.succeeded)
+    return sa.case((_r.state == word(COMPLETED), ONE), (_r.state == word(FAILED), ZERO), else_=_r.succeeded)
 
 
-def _is_completed() -> ColumnElement[bool]:
+def _is_completed() -> sa.ColumnElement[bool]:
     return _r.state.in_((word(COMPLETED), word(FAILED)))
 
 
 def _replaced(statement: Any) -> ReturningUpdate[Any]:
     new: dict[str, Any] = {
-        "state": bindparam("my_state", type_=String),
-        "status": bindparam("my_status", type_=_r.status.type),
-        "response_size": bindparam("my_response_size", type_=BigInteger),
-        "response": _bytes("my_response"),
-        "wrapping_key_id": bindparam("my_wrapping_key_id", type_=Text),
-        "data_key_number": bindparam("my_data_key_number", type_=Integer),
+        "state": sa.bindparam("my_state", type_=sa.String),
+        "status": sa.bindparam("my_status", type_=_r.status.type),
+        "response_size": bigint("my_response_size"),
+        "response": binary("my_response"),
+        "wrapping_key_id": string("my_wrapping_key_id"),
+        "data_key_number": integer("my_data_key_number"),
     }
     replaced: ReturningUpdate[Any] = statement.values(new).returning(_r.fence)
     return replaced
 
 
-def _holds_seen() -> ColumnElement[bool]:
+def _holds_seen() -> sa.ColumnElement[bool]:
     """Match the payload that was seen. Compare the short columns first: a response may have mebibytes."""
-    return and_(
-        _r.state == bindparam("seen_state", type_=String),
-        _r.status == bindparam("seen_status", type_=_r.status.type),
-        _r.response_size == bindparam("seen_response_size", type_=BigInteger),
-        _r.wrapping_key_id.is_not_distinct_from(bindparam("seen_wrapping_key_id", type_=Text)),
-        _r.data_key_number.is_not_distinct_from(bindparam("seen_data_key_number", type_=Integer)),
-        _r.response == _bytes("seen_response"),
+    return sa.and_(
+        _r.state == sa.bindparam("seen_state", type_=sa.String),
+        _r.status == sa.bindparam("seen_status", type_=_r.status.type),
+        _r.response_size == bigint("seen_response_size"),
+        _r.wrapping_key_id.is_not_distinct_from(string("seen_wrapping_key_id")),
+        _r.data_key_number.is_not_distinct_from(integer("seen_data_key_number")),
+        _r.response == binary("seen_response"),
     )
 
 
-def _locked(dialect: Dialect, statement: Select[Any]) -> Select[Any]:
+def _locked(dialect: Dialect, statement: sa.Select[Any]) -> sa.Select[Any]:
     return statement.with_for_update() if dialect.name == POSTGRESQL else statement
-
-
-def _bytes(name: str) -> Any:
-    return bindparam(name, type_=LargeBinary)
 
 
 SHARDS: Final = 8

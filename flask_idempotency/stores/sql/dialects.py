@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Select, bindparam, func, literal_column, select
+import sqlalchemy as sa
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
@@ -35,23 +35,23 @@ class Dialect:
     """The SQL function that returns the smaller of two numbers."""
 
     @property
-    def now(self) -> ColumnElement[int]:
+    def now(self) -> sa.ColumnElement[int]:
         """Return the server's time, or the parameter `now` if it is set. Only tests set it."""
-        given = bindparam("now", type_=BigInteger)
-        return func.coalesce(given, literal_column(self.clock, BigInteger))
+        given = bigint("now")
+        return sa.func.coalesce(given, sa.literal_column(self.clock, sa.BigInteger))
 
-    def moment(self, *, bounded: bool, lock_timeout_ms: int | None = None) -> Select[Any]:
+    def moment(self, *, bounded: bool, lock_timeout_ms: int | None = None) -> sa.Select[Any]:
         """Select one row with `now`, read once. `bounded`: on PostgreSQL also limit how long this transaction waits for a lock.
 
         The setting is local to the transaction, so a pooler's next client does not inherit it. `set_config` is volatile, so
         the planner runs it although no statement uses its result.
         """
-        moment = select(self.now.label("now"))
+        moment = sa.select(self.now.label("now"))
         if not bounded or self.name != POSTGRESQL:
             return moment
         timeout = LOCK_TIMEOUT_MS if lock_timeout_ms is None else lock_timeout_ms
         waits = ("'lock_timeout'", f"'{timeout}'", "true")
-        lock_timeout = func.set_config(*map(literal_column, waits))
+        lock_timeout = sa.func.set_config(*map(sa.literal_column, waits))
         return moment.add_columns(lock_timeout.label("lock_timeout"))
 
 
@@ -114,7 +114,7 @@ def refuse_relative(version: str) -> None:
         )
 
 
-def commits_each_statement(connection: Connection) -> bool:
+def commits_each_statement(connection: sa.Connection) -> bool:
     """Return whether this connection commits each statement by itself, so that no rollback is possible."""
     driver: Any = connection.connection.dbapi_connection
     if getattr(driver, "autocommit", False) is True:
@@ -125,3 +125,22 @@ def commits_each_statement(connection: Connection) -> bool:
 def in_microseconds(seconds: float) -> int:
     """Return these seconds as whole microseconds. It restores a stored number exactly, up to the year 2106 at least."""
     return round(seconds * 1_000_000)
+
+
+# A parameter of a statement, by its type in SQL. Times and durations are `bigint`.
+
+
+def bigint(name: str) -> sa.BindParameter[int]:
+    return sa.bindparam(name, type_=sa.BigInteger)
+
+
+def integer(name: str) -> sa.BindParameter[int]:
+    return sa.bindparam(name, type_=sa.Integer)
+
+
+def binary(name: str) -> sa.BindParameter[bytes]:
+    return sa.bindparam(name, type_=sa.LargeBinary)
+
+
+def string(name: str) -> sa.BindParameter[str]:
+    return sa.bindparam(name, type_=sa.Text)

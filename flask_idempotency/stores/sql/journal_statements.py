@@ -10,38 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-import sqlalchemy
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Delete,
-    FromClause,
-    Insert,
-    Integer,
-    LargeBinary,
-    Select,
-    String,
-    Text,
-    and_,
-    bindparam,
-    case,
-    cast,
-    delete,
-    exists,
-    func,
-    literal_column,
-    null,
-    or_,
-    select,
-    true,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningDelete, ReturningUpdate
 
 from flask_idempotency.engine.journal import IN_DOUBT, NEVER_RESUMED
 from flask_idempotency.engine.model import CORRUPT
 from flask_idempotency.stores.sql.completion import may_be_sealed
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.schema import (
     BEGUN,
     FINISHED,
@@ -60,7 +35,6 @@ from flask_idempotency.stores.sql.statements import (
     ONE,
     RELEASED_KEEP,
     ZERO,
-    duration,
     ended_wait,
     has_answer,
     is_as_met,
@@ -152,48 +126,48 @@ def hold(dialect: Dialect, *, opens: bool = True) -> ReturningUpdate[Any]:
 
 def write(
     dialect: Dialect, forms: Sequence[Form] = (_A_RESULT,), *, opens: bool = True, sealed: bool = False
-) -> Select[Any]:
+) -> sa.Select[Any]:
     """PostgreSQL: change the record as `hold` does, and enter steps of these forms. Return no row if it was refused.
 
     `sealed`: refuse if the data key that seals all of them is missing, or the tenant was erased since the first request.
     """
     held = _held(dialect, opens=opens, sealed=sealed).cte("held")
     entered = [_entered(held, form, f"_{number}").cte(f"entered_{number}") for number, form in enumerate(forms)]
-    return select(held.c.fence).add_cte(*entered)
+    return sa.select(held.c.fence).add_cte(*entered)
 
 
-def enter(dialect: Dialect, form: Form = _A_RESULT) -> Insert:
+def enter(dialect: Dialect, form: Form = _A_RESULT) -> sa.Insert:
     """Enter one step of this form, in the transaction that `hold` began."""
     return _enter(form, _FINISHES if form.finished else _BEGINS)
 
 
-def settle(dialect: Dialect, form: Form = _A_RESULT) -> Insert:
+def settle(dialect: Dialect, form: Form = _A_RESULT) -> sa.Insert:
     """Enter one step in its worker's place. It keeps the fence of the claim that entered it."""
     return _enter(form, _SETTLES)
 
 
-def withdraw(dialect: Dialect) -> Delete:
+def withdraw(dialect: Dialect) -> sa.Delete:
     """Remove a step of this fence that began and did nothing."""
-    return _withdrawn(_s.fence == _number("my_fence"))
+    return _withdrawn(_s.fence == bigint("my_fence"))
 
 
-def withdraw_any(dialect: Dialect) -> Delete:
+def withdraw_any(dialect: Dialect) -> sa.Delete:
     """Remove a step that began and did nothing, in its worker's place."""
     return _withdrawn()
 
 
-def why_not_held(dialect: Dialect) -> Select[Any]:
+def why_not_held(dialect: Dialect) -> sa.Select[Any]:
     """Read why a write to a journal changed no row."""
-    facts: list[ColumnElement[Any]] = [_r.state, _r.token, _r.fence, _r.step_write, _r.expires_at, _r.completed_at]
-    return select(*facts, _r.reason, dialect.now.label("now")).where(is_mine())
+    facts: list[sa.ColumnElement[Any]] = [_r.state, _r.token, _r.fence, _r.step_write, _r.expires_at, _r.completed_at]
+    return sa.select(*facts, _r.reason, dialect.now.label("now")).where(is_mine())
 
 
-def recall(dialect: Dialect) -> Select[Any]:
+def recall(dialect: Dialect) -> sa.Select[Any]:
     """Select the journal, one row for each step, for the claim that holds the record. Without steps, select one row."""
-    return _journal().where(_r.token == _bytes("my_token"), _r.fence == _number("my_fence"))
+    return _journal().where(_r.token == binary("my_token"), _r.fence == bigint("my_fence"))
 
 
-def read_journal(dialect: Dialect) -> Select[Any]:
+def read_journal(dialect: Dialect) -> sa.Select[Any]:
     """Select the journal as `recall` does, for anyone."""
     return _journal()
 
@@ -203,30 +177,30 @@ def resume(dialect: Dialect) -> ReturningUpdate[Any]:
     in doubt."""
     as_seen = (
         _r.state == word(QUARANTINED),
-        _r.fence == _number("my_fence"),
-        _r.step_write == _integer("seen_write"),
+        _r.fence == bigint("my_fence"),
+        _r.step_write == integer("seen_write"),
         ~has_answer(),
         _r.reason.is_distinct_from(word(CORRUPT)),
     )
     statement, now = others_update(dialect, *as_seen)
     pauses = _opens()
     resumed = statement.values(
-        token=_bytes("my_token"),
-        state=case((pauses, word(PROCESSING)), else_=_r.state),
-        on_expiry=case((pauses, word(TAKEOVER)), else_=_r.on_expiry),
-        reason=case((pauses, null()), else_=_r.reason),
-        lease_expires_at=case((pauses, now), else_=_r.lease_expires_at),
-        resolver_due_at=case((pauses, ZERO), else_=_r.resolver_due_at),
-        steps=bindparam("my_steps", type_=_r.steps.type),
-        step_write=_r.step_write + literal_column("1"),
+        token=binary("my_token"),
+        state=sa.case((pauses, word(PROCESSING)), else_=_r.state),
+        on_expiry=sa.case((pauses, word(TAKEOVER)), else_=_r.on_expiry),
+        reason=sa.case((pauses, sa.null()), else_=_r.reason),
+        lease_expires_at=sa.case((pauses, now), else_=_r.lease_expires_at),
+        resolver_due_at=sa.case((pauses, ZERO), else_=_r.resolver_due_at),
+        steps=sa.bindparam("my_steps", type_=_r.steps.type),
+        step_write=_r.step_write + sa.literal_column("1"),
     )
     return resumed.returning(*_facts(now))
 
 
 def give_up(dialect: Dialect) -> ReturningUpdate[Any]:
     """Quarantine a paused or abandoned record with an effect, if it is as seen. On PostgreSQL skip a locked row."""
-    horizon = _number("my_horizon")
-    seen = and_(
+    horizon = bigint("my_horizon")
+    seen = sa.and_(
         is_mine(),
         _r.state == word(PROCESSING),
         is_as_met(),
@@ -236,9 +210,9 @@ def give_up(dialect: Dialect) -> ReturningUpdate[Any]:
         _r.lease_expires_at <= dialect.now,
     )
     if dialect.name == POSTGRESQL:
-        unlocked = select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
+        unlocked = sa.select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
         seen = _r.record_id == unlocked.scalar_subquery()
-    given_up = update(records).where(seen)
+    given_up = sa.update(records).where(seen)
     return given_up.values(
         state=word(QUARANTINED), reason=word(NEVER_RESUMED), succeeded=ended_wait(dialect)
     ).returning(_r.fence)
@@ -253,49 +227,49 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     uncondemned = statement.where(~has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
     is_free, resumes = _r.steps == ZERO, _r.on_expiry == word(TAKEOVER)
-    ended: ColumnElement[int] = getattr(func, dialect.least)(_r.lease_expires_at, now)
+    ended: sa.ColumnElement[int] = getattr(sa.func, dialect.least)(_r.lease_expires_at, now)
     return uncondemned.values(
-        state=case((is_free, word(RELEASED)), (resumes, word(PROCESSING)), else_=word(QUARANTINED)),
-        reason=case((or_(is_free, resumes), null()), else_=func.coalesce(_r.reason, word(IN_DOUBT))),
-        token=case((and_(~is_free, resumes), _bytes("my_paused_token")), else_=_r.token),
+        state=sa.case((is_free, word(RELEASED)), (resumes, word(PROCESSING)), else_=word(QUARANTINED)),
+        reason=sa.case((sa.or_(is_free, resumes), sa.null()), else_=sa.func.coalesce(_r.reason, word(IN_DOUBT))),
+        token=sa.case((sa.and_(~is_free, resumes), binary("my_paused_token")), else_=_r.token),
         # In doubt, the lease stays: a call that timed out may still arrive, and a resolver waits for that.
-        lease_expires_at=case((is_free, null()), (resumes, ended), else_=_r.lease_expires_at),
-        expires_at=case((is_free, now + literal_column(str(RELEASED_KEEP), BigInteger))),
+        lease_expires_at=sa.case((is_free, sa.null()), (resumes, ended), else_=_r.lease_expires_at),
+        expires_at=sa.case((is_free, now + sa.literal_column(str(RELEASED_KEEP), sa.BigInteger))),
         succeeded=ended_wait(dialect),
-        resolver_due_at=case((or_(is_free, resumes), ZERO), else_=_r.resolver_due_at),
+        resolver_due_at=sa.case((sa.or_(is_free, resumes), ZERO), else_=_r.resolver_due_at),
     ).returning(_r.state, _r.token, _r.step_write, _r.requested_at)
 
 
-def drop(dialect: Dialect) -> Delete:
+def drop(dialect: Dialect) -> sa.Delete:
     """Remove the journal of one life of a record."""
-    return delete(steps).where(_s.record_id == _bytes("my_record_id"), _s.requested_at == _number("my_requested_at"))
+    return sa.delete(steps).where(_s.record_id == binary("my_record_id"), _s.requested_at == bigint("my_requested_at"))
 
 
-def page_end(dialect: Dialect) -> Select[Any]:
+def page_end(dialect: Dialect) -> sa.Select[Any]:
     """Select the last record of a page of journals, and the next one if there is one."""
-    rest = select(_s.record_id).where(_s.record_id > _bytes("my_after")).distinct().order_by(_s.record_id)
-    return rest.offset(_integer("my_limit") - literal_column("1")).limit(literal_column("2"))
+    rest = sa.select(_s.record_id).where(_s.record_id > binary("my_after")).distinct().order_by(_s.record_id)
+    return rest.offset(integer("my_limit") - sa.literal_column("1")).limit(sa.literal_column("2"))
 
 
-def walk(dialect: Dialect) -> Select[Any]:
+def walk(dialect: Dialect) -> sa.Select[Any]:
     """Select the payloads of a page. Two parameters limit it: a tenant, and a wrapping key to leave out."""
-    tenant_id, wrapping_key_id = _bytes("my_tenant_id"), bindparam("my_wrapping_key_id", type_=Text)
-    shown = select(_s.record_id, _s.tenant_id, _r.token, _r.fingerprint, *_shown()).select_from(_current())
+    tenant_id, wrapping_key_id = binary("my_tenant_id"), string("my_wrapping_key_id")
+    shown = sa.select(_s.record_id, _s.tenant_id, _r.token, _r.fingerprint, *_shown()).select_from(_current())
     return shown.where(
-        _s.record_id > _bytes("my_after"),
-        _s.record_id <= _bytes("my_until"),
+        _s.record_id > binary("my_after"),
+        _s.record_id <= binary("my_until"),
         _s.payload.is_not(None),
-        _s.tenant_id == func.coalesce(tenant_id, _s.tenant_id),
-        or_(wrapping_key_id.is_(None), func.coalesce(_s.wrapping_key_id, word("")) != wrapping_key_id),
+        _s.tenant_id == sa.func.coalesce(tenant_id, _s.tenant_id),
+        sa.or_(wrapping_key_id.is_(None), sa.func.coalesce(_s.wrapping_key_id, word("")) != wrapping_key_id),
     ).order_by(_s.record_id, _s.step_id)
 
 
-def count_payloads(dialect: Dialect) -> Select[Any]:
+def count_payloads(dialect: Dialect) -> sa.Select[Any]:
     """Count the payloads of steps under each wrapping key. Leave out wiped ones."""
-    under = func.coalesce(_s.wrapping_key_id, word("")).label("wrapping_key_id")
-    is_wiped = func.coalesce(_s.data_key_number, ONE) == ZERO
-    counted: list[ColumnElement[Any]] = [under, func.count().label("payloads")]
-    return select(*counted).select_from(_current()).where(_s.payload.is_not(None), ~is_wiped).group_by(under)
+    under = sa.func.coalesce(_s.wrapping_key_id, word("")).label("wrapping_key_id")
+    is_wiped = sa.func.coalesce(_s.data_key_number, ONE) == ZERO
+    counted: list[sa.ColumnElement[Any]] = [under, sa.func.count().label("payloads")]
+    return sa.select(*counted).select_from(_current()).where(_s.payload.is_not(None), ~is_wiped).group_by(under)
 
 
 def replace(dialect: Dialect, *, sealed: bool = False) -> ReturningUpdate[Any]:
@@ -303,75 +277,75 @@ def replace(dialect: Dialect, *, sealed: bool = False) -> ReturningUpdate[Any]:
 
     `sealed`: refuse if the new payload's data key is missing, or the tenant was erased since the first request.
     """
-    statement = update(steps).where(_holds_seen(), _lives())
+    statement = sa.update(steps).where(_holds_seen(), _lives())
     if sealed:
         statement = statement.where(_key_is_there(), ~_is_erased_since())
     new: dict[str, Any] = {
-        "payload": _bytes("my_payload"),
-        "payload_size": _number("my_payload_size"),
-        "wrapping_key_id": bindparam("my_wrapping_key_id", type_=Text),
-        "data_key_number": _integer("my_data_key_number"),
+        "payload": binary("my_payload"),
+        "payload_size": bigint("my_payload_size"),
+        "wrapping_key_id": string("my_wrapping_key_id"),
+        "data_key_number": integer("my_data_key_number"),
     }
     return statement.values(new).returning(_s.fence)
 
 
-def why_not_replaced(dialect: Dialect) -> Select[Any]:
+def why_not_replaced(dialect: Dialect) -> sa.Select[Any]:
     """Read if a step still holds the payload that was seen, if its tenant was erased since, and if its data key is enabled."""
-    reasons: list[ColumnElement[Any]] = [_is_erased_since().label("erased"), _key_is_there().label("kept")]
-    return select(*reasons).where(_holds_seen(), _lives())
+    reasons: list[sa.ColumnElement[Any]] = [_is_erased_since().label("erased"), _key_is_there().label("kept")]
+    return sa.select(*reasons).where(_holds_seen(), _lives())
 
 
-def orphans(dialect: Dialect) -> Select[Any]:
+def orphans(dialect: Dialect) -> sa.Select[Any]:
     """Select the steps of a page whose record is gone, is completed or free, or is in another life."""
-    found = select(_s.record_id, _s.step_id, _s.requested_at).where(
-        _s.record_id > _bytes("my_after"), _s.record_id <= _bytes("my_until"), ~_lives()
+    found = sa.select(_s.record_id, _s.step_id, _s.requested_at).where(
+        _s.record_id > binary("my_after"), _s.record_id <= binary("my_until"), ~_lives()
     )
     return found.order_by(_s.record_id, _s.step_id)
 
 
 def remove_orphan(dialect: Dialect) -> ReturningDelete[Any]:
     """Remove one step of that life. A claim may have replaced it since: the row of a new life stays."""
-    row = (_s.record_id == _bytes("my_record_id"), _s.step_id == _bytes("my_step_id"))
-    removed = delete(steps).where(*row, _s.requested_at == _number("my_requested_at"), ~_lives())
+    row = (_s.record_id == binary("my_record_id"), _s.step_id == binary("my_step_id"))
+    removed = sa.delete(steps).where(*row, _s.requested_at == bigint("my_requested_at"), ~_lives())
     return removed.returning(_s.record_id)
 
 
 def _held(dialect: Dialect, *, opens: bool, sealed: bool) -> ReturningUpdate[Any]:
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    number = _integer("my_write")
-    longer: ColumnElement[int] = getattr(func, dialect.greatest)(_r.lease_expires_at, now + duration("lease"))
+    number = integer("my_write")
+    longer: sa.ColumnElement[int] = getattr(sa.func, dialect.greatest)(_r.lease_expires_at, now + bigint("lease"))
     held = statement.where(
-        _r.fence == _number("my_fence"),
+        _r.fence == bigint("my_fence"),
         _r.step_write < number,
-        or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED)),
+        sa.or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED)),
     )
     if sealed:
         held = held.where(may_be_sealed())
     if opens:
-        goes_on = {"state": word(PROCESSING), "reason": null(), "resolver_due_at": ZERO}
+        goes_on = {"state": word(PROCESSING), "reason": sa.null(), "resolver_due_at": ZERO}
         held = held.values(on_expiry=word(TAKEOVER), **goes_on)
     else:
         held = held.values(on_expiry=word(QUARANTINE))
-    steps_now = bindparam("my_steps", type_=_r.steps.type)
+    steps_now = sa.bindparam("my_steps", type_=_r.steps.type)
     return held.values(lease_expires_at=longer, steps=steps_now, step_write=number).returning(*_facts(now))
 
 
-def _facts(now: ColumnElement[int]) -> tuple[ColumnElement[Any], ...]:
+def _facts(now: sa.ColumnElement[int]) -> tuple[sa.ColumnElement[Any], ...]:
     """What the rows of steps take from their record."""
     return _r.record_id, _r.tenant_id, _r.requested_at, _r.fence, _r.attempt, now.label("now")
 
 
-def _opens() -> ColumnElement[bool]:
+def _opens() -> sa.ColumnElement[bool]:
     """No plain step is in doubt after this write, so another attempt may go on."""
-    return bindparam("my_on_expiry", type_=String) == word(TAKEOVER)
+    return sa.bindparam("my_on_expiry", type_=sa.String) == word(TAKEOVER)
 
 
-def _entered(held: FromClause, form: Form, suffix: str) -> Insert:
+def _entered(held: sa.FromClause, form: Form, suffix: str) -> sa.Insert:
     """Enter one step of the record that `held` has updated."""
     given = dict(_given(form, suffix))
-    values: dict[str, ColumnElement[Any]] = {
+    values: dict[str, sa.ColumnElement[Any]] = {
         "record_id": held.c.record_id,
-        "step_id": _bytes(f"my_step_id{suffix}"),
+        "step_id": binary(f"my_step_id{suffix}"),
         "tenant_id": held.c.tenant_id,
         "requested_at": held.c.requested_at,
         "fence": held.c.fence,
@@ -381,59 +355,59 @@ def _entered(held: FromClause, form: Form, suffix: str) -> Insert:
         "position": _position(held.c.attempt, given["position"]),
     }
     on_conflict = _FINISHES if form.finished else _BEGINS
-    source = select(*values.values()).select_from(held).where(true()).suffix_with(on_conflict)
-    return sqlalchemy.insert(steps).from_select(list(values), source)
+    source = sa.select(*values.values()).select_from(held).where(sa.true()).suffix_with(on_conflict)
+    return sa.insert(steps).from_select(list(values), source)
 
 
-def _enter(form: Form, on_conflict: str) -> Insert:
+def _enter(form: Form, on_conflict: str) -> sa.Insert:
     given = dict(_given(form, ""))
-    moment = _number("my_moment")
-    values: dict[str, ColumnElement[Any]] = {
-        "record_id": _bytes("my_record_id"),
-        "step_id": _bytes("my_step_id"),
-        "tenant_id": _bytes("my_tenant_id"),
-        "requested_at": _number("my_requested_at"),
-        "fence": _number("my_fence"),
+    moment = bigint("my_moment")
+    values: dict[str, sa.ColumnElement[Any]] = {
+        "record_id": binary("my_record_id"),
+        "step_id": binary("my_step_id"),
+        "tenant_id": binary("my_tenant_id"),
+        "requested_at": bigint("my_requested_at"),
+        "fence": bigint("my_fence"),
         "began_at": moment - given["took"],
         **({"finished_at": moment} if form.finished else {}),
         **given,
-        "position": _position(_integer("my_attempt"), given["position"]),
+        "position": _position(integer("my_attempt"), given["position"]),
     }
     # SQLite's parser needs a WHERE before ON CONFLICT.
-    source = select(*values.values()).where(ONE == ONE).suffix_with(on_conflict)
-    return sqlalchemy.insert(steps).from_select(list(values), source)
+    source = sa.select(*values.values()).where(ONE == ONE).suffix_with(on_conflict)
+    return sa.insert(steps).from_select(list(values), source)
 
 
-def _position(attempt: ColumnElement[int], number: ColumnElement[int]) -> ColumnElement[int]:
+def _position(attempt: sa.ColumnElement[int], number: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
     """Numbers of writes begin at 1 in each attempt."""
-    return cast(attempt, BigInteger) * literal_column(str(2**32), BigInteger) + number
+    return sa.cast(attempt, sa.BigInteger) * sa.literal_column(str(2**32), sa.BigInteger) + number
 
 
-def _given(form: Form, suffix: str) -> Iterable[tuple[str, ColumnElement[Any]]]:
+def _given(form: Form, suffix: str) -> Iterable[tuple[str, sa.ColumnElement[Any]]]:
     yield "state", word(FINISHED if form.finished else BEGUN)
     for name in form.columns:
-        yield name, bindparam(f"my_{name}{suffix}", type_=_s[name].type)
+        yield name, sa.bindparam(f"my_{name}{suffix}", type_=_s[name].type)
 
 
-def _withdrawn(*conditions: ColumnElement[bool]) -> Delete:
-    return delete(steps).where(
-        _s.record_id == _bytes("my_record_id"),
-        _s.step_id == _bytes("my_step_id"),
-        _s.requested_at == _number("my_requested_at"),
+def _withdrawn(*conditions: sa.ColumnElement[bool]) -> sa.Delete:
+    return sa.delete(steps).where(
+        _s.record_id == binary("my_record_id"),
+        _s.step_id == binary("my_step_id"),
+        _s.requested_at == bigint("my_requested_at"),
         _s.state == word(BEGUN),
         *conditions,
     )
 
 
-def _journal() -> Select[Any]:
-    of_life = and_(_s.record_id == _r.record_id, _s.requested_at == _r.requested_at)
-    shown = select(_r.fence.label("record_fence"), _r.step_write, *_shown()).select_from(
+def _journal() -> sa.Select[Any]:
+    of_life = sa.and_(_s.record_id == _r.record_id, _s.requested_at == _r.requested_at)
+    shown = sa.select(_r.fence.label("record_fence"), _r.step_write, *_shown()).select_from(
         records.outerjoin(steps, of_life)
     )
     return shown.where(is_mine(), _is_unfinished()).order_by(_s.began_at, _s.position, _s.step_id)
 
 
-def _shown() -> tuple[ColumnElement[Any], ...]:
+def _shown() -> tuple[sa.ColumnElement[Any], ...]:
     columns = (
         "step_id",
         "name",
@@ -451,59 +425,49 @@ def _shown() -> tuple[ColumnElement[Any], ...]:
         "wrapping_key_id",
         "data_key_number",
     )
-    by_key = case(
+    by_key = sa.case(
         (_s.data_key_number.is_(None), _s.requested_at <= _t.erased_at),
         else_=_s.data_key_number <= _t.shredded_key_number,
     )
-    erased = select(by_key).where(_t.tenant_id == _s.tenant_id, _t.erased_at.is_not(None)).correlate(steps)
+    erased = sa.select(by_key).where(_t.tenant_id == _s.tenant_id, _t.erased_at.is_not(None)).correlate(steps)
     return (*(_s[name] for name in columns), erased.scalar_subquery().label("erased"))
 
 
-def _is_unfinished() -> ColumnElement[bool]:
-    return and_(_r.state.in_((word(PROCESSING), word(QUARANTINED))), ~has_answer())
+def _is_unfinished() -> sa.ColumnElement[bool]:
+    return sa.and_(_r.state.in_((word(PROCESSING), word(QUARANTINED))), ~has_answer())
 
 
 def _current() -> Any:
     """The steps of records that are not completed, in their current life."""
-    return steps.join(records, and_(_r.record_id == _s.record_id, _r.requested_at == _s.requested_at, _is_unfinished()))
-
-
-def _lives() -> ColumnElement[bool]:
-    """The record of this step exists, is not completed, and has the same life."""
-    of_life = select(ONE).where(_r.record_id == _s.record_id, _r.requested_at == _s.requested_at, _is_unfinished())
-    return exists(of_life.correlate(steps))
-
-
-def _holds_seen() -> ColumnElement[bool]:
-    """Match a step that holds the payload that was seen. Compare the short columns first."""
-    return and_(
-        _s.record_id == _bytes("my_record_id"),
-        _s.step_id == _bytes("my_step_id"),
-        _s.payload_size == _number("seen_payload_size"),
-        _s.wrapping_key_id.is_not_distinct_from(bindparam("seen_wrapping_key_id", type_=Text)),
-        _s.data_key_number.is_not_distinct_from(_integer("seen_data_key_number")),
-        _s.payload == _bytes("seen_payload"),
+    return steps.join(
+        records, sa.and_(_r.record_id == _s.record_id, _r.requested_at == _s.requested_at, _is_unfinished())
     )
 
 
-def _key_is_there() -> ColumnElement[bool]:
-    number = _integer("my_data_key_number")
-    there = select(ONE).where(_k.tenant_id == _s.tenant_id, _k.number == number, _k.disabled_at.is_(None))
-    return exists(there.correlate(steps))
+def _lives() -> sa.ColumnElement[bool]:
+    """The record of this step exists, is not completed, and has the same life."""
+    of_life = sa.select(ONE).where(_r.record_id == _s.record_id, _r.requested_at == _s.requested_at, _is_unfinished())
+    return sa.exists(of_life.correlate(steps))
 
 
-def _is_erased_since() -> ColumnElement[bool]:
-    erased = select(ONE).where(_t.tenant_id == _s.tenant_id, _t.erased_at >= _s.requested_at)
-    return exists(erased.correlate(steps))
+def _holds_seen() -> sa.ColumnElement[bool]:
+    """Match a step that holds the payload that was seen. Compare the short columns first."""
+    return sa.and_(
+        _s.record_id == binary("my_record_id"),
+        _s.step_id == binary("my_step_id"),
+        _s.payload_size == bigint("seen_payload_size"),
+        _s.wrapping_key_id.is_not_distinct_from(string("seen_wrapping_key_id")),
+        _s.data_key_number.is_not_distinct_from(integer("seen_data_key_number")),
+        _s.payload == binary("seen_payload"),
+    )
 
 
-def _bytes(name: str) -> Any:
-    return bindparam(name, type_=LargeBinary)
+def _key_is_there() -> sa.ColumnElement[bool]:
+    number = integer("my_data_key_number")
+    there = sa.select(ONE).where(_k.tenant_id == _s.tenant_id, _k.number == number, _k.disabled_at.is_(None))
+    return sa.exists(there.correlate(steps))
 
 
-def _number(name: str) -> Any:
-    return bindparam(name, type_=BigInteger)
-
-
-def _integer(name: str) -> Any:
-    return bindparam(name, type_=Integer)
+def _is_erased_since() -> sa.ColumnElement[bool]:
+    erased = sa.select(ONE).where(_t.tenant_id == _s.tenant_id, _t.erased_at >= _s.requested_at)
+    return sa.exists(erased.correlate(steps))

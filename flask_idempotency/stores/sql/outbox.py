@@ -12,31 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Delete,
-    Engine,
-    LargeBinary,
-    Select,
-    Text,
-    Update,
-    and_,
-    bindparam,
-    case,
-    cast,
-    delete,
-    exists,
-    func,
-    insert,
-    literal_column,
-    null,
-    or_,
-    select,
-    type_coerce,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import StatementError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
@@ -66,9 +42,12 @@ from flask_idempotency.stores.sql.dialects import (
     POSTGRESQL,
     SQLITE,
     Dialect,
+    bigint,
+    binary,
     commits_each_statement,
     dialect_of,
     in_microseconds,
+    string,
 )
 from flask_idempotency.stores.sql.errors import explained, forbidden, lacks_grants
 from flask_idempotency.stores.sql.migrations import upgrade_outbox
@@ -84,13 +63,13 @@ UPGRADE: Final = (
 _o = outbox.c
 _earlier = outbox.alias("earlier")
 _later = outbox.alias("later")
-_ONE: Final[ColumnElement[int]] = literal_column("1", BigInteger)
-_ZERO: Final[ColumnElement[int]] = literal_column("0", BigInteger)
+_ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1", sa.BigInteger)
+_ZERO: Final[sa.ColumnElement[int]] = sa.literal_column("0", sa.BigInteger)
 
 LOCK: Final = 0x6F7574626F780001
 """The advisory lock of relays: "outbox" in ASCII. The whole database shares one space of these locks."""
 
-_NEVER: Final[ColumnElement[int]] = literal_column(str(2**63 - 1), BigInteger)
+_NEVER: Final[sa.ColumnElement[int]] = sa.literal_column(str(2**63 - 1), sa.BigInteger)
 """`due_at` of a message with a namespace. A relay of the release before reads only that, and leaves the message alone."""
 
 _WRITTEN: Final = (
@@ -193,43 +172,43 @@ def _headers_of(text: str, *, sealed: bool) -> tuple[bool, dict[str, str] | None
 def publish(dialect: Dialect) -> ReturningInsert[Any]:
     """Insert a message, unless one with its id is there. It is due after a delay from now."""
     moment = dialect.moment(bounded=False).subquery("moment")
-    values: dict[str, ColumnElement[Any]] = {
-        **{name: bindparam(f"my_{name}", type_=_o[name].type) for name in _WRITTEN},
+    values: dict[str, sa.ColumnElement[Any]] = {
+        **{name: sa.bindparam(f"my_{name}", type_=_o[name].type) for name in _WRITTEN},
         "created_at": moment.c.now,
         "due_at": _NEVER,
-        "ready_at": moment.c.now + bindparam("delay", type_=BigInteger),
+        "ready_at": moment.c.now + bigint("delay"),
     }
-    known = select(_ONE).select_from(_earlier).where(_has_former_name(_earlier.c))
+    known = sa.select(_ONE).select_from(_earlier).where(_has_former_name(_earlier.c))
     # SQLite's parser needs a WHERE before ON CONFLICT.
-    source = select(*values.values()).select_from(moment).where(~exists(known))
+    source = sa.select(*values.values()).select_from(moment).where(~sa.exists(known))
     source = source.suffix_with("ON CONFLICT (message_id) DO NOTHING")
-    return insert(outbox).from_select(list(values), source).returning(_o.seq)
+    return sa.insert(outbox).from_select(list(values), source).returning(_o.seq)
 
 
-def published(dialect: Dialect) -> Select[Any]:
+def published(dialect: Dialect) -> sa.Select[Any]:
     """Read what the message has that was published under this id before."""
-    body = case((_o.wrapping_key_id.is_(None), _o.body))
-    mine = _o.message_id == bindparam("my_message_id", type_=Text)
+    body = sa.case((_o.wrapping_key_id.is_(None), _o.body))
+    mine = _o.message_id == string("my_message_id")
     columns = (
         _text(dialect, _o.topic),
         _text(dialect, _o.key),
         *(_bytes(dialect, each) for each in (_o.lane, _o.digest)),
     )
-    return select(*columns, _bytes(dialect, body, "body")).where(or_(mine, _has_former_name(_o)))
+    return sa.select(*columns, _bytes(dialect, body, "body")).where(sa.or_(mine, _has_former_name(_o)))
 
 
-def _has_former_name(columns: Any) -> ColumnElement[bool]:
+def _has_former_name(columns: Any) -> sa.ColumnElement[bool]:
     """Return whether the message has this id in the namespace before, or from the release before namespaces."""
-    before = and_(
-        columns.message_id == bindparam("my_sent_id", type_=Text),
+    before = sa.and_(
+        columns.message_id == string("my_sent_id"),
         columns.sent_id.is_(None),
-        or_(columns.namespace.is_(None), columns.namespace == bindparam("my_namespace", type_=Text)),
-        columns.tenant.is_not_distinct_from(bindparam("plain_tenant", type_=Text)),
+        sa.or_(columns.namespace.is_(None), columns.namespace == string("my_namespace")),
+        columns.tenant.is_not_distinct_from(string("plain_tenant")),
     )
-    return or_(columns.message_id == bindparam("former_message_id", type_=Text), before)
+    return sa.or_(columns.message_id == string("former_message_id"), before)
 
 
-def unadopted(dialect: Dialect) -> Select[Any]:
+def unadopted(dialect: Dialect) -> sa.Select[Any]:
     """Read messages without a namespace, some at a time."""
     columns = (
         _o.seq,
@@ -237,32 +216,30 @@ def unadopted(dialect: Dialect) -> Select[Any]:
         _bytes(dialect, _o.tenant_id),
         _o.wrapping_key_id.is_not(None).label("sealed"),
     )
-    after = _o.seq > bindparam("after", type_=BigInteger)
-    statement = select(*columns).where(_o.published_at.is_(None), _o.namespace.is_(None), after).order_by(_o.seq)
-    return statement.limit(bindparam("limit", type_=BigInteger))
+    after = _o.seq > bigint("after")
+    statement = sa.select(*columns).where(_o.published_at.is_(None), _o.namespace.is_(None), after).order_by(_o.seq)
+    return statement.limit(bigint("limit"))
 
 
-def adopt(dialect: Dialect) -> Update:
+def adopt(dialect: Dialect) -> sa.Update:
     """Give a message of the release before a namespace. Its relays know it as before, and may send it."""
-    statement = update(outbox).where(_o.seq == bindparam("my_seq", type_=BigInteger), _o.namespace.is_(None))
-    return statement.values(
-        namespace=bindparam("my_namespace", type_=Text), lane=bindparam("my_lane", type_=LargeBinary)
-    )
+    statement = sa.update(outbox).where(_o.seq == bigint("my_seq"), _o.namespace.is_(None))
+    return statement.values(namespace=string("my_namespace"), lane=binary("my_lane"))
 
 
-def move(dialect: Dialect) -> Update:
+def move(dialect: Dialect) -> sa.Update:
     """Give the messages of the namespace before this one."""
-    return _of_former().where(_o.dead == _ZERO).values(namespace=bindparam("my_namespace", type_=Text))
+    return _of_former().where(_o.dead == _ZERO).values(namespace=string("my_namespace"))
 
 
-def move_lanes(dialect: Dialect) -> Update:
+def move_lanes(dialect: Dialect) -> sa.Update:
     """Give the messages of the namespace before this one that hold back others. Dead ones are among them."""
-    return _of_former().where(_o.lane.is_not(None)).values(namespace=bindparam("my_namespace", type_=Text))
+    return _of_former().where(_o.lane.is_not(None)).values(namespace=string("my_namespace"))
 
 
-def _of_former() -> Update:
+def _of_former() -> sa.Update:
     # Each of these conditions is that of an index.
-    return update(outbox).where(_o.namespace == bindparam("former", type_=Text), _o.published_at.is_(None))
+    return sa.update(outbox).where(_o.namespace == string("former"), _o.published_at.is_(None))
 
 
 _CLAIM_SETTINGS: Final = (
@@ -277,13 +254,13 @@ _CLAIM_SETTINGS: Final = (
 )
 
 
-def relay_lock(dialect: Dialect) -> Select[Any]:
+def relay_lock(dialect: Dialect) -> sa.Select[Any]:
     """Wait until no other relay claims. PostgreSQL removes the lock with the transaction, so a pooler may be in between."""
     settings = (
-        func.set_config(literal_column(f"'{name}'"), literal_column(f"'{value}'"), literal_column("true"))
+        sa.func.set_config(sa.literal_column(f"'{name}'"), sa.literal_column(f"'{value}'"), sa.literal_column("true"))
         for name, value in _CLAIM_SETTINGS
     )
-    return select(*settings, func.pg_advisory_xact_lock(literal_column(str(LOCK))))
+    return sa.select(*settings, sa.func.pg_advisory_xact_lock(sa.literal_column(str(LOCK))))
 
 
 def claim(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -293,11 +270,11 @@ def claim(dialect: Dialect) -> ReturningUpdate[Any]:
     come after new ones. A later message of a lane does not overtake an earlier one that failed more often.
     """
     now = _read_once(dialect)
-    mine = _o.holder == bindparam("holder", type_=LargeBinary)
-    due = and_(_due(_o) <= now, or_(~_is_held_now(_o, now), mine))
+    mine = _o.holder == binary("holder")
+    due = sa.and_(_due(_o) <= now, sa.or_(~_is_held_now(_o, now), mine))
     e = _earlier.c
     blocked = (
-        select(_ONE)
+        sa.select(_ONE)
         .select_from(_earlier)
         .where(
             e.namespace == _o.namespace,
@@ -305,39 +282,39 @@ def claim(dialect: Dialect) -> ReturningUpdate[Any]:
             e.seq < _o.seq,
             e.published_at.is_(None),
             e.lane.is_not(None),
-            or_(
+            sa.or_(
                 e.dead != _ZERO,
                 _due(e) > now,
                 e.attempts > _o.attempts,
-                and_(_is_held_now(e, now), e.holder != bindparam("holder", type_=LargeBinary)),
+                sa.and_(_is_held_now(e, now), e.holder != binary("holder")),
             ),
         )
         .correlate(outbox)
     )
     first = (
-        select(_o.seq)
+        sa.select(_o.seq)
         .where(
-            _o.namespace == bindparam("my_namespace", type_=Text),
+            _o.namespace == string("my_namespace"),
             _o.published_at.is_(None),
             _o.dead == _ZERO,
             _is_taken(dialect),
             due,
-            or_(_o.lane.is_(None), ~exists(blocked)),
+            sa.or_(_o.lane.is_(None), ~sa.exists(blocked)),
         )
         .order_by(_o.attempts, _o.seq)
-        .limit(bindparam("limit", type_=BigInteger))
+        .limit(bigint("limit"))
     )
     first = first.correlate(None)
     if dialect.name == POSTGRESQL:
         # A subquery with a limit may run for each compared row.
-        first = select(first.cte("first").prefix_with("MATERIALIZED").c.seq)
-    held = {"holder": bindparam("holder", type_=LargeBinary), "held_until": now + _duration("hold")}
-    return update(outbox).where(_o.seq.in_(first)).values(**held).returning(*_claimed(dialect))
+        first = sa.select(first.cte("first").prefix_with("MATERIALIZED").c.seq)
+    held = {"holder": binary("holder"), "held_until": now + bigint("hold")}
+    return sa.update(outbox).where(_o.seq.in_(first)).values(**held).returning(*_claimed(dialect))
 
 
-def _claimed(dialect: Dialect) -> list[ColumnElement[Any]]:
+def _claimed(dialect: Dialect) -> list[sa.ColumnElement[Any]]:
     texts = {name: _text(dialect, _o[name]) for name in ("topic", "key", "tenant", "headers", "wrapping_key_id")}
-    texts["message_id"] = _text(dialect, func.coalesce(_o.sent_id, _o.message_id), "message_id")
+    texts["message_id"] = _text(dialect, sa.func.coalesce(_o.sent_id, _o.message_id), "message_id")
     numbers = {name: _number(dialect, _o[name]) for name in ("data_key_number", "attempts")}
     known = {"seq": _o.seq, **texts, **numbers}
     return [known[name] if name in known else _bytes(dialect, _o[name]) for name in Claimed._fields]
@@ -346,66 +323,66 @@ def _claimed(dialect: Dialect) -> list[ColumnElement[Any]]:
 # SQLite keeps any type in any column, and text that is no UTF-8. Its driver raises for such a value, and so for all rows.
 
 
-def _text(dialect: Dialect, column: ColumnElement[Any], name: str | None = None) -> ColumnElement[Any]:
+def _text(dialect: Dialect, column: sa.ColumnElement[Any], name: str | None = None) -> sa.ColumnElement[Any]:
     """Read text, on SQLite as bytes. Another type becomes bytes that are no text."""
     if dialect.name == POSTGRESQL:
         return column.label(name or column.key)
-    wrong = literal_column("x'ff'", LargeBinary)
-    kind = func.typeof(column)
+    wrong = sa.literal_column("x'ff'", sa.LargeBinary)
+    kind = sa.func.typeof(column)
     # Not `IS NOT NULL`: in this CASE of a RETURNING, SQLite 3.40 took it for true where the column was null.
-    read = case((kind == literal_column("'text'"), cast(column, LargeBinary)), (kind != _NULL, wrong))
+    read = sa.case((kind == sa.literal_column("'text'"), sa.cast(column, sa.LargeBinary)), (kind != _NULL, wrong))
     return read.label(name or column.key)
 
 
-def _bytes(dialect: Dialect, column: ColumnElement[Any], name: str | None = None) -> ColumnElement[Any]:
+def _bytes(dialect: Dialect, column: sa.ColumnElement[Any], name: str | None = None) -> sa.ColumnElement[Any]:
     """Read bytes. Another type becomes empty bytes, and of a body null."""
     name = name or str(column.key)
     if dialect.name == POSTGRESQL:
         return column.label(name)
-    read = type_coerce(case((func.typeof(column) == literal_column("'blob'"), column)), LargeBinary)
+    read = sa.type_coerce(sa.case((sa.func.typeof(column) == sa.literal_column("'blob'"), column)), sa.LargeBinary)
     if name == "body":
         return read.label(name)
-    there = func.typeof(column) != _NULL
-    return case((there, func.coalesce(read, literal_column("x''", LargeBinary)))).label(name)
+    there = sa.func.typeof(column) != _NULL
+    return sa.case((there, sa.func.coalesce(read, sa.literal_column("x''", sa.LargeBinary)))).label(name)
 
 
-def _number(dialect: Dialect, column: ColumnElement[Any]) -> ColumnElement[Any]:
+def _number(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """Read a whole number. Another type becomes null."""
     if dialect.name == POSTGRESQL:
         return column
-    return case((func.typeof(column) == literal_column("'integer'"), column)).label(column.key)
+    return sa.case((sa.func.typeof(column) == sa.literal_column("'integer'"), column)).label(column.key)
 
 
-def _sane(dialect: Dialect, column: ColumnElement[Any]) -> ColumnElement[int]:
+def _sane(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
     """Return a time that can be subtracted: a damaged one may overflow, and be no number on SQLite."""
-    least, greatest = getattr(func, dialect.least), getattr(func, dialect.greatest)
-    sane: ColumnElement[int] = least(greatest(column, _ZERO), _NEVER, type_=BigInteger)
+    least, greatest = getattr(sa.func, dialect.least), getattr(sa.func, dialect.greatest)
+    sane: sa.ColumnElement[int] = least(greatest(column, _ZERO), _NEVER, type_=sa.BigInteger)
     return sane
 
 
-_NULL: Final = literal_column("'null'", Text)
+_NULL: Final = sa.literal_column("'null'", sa.Text)
 
-_LONGEST_HOLD: Final[ColumnElement[int]] = literal_column("3600000000", BigInteger)
+_LONGEST_HOLD: Final[sa.ColumnElement[int]] = sa.literal_column("3600000000", sa.BigInteger)
 """No relay holds a message for an hour, so a later end of a hold is damaged."""
 
 
-def _is_held_now(columns: Any, now: ColumnElement[int]) -> ColumnElement[bool]:
-    held_until = func.coalesce(columns.held_until, _ZERO)
-    return and_(held_until > now, held_until <= now + _LONGEST_HOLD)
+def _is_held_now(columns: Any, now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    held_until = sa.func.coalesce(columns.held_until, _ZERO)
+    return sa.and_(held_until > now, held_until <= now + _LONGEST_HOLD)
 
 
-def _due(columns: Any) -> ColumnElement[int]:
-    return func.coalesce(columns.ready_at, columns.due_at)
+def _due(columns: Any) -> sa.ColumnElement[int]:
+    return sa.func.coalesce(columns.ready_at, columns.due_at)
 
 
-def _is_taken(dialect: Dialect) -> ColumnElement[bool]:
+def _is_taken(dialect: Dialect) -> sa.ColumnElement[bool]:
     """Return whether the route takes the topic. Both parameters come from `_patterns`."""
-    takes, before = bindparam("takes", type_=Text), bindparam("before", type_=Text)
+    takes, before = string("takes"), string("before")
     if dialect.name == POSTGRESQL:
-        return and_(_o.topic.regexp_match(takes), ~_o.topic.regexp_match(before))
-    other = func.json_each(before).table_valued("value", name="other")
-    goes_before = select(_ONE).select_from(other).where(_o.topic.op("GLOB")(other.c.value))
-    return and_(_o.topic.op("GLOB")(takes), ~exists(goes_before.correlate(outbox)))
+        return sa.and_(_o.topic.regexp_match(takes), ~_o.topic.regexp_match(before))
+    other = sa.func.json_each(before).table_valued("value", name="other")
+    goes_before = sa.select(_ONE).select_from(other).where(_o.topic.op("GLOB")(other.c.value))
+    return sa.and_(_o.topic.op("GLOB")(takes), ~sa.exists(goes_before.correlate(outbox)))
 
 
 def _patterns(dialect: Dialect, topics: Topics) -> dict[str, str]:
@@ -423,93 +400,91 @@ def _as_regex(token: str) -> str:
     return {"*": ".*", "[]": " ", ".": "[.]"}.get(token, token)
 
 
-def delete_confirmed(dialect: Dialect) -> Delete:
+def delete_confirmed(dialect: Dialect) -> sa.Delete:
     """Delete messages that their receivers confirmed."""
-    return delete(outbox).where(_is_held(), _o.seq.in_(bindparam("seqs", expanding=True)))
+    return sa.delete(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
 
 
-def keep_confirmed(dialect: Dialect) -> Update:
+def keep_confirmed(dialect: Dialect) -> sa.Update:
     """Mark messages as published that their receivers confirmed."""
-    confirmed = update(outbox).where(_is_held(), _o.seq.in_(bindparam("seqs", expanding=True)))
-    return confirmed.values(published_at=dialect.now, holder=null(), held_until=null(), error=null())
+    confirmed = sa.update(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
+    return confirmed.values(published_at=dialect.now, holder=sa.null(), held_until=sa.null(), error=sa.null())
 
 
-def delay(dialect: Dialect) -> Update:
+def delay(dialect: Dialect) -> sa.Update:
     """Count a failed attempt, and make the message due after a pause."""
     return _failed().values(
         attempts=_one_more(dialect),
-        **_due_again(dialect.now + _duration("pause")),
-        holder=null(),
-        held_until=null(),
-        error=bindparam("error", type_=Text),
+        **_due_again(dialect.now + bigint("pause")),
+        holder=sa.null(),
+        held_until=sa.null(),
+        error=string("error"),
     )
 
 
-def _one_more(dialect: Dialect) -> ColumnElement[int]:
+def _one_more(dialect: Dialect) -> sa.ColumnElement[int]:
     """Return the number of attempts after this one. A damaged number must not overflow."""
-    least: ColumnElement[int] = getattr(func, dialect.least)(_o.attempts, literal_column("1000000", BigInteger))
-    more: ColumnElement[int] = least + _ONE
+    least: sa.ColumnElement[int] = getattr(sa.func, dialect.least)(
+        _o.attempts, sa.literal_column("1000000", sa.BigInteger)
+    )
+    more: sa.ColumnElement[int] = least + _ONE
     return more
 
 
-def _due_again(moment: ColumnElement[int]) -> dict[str, ColumnElement[int]]:
+def _due_again(moment: sa.ColumnElement[int]) -> dict[str, sa.ColumnElement[int]]:
     """Return the values of a later attempt. A message without `ready_at` stays one for relays of the release before."""
     return {
-        "due_at": case((_o.ready_at.is_(None), moment), else_=_o.due_at),
-        "ready_at": case((_o.ready_at.is_not(None), moment)),
+        "due_at": sa.case((_o.ready_at.is_(None), moment), else_=_o.due_at),
+        "ready_at": sa.case((_o.ready_at.is_not(None), moment)),
     }
 
 
-def bury(dialect: Dialect) -> Update:
+def bury(dialect: Dialect) -> sa.Update:
     """Mark the message dead."""
     return _failed().values(
-        attempts=_one_more(dialect),
-        dead=_ONE,
-        holder=null(),
-        held_until=null(),
-        error=bindparam("error", type_=Text),
+        attempts=_one_more(dialect), dead=_ONE, holder=sa.null(), held_until=sa.null(), error=string("error")
     )
 
 
-def release(dialect: Dialect) -> Update:
+def release(dialect: Dialect) -> sa.Update:
     """Give up messages that this relay still holds."""
-    held = update(outbox).where(_is_held(), _o.seq.in_(bindparam("seqs", expanding=True)))
-    return held.values(holder=null(), held_until=null())
+    held = sa.update(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
+    return held.values(holder=sa.null(), held_until=sa.null())
 
 
-def put_off(dialect: Dialect) -> Update:
+def put_off(dialect: Dialect) -> sa.Update:
     """Give up messages that this relay still holds, for a pause. It counts as no attempt."""
-    held = update(outbox).where(_is_held(), _o.seq.in_(bindparam("seqs", expanding=True)))
-    return held.values(**_due_again(dialect.now + _duration("pause")), holder=null(), held_until=null())
+    held = sa.update(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
+    return held.values(**_due_again(dialect.now + bigint("pause")), holder=sa.null(), held_until=sa.null())
 
 
-def expire(dialect: Dialect) -> Delete:
+def expire(dialect: Dialect) -> sa.Delete:
     """Delete messages that were published so long ago, some at a time."""
     old = (
-        select(_o.seq)
-        .where(_o.published_at <= bindparam("until", type_=BigInteger), _is_ours())
+        sa.select(_o.seq)
+        .where(_o.published_at <= bigint("until"), _is_ours())
         .order_by(_o.published_at)
-        .limit(bindparam("limit", type_=BigInteger))
+        .limit(bigint("limit"))
     )
-    return delete(outbox).where(_o.seq.in_(old.correlate(None)))
+    return sa.delete(outbox).where(_o.seq.in_(old.correlate(None)))
 
 
-def counts(dialect: Dialect) -> Select[Any]:
+def counts(dialect: Dialect) -> sa.Select[Any]:
     """Count the messages that wait, those that are dead, and how long the oldest has been due."""
     now = dialect.now
-    due_at = case((and_(_o.dead == _ZERO, _due(_o) <= now), _sane(dialect, _due(_o))))
-    dead = func.coalesce(func.sum(case((_o.dead == _ZERO, _ZERO), else_=_ONE)), _ZERO)
-    return select(
-        (func.count() - dead).label("waiting"), dead.label("dead"), (now - func.min(due_at)).label("oldest")
+    due_at = sa.case((sa.and_(_o.dead == _ZERO, _due(_o) <= now), _sane(dialect, _due(_o))))
+    dead = sa.func.coalesce(sa.func.sum(sa.case((_o.dead == _ZERO, _ZERO), else_=_ONE)), _ZERO)
+    return sa.select(
+        (sa.func.count() - dead).label("waiting"), dead.label("dead"), (now - sa.func.min(due_at)).label("oldest")
     ).where(_o.published_at.is_(None), _is_ours())
 
 
-def rows(dialect: Dialect) -> Select[Any]:
+def rows(dialect: Dialect) -> sa.Select[Any]:
     """Read what an operator may see of the first messages that are not sent: dead ones, then those that failed."""
     now = dialect.now
     later = _later.c
     behind = (
-        select(func.count())
+        sa.select(sa.func.count())
         .select_from(_later)
         .where(
             later.namespace == _o.namespace,
@@ -521,16 +496,16 @@ def rows(dialect: Dialect) -> Select[Any]:
         .correlate(outbox)
         .scalar_subquery()
     )
-    state = case(
-        (_o.dead != _ZERO, literal_column("'dead'")),
-        (_is_held_now(_o, now), literal_column("'held'")),
-        (_due(_o) > now, literal_column("'delayed'")),
-        else_=literal_column("'due'"),
+    state = sa.case(
+        (_o.dead != _ZERO, sa.literal_column("'dead'")),
+        (_is_held_now(_o, now), sa.literal_column("'held'")),
+        (_due(_o) > now, sa.literal_column("'delayed'")),
+        else_=sa.literal_column("'due'"),
     )
     return (
-        select(
+        sa.select(
             _o.seq,
-            _text(dialect, func.coalesce(_o.sent_id, _o.message_id), "message_id"),
+            _text(dialect, sa.func.coalesce(_o.sent_id, _o.message_id), "message_id"),
             _text(dialect, _o.topic),
             state.label("state"),
             _number(dialect, _o.attempts),
@@ -542,27 +517,29 @@ def rows(dialect: Dialect) -> Select[Any]:
         .where(
             _o.published_at.is_(None),
             _is_ours(),
-            or_(bindparam("only_dead", type_=BigInteger) == _ZERO, _o.dead != _ZERO),
-            or_(bindparam("only_topic", type_=Text).is_(None), _o.topic == bindparam("only_topic", type_=Text)),
+            sa.or_(bigint("only_dead") == _ZERO, _o.dead != _ZERO),
+            sa.or_(string("only_topic").is_(None), _o.topic == string("only_topic")),
         )
-        .order_by(case((_o.dead != _ZERO, _ZERO), (_o.error.is_not(None), _ONE), else_=literal_column("2")), _o.seq)
-        .limit(bindparam("limit", type_=BigInteger))
+        .order_by(
+            sa.case((_o.dead != _ZERO, _ZERO), (_o.error.is_not(None), _ONE), else_=sa.literal_column("2")), _o.seq
+        )
+        .limit(bigint("limit"))
     )
 
 
-def failing(dialect: Dialect) -> Select[Any]:
+def failing(dialect: Dialect) -> sa.Select[Any]:
     """Count the messages of each topic whose last attempt failed, and that fail for longer than `since`."""
-    now, since = dialect.now, _duration("since")
+    now, since = dialect.now, bigint("since")
     published = _sane(dialect, _o.created_at)
     # A message may be published long before it is due, so one failed attempt counts a minute after it. The pause was a second.
-    second = literal_column("1000000", BigInteger)
-    last = or_(_o.attempts > _ONE, now - _sane(dialect, _due(_o)) + second > since)
+    second = sa.literal_column("1000000", sa.BigInteger)
+    last = sa.or_(_o.attempts > _ONE, now - _sane(dialect, _due(_o)) + second > since)
     return (
-        select(
+        sa.select(
             _text(dialect, _o.topic),
-            func.count().label("messages"),
-            (now - func.min(published)).label("oldest"),
-            _text(dialect, func.min(_o.error), "error"),
+            sa.func.count().label("messages"),
+            (now - sa.func.min(published)).label("oldest"),
+            _text(dialect, sa.func.min(_o.error), "error"),
         )
         .where(
             _o.published_at.is_(None),
@@ -579,59 +556,47 @@ def failing(dialect: Dialect) -> Select[Any]:
 
 def retry(dialect: Dialect) -> ReturningUpdate[Any]:
     """Let a message be sent again now. Leave one alone that a relay holds."""
-    statement = update(outbox).where(*_settled(dialect))
+    statement = sa.update(outbox).where(*_settled(dialect))
     again = _due_again(dialect.now)
-    return statement.values(dead=_ZERO, **again, holder=null(), held_until=null(), error=null()).returning(
+    return statement.values(dead=_ZERO, **again, holder=sa.null(), held_until=sa.null(), error=sa.null()).returning(
         _text(dialect, _o.topic)
     )
 
 
 def discard(dialect: Dialect) -> Any:
     """Delete a message whose last attempt failed. Leave one alone that a relay holds."""
-    return delete(outbox).where(*_settled(dialect), _o.error.is_not(None)).returning(_text(dialect, _o.topic))
+    return sa.delete(outbox).where(*_settled(dialect), _o.error.is_not(None)).returning(_text(dialect, _o.topic))
 
 
-def sealed_before(dialect: Dialect) -> Select[Any]:
+def sealed_before(dialect: Dialect) -> sa.Select[Any]:
     """Read messages whose bodies are sealed under another key of the ring than this one."""
     return (
-        select(*_claimed(dialect))
-        .where(
-            _o.published_at.is_(None),
-            _is_ours(),
-            _o.wrapping_key_id != bindparam("newest", type_=Text),
-            _o.seq > bindparam("after", type_=BigInteger),
-        )
+        sa.select(*_claimed(dialect))
+        .where(_o.published_at.is_(None), _is_ours(), _o.wrapping_key_id != string("newest"), _o.seq > bigint("after"))
         .order_by(_o.seq)
-        .limit(bindparam("limit", type_=BigInteger))
+        .limit(bigint("limit"))
     )
 
 
-def reseal(dialect: Dialect) -> Update:
+def reseal(dialect: Dialect) -> sa.Update:
     """Replace a sealed body, if it is still under the key that it was read with."""
     return (
-        update(outbox)
-        .where(
-            _o.seq == bindparam("my_seq", type_=BigInteger),
-            _o.data_key_number == bindparam("seen_number", type_=BigInteger),
-        )
+        sa.update(outbox)
+        .where(_o.seq == bigint("my_seq"), _o.data_key_number == bigint("seen_number"))
         .values(
-            body=bindparam("my_body", type_=LargeBinary),
-            wrapping_key_id=bindparam("my_wrapping_key_id", type_=Text),
-            data_key_number=bindparam("my_data_key_number", type_=BigInteger),
+            body=binary("my_body"),
+            wrapping_key_id=string("my_wrapping_key_id"),
+            data_key_number=bigint("my_data_key_number"),
         )
     )
 
 
-def _is_ours() -> ColumnElement[bool]:
+def _is_ours() -> sa.ColumnElement[bool]:
     """Return whether a message is of this namespace, or of none, so that it may be any application's."""
-    return or_(_o.namespace.is_(None), _o.namespace.in_(bindparam("namespaces", expanding=True)))
+    return sa.or_(_o.namespace.is_(None), _o.namespace.in_(sa.bindparam("namespaces", expanding=True)))
 
 
-def _duration(name: str) -> ColumnElement[int]:
-    return bindparam(name, type_=BigInteger)
-
-
-def _read_once(dialect: Dialect) -> ColumnElement[int]:
+def _read_once(dialect: Dialect) -> sa.ColumnElement[int]:
     """Return the time, the same in every row. SQLite reads its clock once for a statement, PostgreSQL for each row.
 
     If it passed the time of one message between that one and the next of its key, the claim would take only the later one.
@@ -639,20 +604,20 @@ def _read_once(dialect: Dialect) -> ColumnElement[int]:
     if dialect.name != POSTGRESQL:
         return dialect.now
     moment = dialect.moment(bounded=False).cte("moment").prefix_with("MATERIALIZED")
-    return select(moment.c.now).scalar_subquery()
+    return sa.select(moment.c.now).scalar_subquery()
 
 
-def _is_held() -> ColumnElement[bool]:
-    return and_(_o.holder == bindparam("holder", type_=LargeBinary), _o.published_at.is_(None))
+def _is_held() -> sa.ColumnElement[bool]:
+    return sa.and_(_o.holder == binary("holder"), _o.published_at.is_(None))
 
 
-def _failed() -> Update:
-    return update(outbox).where(_is_held(), _o.seq == bindparam("my_seq", type_=BigInteger))
+def _failed() -> sa.Update:
+    return sa.update(outbox).where(_is_held(), _o.seq == bigint("my_seq"))
 
 
-def _settled(dialect: Dialect) -> tuple[ColumnElement[bool], ...]:
+def _settled(dialect: Dialect) -> tuple[sa.ColumnElement[bool], ...]:
     free = ~_is_held_now(_o, dialect.now)
-    return _o.seq == bindparam("my_seq", type_=BigInteger), _o.published_at.is_(None), free, _is_ours()
+    return _o.seq == bigint("my_seq"), _o.published_at.is_(None), free, _is_ours()
 
 
 _PRIVILEGES: Final = (
@@ -679,7 +644,7 @@ class OutboxTable:
 
     # With the application's session.
 
-    def connection_of(self, session: Session, engine: Engine) -> Connection:
+    def connection_of(self, session: Session, engine: sa.Engine) -> sa.Connection:
         """Write the rows of this session, and return the connection of its transaction on this engine.
 
         Raises `ConfigurationError` if the session commits each statement by itself.
@@ -693,7 +658,7 @@ class OutboxTable:
 
     def publish(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         message: Message,
         *,
         delay: float,
@@ -762,7 +727,7 @@ class OutboxTable:
         """Give the messages of the release before, and of the namespace before, to this one. `is_ours` chooses the former."""
         names = self._names
 
-        def work(connection: Connection) -> None:
+        def work(connection: sa.Connection) -> None:
             with transaction(connection):
                 if names.former is not None:
                     moved = {"former": names.former, "my_namespace": names.namespace}
@@ -787,11 +752,11 @@ class OutboxTable:
 
         self._database.run(work)
 
-    def _unadopted(self, connection: Connection, after: int) -> Sequence[Any]:
+    def _unadopted(self, connection: sa.Connection, after: int) -> Sequence[Any]:
         return connection.execute(self._statement(unadopted), {"after": after, "limit": ADOPTED}).all()
 
     def claim(self, holder: bytes, *, topics: Topics, limit: int, hold: float) -> Sequence[StoredMessage]:
-        def work(connection: Connection) -> list[Any]:
+        def work(connection: sa.Connection) -> list[Any]:
             with transaction(connection):
                 if connection.dialect.name == POSTGRESQL:
                     connection.execute(self._statement(relay_lock))
@@ -909,7 +874,7 @@ class OutboxTable:
     def faults(self) -> list[str]:
         """Return why messages cannot be published or sent: a sentence for each fault, with its remedy."""
 
-        def work(connection: Connection) -> list[str]:
+        def work(connection: sa.Connection) -> list[str]:
             gaps = outbox_gaps(connection)
             if gaps:
                 what = ", ".join((*gaps.tables, *gaps.columns, *gaps.indexes))
@@ -966,8 +931,8 @@ class OutboxTable:
         return self._made[name]
 
 
-def _server_time(dialect: Dialect) -> Select[Any]:
-    return select(dialect.now)
+def _server_time(dialect: Dialect) -> sa.Select[Any]:
+    return sa.select(dialect.now)
 
 
 def _former(row: Any) -> FormerRow:
@@ -986,7 +951,7 @@ def _difference(known: Any, message: Message, lane: bytes | None, digest: bytes)
     return "key" if not same_key else None if same else "body"
 
 
-def _refuse_autocommit(connection: Connection) -> None:
+def _refuse_autocommit(connection: sa.Connection) -> None:
     if commits_each_statement(connection):
         raise ConfigurationError(
             "db.session commits each statement by itself (isolation level AUTOCOMMIT), so a message could be sent whose rows "

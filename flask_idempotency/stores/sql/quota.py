@@ -10,29 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import sqlalchemy
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Delete,
-    LargeBinary,
-    Select,
-    and_,
-    bindparam,
-    case,
-    cast,
-    delete,
-    false,
-    func,
-    literal_column,
-    or_,
-    select,
-    true,
-    tuple_,
-    union,
-    union_all,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import CTE
 
@@ -42,7 +20,14 @@ from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.completion import entry, is_answer, shard_of
 from flask_idempotency.stores.sql.database import Database, transaction
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SHORT_LOCK_TIMEOUT_MS, Dialect, in_microseconds
+from flask_idempotency.stores.sql.dialects import (
+    POSTGRESQL,
+    SHORT_LOCK_TIMEOUT_MS,
+    Dialect,
+    bigint,
+    binary,
+    in_microseconds,
+)
 from flask_idempotency.stores.sql.schema import NEW_KEYS, PROCESSING, RESPONSES, quota_buckets, records, steps, tenants
 from flask_idempotency.stores.sql.statements import (
     ONE,
@@ -62,36 +47,36 @@ _LIMITS = ("records", "bytes", "in_flight", "new_keys")
 _l, _r, _s, _t = quota_buckets.c, records.c, steps.c, tenants.c
 
 
-def insert_within(dialect: Dialect) -> Select[Any]:
+def insert_within(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: do the same as `insert`, if the tenant is below all its limits by `my_margin`.
 
     No row may also mean that it is not: then claim under the tenant's lock. This statement holds that lock in shared mode,
     so a worker that holds it alone sees the rows of all such statements.
     """
     limits = _limits(dialect).cte("limits")
-    room = select(ONE).select_from(limits).where(_has_room(limits))
+    room = sa.select(ONE).select_from(limits).where(_has_room(limits))
     granted = inserted(dialect, within=room).returning(_r.fence).cte("granted")
-    return select(granted.c.fence).add_cte(_into_window(granted, limits))
+    return sa.select(granted.c.fence).add_cte(_into_window(granted, limits))
 
 
-def reclaim_within(dialect: Dialect) -> Select[Any]:
+def reclaim_within(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: do the same as `reclaim`, under the conditions of `insert_within`."""
     limits = _limits(dialect).cte("limits")
-    room = select(ONE).select_from(limits).where(_has_room(limits))
+    room = sa.select(ONE).select_from(limits).where(_has_room(limits))
     update = if_as_seen(dialect, is_absent(dialect)).where(room.exists())
-    first = regranted(dialect, update, attempt=literal_column("1"), requested_at=dialect.now).values(steps=ZERO)
+    first = regranted(dialect, update, attempt=sa.literal_column("1"), requested_at=dialect.now).values(steps=ZERO)
     granted = first.returning(_r.fence, _r.attempt).cte("granted")
-    return select(granted.c.fence, granted.c.attempt).add_cte(_into_window(granted, limits))
+    return sa.select(granted.c.fence, granted.c.attempt).add_cte(_into_window(granted, limits))
 
 
-def tenant_lock(dialect: Dialect) -> Select[Any]:
+def tenant_lock(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: lock out other new keys of this tenant until the transaction ends. Read in the next statement."""
     moment = dialect.moment(bounded=True, lock_timeout_ms=SHORT_LOCK_TIMEOUT_MS).subquery("moment")
-    lock = func.pg_advisory_xact_lock(_tenant_number())
-    return select(lock.label("locked")).select_from(moment)
+    lock = sa.func.pg_advisory_xact_lock(_tenant_number())
+    return sa.select(lock.label("locked")).select_from(moment)
 
 
-def tenant_counts(dialect: Dialect) -> Select[Any]:
+def tenant_counts(dialect: Dialect) -> sa.Select[Any]:
     """Select what this tenant uses, its limits in force, and whether the key has a row."""
     limits = _limits(dialect).subquery("limits")
     now, window = limits.c.now, _window_end(limits.c.now, limits.c.window_length)
@@ -100,20 +85,22 @@ def tenant_counts(dialect: Dialect) -> Select[Any]:
         _unfinished().label("unsettled"),
         _running(now).label("in_flight"),
         _kept(_l.records, now).label("records"),
-        (_kept(_l.bytes, now) + case((limits.c.bytes.is_not(None), _in_journals()), else_=ZERO)).label("bytes"),
+        (_kept(_l.bytes, now) + sa.case((limits.c.bytes.is_not(None), _in_journals()), else_=ZERO)).label("bytes"),
         _new_keys(window, limits.c.window_length).label("new_keys"),
-        _mine(func.min(others.c.lease_expires_at), *_is_running(now)).label("first_lease"),
-        _entries(func.min(_l.bucket_end), _l.kind == word(RESPONSES), _l.bucket_end > now).label("first_bucket_end"),
-        select(ONE).select_from(records).where(is_mine()).exists().label("known"),
+        _mine(sa.func.min(others.c.lease_expires_at), *_is_running(now)).label("first_lease"),
+        _entries(sa.func.min(_l.bucket_end), _l.kind == word(RESPONSES), _l.bucket_end > now).label("first_bucket_end"),
+        sa.select(ONE).select_from(records).where(is_mine()).exists().label("known"),
     ]
-    return select(now, *in_force, *counts).select_from(limits)
+    return sa.select(now, *in_force, *counts).select_from(limits)
 
 
-def usage(dialect: Dialect) -> Select[Any]:
+def usage(dialect: Dialect) -> sa.Select[Any]:
     """Select what this tenant uses. If windows of several lengths are open, count the one with the most new keys."""
-    moment = select(dialect.now.label("now")).subquery("moment")
+    moment = sa.select(dialect.now.label("now")).subquery("moment")
     now = moment.c.now
-    windows = select(func.sum(_l.records).label("keys")).where(_l.tenant_id == _tid(), _l.kind == word(NEW_KEYS))
+    windows = sa.select(sa.func.sum(_l.records).label("keys")).where(
+        _l.tenant_id == binary("my_tenant_id"), _l.kind == word(NEW_KEYS)
+    )
     open_now = (
         windows.where(_l.bucket_end > now)
         .group_by(_l.bucket_end, _l.window_length)
@@ -124,82 +111,81 @@ def usage(dialect: Dialect) -> Select[Any]:
         (_unfinished() + _kept(_l.records, now)).label("records"),
         (_kept(_l.bytes, now) + _in_journals()).label("bytes"),
         _running(now).label("in_flight"),
-        select(_whole(func.max(open_now.c["keys"]))).scalar_subquery().label("new_keys"),
+        sa.select(_whole(sa.func.max(open_now.c["keys"]))).scalar_subquery().label("new_keys"),
     ]
-    return select(*counts).select_from(moment)
+    return sa.select(*counts).select_from(moment)
 
 
-def limits(dialect: Dialect) -> Select[Any]:
+def limits(dialect: Dialect) -> sa.Select[Any]:
     """Select the tenant's own limits."""
     own = (_t[f"limit_{name}"].label(name) for name in (*_LIMITS, "window"))
-    return select(*own).where(_t.tenant_id == _tid())
+    return sa.select(*own).where(_t.tenant_id == binary("my_tenant_id"))
 
 
 def set_limits(dialect: Dialect) -> ReturningInsert[Any]:
     """Set all of the tenant's own limits."""
     names = [f"limit_{name}" for name in (*_LIMITS, "window")]
     given = [*(f"my_max_{name}" for name in _LIMITS), "my_window_length"]
-    source = select(_tid(), ZERO, ZERO, *(bindparam(name, type_=BigInteger) for name in given))
+    source = sa.select(binary("my_tenant_id"), ZERO, ZERO, *(bigint(name) for name in given))
     taken = ", ".join(f"{name} = excluded.{name}" for name in names)
     suffixed = source.where(ONE == ONE).suffix_with(f"ON CONFLICT (tenant_id) DO UPDATE SET {taken}")
-    into = sqlalchemy.insert(tenants).from_select(
-        ["tenant_id", "last_key_number", "shredded_key_number", *names], suffixed
-    )
+    into = sa.insert(tenants).from_select(["tenant_id", "last_key_number", "shredded_key_number", *names], suffixed)
     return into.returning(_t.tenant_id)
 
 
-def tenants_with_quota(dialect: Dialect) -> Select[Any]:
+def tenants_with_quota(dialect: Dialect) -> sa.Select[Any]:
     """Select the tenants that have a bucket, an unfinished record that counts, or their own limits."""
-    limited = or_(*(_t[f"limit_{name}"].is_not(None) for name in _LIMITS))
-    unfinished = select(others.c.tenant_id).where(others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
-    every_tenant = union(select(_l.tenant_id), unfinished, select(_t.tenant_id).where(limited)).subquery("everybody")
-    return select(every_tenant.c.tenant_id)
+    limited = sa.or_(*(_t[f"limit_{name}"].is_not(None) for name in _LIMITS))
+    unfinished = sa.select(others.c.tenant_id).where(others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
+    every_tenant = sa.union(sa.select(_l.tenant_id), unfinished, sa.select(_t.tenant_id).where(limited)).subquery(
+        "everybody"
+    )
+    return sa.select(every_tenant.c.tenant_id)
 
 
-def drift(dialect: Dialect) -> Select[Any]:
+def drift(dialect: Dialect) -> sa.Select[Any]:
     """Select the buckets that differ from the records. One snapshot shows both after the same completions."""
     # Read the clock once: a bucket that ends between two readings would look like a drift.
-    moment = select(dialect.now.label("now")).cte("moment")
-    now = select(moment.c.now).scalar_subquery()
-    booked_ = select(_l.bucket_end, _l.records, _l.bytes)
-    booked_ = booked_.where(_l.tenant_id == _tid(), _l.kind == word(RESPONSES), _l.bucket_end > now)
-    counted = select(_r.expires_at, -ONE, -_r.response_size)
-    counted = counted.where(_r.tenant_id == _tid(), _r.in_quota == ONE, is_answer(dialect, now))
-    both = union_all(booked_, counted).subquery("both_")
-    records_, bytes_ = (cast(func.sum(both.c[name]), BigInteger) for name in ("records", "bytes"))
-    found = select(both.c.bucket_end, records_.label("records"), bytes_.label("bytes")).group_by(both.c.bucket_end)
-    return found.having(or_(records_ != ZERO, bytes_ != ZERO))
+    moment = sa.select(dialect.now.label("now")).cte("moment")
+    now = sa.select(moment.c.now).scalar_subquery()
+    booked_ = sa.select(_l.bucket_end, _l.records, _l.bytes)
+    booked_ = booked_.where(_l.tenant_id == binary("my_tenant_id"), _l.kind == word(RESPONSES), _l.bucket_end > now)
+    counted = sa.select(_r.expires_at, -ONE, -_r.response_size)
+    counted = counted.where(_r.tenant_id == binary("my_tenant_id"), _r.in_quota == ONE, is_answer(dialect, now))
+    both = sa.union_all(booked_, counted).subquery("both_")
+    records_, bytes_ = (sa.cast(sa.func.sum(both.c[name]), sa.BigInteger) for name in ("records", "bytes"))
+    found = sa.select(both.c.bucket_end, records_.label("records"), bytes_.label("bytes")).group_by(both.c.bucket_end)
+    return found.having(sa.or_(records_ != ZERO, bytes_ != ZERO))
 
 
-def delete_expired(dialect: Dialect) -> Delete:
+def delete_expired(dialect: Dialect) -> sa.Delete:
     """Delete a batch of expired buckets, which no longer count."""
     key = (_l.tenant_id, _l.kind, _l.bucket_end, _l.window_length, _l.shard)
-    horizon = func.coalesce(bindparam("my_horizon", type_=BigInteger), _l.bucket_end)
-    over = select(*key).where(_l.bucket_end <= dialect.now, _l.bucket_end <= horizon)
-    some = chosen(dialect, over.limit(bindparam("my_limit", type_=BigInteger)))
-    return delete(quota_buckets).where(tuple_(*key).in_(select(*some.c)))
+    horizon = sa.func.coalesce(bigint("my_horizon"), _l.bucket_end)
+    over = sa.select(*key).where(_l.bucket_end <= dialect.now, _l.bucket_end <= horizon)
+    some = chosen(dialect, over.limit(bigint("my_limit")))
+    return sa.delete(quota_buckets).where(sa.tuple_(*key).in_(sa.select(*some.c)))
 
 
 others = records.alias("others")
 """The tenant's records, in a statement where `records` is the row of the claimed key."""
 
 
-def _limits(dialect: Dialect) -> Select[Any]:
+def _limits(dialect: Dialect) -> sa.Select[Any]:
     """Select one row: the time, read once, and the limits in force. Each of the tenant's own limits replaces the given one.
     A window's length comes with its limit of new keys."""
-    moment = select(dialect.now.label("now")).subquery("moment")
-    in_force = [
-        func.coalesce(_t[f"limit_{name}"], bindparam(f"my_max_{name}", type_=BigInteger)).label(name)
-        for name in _LIMITS
-    ]
-    given = bindparam("my_window_length", type_=BigInteger)
-    span = case((_t.limit_new_keys.is_not(None), _t.limit_window), else_=given).label("window_length")
-    return select(moment.c.now, *in_force, span).select_from(moment.outerjoin(tenants, _t.tenant_id == _tid()))
+    moment = sa.select(dialect.now.label("now")).subquery("moment")
+    in_force = [sa.func.coalesce(_t[f"limit_{name}"], bigint(f"my_max_{name}")).label(name) for name in _LIMITS]
+    given = bigint("my_window_length")
+    span = sa.case((_t.limit_new_keys.is_not(None), _t.limit_window), else_=given).label("window_length")
+    return sa.select(moment.c.now, *in_force, span).select_from(
+        moment.outerjoin(tenants, _t.tenant_id == binary("my_tenant_id"))
+    )
 
 
-def _has_room(limits: CTE) -> ColumnElement[bool]:
+def _has_room(limits: CTE) -> sa.ColumnElement[bool]:
     """All counts are below their limits by `my_margin`, and no other worker holds the tenant's lock alone."""
-    now, span, margin = limits.c.now, limits.c.window_length, bindparam("my_margin", type_=BigInteger)
+    now, span, margin = limits.c.now, limits.c.window_length, bigint("my_margin")
     # A response in flight may have any size. So the bytes so far only limit later keys.
     below = [
         _is_below(_unfinished() + _kept(_l.records, now), limits.c.records - margin),
@@ -208,78 +194,84 @@ def _has_room(limits: CTE) -> ColumnElement[bool]:
         _is_below(_new_keys(_window_end(now, span), span), limits.c.new_keys - margin),
     ]
     # In a CASE: a worker above a limit takes the lock alone next, and must not hold the shared one.
-    return case((and_(*below), func.pg_try_advisory_xact_lock_shared(_tenant_number())), else_=false())
+    return sa.case((sa.and_(*below), sa.func.pg_try_advisory_xact_lock_shared(_tenant_number())), else_=sa.false())
 
 
-def _is_below(used: ColumnElement[int], limit: ColumnElement[int]) -> ColumnElement[bool]:
-    return or_(limit.is_(None), used < limit)
+def _is_below(used: sa.ColumnElement[int], limit: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    return sa.or_(limit.is_(None), used < limit)
 
 
 def _into_window(granted: CTE, limits: CTE) -> CTE:
     """Count this new key in its window, if there is a limit on new keys."""
     end = _window_end(limits.c.now, limits.c.window_length)
-    shard = bindparam("my_shard", type_=_l.shard.type)
-    entry = select(_tid(), word(NEW_KEYS), end, limits.c.window_length, shard, ONE, ZERO)
-    of_rate = entry.select_from(granted.join(limits, true())).where(limits.c.new_keys.is_not(None))
+    shard = sa.bindparam("my_shard", type_=_l.shard.type)
+    entry = sa.select(binary("my_tenant_id"), word(NEW_KEYS), end, limits.c.window_length, shard, ONE, ZERO)
+    of_rate = entry.select_from(granted.join(limits, sa.true())).where(limits.c.new_keys.is_not(None))
     return booked(of_rate).cte("into_window")
 
 
-def _window_end(now: ColumnElement[int], span: ColumnElement[int]) -> ColumnElement[int]:
+def _window_end(now: sa.ColumnElement[int], span: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
     return (now // span + ONE) * span
 
 
-def _unfinished() -> ColumnElement[int]:
-    return _mine(func.count())
+def _unfinished() -> sa.ColumnElement[int]:
+    return _mine(sa.func.count())
 
 
-def _running(now: ColumnElement[int]) -> ColumnElement[int]:
-    return _mine(func.count(), *_is_running(now))
+def _running(now: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    return _mine(sa.func.count(), *_is_running(now))
 
 
-def _is_running(now: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
+def _is_running(now: sa.ColumnElement[int]) -> tuple[sa.ColumnElement[bool], ...]:
     return others.c.lease_expires_at > now, others.c.state == word(PROCESSING)
 
 
-def _mine(what: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[int]:
+def _mine(what: sa.ColumnElement[Any], *conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
     """Aggregate the tenant's unfinished records that count. The conditions are those of the index that holds them."""
-    unfinished = (others.c.tenant_id == _tid(), others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
-    return select(what).select_from(others).where(*unfinished, *conditions).correlate_except(others).scalar_subquery()
-
-
-def _in_journals() -> ColumnElement[int]:
-    """Sum the bytes in the journals of the tenant's unfinished records that count. A completion removes its journal."""
-    of_life = and_(others.c.record_id == _s.record_id, others.c.requested_at == _s.requested_at)
-    unfinished = (_s.tenant_id == _tid(), others.c.in_quota == ONE, others.c.lease_expires_at.is_not(None))
-    total = select(_whole(func.sum(_s.payload_size))).select_from(steps.join(others, of_life)).where(*unfinished)
-    return total.correlate_except(others, steps).scalar_subquery()
-
-
-def _kept(what: ColumnElement[int], now: ColumnElement[int]) -> ColumnElement[int]:
-    return _entries(_whole(func.sum(what)), _l.kind == word(RESPONSES), _l.bucket_end > now)
-
-
-def _new_keys(end: ColumnElement[int], span: ColumnElement[int]) -> ColumnElement[int]:
-    return _entries(
-        _whole(func.sum(_l.records)), _l.kind == word(NEW_KEYS), _l.bucket_end == end, _l.window_length == span
+    unfinished = (
+        others.c.tenant_id == binary("my_tenant_id"),
+        others.c.in_quota == ONE,
+        others.c.lease_expires_at.is_not(None),
+    )
+    return (
+        sa.select(what).select_from(others).where(*unfinished, *conditions).correlate_except(others).scalar_subquery()
     )
 
 
-def _entries(what: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ColumnElement[int]:
-    of_tenant = select(what).select_from(quota_buckets).where(_l.tenant_id == _tid(), *conditions)
+def _in_journals() -> sa.ColumnElement[int]:
+    """Sum the bytes in the journals of the tenant's unfinished records that count. A completion removes its journal."""
+    of_life = sa.and_(others.c.record_id == _s.record_id, others.c.requested_at == _s.requested_at)
+    unfinished = (
+        _s.tenant_id == binary("my_tenant_id"),
+        others.c.in_quota == ONE,
+        others.c.lease_expires_at.is_not(None),
+    )
+    total = sa.select(_whole(sa.func.sum(_s.payload_size))).select_from(steps.join(others, of_life)).where(*unfinished)
+    return total.correlate_except(others, steps).scalar_subquery()
+
+
+def _kept(what: sa.ColumnElement[int], now: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    return _entries(_whole(sa.func.sum(what)), _l.kind == word(RESPONSES), _l.bucket_end > now)
+
+
+def _new_keys(end: sa.ColumnElement[int], span: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    return _entries(
+        _whole(sa.func.sum(_l.records)), _l.kind == word(NEW_KEYS), _l.bucket_end == end, _l.window_length == span
+    )
+
+
+def _entries(what: sa.ColumnElement[Any], *conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    of_tenant = sa.select(what).select_from(quota_buckets).where(_l.tenant_id == binary("my_tenant_id"), *conditions)
     return of_tenant.correlate_except(quota_buckets).scalar_subquery()
 
 
-def _whole(total: ColumnElement[Any]) -> ColumnElement[int]:
+def _whole(total: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
     """Cast a sum back to a whole number: PostgreSQL sums BIGINT as NUMERIC."""
-    return cast(func.coalesce(total, ZERO), BigInteger)
+    return sa.cast(sa.func.coalesce(total, ZERO), sa.BigInteger)
 
 
-def _tid() -> ColumnElement[bytes]:
-    return bindparam("my_tenant_id", type_=LargeBinary)
-
-
-def _tenant_number() -> ColumnElement[int]:
-    return bindparam("my_tenants_number", type_=BigInteger)
+def _tenant_number() -> sa.ColumnElement[int]:
+    return bigint("my_tenants_number")
 
 
 MARGIN: Final = 128
@@ -375,7 +367,7 @@ class SqlLedger:
         dialect = self._database.dialect
         parameters = {"my_tenant_id": tid, "my_number": _reconcile_number(tid), "now": self._now()}
 
-        def reconcile(connection: Connection) -> Drift:
+        def reconcile(connection: sa.Connection) -> Drift:
             with transaction(connection):
                 if connection.dialect.name == POSTGRESQL:
                     connection.execute(advisory_lock(dialect), parameters)

@@ -14,25 +14,7 @@ from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Final, NamedTuple
 
-from sqlalchemy import (
-    BLANK_SCHEMA,
-    DDL,
-    BigInteger,
-    CheckConstraint,
-    Column,
-    Connection,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Sequence,
-    SmallInteger,
-    String,
-    Table,
-    Text,
-    event,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.stores.sql.dialects import POSTGRESQL
@@ -65,7 +47,13 @@ _FENCE_SEQUENCE: Final = (
 
 
 def complete(
-    records: Table, meta: Table, fence_numbers: Table, quota_buckets: Table, steps: Table, *, version: int
+    records: sa.Table,
+    meta: sa.Table,
+    fence_numbers: sa.Table,
+    quota_buckets: sa.Table,
+    steps: sa.Table,
+    *,
+    version: int,
 ) -> None:
     """Make `create_all` also set storage parameters, and write the version, the store's number and the first fence."""
     _after(records, _STORAGE, dialect="postgresql")
@@ -78,9 +66,9 @@ def complete(
     _after(fence_numbers, _FENCE_SEQUENCE, dialect="postgresql")
 
 
-def _after(target: Table, statement: str, *, dialect: str | None = None, **words: object) -> None:
-    ddl = DDL(statement, context=words)  # type: ignore[no-untyped-call]
-    event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
+def _after(target: sa.Table, statement: str, *, dialect: str | None = None, **words: object) -> None:
+    ddl = sa.DDL(statement, context=words)  # type: ignore[no-untyped-call]
+    sa.event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
 
 
 VERSION: Final = 5
@@ -139,110 +127,110 @@ def _one_of(column: str, words: tuple[str, ...]) -> str:
 
 
 class Tables(NamedTuple):
-    records: Table
-    meta: Table
-    tenants: Table
-    data_keys: Table
-    quota_buckets: Table
-    tasks: Table
-    fence_numbers: Table
-    outbox: Table
-    steps: Table
-    activity: Table
-    activity_tokens: Table
-    observations: Table
-    audit: Table
+    records: sa.Table
+    meta: sa.Table
+    tenants: sa.Table
+    data_keys: sa.Table
+    quota_buckets: sa.Table
+    tasks: sa.Table
+    fence_numbers: sa.Table
+    outbox: sa.Table
+    steps: sa.Table
+    activity: sa.Table
+    activity_tokens: sa.Table
+    observations: sa.Table
+    audit: sa.Table
 
 
-def define(metadata: MetaData) -> Tables:
+def define(metadata: sa.MetaData) -> Tables:
     """Declare the tables in this metadata. They have no schema name, even if the metadata has one."""
-    records = Table(
+    records = sa.Table(
         RECORDS,
         metadata,
-        Column(
+        sa.Column(
             "record_id",
-            LargeBinary(32),
+            sa.LargeBinary(32),
             primary_key=True,
             comment="HMAC of the scope and the client's key; neither can be recovered from it",
         ),
-        Column("tenant_id", LargeBinary(16), nullable=False, comment="HMAC of the namespace and the tenant"),
-        Column("state", String(11), nullable=False),
-        Column(
-            "token", LargeBinary(16), nullable=False, comment="random, new with every claim; compared, never ordered"
+        sa.Column("tenant_id", sa.LargeBinary(16), nullable=False, comment="HMAC of the namespace and the tenant"),
+        sa.Column("state", sa.String(11), nullable=False),
+        sa.Column(
+            "token", sa.LargeBinary(16), nullable=False, comment="random, new with every claim; compared, never ordered"
         ),
-        Column("fence", BigInteger, nullable=False, comment="rises with every claim"),
-        Column("attempt", Integer, nullable=False),
-        Column("fingerprint", LargeBinary(17), nullable=False),
-        Column(
+        sa.Column("fence", sa.BigInteger, nullable=False, comment="rises with every claim"),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        sa.Column("fingerprint", sa.LargeBinary(17), nullable=False),
+        sa.Column(
             "on_expiry",
-            String(10),
+            sa.String(10),
             nullable=False,
             comment="what happens when the lease expires: takeover or quarantine",
         ),
-        Column("tenant", Text, nullable=False),
-        Column("principal", Text, nullable=False),
-        Column("method", Text, nullable=False),
-        Column("endpoint", Text, nullable=False, comment="the Flask endpoint"),
-        Column("requested_at", BigInteger, nullable=False),
-        Column("lease_expires_at", BigInteger, comment="set while processing or quarantined"),
-        Column("completed_at", BigInteger),
-        Column("expires_at", BigInteger, comment="never set while processing or quarantined"),
-        Column("status", SmallInteger),
-        Column("response_size", BigInteger, comment="bytes of the plain response, as quotas count them"),
-        Column("response", LargeBinary, comment="status, headers and body, as the codec encoded them"),
-        Column("reason", Text, comment="why the record is quarantined"),
-        Column("in_quota", SmallInteger, nullable=False, comment="1: idempotency_quota counts this record"),
-        Column(
+        sa.Column("tenant", sa.Text, nullable=False),
+        sa.Column("principal", sa.Text, nullable=False),
+        sa.Column("method", sa.Text, nullable=False),
+        sa.Column("endpoint", sa.Text, nullable=False, comment="the Flask endpoint"),
+        sa.Column("requested_at", sa.BigInteger, nullable=False),
+        sa.Column("lease_expires_at", sa.BigInteger, comment="set while processing or quarantined"),
+        sa.Column("completed_at", sa.BigInteger),
+        sa.Column("expires_at", sa.BigInteger, comment="never set while processing or quarantined"),
+        sa.Column("status", sa.SmallInteger),
+        sa.Column("response_size", sa.BigInteger, comment="bytes of the plain response, as quotas count them"),
+        sa.Column("response", sa.LargeBinary, comment="status, headers and body, as the codec encoded them"),
+        sa.Column("reason", sa.Text, comment="why the record is quarantined"),
+        sa.Column("in_quota", sa.SmallInteger, nullable=False, comment="1: idempotency_quota counts this record"),
+        sa.Column(
             "wrapping_key_id",
-            Text,
+            sa.Text,
             comment="id of the key that wraps the data key; NULL: the response is not encrypted",
         ),
-        Column("data_key_number", Integer, comment="number of the tenant's data key; 0: the response was erased"),
-        Column(
+        sa.Column("data_key_number", sa.Integer, comment="number of the tenant's data key; 0: the response was erased"),
+        sa.Column(
             "succeeded",
-            SmallInteger,
+            sa.SmallInteger,
             comment="of an unreadable response, 1: a success; in flight, 1: other requests may wait for it",
         ),
-        Column(
+        sa.Column(
             "resolver_due_at",
-            BigInteger,
+            sa.BigInteger,
             nullable=False,
-            server_default=text("0"),
+            server_default=sa.text("0"),
             comment="while quarantined: the earliest time of the next call to a resolver",
         ),
-        Column(
+        sa.Column(
             "steps",
-            SmallInteger,
+            sa.SmallInteger,
             nullable=False,
-            server_default=text("0"),
+            server_default=sa.text("0"),
             comment="recorded steps with an effect; above 0, a release keeps the record",
         ),
-        Column(
+        sa.Column(
             "step_write",
-            Integer,
+            sa.Integer,
             nullable=False,
-            server_default=text("0"),
+            server_default=sa.text("0"),
             comment="number of the last write to the journal by this fence",
         ),
-        CheckConstraint(_one_of("state", STATES), name="idempotency_state"),
-        CheckConstraint(_one_of("on_expiry", (TAKEOVER, QUARANTINE)), name="idempotency_on_expiry"),
-        CheckConstraint(
+        sa.CheckConstraint(_one_of("state", STATES), name="idempotency_state"),
+        sa.CheckConstraint(_one_of("on_expiry", (TAKEOVER, QUARANTINE)), name="idempotency_on_expiry"),
+        sa.CheckConstraint(
             f"({_one_of('state', (PROCESSING, QUARANTINED))} AND lease_expires_at IS NOT NULL AND expires_at IS NULL)"
             f" OR ({_one_of('state', (COMPLETED, FAILED, RELEASED))} AND expires_at IS NOT NULL)",
             name="idempotency_deadline",
         ),
-        CheckConstraint(
+        sa.CheckConstraint(
             f"NOT {_one_of('state', (COMPLETED, FAILED))}"
             " OR (completed_at IS NOT NULL AND status IS NOT NULL AND response_size IS NOT NULL AND response IS NOT NULL)",
             name="idempotency_response",
         ),
         comment="One row for each idempotency key. Only flask_idempotency writes to it.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
     stale = records.c.state == PROCESSING
-    Index("idempotency_expired_leases", records.c.lease_expires_at, postgresql_where=stale, sqlite_where=stale)
+    sa.Index("idempotency_expired_leases", records.c.lease_expires_at, postgresql_where=stale, sqlite_where=stale)
     quarantined = records.c.state == QUARANTINED
-    Index(
+    sa.Index(
         "idempotency_quarantined",
         records.c.resolver_due_at,
         records.c.lease_expires_at,
@@ -250,32 +238,32 @@ def define(metadata: MetaData) -> Tables:
         sqlite_where=quarantined,
     )
     ended = records.c.expires_at.is_not(None)
-    Index("idempotency_expiry", records.c.expires_at, postgresql_where=ended, sqlite_where=ended)
+    sa.Index("idempotency_expiry", records.c.expires_at, postgresql_where=ended, sqlite_where=ended)
     # Only records that a quota counts: few, and none without quotas.
-    unsettled = text("in_quota = 1 AND lease_expires_at IS NOT NULL")
-    Index(
+    unsettled = sa.text("in_quota = 1 AND lease_expires_at IS NOT NULL")
+    sa.Index(
         "idempotency_unfinished",
         records.c.tenant_id,
         records.c.lease_expires_at,
         postgresql_where=unsettled,
         sqlite_where=unsettled,
     )
-    meta = Table(
+    meta = sa.Table(
         META,
         metadata,
-        Column("name", String(40), primary_key=True),
-        Column("value", BigInteger, nullable=False),
+        sa.Column("name", sa.String(40), primary_key=True),
+        sa.Column("value", sa.BigInteger, nullable=False),
         comment="The schema's version, the store's own number, and on SQLite the last fence.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
     tenants, data_keys, quota_buckets = _of_tenants(metadata)
     tasks = _of_janitors(metadata)
-    fence_numbers = Table(
+    fence_numbers = sa.Table(
         FENCE_NUMBERS,
         metadata,
-        Column("number", BigInteger, primary_key=True),
+        sa.Column("number", sa.BigInteger, primary_key=True),
         comment="Always empty: on PostgreSQL, fences come from the sequence of its key.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
     outbox, steps = _of_messages(metadata), _of_journals(metadata)
     complete(records, meta, fence_numbers, quota_buckets, steps, version=VERSION)
@@ -283,151 +271,159 @@ def define(metadata: MetaData) -> Tables:
     return Tables(records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox, steps, *beside)
 
 
-def _of_tenants(metadata: MetaData) -> tuple[Table, Table, Table]:
-    tenants = Table(
+def _of_tenants(metadata: sa.MetaData) -> tuple[sa.Table, sa.Table, sa.Table]:
+    tenants = sa.Table(
         TENANTS,
         metadata,
-        Column("tenant_id", LargeBinary(16), primary_key=True),
-        Column(
+        sa.Column("tenant_id", sa.LargeBinary(16), primary_key=True),
+        sa.Column(
             "last_key_number",
-            Integer,
+            sa.Integer,
             nullable=False,
             comment="the highest number that any data key of this tenant had",
         ),
-        Column("shredded_key_number", Integer, nullable=False, comment="data keys up to this number are shredded"),
-        Column("erased_at", BigInteger, comment="responses of keys first used until then are erased"),
-        Column("limit_records", BigInteger),
-        Column("limit_bytes", BigInteger),
-        Column("limit_in_flight", BigInteger),
-        Column("limit_new_keys", BigInteger),
-        Column("limit_window", BigInteger, comment="window of limit_new_keys, in microseconds"),
+        sa.Column(
+            "shredded_key_number", sa.Integer, nullable=False, comment="data keys up to this number are shredded"
+        ),
+        sa.Column("erased_at", sa.BigInteger, comment="responses of keys first used until then are erased"),
+        sa.Column("limit_records", sa.BigInteger),
+        sa.Column("limit_bytes", sa.BigInteger),
+        sa.Column("limit_in_flight", sa.BigInteger),
+        sa.Column("limit_new_keys", sa.BigInteger),
+        sa.Column("limit_window", sa.BigInteger, comment="window of limit_new_keys, in microseconds"),
         comment="One row for each tenant that has had a data key or its own limits.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
-    data_keys = Table(
+    data_keys = sa.Table(
         DATA_KEYS,
         metadata,
-        Column("tenant_id", LargeBinary(16), primary_key=True),
-        Column("number", Integer, primary_key=True, autoincrement=False),
-        Column("wrapping_key_id", Text, nullable=False, comment="id of the key that wraps it"),
-        Column("wrapped_key", LargeBinary, nullable=False),
-        Column("created_at", BigInteger, nullable=False),
-        Column("disabled_at", BigInteger, comment="since then the key decrypts, and encrypts nothing new"),
+        sa.Column("tenant_id", sa.LargeBinary(16), primary_key=True),
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("wrapping_key_id", sa.Text, nullable=False, comment="id of the key that wraps it"),
+        sa.Column("wrapped_key", sa.LargeBinary, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("disabled_at", sa.BigInteger, comment="since then the key decrypts, and encrypts nothing new"),
         comment="Wrapped data keys that encrypt responses. Deleting a row erases every response under it.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
-    quota_buckets = Table(
+    quota_buckets = sa.Table(
         QUOTA,
         metadata,
-        Column("tenant_id", LargeBinary(16), primary_key=True),
-        Column("kind", String(9), primary_key=True),
-        Column(
+        sa.Column("tenant_id", sa.LargeBinary(16), primary_key=True),
+        sa.Column("kind", sa.String(9), primary_key=True),
+        sa.Column(
             "bucket_end",
-            BigInteger,
+            sa.BigInteger,
             primary_key=True,
             autoincrement=False,
             comment="when everything in this bucket expires",
         ),
-        Column(
+        sa.Column(
             "window_length",
-            BigInteger,
+            sa.BigInteger,
             primary_key=True,
             autoincrement=False,
             comment="length of a window of new keys, in microseconds; 0 for responses",
         ),
-        Column(
+        sa.Column(
             "shard",
-            SmallInteger,
+            sa.SmallInteger,
             primary_key=True,
             autoincrement=False,
             comment="spreads writers, so that few wait for each other",
         ),
-        Column("records", BigInteger, nullable=False),
-        Column("bytes", BigInteger, nullable=False),
+        sa.Column("records", sa.BigInteger, nullable=False),
+        sa.Column("bytes", sa.BigInteger, nullable=False),
         comment="What each tenant uses, by the time it expires. Add up the shards: one may be below 0.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
     return tenants, data_keys, quota_buckets
 
 
-def _of_janitors(metadata: MetaData) -> Table:
-    return Table(
+def _of_janitors(metadata: sa.MetaData) -> sa.Table:
+    return sa.Table(
         TASKS,
         metadata,
-        Column("name", String(40), primary_key=True),
-        Column("reported_at", BigInteger),
-        Column("report", Text, comment="report of the last run, as JSON"),
-        Column(
-            "locked_by", LargeBinary(16), comment="token of the janitor that runs the task; the lock only saves work"
+        sa.Column("name", sa.String(40), primary_key=True),
+        sa.Column("reported_at", sa.BigInteger),
+        sa.Column("report", sa.Text, comment="report of the last run, as JSON"),
+        sa.Column(
+            "locked_by", sa.LargeBinary(16), comment="token of the janitor that runs the task; the lock only saves work"
         ),
-        Column("lock_expires_at", BigInteger),
+        sa.Column("lock_expires_at", sa.BigInteger),
         comment="One row for each task that a janitor has run.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
 
 
-def _of_messages(metadata: MetaData) -> Table:
-    outbox = Table(
+def _of_messages(metadata: sa.MetaData) -> sa.Table:
+    outbox = sa.Table(
         OUTBOX,
         metadata,
-        Column(
+        sa.Column(
             "seq",
             # SQLite counts only in a column of this very type.
-            BigInteger().with_variant(Integer, "sqlite"),
+            sa.BigInteger().with_variant(sa.Integer, "sqlite"),
             primary_key=True,
             comment="the order of messages with one topic and key",
         ),
-        Column("message_id", Text, nullable=False, comment="the same in every attempt; receivers tell repeats by it"),
-        Column("topic", Text, nullable=False),
-        Column("key", Text, comment="messages with one topic and key are sent in order"),
-        Column("tenant", Text),
-        Column(
-            "tenant_id", LargeBinary(16), comment="set if the body is encrypted: HMAC of the namespace and the tenant"
+        sa.Column(
+            "message_id", sa.Text, nullable=False, comment="the same in every attempt; receivers tell repeats by it"
         ),
-        Column("headers", Text, nullable=False, comment="a JSON object of strings"),
-        Column("body", LargeBinary, nullable=False),
-        Column(
+        sa.Column("topic", sa.Text, nullable=False),
+        sa.Column("key", sa.Text, comment="messages with one topic and key are sent in order"),
+        sa.Column("tenant", sa.Text),
+        sa.Column(
+            "tenant_id",
+            sa.LargeBinary(16),
+            comment="set if the body is encrypted: HMAC of the namespace and the tenant",
+        ),
+        sa.Column("headers", sa.Text, nullable=False, comment="a JSON object of strings"),
+        sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.Column(
             "wrapping_key_id",
-            Text,
+            sa.Text,
             comment="id of the key that wraps the data key; NULL: the body is not encrypted",
         ),
-        Column("data_key_number", Integer, comment="number of the tenant's data key"),
-        Column("created_at", BigInteger, nullable=False),
-        Column("due_at", BigInteger, nullable=False, comment="the earliest time of the next attempt"),
-        Column("attempts", Integer, nullable=False, server_default=text("0"), comment="attempts that failed"),
-        Column("holder", LargeBinary(16), comment="token of the relay that sends the message"),
-        Column("held_until", BigInteger),
-        Column("dead", SmallInteger, nullable=False, server_default=text("0"), comment="1: it can never be sent"),
-        Column("error", Text, comment="why the last attempt failed"),
-        Column("published_at", BigInteger, comment="set if confirmed messages are kept"),
-        Column(
-            "namespace", Text, comment="of the application that published it; NULL: a release before namespaces did"
+        sa.Column("data_key_number", sa.Integer, comment="number of the tenant's data key"),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("due_at", sa.BigInteger, nullable=False, comment="the earliest time of the next attempt"),
+        sa.Column("attempts", sa.Integer, nullable=False, server_default=sa.text("0"), comment="attempts that failed"),
+        sa.Column("holder", sa.LargeBinary(16), comment="token of the relay that sends the message"),
+        sa.Column("held_until", sa.BigInteger),
+        sa.Column(
+            "dead", sa.SmallInteger, nullable=False, server_default=sa.text("0"), comment="1: it can never be sent"
         ),
-        Column(
+        sa.Column("error", sa.Text, comment="why the last attempt failed"),
+        sa.Column("published_at", sa.BigInteger, comment="set if confirmed messages are kept"),
+        sa.Column(
+            "namespace", sa.Text, comment="of the application that published it; NULL: a release before namespaces did"
+        ),
+        sa.Column(
             "sent_id",
-            Text,
+            sa.Text,
             comment="the id that receivers see; message_id is then a keyed hash of the namespace, the tenant and this id",
         ),
-        Column(
+        sa.Column(
             "lane",
-            LargeBinary(16),
+            sa.LargeBinary(16),
             comment="keyed hash of the topic and the key; messages with one lane are sent in order",
         ),
-        Column("digest", LargeBinary(16), comment="keyed digest of the topic, the key and the body"),
-        Column(
+        sa.Column("digest", sa.LargeBinary(16), comment="keyed digest of the topic, the key and the body"),
+        sa.Column(
             "ready_at",
-            BigInteger,
+            sa.BigInteger,
             comment="the earliest time of the next attempt; due_at is then for relays of the release before",
         ),
         comment="One row for each message that an application has published. A relay sends it and deletes it.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
         sqlite_autoincrement=True,
     )
-    Index("idempotency_outbox_message", outbox.c.message_id, unique=True)
+    sa.Index("idempotency_outbox_message", outbox.c.message_id, unique=True)
     unsent = outbox.c.published_at.is_(None)
-    Index("idempotency_outbox_unsent", outbox.c.seq, postgresql_where=unsent, sqlite_where=unsent)
-    in_order = text("published_at IS NULL AND key IS NOT NULL")
-    Index(
+    sa.Index("idempotency_outbox_unsent", outbox.c.seq, postgresql_where=unsent, sqlite_where=unsent)
+    in_order = sa.text("published_at IS NULL AND key IS NOT NULL")
+    sa.Index(
         "idempotency_outbox_order",
         outbox.c.topic,
         outbox.c.key,
@@ -435,8 +431,8 @@ def _of_messages(metadata: MetaData) -> Table:
         postgresql_where=in_order,
         sqlite_where=in_order,
     )
-    alive = text("published_at IS NULL AND dead = 0")
-    Index(
+    alive = sa.text("published_at IS NULL AND dead = 0")
+    sa.Index(
         "idempotency_outbox_turn",
         outbox.c.namespace,
         outbox.c.attempts,
@@ -444,8 +440,8 @@ def _of_messages(metadata: MetaData) -> Table:
         postgresql_where=alive,
         sqlite_where=alive,
     )
-    in_lane = text("published_at IS NULL AND lane IS NOT NULL")
-    Index(
+    in_lane = sa.text("published_at IS NULL AND lane IS NOT NULL")
+    sa.Index(
         "idempotency_outbox_lane",
         outbox.c.namespace,
         outbox.c.lane,
@@ -453,125 +449,135 @@ def _of_messages(metadata: MetaData) -> Table:
         postgresql_where=in_lane,
         sqlite_where=in_lane,
     )
-    without = text("published_at IS NULL AND namespace IS NULL")
-    Index("idempotency_outbox_former", outbox.c.seq, postgresql_where=without, sqlite_where=without)
+    without = sa.text("published_at IS NULL AND namespace IS NULL")
+    sa.Index("idempotency_outbox_former", outbox.c.seq, postgresql_where=without, sqlite_where=without)
     kept = outbox.c.published_at.is_not(None)
-    Index("idempotency_outbox_kept", outbox.c.published_at, postgresql_where=kept, sqlite_where=kept)
+    sa.Index("idempotency_outbox_kept", outbox.c.published_at, postgresql_where=kept, sqlite_where=kept)
     return outbox
 
 
-def _of_journals(metadata: MetaData) -> Table:
-    steps = Table(
+def _of_journals(metadata: sa.MetaData) -> sa.Table:
+    steps = sa.Table(
         STEPS,
         metadata,
-        Column("record_id", LargeBinary(32), primary_key=True),
-        Column("step_id", LargeBinary(12), primary_key=True, comment="keyed hash of the name and the item of the step"),
-        Column("tenant_id", LargeBinary(16), nullable=False),
-        Column(
+        sa.Column("record_id", sa.LargeBinary(32), primary_key=True),
+        sa.Column(
+            "step_id", sa.LargeBinary(12), primary_key=True, comment="keyed hash of the name and the item of the step"
+        ),
+        sa.Column("tenant_id", sa.LargeBinary(16), nullable=False),
+        sa.Column(
             "requested_at",
-            BigInteger,
+            sa.BigInteger,
             nullable=False,
             comment="of the record: a key that is released and runs again has another",
         ),
-        Column("position", BigInteger, nullable=False, comment="order of steps that began in the same microsecond"),
-        Column("name", String(64), nullable=False),
-        Column("effects", String(13), nullable=False),
-        Column("state", String(8), nullable=False),
-        Column("in_line", SmallInteger, nullable=False, comment="1: the view's own thread took the step"),
-        Column("kept", SmallInteger, nullable=False, comment="0: the result could not be kept"),
-        Column("fence", BigInteger, nullable=False, comment="of the claim that entered the step"),
-        Column("digest", LargeBinary, nullable=False, comment="keyed digest of the arguments that are compared"),
-        Column("took", BigInteger, nullable=False, comment="microseconds that the function ran"),
-        Column("began_at", BigInteger, nullable=False),
-        Column("finished_at", BigInteger),
-        Column(
+        sa.Column(
+            "position", sa.BigInteger, nullable=False, comment="order of steps that began in the same microsecond"
+        ),
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("effects", sa.String(13), nullable=False),
+        sa.Column("state", sa.String(8), nullable=False),
+        sa.Column("in_line", sa.SmallInteger, nullable=False, comment="1: the view's own thread took the step"),
+        sa.Column("kept", sa.SmallInteger, nullable=False, comment="0: the result could not be kept"),
+        sa.Column("fence", sa.BigInteger, nullable=False, comment="of the claim that entered the step"),
+        sa.Column("digest", sa.LargeBinary, nullable=False, comment="keyed digest of the arguments that are compared"),
+        sa.Column("took", sa.BigInteger, nullable=False, comment="microseconds that the function ran"),
+        sa.Column("began_at", sa.BigInteger, nullable=False),
+        sa.Column("finished_at", sa.BigInteger),
+        sa.Column(
             "payload_size",
-            BigInteger,
+            sa.BigInteger,
             nullable=False,
             comment="bytes of the plain item and result, as quotas count them",
         ),
-        Column("payload", LargeBinary, comment="item and result, as the codec encoded them"),
-        Column(
+        sa.Column("payload", sa.LargeBinary, comment="item and result, as the codec encoded them"),
+        sa.Column(
             "wrapping_key_id",
-            Text,
+            sa.Text,
             comment="id of the key that wraps the data key; NULL: the payload is not encrypted",
         ),
-        Column("data_key_number", Integer, comment="number of the tenant's data key; 0: the payload was erased"),
-        CheckConstraint(_one_of("state", (BEGUN, FINISHED)), name="idempotency_step_state"),
-        CheckConstraint(
+        sa.Column("data_key_number", sa.Integer, comment="number of the tenant's data key; 0: the payload was erased"),
+        sa.CheckConstraint(_one_of("state", (BEGUN, FINISHED)), name="idempotency_step_state"),
+        sa.CheckConstraint(
             _one_of("effects", ("plain", "deduplicated", "transactional", "pure")), name="idempotency_step_effects"
         ),
         comment="One row for each durable step of a request that is not completed. Only flask_idempotency writes to it.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
-    Index("idempotency_steps_of_tenant", steps.c.tenant_id)
+    sa.Index("idempotency_steps_of_tenant", steps.c.tenant_id)
     return steps
 
 
-def _of_consoles(metadata: MetaData) -> tuple[Table, Table, Table, Table]:
-    activity = Table(
+def _of_consoles(metadata: sa.MetaData) -> tuple[sa.Table, sa.Table, sa.Table, sa.Table]:
+    activity = sa.Table(
         ACTIVITY,
         metadata,
-        Column("owner", LargeBinary(3), primary_key=True, comment="mark of the application"),
-        Column("bucket_length", BigInteger, primary_key=True, autoincrement=False, comment="a minute or an hour"),
-        Column("bucket_start", BigInteger, primary_key=True, autoincrement=False),
-        Column("expires_at", BigInteger, nullable=False),
-        Column("counts", Text, nullable=False, comment="a JSON object: endpoint, counter, number"),
+        sa.Column("owner", sa.LargeBinary(3), primary_key=True, comment="mark of the application"),
+        sa.Column("bucket_length", sa.BigInteger, primary_key=True, autoincrement=False, comment="a minute or an hour"),
+        sa.Column("bucket_start", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("expires_at", sa.BigInteger, nullable=False),
+        sa.Column("counts", sa.Text, nullable=False, comment="a JSON object: endpoint, counter, number"),
         comment="One row for each minute of a day and each hour of a month: what happened at each endpoint.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
-    Index("idempotency_activity_expiry", activity.c.expires_at)
-    tokens = Table(
+    sa.Index("idempotency_activity_expiry", activity.c.expires_at)
+    tokens = sa.Table(
         ACTIVITY_TOKENS,
         metadata,
-        Column("token", LargeBinary(16), primary_key=True, comment="of a call that has added its counts"),
-        Column("expires_at", BigInteger, nullable=False),
+        sa.Column("token", sa.LargeBinary(16), primary_key=True, comment="of a call that has added its counts"),
+        sa.Column("expires_at", sa.BigInteger, nullable=False),
         comment="One row for each call of the last minutes, so that a repeated one adds nothing.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
-    Index("idempotency_activity_tokens_expiry", tokens.c.expires_at)
-    observations = Table(
+    sa.Index("idempotency_activity_tokens_expiry", tokens.c.expires_at)
+    observations = sa.Table(
         OBSERVATIONS,
         metadata,
-        Column("record_id", LargeBinary(32), primary_key=True, comment="as of the record that a claim would make"),
-        Column("token", LargeBinary(16), nullable=False, comment="of the watched request"),
-        Column("fingerprint", LargeBinary(17), nullable=False),
-        Column("state", String(10), nullable=False),
-        Column("began_at", BigInteger, nullable=False, comment="when the first request with this key began"),
-        Column("watched_at", BigInteger, nullable=False, comment="when the watched request began"),
-        Column("lease_expires_at", BigInteger, nullable=False),
-        Column("expires_at", BigInteger, nullable=False),
-        CheckConstraint(_one_of("state", (NEW, TAKEN_OVER, REPLAY, UNKNOWN)), name="idempotency_observation_state"),
+        sa.Column(
+            "record_id", sa.LargeBinary(32), primary_key=True, comment="as of the record that a claim would make"
+        ),
+        sa.Column("token", sa.LargeBinary(16), nullable=False, comment="of the watched request"),
+        sa.Column("fingerprint", sa.LargeBinary(17), nullable=False),
+        sa.Column("state", sa.String(10), nullable=False),
+        sa.Column("began_at", sa.BigInteger, nullable=False, comment="when the first request with this key began"),
+        sa.Column("watched_at", sa.BigInteger, nullable=False, comment="when the watched request began"),
+        sa.Column("lease_expires_at", sa.BigInteger, nullable=False),
+        sa.Column("expires_at", sa.BigInteger, nullable=False),
+        sa.CheckConstraint(_one_of("state", (NEW, TAKEN_OVER, REPLAY, UNKNOWN)), name="idempotency_observation_state"),
         comment="One row for each key that was seen in observe mode. No claim reads it.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
-    Index("idempotency_observations_expiry", observations.c.expires_at)
-    audit = Table(
+    sa.Index("idempotency_observations_expiry", observations.c.expires_at)
+    audit = sa.Table(
         AUDIT,
         metadata,
-        Column("token", LargeBinary(16), primary_key=True, comment="of the call, so that a repeated one adds nothing"),
-        Column("record_id", LargeBinary(32), nullable=False),
-        Column("tenant_id", LargeBinary(16), nullable=False),
-        Column("changed_at", BigInteger, nullable=False),
-        Column("expires_at", BigInteger, nullable=False),
-        Column("verb", String(20), nullable=False),
-        Column("was", String(20), nullable=False, comment="state of the record before"),
-        Column("step", String(64), nullable=False, comment="the step that was settled; empty: the record as a whole"),
-        Column("actor", Text, nullable=False, comment="the operator, or resolver"),
-        Column("reason", Text, nullable=False),
-        Column("forced", SmallInteger, nullable=False, comment="1: the operator overruled a warning"),
-        Column("certain", SmallInteger, nullable=False, comment="0: the change may not have happened"),
+        sa.Column(
+            "token", sa.LargeBinary(16), primary_key=True, comment="of the call, so that a repeated one adds nothing"
+        ),
+        sa.Column("record_id", sa.LargeBinary(32), nullable=False),
+        sa.Column("tenant_id", sa.LargeBinary(16), nullable=False),
+        sa.Column("changed_at", sa.BigInteger, nullable=False),
+        sa.Column("expires_at", sa.BigInteger, nullable=False),
+        sa.Column("verb", sa.String(20), nullable=False),
+        sa.Column("was", sa.String(20), nullable=False, comment="state of the record before"),
+        sa.Column(
+            "step", sa.String(64), nullable=False, comment="the step that was settled; empty: the record as a whole"
+        ),
+        sa.Column("actor", sa.Text, nullable=False, comment="the operator, or resolver"),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("forced", sa.SmallInteger, nullable=False, comment="1: the operator overruled a warning"),
+        sa.Column("certain", sa.SmallInteger, nullable=False, comment="0: the change may not have happened"),
         comment="One row for each change of a record by an operator or a resolver. It outlives the record.",
-        schema=BLANK_SCHEMA,
+        schema=sa.BLANK_SCHEMA,
     )
-    Index("idempotency_audit_of_record", audit.c.record_id, audit.c.changed_at)
-    Index("idempotency_audit_of_actor", audit.c.actor, audit.c.changed_at)
-    Index("idempotency_audit_of_tenant", audit.c.tenant_id)
-    Index("idempotency_audit_expiry", audit.c.expires_at)
+    sa.Index("idempotency_audit_of_record", audit.c.record_id, audit.c.changed_at)
+    sa.Index("idempotency_audit_of_actor", audit.c.actor, audit.c.changed_at)
+    sa.Index("idempotency_audit_of_tenant", audit.c.tenant_id)
+    sa.Index("idempotency_audit_expiry", audit.c.expires_at)
     return activity, tokens, observations, audit
 
 
-def include_in(metadata: MetaData, *, records: bool = True) -> None:
+def include_in(metadata: sa.MetaData, *, records: bool = True) -> None:
     """Declare the tables in your own metadata, so that Alembic and Flask-Migrate include them.
 
     With `IDEMPOTENCY_STORE = "flask-sqlalchemy://"` you need not call it: `Idempotency(app)` does. Call it for a
@@ -593,7 +599,7 @@ def include_in(metadata: MetaData, *, records: bool = True) -> None:
 _defining: Final = Lock()
 
 
-metadata = MetaData()
+metadata = sa.MetaData()
 (
     records,
     meta,
@@ -609,7 +615,7 @@ metadata = MetaData()
     observations,
     audit,
 ) = define(metadata)
-fences = Sequence(FENCES, data_type=BigInteger)
+fences = sa.Sequence(FENCES, data_type=sa.BigInteger)
 """In no metadata: PostgreSQL creates it with its table."""
 
 
@@ -617,14 +623,14 @@ SEEDED: Final = 10**15
 """The clock passed this in 2001. A sequence that started from one never reaches it."""
 
 # Not the sequence itself: a role with USAGE may take numbers, and may not read it.
-_UNSEEDED_SEQUENCE: Final = text(
+_UNSEEDED_SEQUENCE: Final = sa.text(
     "SELECT CASE WHEN has_sequence_privilege(to_regclass(:name), 'USAGE, SELECT')"
     " THEN coalesce(pg_sequence_last_value(to_regclass(:name)) < :seeded, true) ELSE false END"
 )
 # A role may lack the rights for either. The first is for roles that see a view of their provider's.
 _CACHED: Final = (
-    text("SELECT seqcache FROM pg_catalog.pg_sequence WHERE seqrelid = to_regclass(:name)"),
-    text(
+    sa.text("SELECT seqcache FROM pg_catalog.pg_sequence WHERE seqrelid = to_regclass(:name)"),
+    sa.text(
         "SELECT cache_size FROM pg_catalog.pg_sequences"
         " WHERE to_regclass(quote_ident(schemaname) || '.' || quote_ident(sequencename)) = to_regclass(:name)"
     ),
@@ -666,7 +672,7 @@ RECORD_TABLES: Final = tuple(name for name in metadata.tables if name != OUTBOX)
 """The tables that every application with this store needs. Only an application with an outbox needs its table."""
 
 
-def lacks(connection: Connection, *, outbox: bool = False) -> SchemaGaps:
+def lacks(connection: sa.Connection, *, outbox: bool = False) -> SchemaGaps:
     """Return what the database lacks. Compare names in the catalogue only, not types or predicates.
 
     `outbox`: look for the table of the outbox too.
@@ -690,7 +696,7 @@ def lacks(connection: Connection, *, outbox: bool = False) -> SchemaGaps:
     )
 
 
-def cached_numbers(connection: Connection, sequence: str) -> int | None:
+def cached_numbers(connection: sa.Connection, sequence: str) -> int | None:
     """Return how many numbers of this sequence a connection of PostgreSQL takes at once. None: it cannot be read.
 
     The connection must commit each statement by itself.
@@ -705,7 +711,7 @@ def cached_numbers(connection: Connection, sequence: str) -> int | None:
     return None
 
 
-def cache_fault(connection: Connection, sequence: str, harm: str) -> str | None:
+def cache_fault(connection: sa.Connection, sequence: str, harm: str) -> str | None:
     """Return what is wrong with a sequence whose numbers do not rise from one connection to the next, and the remedy."""
     cached = cached_numbers(connection, sequence)
     if cached is None or cached <= 1:
@@ -719,7 +725,7 @@ def cache_fault(connection: Connection, sequence: str, harm: str) -> str | None:
 FENCES_DO_NOT_RISE: Final = "fences do not rise, and `fenced()` refuses updates of the newest worker"
 
 
-def outbox_gaps(connection: Connection) -> SchemaGaps:
+def outbox_gaps(connection: sa.Connection) -> SchemaGaps:
     """Return what the database lacks of the outbox alone."""
     catalogue = Catalogue(connection)
     if not catalogue.has_table(OUTBOX):
@@ -739,7 +745,7 @@ def _indexes(catalogue: Catalogue, names: Iterable[str]) -> Iterator[str]:
         yield from sorted(str(index.name) for index in metadata.tables[name].indexes if index.name not in found)
 
 
-def _unseeded(connection: Connection) -> bool:
+def _unseeded(connection: sa.Connection) -> bool:
     # SQLite has no sequence: the store takes each fence from the clock if that is ahead.
     if not connection.dialect.supports_sequences:
         return False

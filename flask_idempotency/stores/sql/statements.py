@@ -11,36 +11,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import sqlalchemy
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Insert,
-    LargeBinary,
-    Select,
-    SmallInteger,
-    String,
-    Subquery,
-    Text,
-    Update,
-    and_,
-    bindparam,
-    case,
-    cast,
-    exists,
-    func,
-    literal_column,
-    null,
-    or_,
-    select,
-    true,
-    update,
-)
-from sqlalchemy import insert as insert_into
+import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 from sqlalchemy.sql.selectable import CTE
 
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SHORT_LOCK_TIMEOUT_MS, Dialect
+from flask_idempotency.stores.sql.dialects import POSTGRESQL, SHORT_LOCK_TIMEOUT_MS, Dialect, bigint, binary, string
 from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, Row
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
@@ -57,8 +32,8 @@ from flask_idempotency.stores.sql.schema import (
     tenants,
 )
 
-ONE: Final[ColumnElement[int]] = literal_column("1", BigInteger)
-ZERO: Final[ColumnElement[int]] = literal_column("0", BigInteger)
+ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1", sa.BigInteger)
+ZERO: Final[sa.ColumnElement[int]] = sa.literal_column("0", sa.BigInteger)
 
 CHANNEL: Final = "flask_idempotency"
 """The PostgreSQL channel that carries the id of each record whose claim ends, if other requests may wait for it."""
@@ -71,86 +46,88 @@ _ADDED: Final = (
 _r = records.c
 
 
-def server_time(dialect: Dialect) -> Select[Any]:
+def server_time(dialect: Dialect) -> sa.Select[Any]:
     """Select the server's time."""
-    return select(dialect.now.label("now"))
+    return sa.select(dialect.now.label("now"))
 
 
-def columns(*, without: str = "") -> list[ColumnElement[Any]]:
+def columns(*, without: str = "") -> list[sa.ColumnElement[Any]]:
     """Return the columns of a `Row` without `now`: the stored ones, and whether the response is erased with the tenant."""
     t = tenants.c
-    by_key = case(
+    by_key = sa.case(
         (_r.data_key_number.is_(None), _r.requested_at <= t.erased_at),
         else_=_r.data_key_number <= t.shredded_key_number,
     )
     # A literal: in RETURNING on SQLite, SQLAlchemy leaves out table names, and would write tenant_id = tenant_id.
-    tid = literal_column("idempotency_records.tenant_id", LargeBinary)
-    erased = select(by_key).where(t.tenant_id == tid, t.erased_at.is_not(None)).correlate(records).scalar_subquery()
+    tid = sa.literal_column("idempotency_records.tenant_id", sa.LargeBinary)
+    erased = sa.select(by_key).where(t.tenant_id == tid, t.erased_at.is_not(None)).correlate(records).scalar_subquery()
     return [*(_r[name] for name in _STORED if name != without), erased.label("erased")]
 
 
-def is_mine() -> ColumnElement[bool]:
-    return _r.record_id == bindparam("my_record_id", type_=LargeBinary)
+def is_mine() -> sa.ColumnElement[bool]:
+    return _r.record_id == binary("my_record_id")
 
 
-def duration(name: str) -> ColumnElement[int]:
-    return bindparam(name, type_=BigInteger)
-
-
-def word(word: str) -> ColumnElement[str]:
+def word(word: str) -> sa.ColumnElement[str]:
     """Return one of our words as a literal, so that the statement's text shows it."""
-    return literal_column(f"'{word}'", String)
+    return sa.literal_column(f"'{word}'", sa.String)
 
 
-def owners(dialect: Dialect, *states: str) -> tuple[Update, ColumnElement[int]]:
+def owners(dialect: Dialect, *states: str) -> tuple[sa.Update, sa.ColumnElement[int]]:
     """Update the token's own row, if it is in one of these states. Return the update, and the server's time in it."""
-    owned = and_(_r.token == bindparam("my_token", type_=LargeBinary), _r.state.in_([word(state) for state in states]))
+    owned = sa.and_(_r.token == binary("my_token"), _r.state.in_([word(state) for state in states]))
     return _with_lock_timeout(dialect, owned)
 
 
-def others_update(dialect: Dialect, *conditions: ColumnElement[bool]) -> tuple[Update, ColumnElement[int]]:
+def others_update(dialect: Dialect, *conditions: sa.ColumnElement[bool]) -> tuple[sa.Update, sa.ColumnElement[int]]:
     """Update a row without its owner's token, if it still is as seen. Return the update, and the server's time in it."""
     return _with_lock_timeout(dialect, is_as_met(), *conditions)
 
 
-def is_as_met() -> ColumnElement[bool]:
+def is_as_met() -> sa.ColumnElement[bool]:
     """Match the row of a `SeenRecord`. A completed record may be in one of two states of the row."""
-    states = (bindparam("seen_state", type_=String), bindparam("seen_other", type_=String))
-    return and_(
+    states = (sa.bindparam("seen_state", type_=sa.String), sa.bindparam("seen_other", type_=sa.String))
+    return sa.and_(
         _r.state.in_(states),
-        _r.token == bindparam("seen_token", type_=LargeBinary),
-        func.coalesce(_r.lease_expires_at, _r.expires_at) == bindparam("seen_deadline", type_=BigInteger),
+        _r.token == binary("seen_token"),
+        sa.func.coalesce(_r.lease_expires_at, _r.expires_at) == bigint("seen_deadline"),
     )
 
 
-def _with_lock_timeout(dialect: Dialect, *conditions: ColumnElement[bool]) -> tuple[Update, ColumnElement[int]]:
+def _with_lock_timeout(
+    dialect: Dialect, *conditions: sa.ColumnElement[bool]
+) -> tuple[sa.Update, sa.ColumnElement[int]]:
     if dialect.name != POSTGRESQL:
-        return update(records).where(is_mine(), *conditions), dialect.now
-    rid = bindparam("my_record_id", type_=LargeBinary)
+        return sa.update(records).where(is_mine(), *conditions), dialect.now
+    rid = binary("my_record_id")
     moment = dialect.moment(bounded=True).add_columns(rid.label("record_id")).subquery("moment")
-    return update(records).where(_r.record_id == moment.c.record_id, *conditions), moment.c.now
+    return sa.update(records).where(_r.record_id == moment.c.record_id, *conditions), moment.c.now
 
 
-def if_as_seen(dialect: Dialect, condition: ColumnElement[bool]) -> Update:
+def if_as_seen(dialect: Dialect, condition: sa.ColumnElement[bool]) -> sa.Update:
     """Update the row if it still is as read, and if `condition` holds by the server's clock.
 
     On PostgreSQL, a select finds the row and skips it if another worker has locked it. A plain update would wait.
     """
-    seen = and_(
+    seen = sa.and_(
         is_mine(),
-        _r.state == bindparam("seen_state", type_=String),
-        _r.token == bindparam("seen_token", type_=LargeBinary),
-        _r.fence == bindparam("seen_fence", type_=BigInteger),
+        _r.state == sa.bindparam("seen_state", type_=sa.String),
+        _r.token == binary("seen_token"),
+        _r.fence == bigint("seen_fence"),
     )
     if dialect.name != POSTGRESQL:
-        return update(records).where(seen, condition)
+        return sa.update(records).where(seen, condition)
     free = (
-        select(_r.record_id).where(seen, condition).correlate(None).with_for_update(skip_locked=True).scalar_subquery()
+        sa.select(_r.record_id)
+        .where(seen, condition)
+        .correlate(None)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
     )
-    return update(records).where(_r.record_id == free)
+    return sa.update(records).where(_r.record_id == free)
 
 
-def chosen(dialect: Dialect, some: Select[Any]) -> CTE | Subquery:
+def chosen(dialect: Dialect, some: sa.Select[Any]) -> CTE | sa.Subquery:
     """Select these rows without locked ones. On PostgreSQL, lock them until the transaction ends."""
     if dialect.name != POSTGRESQL:
         # sqlite3 counts changed rows only if the statement does not start with WITH.
@@ -159,60 +136,58 @@ def chosen(dialect: Dialect, some: Select[Any]) -> CTE | Subquery:
     return some.with_for_update(skip_locked=True).cte("chosen")
 
 
-def has_answer() -> ColumnElement[bool]:
+def has_answer() -> sa.ColumnElement[bool]:
     """Match a row with a response, in any state. Only a completion stores one, and only a new claim removes it."""
     return _r.response.is_not(None)
 
 
-def is_absent(dialect: Dialect) -> ColumnElement[bool]:
+def is_absent(dialect: Dialect) -> sa.ColumnElement[bool]:
     """Match a row whose key is free: it was released, or its response has expired."""
     # If a response expires before its completion, a bit is flipped: do not trust either time.
-    over = and_(_r.expires_at <= dialect.now, _r.expires_at >= _r.completed_at)
-    expired = and_(_r.state.in_((word(COMPLETED), word(FAILED))), over)
-    return or_(_r.state == word(RELEASED), expired)
+    over = sa.and_(_r.expires_at <= dialect.now, _r.expires_at >= _r.completed_at)
+    expired = sa.and_(_r.state.in_((word(COMPLETED), word(FAILED))), over)
+    return sa.or_(_r.state == word(RELEASED), expired)
 
 
-def has_lapsed(dialect: Dialect, rule: str) -> ColumnElement[bool]:
-    return and_(_r.state == word(PROCESSING), _r.on_expiry == word(rule), _r.lease_expires_at <= dialect.now)
+def has_lapsed(dialect: Dialect, rule: str) -> sa.ColumnElement[bool]:
+    return sa.and_(_r.state == word(PROCESSING), _r.on_expiry == word(rule), _r.lease_expires_at <= dialect.now)
 
 
-def ended_wait(dialect: Dialect) -> ColumnElement[Any]:
+def ended_wait(dialect: Dialect) -> sa.ColumnElement[Any]:
     """Return the new value of `succeeded` where a claim ends: NULL. On PostgreSQL, wake the requests that wait.
 
     While a record is in flight, its `succeeded` is 1 if the claim lets other requests wait. An assignment reads the old
     row, and only for a row that it changes. PostgreSQL sends the message after the commit.
     """
     if dialect.name != POSTGRESQL:
-        return null()
-    sent = func.pg_notify(literal_column(f"'{CHANNEL}'"), func.encode(_r.record_id, literal_column("'hex'")))
-    nothing = cast(func.nullif(cast(sent, Text), literal_column("''")), SmallInteger)
-    return case((and_(_r.state == word(PROCESSING), _r.succeeded == ONE), nothing))
+        return sa.null()
+    sent = sa.func.pg_notify(
+        sa.literal_column(f"'{CHANNEL}'"), sa.func.encode(_r.record_id, sa.literal_column("'hex'"))
+    )
+    nothing = sa.cast(sa.func.nullif(sa.cast(sent, sa.Text), sa.literal_column("''")), sa.SmallInteger)
+    return sa.case((sa.and_(_r.state == word(PROCESSING), _r.succeeded == ONE), nothing))
 
 
-def _fence(dialect: Dialect) -> ColumnElement[int]:
+def _fence(dialect: Dialect) -> sa.ColumnElement[int]:
     """Take the fence when the row is written, not before: otherwise a claim that waits for a lock could get a lower one."""
     if dialect.name == POSTGRESQL:
         return fences.next_value()
-    return bindparam("my_fence", type_=BigInteger)
+    return bigint("my_fence")
 
 
-def _new(dialect: Dialect) -> dict[str, ColumnElement[Any]]:
+def _new(dialect: Dialect) -> dict[str, sa.ColumnElement[Any]]:
     """Return the values that every grant writes, to a new row or an old one."""
     names = ("token", "fingerprint", "on_expiry", "tenant", "principal", "method", "endpoint")
-    values: dict[str, ColumnElement[Any]] = {name: bindparam(f"my_{name}", type_=_r[name].type) for name in names}
-    values["in_quota"] = bindparam("my_in_quota", type_=_r.in_quota.type)
+    values: dict[str, sa.ColumnElement[Any]] = {name: sa.bindparam(f"my_{name}", type_=_r[name].type) for name in names}
+    values["in_quota"] = sa.bindparam("my_in_quota", type_=_r.in_quota.type)
     if dialect.name == POSTGRESQL:
-        values["succeeded"] = bindparam("my_awaited", type_=_r.succeeded.type)
+        values["succeeded"] = sa.bindparam("my_awaited", type_=_r.succeeded.type)
     return {"state": word(PROCESSING), "fence": _fence(dialect), **values}
 
 
 def regranted(
-    dialect: Dialect,
-    statement: Update,
-    *,
-    attempt: ColumnElement[int],
-    requested_at: ColumnElement[int],
-) -> Update:
+    dialect: Dialect, statement: sa.Update, *, attempt: sa.ColumnElement[int], requested_at: sa.ColumnElement[int]
+) -> sa.Update:
     """Extend this update: make the row a claim in flight."""
     response = (
         "completed_at",
@@ -224,49 +199,44 @@ def regranted(
         "data_key_number",
         "succeeded",
     )
-    values = {**{name: null() for name in (*response, "reason")}, **_new(dialect), "step_write": ZERO}
+    values = {**{name: sa.null() for name in (*response, "reason")}, **_new(dialect), "step_write": ZERO}
     if dialect.name == POSTGRESQL:
         # A sequence may go back: a new table has a new one, logical replication skips it, and an administrator may restart it.
-        values["fence"] = func.greatest(values["fence"], _r.fence + ONE)
+        values["fence"] = sa.func.greatest(values["fence"], _r.fence + ONE)
     return statement.values(
-        **values,
-        attempt=attempt,
-        requested_at=requested_at,
-        lease_expires_at=dialect.now + duration("lease"),
+        **values, attempt=attempt, requested_at=requested_at, lease_expires_at=dialect.now + bigint("lease")
     )
 
 
-def inserted(dialect: Dialect, *, within: Select[Any] | None = None) -> Insert:
+def inserted(dialect: Dialect, *, within: sa.Select[Any] | None = None) -> sa.Insert:
     """Insert the row of a new key, if `within` has a row. For a known key, the database does not run `within`."""
     # Set the lock timeout here, where no replay passes: it takes a third as long as a replay.
     moment = dialect.moment(bounded=True).subquery("moment")
-    values: dict[str, ColumnElement[Any]] = {
-        "record_id": bindparam("my_record_id", type_=LargeBinary),
-        "tenant_id": bindparam("my_tenant_id", type_=LargeBinary),
+    values: dict[str, sa.ColumnElement[Any]] = {
+        "record_id": binary("my_record_id"),
+        "tenant_id": binary("my_tenant_id"),
         **_new(dialect),
-        "attempt": literal_column("1"),
+        "attempt": sa.literal_column("1"),
         "requested_at": moment.c.now,
-        "lease_expires_at": moment.c.now + duration("lease"),
+        "lease_expires_at": moment.c.now + bigint("lease"),
     }
     # Without this WHERE, every replay would take a number from the sequence. SQLite's parser also needs a WHERE before
     # ON CONFLICT.
-    unless_there = ~exists(select(literal_column("1")).select_from(records).where(is_mine()))
-    source = select(*values.values()).select_from(moment).where(unless_there)
+    unless_there = ~sa.exists(sa.select(sa.literal_column("1")).select_from(records).where(is_mine()))
+    source = sa.select(*values.values()).select_from(moment).where(unless_there)
     if within is not None:
-        source = source.where(exists(within))
+        source = source.where(sa.exists(within))
     # A suffix, because SQLAlchemy 2.0 does not cache compiled statements that have its own ON CONFLICT.
-    return sqlalchemy.insert(records).from_select(
-        list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING")
-    )
+    return sa.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING"))
 
 
-def cancelled(dialect: Dialect, keep: ColumnElement[int]) -> Insert:
+def cancelled(dialect: Dialect, keep: sa.ColumnElement[int]) -> sa.Insert:
     """Insert a released row for a key that has none, so that this token's claim fails if it arrives later."""
     moment = dialect.moment(bounded=True).subquery("moment")
-    nothing = {name: literal_column("''", _r[name].type) for name in ("tenant", "principal", "method", "endpoint")}
-    values: dict[str, ColumnElement[Any]] = {
-        **{name: bindparam(f"my_{name}", type_=LargeBinary) for name in ("record_id", "tenant_id", "token")},
-        "fingerprint": bindparam("no_fingerprint", bytes(FINGERPRINT_BYTES), type_=LargeBinary),
+    nothing = {name: sa.literal_column("''", _r[name].type) for name in ("tenant", "principal", "method", "endpoint")}
+    values: dict[str, sa.ColumnElement[Any]] = {
+        **{name: binary(f"my_{name}") for name in ("record_id", "tenant_id", "token")},
+        "fingerprint": sa.bindparam("no_fingerprint", bytes(FINGERPRINT_BYTES), type_=sa.LargeBinary),
         "state": word(RELEASED),
         "on_expiry": word(QUARANTINE),
         **nothing,
@@ -275,16 +245,14 @@ def cancelled(dialect: Dialect, keep: ColumnElement[int]) -> Insert:
         "expires_at": moment.c.now + keep,
     }
     # SQLite's parser needs a WHERE here: see `inserted`.
-    source = select(*values.values()).select_from(moment).where(moment.c.now.is_not(None))
-    return sqlalchemy.insert(records).from_select(
-        list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING")
-    )
+    source = sa.select(*values.values()).select_from(moment).where(moment.c.now.is_not(None))
+    return sa.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING"))
 
 
-def booked(source: Select[Any]) -> Insert:
+def booked(source: sa.Select[Any]) -> sa.Insert:
     """Add what this selects to `idempotency_quota`: tenant, kind, bucket end, window length, shard, records, bytes."""
     names = ["tenant_id", "kind", "bucket_end", "window_length", "shard", "records", "bytes"]
-    return sqlalchemy.insert(quota_buckets).from_select(names, source.suffix_with(_ADDED))
+    return sa.insert(quota_buckets).from_select(names, source.suffix_with(_ADDED))
 
 
 LAST_FENCE: Final = "fence"
@@ -297,15 +265,15 @@ LEASE_EXPIRED: Final = "lease-expired"
 COMMITTED_EARLY: Final = "committed-early"
 
 
-def read(dialect: Dialect) -> Select[Any]:
+def read(dialect: Dialect) -> sa.Select[Any]:
     """Read the row of a key and the time. Take no lock, and wait for none."""
-    return select(*columns(), dialect.now.label("now")).where(is_mine())
+    return sa.select(*columns(), dialect.now.label("now")).where(is_mine())
 
 
-def read_state(dialect: Dialect) -> Select[Any]:
+def read_state(dialect: Dialect) -> sa.Select[Any]:
     """Read the columns that explain why an owner's write changed no row."""
-    facts: list[ColumnElement[Any]] = [_r.state, _r.token, _r.expires_at, _r.completed_at, _r.in_quota]
-    return select(*facts, _r.reason, has_answer().label("answered"), dialect.now.label("now")).where(is_mine())
+    facts: list[sa.ColumnElement[Any]] = [_r.state, _r.token, _r.expires_at, _r.completed_at, _r.in_quota]
+    return sa.select(*facts, _r.reason, has_answer().label("answered"), dialect.now.label("now")).where(is_mine())
 
 
 def renew(dialect: Dialect) -> ReturningUpdate[Any]:
@@ -314,8 +282,8 @@ def renew(dialect: Dialect) -> ReturningUpdate[Any]:
     This also works on a row in quarantine for an expired lease: the row stays there, but its owner lives.
     """
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    lapsing = or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED))
-    longer: ColumnElement[int] = getattr(func, dialect.greatest)(_r.lease_expires_at, now + duration("lease"))
+    lapsing = sa.or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED))
+    longer: sa.ColumnElement[int] = getattr(sa.func, dialect.greatest)(_r.lease_expires_at, now + bigint("lease"))
     return statement.where(lapsing).values(lease_expires_at=longer).returning(_r.fence)
 
 
@@ -333,34 +301,32 @@ def mark_committed_early(dialect: Dialect) -> ReturningUpdate[Any]:
 
 def cancel(dialect: Dialect) -> ReturningInsert[Any]:
     """Insert a released row for a key that has none: a claim with this token may still arrive, and must fail."""
-    return cancelled(dialect, literal_column(str(RELEASED_KEEP), BigInteger)).returning(_r.fence)
+    return cancelled(dialect, sa.literal_column(str(RELEASED_KEEP), sa.BigInteger)).returning(_r.fence)
 
 
 def quarantine(dialect: Dialect) -> ReturningUpdate[Any]:
     """Quarantine a row, because its owner does not know the outcome."""
     statement, _ = owners(dialect, PROCESSING)
-    quarantined = statement.values(
-        state=word(QUARANTINED), reason=bindparam("my_reason", type_=Text), succeeded=ended_wait(dialect)
-    )
+    quarantined = statement.values(state=word(QUARANTINED), reason=string("my_reason"), succeeded=ended_wait(dialect))
     return quarantined.returning(_r.fence)
 
 
-def end_wait_silently(dialect: Dialect) -> Update:
+def end_wait_silently(dialect: Dialect) -> sa.Update:
     """Let this claim end without a message."""
     statement, _ = owners(dialect, PROCESSING)
-    return statement.values(succeeded=null())
+    return statement.values(succeeded=sa.null())
 
 
-def claim_or_read(dialect: Dialect) -> Select[Any]:
+def claim_or_read(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: return one row, with `now` and either the new row's fence in `granted` or the existing row.
 
     It may hold neither: another worker committed a row after this statement took its snapshot. Then send it again. A known
     key takes no fence and no attempt to insert.
     """
     granted = inserted(dialect).returning(_r.fence).cte("granted")
-    moment = select(dialect.now.label("now")).subquery("moment")
-    both = moment.outerjoin(granted, true()).outerjoin(records, is_mine())
-    return select(granted.c.fence.label("granted"), *columns(), moment.c.now).select_from(both)
+    moment = sa.select(dialect.now.label("now")).subquery("moment")
+    both = moment.outerjoin(granted, sa.true()).outerjoin(records, is_mine())
+    return sa.select(granted.c.fence.label("granted"), *columns(), moment.c.now).select_from(both)
 
 
 def insert(dialect: Dialect) -> ReturningInsert[Any]:
@@ -370,16 +336,16 @@ def insert(dialect: Dialect) -> ReturningInsert[Any]:
 
 def take_over(dialect: Dialect) -> ReturningUpdate[Any]:
     """Take over a claim whose lease has expired. Keep the time of the first request, and whether quotas count the record."""
-    over = and_(has_lapsed(dialect, TAKEOVER), _r.fingerprint == bindparam("my_fingerprint", type_=LargeBinary))
+    over = sa.and_(has_lapsed(dialect, TAKEOVER), _r.fingerprint == binary("my_fingerprint"))
     update = if_as_seen(dialect, over)
-    again = regranted(dialect, update, attempt=_r.attempt + literal_column("1"), requested_at=_r.requested_at)
+    again = regranted(dialect, update, attempt=_r.attempt + sa.literal_column("1"), requested_at=_r.requested_at)
     return again.values(in_quota=_r.in_quota).returning(_r.fence, _r.attempt)
 
 
 def reclaim(dialect: Dialect) -> ReturningUpdate[Any]:
     """Claim a key that is free again, in the row of a released claim or of an expired response."""
     update = if_as_seen(dialect, is_absent(dialect))
-    first = regranted(dialect, update, attempt=literal_column("1"), requested_at=dialect.now).values(steps=ZERO)
+    first = regranted(dialect, update, attempt=sa.literal_column("1"), requested_at=dialect.now).values(steps=ZERO)
     return first.returning(_r.fence, _r.attempt)
 
 
@@ -390,34 +356,34 @@ def quarantine_expired(dialect: Dialect) -> ReturningUpdate[Any]:
     return quarantined.returning(_r.fence, _r.attempt)
 
 
-def read_locked(dialect: Dialect) -> Select[Any]:
+def read_locked(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: read the row and lock it until the transaction ends. Return no row if it is absent or locked already."""
     return read(dialect).with_for_update(skip_locked=True)
 
 
-def wait_to_reclaim(dialect: Dialect) -> Select[Any]:
+def wait_to_reclaim(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: wait for the lock of a row whose key is free. Raise after a short lock timeout.
 
     A worker that locks such a row removes it or claims its key. Other rows do not match, so this does not wait for them.
     """
     moment = dialect.moment(bounded=True, lock_timeout_ms=SHORT_LOCK_TIMEOUT_MS).subquery("moment")
-    absent = select(_r.record_id, moment.c.lock_timeout).select_from(moment.join(records, is_mine()))
+    absent = sa.select(_r.record_id, moment.c.lock_timeout).select_from(moment.join(records, is_mine()))
     return absent.where(is_absent(dialect)).with_for_update(of=records)
 
 
-def advisory_lock(dialect: Dialect) -> Select[Any]:
+def advisory_lock(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: lock all keys of this number until the transaction ends. Read the row in the NEXT statement.
 
     This statement's snapshot is older than the lock. Never lock the session: behind a pooler, it serves other clients too.
     """
     moment = dialect.moment(bounded=True).subquery("moment")
-    lock = func.pg_advisory_xact_lock(bindparam("my_number", type_=BigInteger))
-    return select(lock.label("locked")).select_from(moment)
+    lock = sa.func.pg_advisory_xact_lock(bigint("my_number"))
+    return sa.select(lock.label("locked")).select_from(moment)
 
 
-def has_written(dialect: Dialect) -> Select[Any]:
+def has_written(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: read whether this transaction has written: only then it has a transaction id."""
-    return select(func.txid_current_if_assigned().is_not(None))
+    return sa.select(sa.func.txid_current_if_assigned().is_not(None))
 
 
 def next_fence(dialect: Dialect) -> ReturningInsert[Any]:
@@ -426,10 +392,10 @@ def next_fence(dialect: Dialect) -> ReturningInsert[Any]:
     If the row of the last fence is missing, start above the highest fence of all records. Alembic creates the table without
     rows, and an operator may delete this one.
     """
-    written = select(meta.c.value).where(meta.c.name == literal_column(f"'{LAST_FENCE}'")).scalar_subquery()
+    written = sa.select(meta.c.value).where(meta.c.name == sa.literal_column(f"'{LAST_FENCE}'")).scalar_subquery()
     # `coalesce` reads the records only if that row is missing.
-    last = func.coalesce(written, select(func.max(_r.fence)).scalar_subquery(), ZERO)
-    risen = getattr(func, dialect.greatest)(last + literal_column("1"), dialect.now)
-    first: Any = select(literal_column(f"'{LAST_FENCE}'"), risen).where(ONE == ONE)
+    last = sa.func.coalesce(written, sa.select(sa.func.max(_r.fence)).scalar_subquery(), ZERO)
+    risen = getattr(sa.func, dialect.greatest)(last + sa.literal_column("1"), dialect.now)
+    first: Any = sa.select(sa.literal_column(f"'{LAST_FENCE}'"), risen).where(ONE == ONE)
     source = first.suffix_with("ON CONFLICT (name) DO UPDATE SET value = excluded.value")
-    return insert_into(meta).from_select(["name", "value"], source).returning(meta.c.value)
+    return sa.insert(meta).from_select(["name", "value"], source).returning(meta.c.value)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import sqlalchemy
-from sqlalchemy import ColumnElement, Insert, Select, func, literal_column, select
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
@@ -52,18 +51,18 @@ from flask_idempotency.stores.sql.rows import (
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED, RELEASED, SEEDED, meta
 from flask_idempotency.stores.sql.statements import ONE
 
-_NAME: Final[ColumnElement[str]] = literal_column("'cached_since'")
+_NAME: Final[sa.ColumnElement[str]] = sa.literal_column("'cached_since'")
 
 
-def has_cache(_: Dialect) -> Select[Any]:
+def has_cache(_: Dialect) -> sa.Select[Any]:
     """Select 1 if any host has noted that it caches responses of this database, else 0. Every host must know."""
-    return select(func.count()).select_from(meta).where(meta.c.name == _NAME)
+    return sa.select(sa.func.count()).select_from(meta).where(meta.c.name == _NAME)
 
 
-def note_cache(dialect: Dialect) -> Insert:
+def note_cache(dialect: Dialect) -> sa.Insert:
     """Note that a host caches responses from now on. The first note counts."""
-    source = select(_NAME, dialect.now).where(ONE == ONE).suffix_with("ON CONFLICT (name) DO NOTHING")
-    return sqlalchemy.insert(meta).from_select(["name", "value"], source)
+    source = sa.select(_NAME, dialect.now).where(ONE == ONE).suffix_with("ON CONFLICT (name) DO NOTHING")
+    return sa.insert(meta).from_select(["name", "value"], source)
 
 
 class Statements:

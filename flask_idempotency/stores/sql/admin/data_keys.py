@@ -12,24 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar
 
-import sqlalchemy
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    Delete,
-    Insert,
-    Integer,
-    LargeBinary,
-    Select,
-    Text,
-    Update,
-    and_,
-    bindparam,
-    delete,
-    func,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
@@ -40,7 +23,7 @@ from flask_idempotency.engine.model import StoredPayload
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.completion import CompletionWriter, entry, facts_of, is_sealed, shard_of
 from flask_idempotency.stores.sql.database import Database, transaction, without_logging
-from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
+from flask_idempotency.stores.sql.dialects import SQLITE, Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, identity_bytes, number_lost
 from flask_idempotency.stores.sql.rows import row_of
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, RESPONSES, data_keys, meta, tenants
@@ -62,11 +45,11 @@ ResultT = TypeVar("ResultT")
 class JoinedTransaction:
     """Runs statements in a transaction of the application, which commits them or rolls them back."""
 
-    def __init__(self, connection: Connection, dialect: Dialect) -> None:
+    def __init__(self, connection: sa.Connection, dialect: Dialect) -> None:
         self.dialect = dialect
         self._connection = connection
 
-    def run(self, work: Callable[[Connection], ResultT], *, long: bool = False) -> ResultT:
+    def run(self, work: Callable[[sa.Connection], ResultT], *, long: bool = False) -> ResultT:
         """Do this work, and log no statement of it: the engine of the application may log parameters."""
         with without_logging(self._connection):
             return work(self._connection)
@@ -80,13 +63,13 @@ class SqlDataKeys:
         database: Database | JoinedTransaction,
         *,
         now: Callable[[], int | None],
-        atomic: Callable[[Connection], AbstractContextManager[None]] = transaction,
+        atomic: Callable[[sa.Connection], AbstractContextManager[None]] = transaction,
     ) -> None:
         self._database = database
         self._now = now
         self._atomic = atomic
 
-    def within(self, connection: Connection) -> SqlDataKeys | None:
+    def within(self, connection: sa.Connection) -> SqlDataKeys | None:
         """Return the same data keys as the transaction on this connection sees them, or None if they need no such view.
 
         SQLite has one writer at a time. If that transaction has written, a key that another connection adds would wait for its
@@ -132,7 +115,7 @@ class SqlDataKeys:
             "now": self._now(),
         }
 
-        def add(connection: Connection) -> bool:
+        def add(connection: sa.Connection) -> bool:
             with self._atomic(connection):
                 connection.execute(insert_tenant(dialect), parameters)
                 if connection.execute(reserve_number(dialect), parameters).one_or_none() is None:
@@ -170,7 +153,7 @@ class SqlDataKeys:
         dialect = self._database.dialect
         parameters = {"my_tenant_id": tid, "now": self._now()}
 
-        def shred(connection: Connection) -> int:
+        def shred(connection: sa.Connection) -> int:
             with transaction(connection):
                 connection.execute(insert_tenant(dialect), parameters)
                 # `add` locks the tenant's row, too. So no key can be added between this statement and the next.
@@ -208,22 +191,28 @@ def _key(row: Any) -> DataKey:
     )
 
 
-def read_keys(dialect: Dialect) -> Select[Any]:
+def read_keys(dialect: Dialect) -> sa.Select[Any]:
     """Select the store's number, the tenant's last key number, and the tenant's data keys in order.
 
     Without a data key this is one row, whose key columns are NULL.
     """
-    of_tenant = meta.outerjoin(tenants, _t.tenant_id == _tid()).outerjoin(data_keys, _k.tenant_id == _tid())
-    numbers = (meta.c.value.label("store"), func.coalesce(_t.last_key_number, ZERO).label("last"))
-    rows = select(*numbers, *_shown(dialect)).select_from(of_tenant).where(meta.c.name == word(STORE))
+    of_tenant = meta.outerjoin(tenants, _t.tenant_id == binary("my_tenant_id")).outerjoin(
+        data_keys, _k.tenant_id == binary("my_tenant_id")
+    )
+    numbers = (meta.c.value.label("store"), sa.func.coalesce(_t.last_key_number, ZERO).label("last"))
+    rows = sa.select(*numbers, *_shown(dialect)).select_from(of_tenant).where(meta.c.name == word(STORE))
     return rows.order_by(_k.number)
 
 
 def insert_tenant(dialect: Dialect) -> ReturningInsert[Any]:
     """Insert the tenant's row, without keys. Return no row if it exists."""
-    source = select(_tid(), ZERO, ZERO).where(ONE == ONE).suffix_with("ON CONFLICT (tenant_id) DO NOTHING")
+    source = (
+        sa.select(binary("my_tenant_id"), ZERO, ZERO)
+        .where(ONE == ONE)
+        .suffix_with("ON CONFLICT (tenant_id) DO NOTHING")
+    )
     return (
-        sqlalchemy.insert(tenants)
+        sa.insert(tenants)
         .from_select(["tenant_id", "last_key_number", "shredded_key_number"], source)
         .returning(_t.tenant_id)
     )
@@ -231,57 +220,59 @@ def insert_tenant(dialect: Dialect) -> ReturningInsert[Any]:
 
 def reserve_number(dialect: Dialect) -> ReturningUpdate[Any]:
     """Make this the tenant's last key number, if the last one is as seen, this one is higher, and the store is the same."""
-    number, seen = _number(), bindparam("my_after", type_=Integer)
-    this = select(meta.c.value).where(meta.c.name == word(STORE)).scalar_subquery()
-    is_next = and_(_t.last_key_number == seen, number > seen)
-    reserved = update(tenants).where(_t.tenant_id == _tid(), is_next, this == bindparam("my_store", type_=BigInteger))
+    number, seen = integer("my_number"), integer("my_after")
+    this = sa.select(meta.c.value).where(meta.c.name == word(STORE)).scalar_subquery()
+    is_next = sa.and_(_t.last_key_number == seen, number > seen)
+    reserved = sa.update(tenants).where(_t.tenant_id == binary("my_tenant_id"), is_next, this == bigint("my_store"))
     return reserved.values(last_key_number=number).returning(_t.last_key_number)
 
 
-def insert_key(dialect: Dialect) -> Insert:
+def insert_key(dialect: Dialect) -> sa.Insert:
     """Insert the data key of a reserved number."""
     values = [
-        ("tenant_id", _tid()),
-        ("number", _number()),
-        ("wrapping_key_id", bindparam("my_wrapping_key_id", type_=Text)),
-        ("wrapped_key", bindparam("my_wrapped_key", type_=LargeBinary)),
+        ("tenant_id", binary("my_tenant_id")),
+        ("number", integer("my_number")),
+        ("wrapping_key_id", string("my_wrapping_key_id")),
+        ("wrapped_key", binary("my_wrapped_key")),
         ("created_at", dialect.now),
     ]
-    return sqlalchemy.insert(data_keys).values(dict(values))
+    return sa.insert(data_keys).values(dict(values))
 
 
-def disable_key(dialect: Dialect) -> Update:
+def disable_key(dialect: Dialect) -> sa.Update:
     """Let this data key encrypt no new response. A second call keeps the first time."""
-    return update(data_keys).where(*_is_key(), _k.disabled_at.is_(None)).values(disabled_at=dialect.now)
+    return sa.update(data_keys).where(*_is_key(), _k.disabled_at.is_(None)).values(disabled_at=dialect.now)
 
 
-def delete_disabled_key(dialect: Dialect) -> Delete:
+def delete_disabled_key(dialect: Dialect) -> sa.Delete:
     """Delete this data key, if it is disabled."""
-    return delete(data_keys).where(*_is_key(), _k.disabled_at.is_not(None))
+    return sa.delete(data_keys).where(*_is_key(), _k.disabled_at.is_not(None))
 
 
-def mark_shredded(dialect: Dialect) -> Update:
+def mark_shredded(dialect: Dialect) -> sa.Update:
     """Note that all data keys of the tenant are shredded, and all responses to keys that were used before are erased."""
-    later = getattr(func, dialect.greatest)(func.coalesce(_t.erased_at, ZERO), dialect.now)
-    return update(tenants).where(_t.tenant_id == _tid()).values(shredded_key_number=_t.last_key_number, erased_at=later)
-
-
-def delete_keys(dialect: Dialect) -> Delete:
-    """Delete all data keys of the tenant."""
-    return delete(data_keys).where(_k.tenant_id == _tid())
-
-
-def wrapped_by_other(dialect: Dialect) -> Select[Any]:
-    """Select the data keys of all tenants that are not wrapped by this key of the ring."""
-    others = select(_k.tenant_id, *_shown(dialect)).where(
-        _k.wrapping_key_id != bindparam("my_wrapping_key_id", type_=Text)
+    later = getattr(sa.func, dialect.greatest)(sa.func.coalesce(_t.erased_at, ZERO), dialect.now)
+    return (
+        sa.update(tenants)
+        .where(_t.tenant_id == binary("my_tenant_id"))
+        .values(shredded_key_number=_t.last_key_number, erased_at=later)
     )
+
+
+def delete_keys(dialect: Dialect) -> sa.Delete:
+    """Delete all data keys of the tenant."""
+    return sa.delete(data_keys).where(_k.tenant_id == binary("my_tenant_id"))
+
+
+def wrapped_by_other(dialect: Dialect) -> sa.Select[Any]:
+    """Select the data keys of all tenants that are not wrapped by this key of the ring."""
+    others = sa.select(_k.tenant_id, *_shown(dialect)).where(_k.wrapping_key_id != string("my_wrapping_key_id"))
     return others.order_by(_k.tenant_id, _k.number)
 
 
-def count_keys(dialect: Dialect) -> Select[Any]:
+def count_keys(dialect: Dialect) -> sa.Select[Any]:
     """Count the data keys that each key of the ring wraps."""
-    return select(_k.wrapping_key_id, func.count().label("keys_")).group_by(_k.wrapping_key_id)
+    return sa.select(_k.wrapping_key_id, sa.func.count().label("keys_")).group_by(_k.wrapping_key_id)
 
 
 def _shown(dialect: Dialect) -> tuple[Any, ...]:
@@ -289,15 +280,7 @@ def _shown(dialect: Dialect) -> tuple[Any, ...]:
 
 
 def _is_key() -> tuple[Any, Any]:
-    return _k.tenant_id == _tid(), _k.number == _number()
-
-
-def _tid() -> Any:
-    return bindparam("my_tenant_id", type_=LargeBinary)
-
-
-def _number() -> Any:
-    return bindparam("my_number", type_=Integer)
+    return _k.tenant_id == binary("my_tenant_id"), _k.number == integer("my_number")
 
 
 class SqlResponses:
@@ -320,7 +303,7 @@ class SqlResponses:
             "now": self._now(),
         }
 
-        def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
+        def page(connection: sa.Connection) -> tuple[Sequence[Any], bytes | None]:
             ends = connection.execute(completion.page_end(dialect), parameters).scalars().all()
             last = ends[0] if len(ends) > 1 else None
             bounded = {**parameters, "my_until": last or AFTER_LAST_KEY}
@@ -341,7 +324,7 @@ class SqlResponses:
         dialect, grown = self._database.dialect, new.byte_size - old.byte_size
         statement = completion.replace_sealed(dialect) if is_sealed(parameters) else completion.replace(dialect)
 
-        def replace(connection: Connection) -> bool:
+        def replace(connection: sa.Connection) -> bool:
             before = (
                 connection.execute(completion.read_if_as_seen(dialect), parameters).one_or_none() if grown else None
             )
@@ -353,7 +336,7 @@ class SqlResponses:
                 self._book(connection, key, bucket_end=before.expires_at, records=0, stored=grown)
             return True
 
-        def replace_and_book(connection: Connection) -> bool:
+        def replace_and_book(connection: sa.Connection) -> bool:
             with transaction(connection):
                 return replace(connection)
 
@@ -369,7 +352,7 @@ class SqlResponses:
         dialect = self._database.dialect
         parameters = self._seen(key, payload)
 
-        def mark_corrupt(connection: Connection) -> None:
+        def mark_corrupt(connection: sa.Connection) -> None:
             with transaction(connection):
                 row = connection.execute(completion.read_if_as_seen(dialect), parameters).one_or_none()
                 if row is None:
@@ -384,7 +367,7 @@ class SqlResponses:
         dialect = self._database.dialect
         parameters = {"my_record_id": key.rid, "now": self._now()}
 
-        def mark_unreadable(connection: Connection) -> None:
+        def mark_unreadable(connection: sa.Connection) -> None:
             with transaction(connection):
                 row = connection.execute(completion.read_unreadable(dialect), parameters).one_or_none()
                 if row is None:
@@ -402,11 +385,11 @@ class SqlResponses:
     def _seen(self, key: StorageKey, payload: StoredPayload) -> dict[str, Any]:
         return {"my_record_id": key.rid, "now": self._now(), **facts_of(payload, "seen")}
 
-    def _unbook(self, connection: Connection, key: StorageKey, row: Any) -> None:
+    def _unbook(self, connection: sa.Connection, key: StorageKey, row: Any) -> None:
         if row.in_quota:
             self._book(connection, key, bucket_end=row.expires_at, records=-1, stored=-row.response_size)
 
-    def _book(self, connection: Connection, key: StorageKey, *, bucket_end: int, records: int, stored: int) -> None:
+    def _book(self, connection: sa.Connection, key: StorageKey, *, bucket_end: int, records: int, stored: int) -> None:
         dialect = self._database.dialect
         added = entry(kind=RESPONSES, bucket_end=bucket_end, window_length=0, records=records, stored=stored)
         connection.execute(completion.book(dialect), {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})

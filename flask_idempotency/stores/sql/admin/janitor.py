@@ -12,31 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import sqlalchemy
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Delete,
-    Insert,
-    Integer,
-    LargeBinary,
-    Select,
-    String,
-    Text,
-    Update,
-    and_,
-    bindparam,
-    case,
-    delete,
-    func,
-    literal_column,
-    null,
-    or_,
-    select,
-    text,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 from flask_idempotency.engine.capabilities import (
@@ -54,7 +30,16 @@ from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.activity import SWEPT
 from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of, entry, is_answer, shard_of
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, in_microseconds
+from flask_idempotency.stores.sql.dialects import (
+    POSTGRESQL,
+    SQLITE,
+    Dialect,
+    bigint,
+    binary,
+    in_microseconds,
+    integer,
+    string,
+)
 from flask_idempotency.stores.sql.naming import prefix
 from flask_idempotency.stores.sql.quota import SqlLedger
 from flask_idempotency.stores.sql.rows import row_of
@@ -87,7 +72,7 @@ from flask_idempotency.stores.sql.statements import (
 
 _t, _r = tasks.c, records.c
 
-TWO: Final[ColumnElement[int]] = literal_column("2", BigInteger)
+TWO: Final[sa.ColumnElement[int]] = sa.literal_column("2", sa.BigInteger)
 
 SQLITE_BATCH: Final = 200
 """Records that one statement deletes on SQLite, where every claim waits for it. Deleting 1,000 rows took 250 ms, 200 took
@@ -146,17 +131,17 @@ class SqlTaskLog:
         self._database.run(lambda connection: connection.execute(statement, parameters))
 
 
-def save_report(dialect: Dialect) -> Insert:
+def save_report(dialect: Dialect) -> sa.Insert:
     """Save what the last run of a task reported, in place of the report before it."""
-    source = select(_task_name(), dialect.now, bindparam("my_report", type_=Text)).where(ONE == ONE)
+    source = sa.select(_task_name(), dialect.now, string("my_report")).where(ONE == ONE)
     suffix = "ON CONFLICT (name) DO UPDATE SET reported_at = excluded.reported_at, report = excluded.report"
-    return sqlalchemy.insert(tasks).from_select(["name", "reported_at", "report"], source.suffix_with(suffix))
+    return sa.insert(tasks).from_select(["name", "reported_at", "report"], source.suffix_with(suffix))
 
 
-def read_reports(dialect: Dialect) -> Select[Any]:
+def read_reports(dialect: Dialect) -> sa.Select[Any]:
     """Select the last report of each task, and its age."""
     ago = (dialect.now - _t.reported_at).label("ago")
-    return select(_t.name, ago, _t.report).where(_t.reported_at.is_not(None))
+    return sa.select(_t.name, ago, _t.report).where(_t.reported_at.is_not(None))
 
 
 def lock_task(dialect: Dialect) -> ReturningInsert[Any]:
@@ -164,30 +149,30 @@ def lock_task(dialect: Dialect) -> ReturningInsert[Any]:
     now = f"coalesce(:now, {dialect.clock})"
     # Later than any lock can expire: the clock was set back since.
     too_late = f"{now} + {round(LONGEST_LOCK_SECONDS * 1_000_000)}"
-    unless_locked = text(
+    unless_locked = sa.text(
         "ON CONFLICT (name) DO UPDATE SET locked_by = excluded.locked_by, lock_expires_at = excluded.lock_expires_at"
         " WHERE idempotency_tasks.locked_by IS NULL OR idempotency_tasks.locked_by = excluded.locked_by"
         f" OR idempotency_tasks.lock_expires_at <= {now}"
         f" OR idempotency_tasks.lock_expires_at > {too_late}"
-    ).bindparams(bindparam("now", type_=BigInteger))
-    expires_at = dialect.now + bindparam("lease", type_=BigInteger)
-    source = select(_task_name(), _locked_by(), expires_at).where(ONE == ONE).suffix_with(unless_locked)
-    locked = sqlalchemy.insert(tasks).from_select(["name", "locked_by", "lock_expires_at"], source)
+    ).bindparams(bigint("now"))
+    expires_at = dialect.now + bigint("lease")
+    source = sa.select(_task_name(), _locked_by(), expires_at).where(ONE == ONE).suffix_with(unless_locked)
+    locked = sa.insert(tasks).from_select(["name", "locked_by", "lock_expires_at"], source)
     return locked.returning(_t.name)
 
 
-def unlock_task(dialect: Dialect) -> Update:
+def unlock_task(dialect: Dialect) -> sa.Update:
     """Unlock a task that this worker has locked."""
-    mine = update(tasks).where(_t.name == _task_name(), _t.locked_by == _locked_by())
-    return mine.values(locked_by=null(), lock_expires_at=null())
+    mine = sa.update(tasks).where(_t.name == _task_name(), _t.locked_by == _locked_by())
+    return mine.values(locked_by=sa.null(), lock_expires_at=sa.null())
 
 
-def _task_name() -> ColumnElement[str]:
-    return bindparam("my_name", type_=String)
+def _task_name() -> sa.ColumnElement[str]:
+    return sa.bindparam("my_name", type_=sa.String)
 
 
-def _locked_by() -> ColumnElement[bytes]:
-    return bindparam("my_locked_by", type_=LargeBinary)
+def _locked_by() -> sa.ColumnElement[bytes]:
+    return binary("my_locked_by")
 
 
 class SqlExpiry:
@@ -217,26 +202,28 @@ class SqlExpiry:
         return removed + self._ledger.sweep(limit=limit - removed, horizon=horizon)
 
 
-def delete_expired(dialect: Dialect) -> Delete:
+def delete_expired(dialect: Dialect) -> sa.Delete:
     """Delete a batch of expired records, the earliest first. On PostgreSQL skip locked rows: another worker is about to
     claim or delete them."""
     expired = _is_expired(dialect)
-    first = select(_r.record_id).where(expired).order_by(_r.expires_at).limit(_limit())
+    first = sa.select(_r.record_id).where(expired).order_by(_r.expires_at).limit(integer("my_limit"))
     which = chosen(dialect, first)
     # Repeat the condition: another worker may have claimed the row between the select and its lock.
-    return delete(records).where(_r.record_id.in_(select(which.c.record_id)), expired)
+    return sa.delete(records).where(_r.record_id.in_(sa.select(which.c.record_id)), expired)
 
 
-def has_overdue(dialect: Dialect) -> Select[Any]:
+def has_overdue(dialect: Dialect) -> sa.Select[Any]:
     """Select whether a record that expired before the horizon still exists."""
-    return select(select(ONE).select_from(records).where(_is_expired(dialect)).exists())
+    return sa.select(sa.select(ONE).select_from(records).where(_is_expired(dialect)).exists())
 
 
-def _is_expired(dialect: Dialect) -> ColumnElement[bool]:
+def _is_expired(dialect: Dialect) -> sa.ColumnElement[bool]:
     # A record that expired before it was completed has a damaged time. If it were deleted, its payment could run again.
-    is_completed = and_(_r.state.in_((word(COMPLETED), word(FAILED))), _r.expires_at >= _r.completed_at)
-    horizon = _number("my_horizon")
-    return and_(or_(_r.state == word(RELEASED), is_completed), _r.expires_at <= horizon, _r.expires_at <= dialect.now)
+    is_completed = sa.and_(_r.state.in_((word(COMPLETED), word(FAILED))), _r.expires_at >= _r.completed_at)
+    horizon = bigint("my_horizon")
+    return sa.and_(
+        sa.or_(_r.state == word(RELEASED), is_completed), _r.expires_at <= horizon, _r.expires_at <= dialect.now
+    )
 
 
 class SqlRecovery:
@@ -295,7 +282,7 @@ class SqlRecovery:
         }
         completing = self._completing()
 
-        def resolve(connection: Connection) -> bool:
+        def resolve(connection: sa.Connection) -> bool:
             for _ in range(TRIES):
                 if completing.write(connection, parameters, resolving=True) is not None:
                     return True
@@ -315,7 +302,7 @@ class SqlRecovery:
         token = new_token()
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": token}
 
-        def release(connection: Connection) -> bool:
+        def release(connection: sa.Connection) -> bool:
             is_completed = seen.record.state is State.COMPLETED
             with transaction(connection):
                 row = connection.execute(force_release(dialect), parameters).one_or_none()
@@ -346,7 +333,7 @@ class SqlRecovery:
             rows = self._select(statement, parameters)
             return RecordPage(_readable(rows), rows[-1].record_id if len(rows) == limit else None)
 
-        def page(connection: Connection) -> tuple[Sequence[Any], bytes | None]:
+        def page(connection: sa.Connection) -> tuple[Sequence[Any], bytes | None]:
             # Read the end of a page first: most records are completed, and one tenant may own few of them.
             looked = limit if tid is None else max(limit, LOOKED_AT)
             ends = connection.execute(completion.page_end(dialect), {**parameters, "my_limit": looked}).scalars().all()
@@ -381,7 +368,7 @@ class SqlRecovery:
             return int(few.completed)
         statement, now = estimate_completed(dialect), self._now()
 
-        def work(connection: Connection) -> Any:
+        def work(connection: sa.Connection) -> Any:
             return connection.execute(statement, {"my_table": f"{prefix(connection)}{RECORDS}", "now": now}).one()
 
         row = self._database.run(work)
@@ -421,20 +408,20 @@ def _seconds(microseconds: int | None) -> float | None:
     return None if microseconds is None else max(microseconds, 0) / 1_000_000
 
 
-def expired_leases(dialect: Dialect) -> Select[Any]:
+def expired_leases(dialect: Dialect) -> sa.Select[Any]:
     """Select claims whose lease has expired, the earliest first, and start after the last one of the page before."""
-    first, after_key = _number("my_first"), _bytes("my_after")
-    is_next = or_(_r.lease_expires_at > first, and_(_r.lease_expires_at == first, _r.record_id > after_key))
-    claims = select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now")).where(
+    first, after_key = bigint("my_first"), binary("my_after")
+    is_next = sa.or_(_r.lease_expires_at > first, sa.and_(_r.lease_expires_at == first, _r.record_id > after_key))
+    claims = sa.select(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now")).where(
         _r.state == word(PROCESSING), _r.lease_expires_at >= first, is_next, *_is_due(dialect, _r.lease_expires_at)
     )
-    return claims.order_by(_r.lease_expires_at, _r.record_id).limit(_limit())
+    return claims.order_by(_r.lease_expires_at, _r.record_id).limit(integer("my_limit"))
 
 
 def quarantine_expired(dialect: Dialect) -> ReturningUpdate[Any]:
     """Quarantine a claim whose lease has expired, if it is as seen and its policy says so. On PostgreSQL skip a locked
     row: its worker is still there, or another janitor does the same."""
-    seen = and_(
+    seen = sa.and_(
         is_mine(),
         _r.state == word(PROCESSING),
         is_as_met(),
@@ -442,9 +429,9 @@ def quarantine_expired(dialect: Dialect) -> ReturningUpdate[Any]:
         *_is_due(dialect, _r.lease_expires_at),
     )
     if dialect.name == POSTGRESQL:
-        unlocked = select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
+        unlocked = sa.select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
         seen = _r.record_id == unlocked.scalar_subquery()
-    quarantined = update(records).where(seen)
+    quarantined = sa.update(records).where(seen)
     quarantined = quarantined.values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED), succeeded=ended_wait(dialect))
     return quarantined.returning(_r.fence)
 
@@ -457,23 +444,29 @@ def next_for_resolver(dialect: Dialect) -> ReturningUpdate[Any]:
 
 def next_for_resolver_of_owner(dialect: Dialect) -> ReturningUpdate[Any]:
     """Do the same for the records of one application. The others keep their turns."""
-    begins = func.substr(_r.token, 1, OWNER_BYTES, type_=LargeBinary)
-    return _next_for_resolver(dialect, begins == _bytes("my_owner"))
+    begins = sa.func.substr(_r.token, 1, OWNER_BYTES, type_=sa.LargeBinary)
+    return _next_for_resolver(dialect, begins == binary("my_owner"))
 
 
-def _next_for_resolver(dialect: Dialect, *conditions: ColumnElement[bool]) -> ReturningUpdate[Any]:
-    is_turn = and_(_r.state == word(QUARANTINED), *_is_due(dialect, _r.resolver_due_at), *conditions)
+def _next_for_resolver(dialect: Dialect, *conditions: sa.ColumnElement[bool]) -> ReturningUpdate[Any]:
+    is_turn = sa.and_(_r.state == word(QUARANTINED), *_is_due(dialect, _r.resolver_due_at), *conditions)
     which = chosen(
-        dialect, select(_r.record_id).where(is_turn).order_by(_r.resolver_due_at, _r.lease_expires_at).limit(_limit())
+        dialect,
+        sa.select(_r.record_id)
+        .where(is_turn)
+        .order_by(_r.resolver_due_at, _r.lease_expires_at)
+        .limit(integer("my_limit")),
     )
     age = dialect.now - _lease_expires_at(dialect)
-    pause = _call(dialect.least, _call(dialect.greatest, age, _number("least")), _number("most"))
-    following = _call(dialect.least, dialect.now, _number("my_horizon")) + pause
+    pause = _call(dialect.least, _call(dialect.greatest, age, bigint("least")), bigint("most"))
+    following = _call(dialect.least, dialect.now, bigint("my_horizon")) + pause
     # An odd time says that a resolver had a turn since the worker last renewed: RETURNING only sees the new row.
     # Use `following` once: a second expression would read the clock again and get another time.
-    half = following.op("/", precedence=8, return_type=BigInteger())(TWO)
-    due_at = half * TWO + case((_r.resolver_due_at > _r.lease_expires_at, ONE), else_=ZERO)
-    taken = update(records).where(_r.record_id.in_(select(which.c.record_id)), is_turn).values(resolver_due_at=due_at)
+    half = following.op("/", precedence=8, return_type=sa.BigInteger())(TWO)
+    due_at = half * TWO + sa.case((_r.resolver_due_at > _r.lease_expires_at, ONE), else_=ZERO)
+    taken = (
+        sa.update(records).where(_r.record_id.in_(sa.select(which.c.record_id)), is_turn).values(resolver_due_at=due_at)
+    )
     asked = (_r.resolver_due_at % TWO).label("asked")
     return taken.returning(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"), asked)
 
@@ -493,94 +486,96 @@ def force_release(dialect: Dialect) -> ReturningUpdate[Any]:
     )
     released = statement.values(
         state=word(RELEASED),
-        token=_bytes("my_token"),
-        expires_at=now + literal_column(str(RELEASED_KEEP), BigInteger),
+        token=binary("my_token"),
+        expires_at=now + sa.literal_column(str(RELEASED_KEEP), sa.BigInteger),
         resolver_due_at=ZERO,
         steps=ZERO,
         succeeded=ended_wait(dialect),
-        **{name: null() for name in cleared},
+        **{name: sa.null() for name in cleared},
     )
     # `response_size` stays: the tenant's quota is reduced by it.
     return released.returning(_r.in_quota, _r.response_size)
 
 
-def read_as_seen(dialect: Dialect) -> Select[Any]:
+def read_as_seen(dialect: Dialect) -> sa.Select[Any]:
     """Select why a write changed no row: whether the record is as seen, its state and its token."""
-    unchanged = and_(is_as_met(), *_is_present(dialect))
-    return select(_r.state, _r.token, _r.in_quota, unchanged.label("unchanged")).where(is_mine())
+    unchanged = sa.and_(is_as_met(), *_is_present(dialect))
+    return sa.select(_r.state, _r.token, _r.in_quota, unchanged.label("unchanged")).where(is_mine())
 
 
-def scan_processing(dialect: Dialect) -> Select[Any]:
+def scan_processing(dialect: Dialect) -> sa.Select[Any]:
     """Select a page of records in flight, by their keys."""
     return _scan(dialect, columns(), _r.state == word(PROCESSING))
 
 
-def scan_quarantined(dialect: Dialect) -> Select[Any]:
+def scan_quarantined(dialect: Dialect) -> sa.Select[Any]:
     """Select a page of quarantined records, by their keys. They include corrupt responses."""
     return _scan(dialect, columns(), _r.state == word(QUARANTINED))
 
 
-def scan_completed(dialect: Dialect) -> Select[Any]:
+def scan_completed(dialect: Dialect) -> sa.Select[Any]:
     """Select unexpired completed records up to `my_until`. Leave out their responses, which may be large."""
-    empty = literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", LargeBinary)
+    empty = sa.literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", sa.LargeBinary)
     shown = [empty.label("response") if column is _r.response else column for column in columns()]
-    return _scan(dialect, shown, is_answer(dialect), _r.record_id <= _bytes("my_until"), few=False)
+    return _scan(dialect, shown, is_answer(dialect), _r.record_id <= binary("my_until"), few=False)
 
 
 def _scan(
-    dialect: Dialect, shown: list[ColumnElement[Any]], *conditions: ColumnElement[bool], few: bool = True
-) -> Select[Any]:
+    dialect: Dialect, shown: list[sa.ColumnElement[Any]], *conditions: sa.ColumnElement[bool], few: bool = True
+) -> sa.Select[Any]:
     # To sort by key SQLite would read the keys' index, with all completed records. A plus sign hides the column from it,
     # so it reads the small index of the state.
     rid = (
-        literal_column("+idempotency_records.record_id", LargeBinary)
+        sa.literal_column("+idempotency_records.record_id", sa.LargeBinary)
         if few and dialect.name == SQLITE
         else _r.record_id
     )
-    page = select(_r.record_id, _r.tenant_id, *shown, dialect.now.label("now")).where(
-        rid > _bytes("my_after"), *conditions, _r.tenant_id == func.coalesce(_bytes("my_tenant_id"), _r.tenant_id)
+    page = sa.select(_r.record_id, _r.tenant_id, *shown, dialect.now.label("now")).where(
+        rid > binary("my_after"), *conditions, _r.tenant_id == sa.func.coalesce(binary("my_tenant_id"), _r.tenant_id)
     )
-    return page.order_by(rid).limit(_limit())
+    return page.order_by(rid).limit(integer("my_limit"))
 
 
-def count_few_completed(dialect: Dialect) -> Select[Any]:
+def count_few_completed(dialect: Dialect) -> sa.Select[Any]:
     """Count completed records, up to a limit."""
     ended = _r.expires_at.is_not(None), _r.state.in_((word(COMPLETED), word(FAILED)))
-    some = select(ONE.label("one")).select_from(records).where(*ended).limit(_limit()).subquery("some")
-    return select(func.count().label("completed")).select_from(some)
+    some = sa.select(ONE.label("one")).select_from(records).where(*ended).limit(integer("my_limit")).subquery("some")
+    return sa.select(sa.func.count().label("completed")).select_from(some)
 
 
-def estimate_completed(dialect: Dialect) -> Select[Any]:
+def estimate_completed(dialect: Dialect) -> sa.Select[Any]:
     """Estimate the number of completed records from what the database knows of its table, or count an index."""
     if dialect.name != POSTGRESQL:
-        return select(func.count().label("completed")).select_from(records).where(_r.expires_at.is_not(None))
+        return sa.select(sa.func.count().label("completed")).select_from(records).where(_r.expires_at.is_not(None))
     unfinished = [
-        select(func.count()).select_from(records).where(_r.state == word(state)).scalar_subquery()
+        sa.select(sa.func.count()).select_from(records).where(_r.state == word(state)).scalar_subquery()
         for state in (PROCESSING, QUARANTINED)
     ]
     # As the planner does: rows on a page at the last VACUUM or ANALYZE, times the pages of now. It writes -1 before.
     rows = "reltuples / nullif(relpages, 0) * pg_relation_size(oid) / current_setting('block_size')::integer"
-    known = literal_column(f"CASE WHEN reltuples >= 0 THEN ({rows})::bigint END", BigInteger)
-    table = text("pg_class WHERE oid = to_regclass(:my_table)")
-    return select((known - unfinished[0] - unfinished[1]).label("completed")).select_from(table)
+    known = sa.literal_column(f"CASE WHEN reltuples >= 0 THEN ({rows})::bigint END", sa.BigInteger)
+    table = sa.text("pg_class WHERE oid = to_regclass(:my_table)")
+    return sa.select((known - unfinished[0] - unfinished[1]).label("completed")).select_from(table)
 
 
-def count_unfinished(dialect: Dialect) -> Select[Any]:
+def count_unfinished(dialect: Dialect) -> sa.Select[Any]:
     """Count records in flight, expired and quarantined, and tell when the first lease of each ended. Read only indexes
     that hold no completed record."""
-    moment = select(dialect.now.label("now")).cte("moment")
-    now = select(moment.c.now).scalar_subquery()
+    moment = sa.select(dialect.now.label("now")).cte("moment")
+    now = sa.select(moment.c.now).scalar_subquery()
     is_over = _r.lease_expires_at <= now
-    in_flight = select(
-        func.coalesce(func.sum(case((is_over, ZERO), else_=ONE)), ZERO).label("in_flight"),
-        func.coalesce(func.sum(case((is_over, ONE), else_=ZERO)), ZERO).label("lapsed"),
-        func.min(case((is_over, _lease_expires_at(dialect)))).label("first_lapsed"),
+    in_flight = sa.select(
+        sa.func.coalesce(sa.func.sum(sa.case((is_over, ZERO), else_=ONE)), ZERO).label("in_flight"),
+        sa.func.coalesce(sa.func.sum(sa.case((is_over, ONE), else_=ZERO)), ZERO).label("lapsed"),
+        sa.func.min(sa.case((is_over, _lease_expires_at(dialect)))).label("first_lapsed"),
     )
     processing = in_flight.where(_r.state == word(PROCESSING)).subquery("processing")
-    unknown = select(func.count().label("quarantined"), func.min(_lease_expires_at(dialect)).label("first_quarantined"))
+    unknown = sa.select(
+        sa.func.count().label("quarantined"), sa.func.min(_lease_expires_at(dialect)).label("first_quarantined")
+    )
     quarantined = unknown.where(_r.state == word(QUARANTINED)).subquery("quarantined")
     p, q = processing.c, quarantined.c
-    counted = select(
+    counted = sa.select(
         p.in_flight.label("in_flight"),
         p.lapsed.label("lapsed"),
         (now - p.first_lapsed).label("lapsed_for"),
@@ -590,32 +585,20 @@ def count_unfinished(dialect: Dialect) -> Select[Any]:
     return counted.select_from(processing.join(quarantined, ONE == ONE))
 
 
-def _is_present(dialect: Dialect) -> tuple[ColumnElement[bool], ...]:
+def _is_present(dialect: Dialect) -> tuple[sa.ColumnElement[bool], ...]:
     """The record is neither released nor expired."""
-    return _r.state != word(RELEASED), or_(_r.expires_at.is_(None), _r.expires_at > dialect.now)
+    return _r.state != word(RELEASED), sa.or_(_r.expires_at.is_(None), _r.expires_at > dialect.now)
 
 
-def _is_due(dialect: Dialect, when: ColumnElement[Any]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return when <= _number("my_horizon"), when <= dialect.now
+def _is_due(dialect: Dialect, when: sa.ColumnElement[Any]) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+    return when <= bigint("my_horizon"), when <= dialect.now
 
 
-def _lease_expires_at(dialect: Dialect) -> ColumnElement[int]:
+def _lease_expires_at(dialect: Dialect) -> sa.ColumnElement[int]:
     # A flipped sign bit makes a time whose age overflows, and the statement would fail for all records.
     return _call(dialect.greatest, _r.lease_expires_at, ZERO)
 
 
-def _call(function: str, one: ColumnElement[int], other: ColumnElement[int]) -> ColumnElement[int]:
-    result: ColumnElement[int] = getattr(func, function)(one, other)
+def _call(function: str, one: sa.ColumnElement[int], other: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    result: sa.ColumnElement[int] = getattr(sa.func, function)(one, other)
     return result
-
-
-def _number(name: str) -> ColumnElement[int]:
-    return bindparam(name, type_=BigInteger)
-
-
-def _bytes(name: str) -> ColumnElement[bytes]:
-    return bindparam(name, type_=LargeBinary)
-
-
-def _limit() -> ColumnElement[int]:
-    return bindparam("my_limit", type_=Integer)
