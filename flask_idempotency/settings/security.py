@@ -53,17 +53,14 @@ _PUBLISHED: Final = frozenset(
 )
 """Examples that documentation has published."""
 
-# A secret that consists of these words and digits is a placeholder.
-_PLACEHOLDERS: Final = """
-    a an and any app application at be bit bits byte bytes change changed changeit changeme default demo dev development do
-    documented env environment example fill flask for foo bar baz generate get hard here hmac idempotency in insecure insert is
-    it jwt key keep kept least length local long lorem me min must my need not of on only or out outside own pass passphrase
-    passwd password placeholder please private prod production put random replace safe sample secret secure set should signing
-    some something staging store string strong super supersecret test testing tests text that the this to todo token top unsafe
-    use value very with xxx you your qwerty abc abcdef admin root letmein django database
-"""
-_WORDS: Final = tuple(_PLACEHOLDERS.split())
-_BETWEEN: Final = re.compile(r"""[ \t.,:;!?'"_/+*#@=<>(){}\[\]-]+""")
+_PLACEHOLDER: Final = re.compile(
+    r"""(?ix) (?: [\s!-/:-@\[-`{-~] | \d | change | me | your | my | the | this | that | is | it | in | of | to | for | an?
+    | and | super | secret | private | default | example | sample | placeholder | password | passphrase | key | token | string
+    | value | insecure | secure | strong | long | random | at | least | bits? | bytes? | kept? | outside | database | store
+    | do | not | use | please | replace | set | put | generate | here | dev | demo | local | test | prod | app | flask | django
+    | jwt | must | be | development | production | staging | testing | signing | application | idempotency )+"""
+)
+"""A secret that consists of such words, a few digits and punctuation asks to be replaced."""
 _MAX_DIGITS: Final = 8
 
 
@@ -151,32 +148,14 @@ def _weakness(secret: bytes, least: int) -> str | None:
         return f"{size} must have at least {least}."
     if secret in _PUBLISHED:
         return f"{size} is an example that documentation has published."
-    if _is_placeholder(secret):
+    text = secret.decode("latin-1")
+    if _PLACEHOLDER.fullmatch(text) and sum(map(str.isdecimal, text)) <= _MAX_DIGITS:
         return f"{size} is a placeholder that many use."
-    if len(set(secret)) < MIN_DIFFERENT_BYTES or _repeats(secret):
+    # Steps from byte to byte find what counts up or down, such as 0123456789.
+    steps = {after - before for before, after in pairwise(secret)}
+    if min(len(set(secret)), len(steps)) < MIN_DIFFERENT_BYTES or secret in (secret * 2)[1:-1]:
         return f"{size} repeats itself."
     return None
-
-
-def _repeats(secret: bytes) -> bool:
-    """Return whether it repeats a short text, or counts up or down."""
-    half = len(secret) // 2
-    if any(secret == (secret[:size] * len(secret))[: len(secret)] for size in range(1, half + 1)):
-        return True
-    return len({(after - before) % 256 for before, after in pairwise(secret)} - {1}) < 2
-
-
-def _is_placeholder(secret: bytes) -> bool:
-    """Return whether it consists of placeholder words, a few digits and punctuation."""
-    text = _BETWEEN.sub("", secret.decode("latin-1").lower())
-    if not text or sum(map(str.isdecimal, text)) > _MAX_DIGITS:
-        return False
-    ends = {0}
-    for at in range(len(text)):
-        if at in ends:
-            ends |= {at + len(word) for word in _WORDS if text.startswith(word, at)}
-            ends |= {at + 1} if text[at].isdecimal() else set()
-    return len(text) in ends
 
 
 # Encryption at rest.

@@ -515,6 +515,7 @@ WEAK: list[Any] = [
     bytes(32),
     bytes(range(32)),
     "your-256-bit-secret",
+    "development-secret-do-not-use",
     "a-string-secret-at-least-256-bits-long",
     "a long random value, kept outside the database",
     b'_5#y2L"F4Q8z\n\xec]/',
