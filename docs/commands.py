@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import click
@@ -12,6 +13,9 @@ from flask_idempotency.cli import EXIT_CODES, cli
 
 _EXAMPLE: Final = "\b\nExample:\n"
 """The first lines of the paragraph that holds the example. The first keeps click from wrapping it."""
+
+_SHARED_BY: Final = 3
+"""An option with the same text in this many commands is explained once, at the top of the page."""
 
 _HEAD: Final = """\
 # The command line
@@ -57,15 +61,22 @@ $ _FLASK_COMPLETE=fish_source flask > ~/.config/fish/completions/flask.fish
 $ exec fish
 ```
 
+## Options of several commands
+
+{shared}
+
 """
 
 
 def page(notice: str) -> str:
     """Everything that a command's own help says."""
     codes = "\n".join(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES)
+    found = list(commands(cli))
+    uses = Counter(_explained(each) for _, command in found for each in _options(command))
+    shared = {option for option, count in uses.items() if count >= _SHARED_BY}
     return (
-        _HEAD.format(notice=notice, codes=codes)
-        + "\n\n".join(_section(name, command) for name, command in commands(cli))
+        _HEAD.format(notice=notice, codes=codes, shared="\n".join(sorted(shared)))
+        + "\n\n".join(_section(name, command, shared) for name, command in found)
         + "\n"
     )
 
@@ -100,9 +111,16 @@ def _paragraphs(command: click.Command) -> list[str]:
     return inspect.cleandoc(command.help or "").split("\n\n")
 
 
-def _section(name: str, command: click.Command) -> str:
+def _options(command: click.Command) -> list[click.Option]:
+    return [each for each in command.params if isinstance(each, click.Option)]
+
+
+def _section(name: str, command: click.Command, shared: Collection[str]) -> str:
     arguments = [f"[{each.name or ''}]".upper() for each in command.params if isinstance(each, click.Argument)]
-    options = [_option(each) for each in command.params if isinstance(each, click.Option)]
+    options = [_option(each) for each in _options(command) if _explained(each) not in shared]
+    if also := [each for each in _options(command) if _explained(each) in shared]:
+        named = ", ".join(f"`{each.opts[-1]}`" + (" (required)" if each.required else "") for each in also)
+        options.append(f"* [As in other commands](#options-of-several-commands): {named}.")
     text = [" ".join(each.split()) for each in _paragraphs(command) if not each.startswith(_EXAMPLE)]
     console = ["```console", *(f"$ {line}" for line in examples(command)), "```"]
     heading = " ".join((f"## `{name}", *arguments)) + "`"
@@ -110,10 +128,13 @@ def _section(name: str, command: click.Command) -> str:
 
 
 def _option(option: click.Option) -> str:
+    return _explained(option) + (" Required." if option.required else "")
+
+
+def _explained(option: click.Option) -> str:
     """In our own words: those of `--help` differ from one release of click to the next."""
-    said = [option.help or "", "Required." if option.required else "", _default(option)]
     spelled = " ".join(filter(None, (", ".join(option.opts), _value(option))))
-    return f"* `{spelled}`: {' '.join(filter(None, said))}"
+    return f"* `{spelled}`: {' '.join(filter(None, (option.help or '', _default(option))))}"
 
 
 def _value(option: click.Option) -> str:

@@ -351,27 +351,22 @@ def _listed(names: Sequence[str]) -> str:
 
 def events() -> str:
     """Where each event appears: as a signal, in the log, and as a metric; and every metric."""
-    rows = [
-        (f"`{kind.__name__}`", f"`signals.{_attribute(kind)}`", f"`{name_of(kind)}`", _levels(kind), _counted(kind))
-        for kind in SIGNALS
-    ]
-    sentences = [(f"`{name_of(kind)}`", kind.SENTENCE, _facts(kind)) for kind in kinds()]
+    rows = [(f"`{name_of(kind)}`", _levels(kind), kind.SENTENCE, _counted(kind)) for kind in kinds()]
     counted = [
         (f"`{family.exposed}`", _kind(family), _labels(family.labels), family.help) for family in FAMILIES.values()
     ]
     gauges = [(f"`{name}`", _listed(labels), about) for name, (about, labels) in GAUGES.items()]
     return (
         f"# Events, logs and metrics\n\n{NOTICE}\n"
-        "You look up an event, a log line or a metric by name.\n"
-        f"Each event appears once in three places: as a [signal](signals.md), as a line on the logger `{LOGGER}`, and as a "
-        "[metric](../operate/metrics.md).\n\n"
-        + _table(("event", "signal", "`event` in the log", "level", "metrics"), rows)
-        + "\n## The log\n\n"
-        "The sentence of an event never varies, so you can count lines by it. Every other fact is a field of the log record "
+        "You look up an event, a log line or a metric by name.\n\n"
+        f"## The log\n\nEach event is a [signal](signals.md), a line on the logger `{LOGGER}`, and a "
+        "[metric](../operate/metrics.md). The signal `signals.claim_granted` is `claim-granted` in the log, and has the same "
+        "fields.\n"
+        "The sentence of an event never varies, so you can count lines by it. Its facts are fields of the log record "
         "(`extra`): `event`, `app` (the namespace), `record` (a short keyed hash), `operation` (the endpoint or the task), and "
-        "the fields of the event. A JSON formatter writes them as fields; others append them to the sentence.\n"
+        "the fields of the event.\n"
         "No line contains a key, principal or body. A tenant appears only as its pseudonym, after an operator named it.\n\n"
-        + _table(("`event`", "sentence", "fields"), sentences)
+        + _table(("`event`", "level", "sentence", "metrics"), rows)
         + "\n## The metrics\n\nEach also has the label `app`, the application's namespace.\n\n"
         + _table(("metric", "type", "labels", "what it counts"), counted)
         + "\n## The gauges\n\nThe extension reads them from the store at a scrape, at most once in ten seconds.\n\n"
