@@ -27,7 +27,6 @@ from flask_idempotency.assembly import (
     log_faults,
 )
 from flask_idempotency.cli import cli, completing, migrating
-from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.consumers.services import ConsumerServices
 from flask_idempotency.engine.capabilities import Finding
 from flask_idempotency.engine.ending import work_here
@@ -140,6 +139,8 @@ class ApplicationDatabase:
 
 
 if TYPE_CHECKING:
+    from flask_idempotency.consumers.inbox import Inbox
+
     # These need packages that are optional.
     from flask_idempotency.metrics import Meter
     from flask_idempotency.outbox import Outbox
@@ -451,6 +452,8 @@ class Idempotency:
         endpoints reaches an inbox. Raises `ConfigurationError` for a wrong keyword or value, and for a second inbox of this
         name with another policy.
         """
+        from flask_idempotency.consumers.inbox import Inbox  # for the applications that have consumers
+
         inbox = Inbox(name, **policy)
         self._loaders.operations.add(inbox.catalogued)
         return inbox

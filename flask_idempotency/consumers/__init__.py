@@ -1,6 +1,9 @@
 """Handle each message of a broker once per consumer. These are the public names."""
 
-from flask_idempotency.consumers.inbox import Inbox
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from flask_idempotency.consumers.verdicts import (
     Dead,
     Later,
@@ -14,6 +17,9 @@ from flask_idempotency.consumers.verdicts import (
     TooManyAttempts,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from flask_idempotency.consumers.inbox import Inbox
 
 __all__ = [
     "Dead",
@@ -29,3 +35,12 @@ __all__ = [
     "TooManyAttempts",
     "Verdict",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # An application without consumers does not load it.
+    if name == "Inbox":
+        from flask_idempotency.consumers.inbox import Inbox
+
+        return Inbox
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
