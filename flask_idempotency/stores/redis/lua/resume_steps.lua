@@ -52,29 +52,8 @@ if record.counted then
   redis.call('ZCARD', KEYS[5])
 end
 redis.call('PERSIST', KEYS[1]) -- Needs no memory: see leave_indexes in lib/write.
-local size = journal.size
 journal.write, journal.steps, journal.in_doubt = number + 1, steps, in_doubt
-for i = 11, first - 1 do
-  local id = ARGV[i]
-  local entry = known[id]
-  if entry and not is_finished(entry) then
-    withdraw_step(KEYS[8], journal, id, entry)
-    known[id] = nil
-  end
-end
-for i = first, #ARGV, FACTS do
-  local id, took, entry_size, entry_bytes = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 4]
-  local entry = known[id]
-  if not entry or not is_finished(entry) then
-    -- The entry stays that of the claim that began it: its result is sealed for that fence.
-    local begun_by = entry and string.sub(entry, 2, 8) or fence
-    known[id] = enter_step(KEYS[8], journal, id, entry, begun_by, took, entry_size, entry_bytes, now)
-  end
-end
-save_journal(KEYS[8], record, journal)
-if record.counted then
-  count_journal(KEYS[6], journal.size - size)
-end
+change_steps(KEYS, record, journal, known, ARGV, 11, first, nil, now)
 
 -- From here on the worker's token is worthless, and its next call fails with LeaseLost.
 record.bytes = string.sub(bytes, 1, 1) .. new_token .. string.sub(bytes, 18)

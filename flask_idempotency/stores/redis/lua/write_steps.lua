@@ -65,27 +65,8 @@ if leftover then
   redis.call('UNLINK', KEYS[8])
 end
 journal = journal or { size = 0, entries = 0, places = 0 }
-local size = journal.size
 journal.fence, journal.write, journal.steps, journal.in_doubt = fence, number, steps, in_doubt
-for i = 10, first - 1 do
-  local id = ARGV[i]
-  local entry = known[id]
-  if entry and not is_finished(entry) and string.sub(entry, 2, 8) == fence then
-    withdraw_step(KEYS[8], journal, id, entry)
-    known[id] = nil
-  end
-end
-for i = first, #ARGV, FACTS do
-  local id, took, entry_size, entry_bytes = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 4]
-  local entry = known[id]
-  if not entry or not is_finished(entry) then
-    known[id] = enter_step(KEYS[8], journal, id, entry, fence, took, entry_size, entry_bytes, now)
-  end
-end
-save_journal(KEYS[8], record, journal)
-if record.counted then
-  count_journal(KEYS[6], journal.size - size)
-end
+change_steps(KEYS, record, journal, known, ARGV, 10, first, fence, now)
 
 local deadline = math.max(record.deadline, math.ceil((now + lease) / 1000))
 local stays = is_late and in_doubt

@@ -64,3 +64,30 @@ local function enter_step(key, journal, id, entry, fence, took, size, bytes, now
   journal.size = journal.size + size - (entry and read_number(entry, 31, 35) or 0)
   return entered
 end
+
+-- Withdraw and enter the steps of these arguments, as `known_entries` takes them, and save the journal. Never change a
+-- finished step. `owner` is the fence of the worker that writes, or nil in its place: an entry then keeps its own fence,
+-- because its result is sealed for that.
+local function change_steps(keys, record, journal, known, args, from, first, owner, now)
+  local size = journal.size
+  for i = from, first - 1 do
+    local id = args[i]
+    local entry = known[id]
+    if entry and not is_finished(entry) and (not owner or string.sub(entry, 2, 8) == owner) then
+      withdraw_step(keys[8], journal, id, entry)
+      known[id] = nil
+    end
+  end
+  for i = first, #args, FACTS do
+    local id, took, entry_size, entry_bytes = args[i], tonumber(args[i + 1]), tonumber(args[i + 2]), args[i + 4]
+    local entry = known[id]
+    if not entry or not is_finished(entry) then
+      local fence = owner or entry and string.sub(entry, 2, 8) or journal.fence
+      known[id] = enter_step(keys[8], journal, id, entry, fence, took, entry_size, entry_bytes, now)
+    end
+  end
+  save_journal(keys[8], record, journal)
+  if record.counted then
+    count_journal(keys[6], journal.size - size)
+  end
+end
