@@ -18,7 +18,7 @@ EXTRAS = {
     "celery": ["celery>=5.6.3,<6", "packaging>=23"],
     "rabbitmq": ["pika>=1.3,<2"],
     "kafka": ["confluent-kafka>=2.6,<3"],
-    "cli": ["rich>=13.9,<16"],
+    "cli": [],  # no longer needed: kept, so that requirements that name it install
     "zstd": ["backports.zstd>=1; python_version < '3.14'"],
     "speed": ["orjson>=3.11.6,<4"],  # CVE-2025-67221 (GHSA-hx9q-6w63-j58v)
     "openapi": ["apispec>=6.4,<7"],

@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 from typing import Final
 from unittest.mock import patch
 
-import rich.progress
 from flask import Flask, request
 from flask.cli import ScriptInfo
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -221,7 +220,7 @@ def typed(app: Flask, clock: FrozenClock, line: str) -> list[str]:
 
 
 class Ticking:
-    """A clock of a host that has moved once, however often a program looks: a thread may draw the bar at any time."""
+    """A clock of a host that has moved once, however often a program looks."""
 
     def __init__(self) -> None:
         self.times = chain((0.0,), repeat(0.2))
@@ -233,16 +232,11 @@ class Ticking:
 def running() -> list[str]:
     """Return the line of a command that has done some of its work."""
     clock, screen = FrozenClock(0.0), Terminal()
-    # Its thread would draw while the screen is read.
-    bars = partial(rich.progress.Progress, auto_refresh=False)
-    with redirect_stderr(screen), patch("rich.progress.Progress", bars):
-        shown = progress.Progress("responses", total=48_210, monotonic=clock)
+    with redirect_stderr(screen):
+        shown = progress.Progress("responses", total=48_210, seen=True, monotonic=clock)
         clock.advance(21)
-        shown.touched = 31_500
-        view = progress.view_of(shown)
-        lines = screen.lines
-        view.clear()
-    return lines
+        shown(31_500)
+    return screen.lines
 
 
 def picture(name: str, line: str, lines: list[str]) -> str:

@@ -1,8 +1,8 @@
 """Print the output of a command: sentences, facts and tables, at the width of the terminal and in colour.
 
 Every text is escaped, because stores hold names that clients choose. A pipe or a file gets whole lines without colour. A
-terminal gets lines that fit its width, and colour if `rich` is installed (`pip install 'flask-idempotency[cli]'`). A colour
-only repeats what a word says. `NO_COLOR` and `TERM=dumb` turn it off; `FORCE_COLOR` turns it on for a pipe too.
+terminal gets colour, and lines that fit its width. A colour only repeats what a word says. `NO_COLOR` and `TERM=dumb` turn
+it off; `FORCE_COLOR` turns it on for a pipe too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from io import StringIO
 from typing import Final, TextIO
 from unicodedata import combining, east_asian_width
 
@@ -26,12 +25,12 @@ from flask_idempotency.operations.times import format_duration
 
 
 class Style(Enum):
-    """What a colour means. The value is its name in rich."""
+    """What a colour means. The value is its code for a terminal (ECMA-48, SGR)."""
 
-    HEAD = "bold"
-    BAD = "bold red"
-    WARNING = "yellow"
-    GOOD = "green"
+    HEAD = "1"
+    BAD = "1;31"
+    WARNING = "33"
+    GOOD = "32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,8 @@ def say(*parts: Part, err: bool = False, newline: bool = True) -> None:
     """Print these parts, each on lines of its own. Escape every control sequence in them."""
     screen = screen_of(err=err)
     lines = [line for part in parts or ("",) for line in _lines(part, screen)]
-    text = _writable(_painted(lines) if screen.colour else _plain(lines), screen.encoding)
+    text = "\n".join("".join(_painted(piece) if screen.colour else piece.text for piece in line) for line in lines)
+    text = _writable(text, screen.encoding)
     click.echo(text, err=err, nl=newline, color=screen.colour or None)
 
 
@@ -119,7 +119,7 @@ def screen_of(*, err: bool = False) -> Screen:
     stream = sys.stderr if err else sys.stdout
     terminal = stream.isatty()
     wanted = (terminal or bool(os.environ.get("FORCE_COLOR"))) and not os.environ.get("NO_COLOR")
-    colour = wanted and os.environ.get("TERM") != "dumb" and has_rich()
+    colour = wanted and os.environ.get("TERM") != "dumb"
     return Screen(_columns(stream) if terminal else None, colour, stream.encoding or "utf-8")
 
 
@@ -132,16 +132,6 @@ def _columns(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (AttributeError, ValueError, OSError):
         return 80
-
-
-def has_rich() -> bool:
-    """Return whether rich is installed. It loads here and not with this module: most commands need none of it."""
-    try:
-        import rich.console
-        import rich.text  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 _ASCII: Final = str.maketrans({"…": "...", "→": ">"})
@@ -161,26 +151,8 @@ def _writable(text: str, encoding: str) -> str:
 _Line = list[Styled]
 
 
-def _plain(lines: Sequence[_Line]) -> str:
-    return "\n".join("".join(piece.text for piece in line) for line in lines)
-
-
-def _painted(lines: Sequence[_Line]) -> str:
-    from rich.console import Console
-    from rich.text import Text
-
-    written = StringIO()
-    # `Text` holds the text as it is: rich interprets no markup in it.
-    # Its own width breaks no line here, and rich would print nothing at all under COLUMNS=0.
-    console = Console(
-        file=written, width=80, force_terminal=True, color_system="standard", highlight=False, no_color=False
-    )
-    for number, line in enumerate(lines):
-        text = Text("\n" if number else "")
-        for piece in line:
-            text.append(piece.text, piece.style.value if piece.style else None)
-        console.print(text, soft_wrap=True, end="")
-    return written.getvalue()
+def _painted(piece: Styled) -> str:
+    return piece.text if piece.style is None or not piece.text else f"\x1b[{piece.style.value}m{piece.text}\x1b[0m"
 
 
 def _lines(part: Part, screen: Screen) -> Iterator[_Line]:

@@ -1,4 +1,4 @@
-"""What a command prints on a terminal, with and without rich, and into a pipe."""
+"""What a command prints on a terminal and into a pipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import termios
 from collections.abc import Callable
 from io import BytesIO, TextIOWrapper
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -49,20 +48,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return make
 
 
-@pytest.fixture
-def no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide rich from imports, as if it were not installed."""
-
-    class Blocker:
-        def find_spec(self, name: str, *_: Any) -> None:
-            if name.partition(".")[0] == "rich":
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Blocker(), *sys.meta_path])
-
-
 COLOURED = Table(
     (Column("id"), Column("state")),
     (("a", Styled("quarantined", Style.BAD)), ("b", Styled("lease expired", Style.WARNING))),
@@ -84,16 +69,6 @@ def test_a_terminal_gets_colour_and_the_same_text(terminal: Terminal, capsys: py
     shown = capsys.readouterr().out
     assert f"{BOLD}id{END}  {BOLD}state{END}\na   {RED}quarantined{END}\nb   {YELLOW}lease expired{END}\n" == shown
     assert PLAIN == re.sub(r"\x1b\[[0-9;]*m", "", shown)
-
-
-@pytest.mark.usefixtures("no_rich")
-def test_a_terminal_without_rich_gets_the_same_text_without_colour(
-    terminal: Terminal, capsys: pytest.CaptureFixture[str]
-) -> None:
-    terminal()
-    say(COLOURED)
-
-    assert (PLAIN, False) == (capsys.readouterr().out, output.has_rich())
 
 
 @pytest.mark.parametrize(
@@ -136,13 +111,8 @@ def test_forced_colour_shortens_nothing_in_a_pipe(monkeypatch: pytest.MonkeyPatc
     assert screen_of().width is None
 
 
-@pytest.mark.parametrize("rich", (True, False), ids=("rich", "no rich"))
-def test_store_text_is_printed_as_it_is(
-    rich: bool, terminal: Terminal, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rich interprets no markup in it, and the terminal no control sequence."""
-    if not rich:
-        request.getfixturevalue("no_rich")
+def test_store_text_is_printed_as_it_is(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+    """The terminal interprets no control sequence in it."""
     terminal(200)
     say(HOSTILE, Table((Column(HOSTILE),), ((HOSTILE,),)), Facts(((HOSTILE, HOSTILE),)), Styled(HOSTILE, Style.BAD))
 
@@ -231,7 +201,6 @@ def test_each_stream_has_the_width_of_its_own_terminal() -> None:
 def test_a_wrong_number_of_columns_counts_as_none(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """rich prints nothing at all if it takes a zero from there."""
     terminal(None)
     monkeypatch.setenv("COLUMNS", columns)
     say("a sentence")
@@ -328,13 +297,3 @@ def test_no_newline_leaves_the_text_as_it_is(capsys: pytest.CaptureFixture[str])
 )
 def test_times_are_relative(seconds: float | None, units: int, text: str) -> None:
     assert text == ago(seconds, units=units)
-
-
-def test_the_package_and_its_commands_load_no_rich() -> None:
-    loaded = (
-        "import sys, flask_idempotency, flask_idempotency.cli.show, flask_idempotency.cli.output as output;"
-        "output.say('plain'); print([name for name in sys.modules if name.startswith('rich')])"
-    )
-    done = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True)
-
-    assert done.stdout == "plain\n[]\n"

@@ -47,13 +47,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return found
 
 
-@pytest.fixture(params=("rich", "plain"))
-def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "plain":
-        monkeypatch.setattr(cli_progress, "has_rich", lambda: False)
-        monkeypatch.setattr("flask_idempotency.cli.output.has_rich", lambda: False)
-
-
 class Clock:
     """Seconds that pass when a test says so."""
 
@@ -95,7 +88,6 @@ def test_the_first_batch_gives_no_time_left() -> None:
 # What stands on a terminal.
 
 
-@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("total", (3, None))
 def test_a_terminal_sees_the_count_move_and_the_counts_at_the_end(terminal: Terminal, total: int | None) -> None:
     with redirect_stderr(terminal), show_progress("responses", as_json=False, total=lambda: total) as progress:
@@ -107,12 +99,10 @@ def test_a_terminal_sees_the_count_move_and_the_counts_at_the_end(terminal: Term
     assert max(map(len, terminal.lines)) <= 80
 
 
-@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("variable", ("COLUMNS=0", "COLUMNS=", "FORCE_COLOR=", "FORCE_COLOR=1", "NO_COLOR=1", "TERM="))
 def test_no_variable_hides_the_progress_from_a_terminal(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """rich reads some of them differently from us, and would print an empty line."""
     monkeypatch.setenv(*variable.split("="))
 
     with redirect_stderr(terminal), show_progress("responses", as_json=False, total=lambda: 3) as progress:
@@ -123,7 +113,6 @@ def test_no_variable_hides_the_progress_from_a_terminal(
     assert terminal.lines[-1].startswith("Responses: 3 done")
 
 
-@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("kind", ("dumb", "unknown"))
 def test_a_terminal_that_cannot_rewrite_a_line_sees_the_counts_alone(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -140,7 +129,6 @@ def test_a_terminal_that_cannot_rewrite_a_line_sees_the_counts_alone(
 def test_a_plain_line_that_gets_shorter_leaves_nothing_behind(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_progress, "has_rich", lambda: False)
     monkeypatch.setattr(cli_progress, "SHOWN_EVERY_SECONDS", 0.0)
 
     with redirect_stderr(terminal), show_progress("responses", as_json=False, total=lambda: 1000) as progress:
@@ -152,7 +140,6 @@ def test_a_plain_line_that_gets_shorter_leaves_nothing_behind(
     assert ("", "", len(second.rstrip())) == (blank.strip(), end, len(blank))
 
 
-@pytest.mark.usefixtures("either")
 def test_what_a_resolver_prints_goes_where_it_went_before(terminal: Terminal) -> None:
     """Into the pipe, and not to the terminal of the progress."""
     with redirect_stdout(pipe := io.StringIO()), redirect_stderr(terminal):  # noqa: SIM117 - in this order
@@ -164,7 +151,6 @@ def test_what_a_resolver_prints_goes_where_it_went_before(terminal: Terminal) ->
     assert "bank" not in terminal.getvalue()
 
 
-@pytest.mark.usefixtures("either")
 def test_machines_see_no_progress_even_on_a_terminal(terminal: Terminal) -> None:
     with redirect_stderr(terminal), show_progress("responses", as_json=True, total=never) as progress:
         progress(1)
@@ -185,7 +171,6 @@ def never() -> int:
     raise AssertionError("only a person at a terminal needs the total, and a count takes the store's time")
 
 
-@pytest.mark.usefixtures("either")
 def test_a_store_that_cannot_count_costs_the_total_alone(terminal: Terminal) -> None:
     def away() -> int:
         raise StoreUnavailable("it is away")
@@ -240,7 +225,7 @@ def test_seal_knows_how_much_it_looks_at(totals: list[tuple[str, int | None]]) -
 
 
 def test_a_second_phase_counts_on() -> None:
-    """`reap` calls resolvers after it has quarantined: a bar must not fall back."""
+    """`reap` calls resolvers after it has quarantined: a count must not fall back."""
     world = apps.shop()
     world.idempotency.resolver("pay")(lambda unknown: StillUnknown())
     apps.lapsed(world, "a"), apps.lapsed(world, "b")
@@ -356,9 +341,8 @@ def test_ctrl_c_in_a_seal_names_how_many_are_sealed() -> None:
     assert "Sealed: 1." in run(world, "seal", *WHY).output
 
 
-@pytest.mark.usefixtures("either")
 def test_ctrl_c_leaves_a_terminal_as_it_was(terminal: Terminal) -> None:
-    """The sentence is the last line, and the cursor is visible again."""
+    """The sentence is the last line."""
 
     def interrupt() -> None:
         with redirect_stderr(terminal), show_progress("claims", as_json=False) as progress:
@@ -371,4 +355,3 @@ def test_ctrl_c_leaves_a_terminal_as_it_was(terminal: Terminal) -> None:
     said = " ".join(terminal.lines[-2:])
     assert said.startswith("Interrupted after "), terminal.lines
     assert said.endswith("1 claims handled. What was done stays done: run the command again to continue.")
-    assert terminal.getvalue().rfind("\x1b[?25h") >= terminal.getvalue().rfind("\x1b[?25l")

@@ -33,10 +33,10 @@ NAME = "[red]" + "n" * 240
 Shown = Callable[..., str]
 
 
-@pytest.fixture(params=("rich", "no rich"))
+@pytest.fixture(params=(True, False), ids=("colour", "plain"))
 def shown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shown:
     """Return what a terminal of 80 columns shows of a command, without its colours."""
-    screen = Screen(80, colour=request.param == "rich")
+    screen = Screen(80, colour=request.param)
 
     def show(world: World, *arguments: str, code: int = 0) -> str:
         monkeypatch.setattr(output, "screen_of", lambda **_: screen)
