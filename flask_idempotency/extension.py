@@ -34,6 +34,7 @@ from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.model import Record
+from flask_idempotency.engine.observations import Observations
 from flask_idempotency.engine.outbox import SealsBodies
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import Quota
@@ -46,11 +47,10 @@ from flask_idempotency.signals import sender_for
 from flask_idempotency.web.browser import idempotency_script, serve_module
 from flask_idempotency.web.callbacks import Callbacks, SharedCallbacks, check_counted
 from flask_idempotency.web.current_claim import idempotency_field
-from flask_idempotency.web.guard import Guard
+from flask_idempotency.web.guard import Guard, Observing
 from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.key_status import KeyStatusView, register
 from flask_idempotency.web.monitors import shape_watch_of, watch_of
-from flask_idempotency.web.observing import Observer
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
 from flask_idempotency.web.responses import LostFields
@@ -301,17 +301,8 @@ class Idempotency:
             observers=observers,
             activity=activity,
             lost_fields=lost_fields,
+            observe=partial(_observer, built.observations),
         )
-        guard.observer = observer = Observer(
-            app,
-            observations=built.observations,
-            identities=secrets,
-            settings=settings,
-            callbacks=callbacks,
-            observers=observers,
-            lost_fields=lost_fields,
-        )
-        observer.abandoned_streams = guard.abandoned_streams
         hooks = Hooks(
             app,
             guard,
@@ -527,6 +518,13 @@ class Idempotency:
         """
         self._callbacks.put("problem_renderer", renderer)
         return renderer
+
+
+def _observer(observations: Observations | None, guard: Guard) -> Observing:
+    """Return what observes this guard's requests. Most applications enforce, and never load its code."""
+    from flask_idempotency.web.observing import Observer
+
+    return Observer(guard, observations)
 
 
 def _meter(app: Flask, settings: Settings) -> Meter | None:

@@ -10,10 +10,10 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import get_ident
+from threading import Lock, get_ident
 from time import monotonic, perf_counter
 from typing import Any, Final, Protocol
 
@@ -137,10 +137,13 @@ class Guard:
         observers: Observers,
         activity: Activity | None = None,
         lost_fields: LostFields | None = None,
+        observe: Callable[[Guard], Observing] | None = None,
     ) -> None:
+        """`observe` makes the observer. None: this guard is that of an observer."""
         self.engine = engine
-        self.observer: Observing | None = None
-        """Observes the requests of endpoints that are not enforced. Set when the application is set up."""
+        self._observe = observe
+        self._observer: Observing | None = None
+        self._making = Lock()
         self.activity = activity
         self.lost_fields = LostFields() if lost_fields is None else lost_fields
         self.abandoned_streams: AbandonedStreams = deque()
@@ -160,6 +163,15 @@ class Guard:
         # Load orjson now if this host has it: no client waits for an import.
         canonical.fastest_json_digest()
 
+    @property
+    def observer(self) -> Observing | None:
+        """Observes the requests of endpoints that are not enforced. Made, and its code loaded, for the first of them."""
+        if self._observer is None and self._observe is not None:
+            with self._making:
+                if self._observer is None:
+                    self._observer = self._observe(self)
+        return self._observer
+
     # -- before the view
 
     def begin(self, state: RequestState, request: Request) -> Response | None:
@@ -169,8 +181,8 @@ class Guard:
         policy, settings, callbacks = state.policy, self._settings, self._callbacks
         if not settings.enabled:
             return self._run_without_key(state)
-        if policy.mode != "enforce" and self.observer is not None:
-            self.observer.watch(state, request)
+        if policy.mode != "enforce" and (observer := self.observer) is not None:
+            observer.watch(state, request)
             return self._run_without_key(state)
         try:
             if policy.key is not None:
@@ -507,8 +519,8 @@ class Guard:
         elif state.phase is Phase.UNPROTECTED:
             response.headers[UNPROTECTED[0]] = UNPROTECTED[1]
         if state.phase is not Phase.CLAIMED:
-            if state.shadow is not None and self.observer is not None:
-                self.observer.look(state, response)
+            if state.shadow is not None and (observer := self.observer) is not None:
+                observer.look(state, response)
             return
         earlier = state.tee() if state.tee is not None else None
         if earlier is not None and response.response is not earlier:

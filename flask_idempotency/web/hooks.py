@@ -289,8 +289,11 @@ class Hooks:
             state.phase in (Phase.UNKEYED, Phase.UNPROTECTED) or (state.phase is Phase.NEW and state.reached)
         ):
             committed = self._guard.commit_unclaimed(state, response)
-        observer = self._guard.observer
-        if state.shadow is not None and observer is not None and state.context == id(context.get(None)):
+        if (
+            state.shadow is not None
+            and (observer := self._guard.observer) is not None
+            and state.context == id(context.get(None))
+        ):
             observer.end(state, response, committed=committed)
         if state.client_key and self._janitor is not None:
             self._janitor.look()
@@ -303,8 +306,11 @@ class Hooks:
             self._guard.abandon(state, error)
         elif state.phase is Phase.DONE and state.policy.effects == "transactional":
             self._guard.log_unsaved(state)
-        observer = self._guard.observer
-        if state.shadow is not None and observer is not None and state.context == id(context.get(None)):
+        if (
+            state.shadow is not None
+            and (observer := self._guard.observer) is not None
+            and state.context == id(context.get(None))
+        ):
             observer.drop(state, error)
         if state.unclaimed is not None and state.context == id(context.get(None)):
             state.unclaimed.leave()

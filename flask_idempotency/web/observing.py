@@ -22,7 +22,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
-from flask import Flask, Request
+from flask import Request
 from werkzeug.wrappers import Response
 
 from flask_idempotency.engine import activity as names
@@ -31,7 +31,7 @@ from flask_idempotency.engine.engine import Engine, Outcome
 from flask_idempotency.engine.errors import IdempotencyError, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.events import Observation, Observers
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.keys import Identity, new_token
+from flask_idempotency.engine.keys import new_token
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, OverQuota, StoredResponse
 from flask_idempotency.engine.observations import Ending, Observations, Observed, Sighting
@@ -39,14 +39,13 @@ from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.waiting import Waiters
-from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks
 from flask_idempotency.web.guard import COUNTED_HERE, Guard
 from flask_idempotency.web.principals import UnknownCaller
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, CountingStream, TemporaryBody
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, session_here
-from flask_idempotency.web.responses import LostFields, StreamEnd, Tee, capture
+from flask_idempotency.web.responses import StreamEnd, Tee, capture
 
 STATUS: Final = "Idempotency-Status"
 
@@ -304,23 +303,6 @@ class Watcher(Engine):
                 self._paused_until, self._trying = now, False
 
 
-class _Callers:
-    """The loaders that name a caller. Quotas and replays are not judged, so their functions are not called."""
-
-    quota = replay_guard = problem_renderer = None
-
-    def __init__(self, callbacks: Callbacks) -> None:
-        self._callbacks = callbacks
-
-    @property
-    def principal(self) -> Any:
-        return self._callbacks.principal
-
-    @property
-    def tenant(self) -> Any:
-        return self._callbacks.tenant
-
-
 class _SilentLog(QuarantineLog):
     """No key of an observed request is quarantined."""
 
@@ -372,28 +354,19 @@ class Meter(Tee):
 class Observer(Guard):
     """A guard that changes no request. `observations` is None if the store cannot remember them: then each counts as failed."""
 
-    def __init__(
-        self,
-        app: Flask,
-        *,
-        observations: Observations | None,
-        identities: tuple[Identity, ...],
-        settings: Settings,
-        callbacks: Callbacks,
-        observers: Observers,
-        watcher: Watcher | None = None,
-        lost_fields: LostFields | None = None,
-    ) -> None:
+    def __init__(self, guard: Guard, observations: Observations | None) -> None:
         super().__init__(
-            app,
-            engine=Watcher(observations, quota=settings.quota) if watcher is None else watcher,
-            identities=identities[:1],
-            settings=replace(settings, former_identity=None, quota=None),
-            callbacks=cast("Callbacks", _Callers(callbacks)),
+            guard._app,
+            engine=Watcher(observations, quota=guard._settings.quota),
+            identities=guard._identities[:1],
+            settings=replace(guard._settings, former_identity=None, quota=None),
+            # Quotas and replays are not judged, so their functions are not called.
+            callbacks=Callbacks(principal=guard._callbacks.principal, tenant=guard._callbacks.tenant),
             observers=Observers(),
-            lost_fields=lost_fields,
+            lost_fields=guard.lost_fields,
         )
-        self._publish = observers
+        self.abandoned_streams = guard.abandoned_streams
+        self._publish = guard._observers
         self._quarantines = _SilentLog()
         self._failures: set[tuple[str, str]] = set()
         """Endpoints with the kind of failure that has been logged."""

@@ -6,6 +6,8 @@ import errno
 import gc
 import io
 import logging
+import subprocess
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -874,6 +876,22 @@ def test_a_faulty_policy_does_not_close_an_observing_endpoint(caplog: pytest.Log
 
     assert 200 == world.post().status_code
     assert any("must not be shorter than lease" in message for message in caplog.messages)
+
+
+def test_an_application_that_only_enforces_does_not_load_the_code() -> None:
+    """Each process would pay for it, in memory and at its start."""
+    program = (
+        "import sys, flask, flask_idempotency as f; app = flask.Flask('x'); app.testing = True\n"
+        f"f.Idempotency(app, store='memory://', secret={LONG!r})\n"
+        "app.post('/pay', endpoint='pay')(lambda: 'paid')\n"
+        "app.post('/see', endpoint='see')(f.idempotent(mode='observe')(lambda: 'seen'))\n"
+        "for path in ('/pay', '/see'):\n"
+        "    app.test_client().post(path, headers={'Idempotency-Key': 'k', 'X-User': 'alice'})\n"
+        "    print('flask_idempotency.web.observing' in sys.modules)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+
+    assert ["False", "True"] == printed.split()
 
 
 class Forgetful(FaultyMemory):
