@@ -181,8 +181,12 @@ class Guard:
         policy, settings, callbacks = state.policy, self._settings, self._callbacks
         if not settings.enabled:
             return self._run_without_key(state)
-        if policy.mode != "enforce" and (observer := self.observer) is not None:
-            observer.watch(state, request)
+        if policy.mode != "enforce" and self._observe is not None:
+            try:
+                if (observer := self.observer) is not None:
+                    observer.watch(state, request)
+            except Exception:  # noqa: BLE001 - its code is loaded here, and a deployment may have replaced the file
+                _log.exception("%s could not observe a request. The request was not affected.", state.operation)
             return self._run_without_key(state)
         try:
             if policy.key is not None:

@@ -894,6 +894,15 @@ def test_an_application_that_only_enforces_does_not_load_the_code() -> None:
     assert ["False", "True"] == printed.split()
 
 
+def test_an_observer_that_cannot_be_loaded_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A deployment may replace the files below a worker that runs."""
+    observed, bare = shop(), plain()
+    observed.app.extensions["idempotency"].hooks._guard._observe = failing
+
+    assert [bare.send(), bare.send()] == [observed.send(), observed.send()]
+    assert any("could not observe" in message for message in caplog.messages)
+
+
 class Forgetful(FaultyMemory):
     """A store that cannot remember observed keys."""
 
