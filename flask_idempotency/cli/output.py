@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from textwrap import wrap
 from typing import Final, TextIO
 from unicodedata import combining, east_asian_width
 
@@ -264,34 +265,17 @@ def _shortened(text: str, width: int, ellipsis: str) -> str:
 
 
 def _wrapped(line: str, width: int | None) -> Iterator[str]:
-    """Yield this line, at most `width` columns at a time, and broken at spaces where that can be."""
+    """Yield this line, at most `width` characters at a time, and broken at spaces where that can be.
+
+    A terminal itself breaks a line of Chinese characters, which take two columns each.
+    """
     # JSON stays one line.
     if width is None or _width(line) <= width or line.startswith("{"):
         yield line
         return
     width = max(width, 4)
     indent = line[: len(line) - len(line.lstrip(" "))][: width // 2]
-    current, separator = indent, ""
-    for word in line.split(" "):
-        if not word:
-            continue
-        if separator and _width(current + separator + word) > width:
-            yield current
-            current, separator = indent, ""
-        while _width(current + separator + word) > width:
-            cut = _fits(word, width - _width(current + separator))
-            yield current + separator + word[:cut]
-            word, current, separator = word[cut:], indent, ""
-        current, separator = current + separator + word, " "
-    yield current
-
-
-def _fits(word: str, width: int) -> int:
-    """Return how many characters of this word fit: at least one."""
-    count = len(word)
-    while count > 1 and _width(word[:count]) > width:
-        count -= 1
-    return count
+    yield from wrap(indent + line.lstrip(" "), width, subsequent_indent=indent, break_on_hyphens=False) or ("",)
 
 
 def _width(text: str) -> int:

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from flask_idempotency.cli import output
 from flask_idempotency.cli.output import Column, Facts, Item, Style, Styled, Table, ago, say, screen_of
 
 RED, YELLOW, BOLD, END = "\x1b[1;31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"
@@ -267,7 +266,14 @@ def test_a_word_longer_than_the_terminal_is_broken(terminal: Terminal, capsys: p
 
     out = capsys.readouterr().out
     assert ("x" * 100, "店" * 50) == (re.sub(r"[^x]", "", out), re.sub(r"[^店]", "", out))
-    assert all(output._width(line) <= 40 for line in out.splitlines())
+    assert all(len(line) <= 40 for line in out.splitlines())
+
+
+def test_a_value_of_spaces_takes_a_line(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal(40)
+    say(Facts((("tenant", " " * 100),)))
+
+    assert capsys.readouterr().out.startswith("tenant:       \n")
 
 
 def test_a_terminal_of_unknown_width_counts_as_80_columns(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
