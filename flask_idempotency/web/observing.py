@@ -303,6 +303,23 @@ class Watcher(Engine):
                 self._paused_until, self._trying = now, False
 
 
+class _Callers:
+    """The loaders that name a caller. Quotas and replays are not judged, so their functions are not called."""
+
+    quota = replay_guard = problem_renderer = None
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks = callbacks
+
+    @property
+    def principal(self) -> Any:
+        return self._callbacks.principal
+
+    @property
+    def tenant(self) -> Any:
+        return self._callbacks.tenant
+
+
 class _SilentLog(QuarantineLog):
     """No key of an observed request is quarantined."""
 
@@ -360,8 +377,7 @@ class Observer(Guard):
             engine=Watcher(observations, quota=guard._settings.quota),
             identities=guard._identities[:1],
             settings=replace(guard._settings, former_identity=None, quota=None),
-            # Quotas and replays are not judged, so their functions are not called.
-            callbacks=Callbacks(principal=guard._callbacks.principal, tenant=guard._callbacks.tenant),
+            callbacks=cast("Callbacks", _Callers(guard._callbacks)),
             observers=Observers(),
             lost_fields=guard.lost_fields,
         )
