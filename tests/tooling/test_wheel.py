@@ -133,7 +133,7 @@ class Channel:
         assert stop.wait(60)
 stop = threading.Event()
 Channel.connection.call_later = lambda seconds, call: None
-rabbit.consume(Channel(), "billing", inbox, lambda message: done.append(message.body), stop=stop)
+rabbit.consume(Channel(), "billing", inbox, lambda message: done.append(message.body), dead_letters=True, stop=stop)
 assert done == [b"5"]
 """,
     "kafka": """
