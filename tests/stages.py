@@ -63,11 +63,17 @@ def further_stages(item: pytest.Item) -> Iterator[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    # Nothing in them is of the core, and to import them takes seconds.
-    parts = (
-        collection_path.relative_to(config.rootpath).parts if collection_path.is_relative_to(config.rootpath) else ()
-    )
-    return True if config.getoption("markexpr") == "core" and parts[1:2] and parts[1] in SLOW_FOLDERS else None
+    if not collection_path.is_relative_to(config.rootpath):
+        return None
+    return True if is_of_no_use(collection_path, config.rootpath, config.getoption("markexpr")) else None
+
+
+def is_of_no_use(path: Path, root: Path, stage: str) -> bool:
+    """Return True if nothing in this file or folder is of the stage. To import all test files takes each process a minute."""
+    slow = path.relative_to(root).parts[1:2] in [(folder,) for folder in SLOW_FOLDERS]
+    if stage.startswith("slow ") and path.name.startswith("test_"):
+        return not slow and "mark.slow" not in path.read_text(encoding="utf-8")
+    return slow and stage == "core"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends import BACKENDS, REACHED, STORES
 from tests.lab.programs import REDIS_KINDS
-from tests.stages import CORE, TIME_IS_OVER, Grouped, is_further
+from tests.stages import CORE, SLOW_FOLDERS, TIME_IS_OVER, Grouped, is_further, is_of_no_use
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +38,20 @@ def test_a_test_is_of_the_core_only_if_it_is_of_no_other_stage(request: pytest.F
     for item in request.session.items:
         further = {"slow", "matrix", "soak"} & {mark.name for mark in item.iter_markers()}
         assert bool(further) != (item.get_closest_marker("core") is not None)
+
+
+def test_a_stage_collects_every_file_that_has_tests_of_it(request: pytest.FixtureRequest) -> None:
+    """The slow stage finds its files by the text of the mark, so a mark of that name is written there."""
+    stages = {"core": "core", "slow": "slow and not matrix and not soak"}
+    missed = {
+        (item.location[0], name)
+        for item in request.session.items
+        for name, stage in stages.items()
+        if item.get_closest_marker(name) and is_of_no_use(item.path, ROOT, stage)
+    }
+    assert set() == missed
+    assert is_of_no_use(ROOT / "tests" / "engine" / "test_policy.py", ROOT, stages["slow"])
+    assert all(is_of_no_use(ROOT / "tests" / folder, ROOT, "core") for folder in SLOW_FOLDERS)
 
 
 @pytest.mark.parametrize(
