@@ -497,7 +497,6 @@ class Guard:
         transactions = self.engine.transactions
         if (
             transactions is None
-            or state.policy.effects != "transactional"
             or state.phase not in (Phase.CLAIMED, Phase.UNKEYED, Phase.UNPROTECTED)
             or not with_rows(state, status=response.status_code, error=state.error)
         ):

@@ -235,7 +235,8 @@ class Hooks:
         if state.captured or state.context != id(here):
             return response
         state.captured = True
-        response = self._guard.flushed(state, response)
+        if state.policy.effects == "transactional":
+            response = self._guard.flushed(state, response)
         self._guard.capture(state, response)
         if state.capture is not None:
             state.sets_cookie = state.session_changed() or state.capture.sets_cookie

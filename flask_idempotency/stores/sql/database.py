@@ -405,7 +405,7 @@ def abandon_inherited(session: Session) -> None:
     if begun is None:
         return
     for connection in list(begun._connections):
-        if isinstance(connection, Connection) and not connection.invalidated and not _is_opened_here(connection):
+        if isinstance(connection, Connection) and not connection.invalidated and not is_opened_here(connection):
             _abandon(connection.connection)
     session.rollback()
 
@@ -415,14 +415,15 @@ def refuse_inherited(connection: Connection) -> None:
 
     So the application's own ROLLBACK does not reach the server, and its next transaction gets a new connection.
     """
-    if _is_opened_here(connection):
+    if is_opened_here(connection):
         return
     _abandon(connection.connection)
     _log.error(REMEDY)
     raise InheritedConnection(REMEDY)
 
 
-def _is_opened_here(connection: Connection) -> bool:
+def is_opened_here(connection: Connection) -> bool:
+    """Return whether this process has opened the connection."""
     return _opened_here(connection.info)
 
 

@@ -26,7 +26,13 @@ from flask_idempotency.engine.model import ClaimRequest, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores.sql.completion import answer_of, facts_of
-from flask_idempotency.stores.sql.database import Database, abandon_inherited, refuse_inherited, without_logging
+from flask_idempotency.stores.sql.database import (
+    Database,
+    abandon_inherited,
+    is_opened_here,
+    refuse_inherited,
+    without_logging,
+)
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, commits_each_statement
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.errors import forbidden, lacks_grants
@@ -302,13 +308,16 @@ class SessionTransactions:
         return session if session.in_transaction() and not self._joining.shares(session) else None
 
     def flush(self, *, to_several: bool = False) -> None:
-        # Not where the application listens to `before_commit`: its listeners look for unsaved objects there.
+        # Not where the application listens to `before_commit`: its listeners look for unsaved objects there. And not on a
+        # connection of another process: it takes no byte, and the commit refuses it.
         sessions = self._sessions()
         if not sessions.registry.has():
             return
         session: Session = sessions()
         ours = listener_of(sessions.session_factory)
-        if any(each is not ours for each in session.dispatch.before_commit):
+        if any(each is not ours for each in session.dispatch.before_commit) or not all(
+            map(is_opened_here, begun_by(session))
+        ):
             return
         if isinstance(joined := joined_here(), SessionTransaction):
             joined.look_at_commits()
