@@ -316,7 +316,7 @@ class SessionTransactions:
         session: Session = sessions()
         ours = listener_of(sessions.session_factory)
         if any(each is not ours for each in session.dispatch.before_commit) or not all(
-            map(is_opened_here, begun_by(session))
+            each.invalidated or is_opened_here(each) for each in begun_by(session)
         ):
             return
         if isinstance(joined := joined_here(), SessionTransaction):
