@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -23,6 +24,22 @@ def test_every_place_is_found_once() -> None:
 
 def test_every_fault_changes_the_code() -> None:
     assert [mutant.name for mutant in CATALOGUE if mutant.by == mutant.replaced] == []
+
+
+def test_every_fault_in_python_can_be_run(tmp_path: Path) -> None:
+    """Else its tests fail for a name that is unknown, and say nothing of the rule that the fault breaks."""
+    known = sources(ROOT)
+    for mutant in CATALOGUE:
+        for file, place in mutant.places(known):
+            if file.suffix == ".py":
+                text = known[file]
+                faulty = text[:place] + mutant.by + text[place + len(mutant.replaced) :]
+                (tmp_path / f"{mutant.name}.py").write_text(faulty, "utf-8")
+
+    command = ["ruff", "check", "--isolated", "--no-cache", "--ignore-noqa", "--select", "E9,F821", "-q", str(tmp_path)]
+    found = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+
+    assert (found.stdout, found.stderr) == ("", "")
 
 
 def test_every_named_test_exists() -> None:
