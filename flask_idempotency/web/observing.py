@@ -68,7 +68,7 @@ PAUSE_FACTOR: Final = 20
 
 LONGEST_PAUSE_SECONDS: Final = 300.0
 
-SLOW_SECONDS: Final = 1.0
+SLOW_SECONDS: float = 1.0
 """A call that took longer is followed by a pause, even if the store answered: no request may become slow."""
 
 MOST_OBSERVED: Final = 100_000

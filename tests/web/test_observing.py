@@ -25,10 +25,11 @@ from flask_idempotency.engine.events import Observation
 from flask_idempotency.settings.profiles import cors_headers
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
+from flask_idempotency.web import observing
 from flask_idempotency.web.observing import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, WARNINGS, Observer, Shadow, Watcher
 from flask_idempotency.web.request_body import TemporaryBody
 from tests.apps import LONG, FaultyMemory, World, new_world
-from tests.web.observed import Guise, granted, guarded, in_threads, joined, plain, sent
+from tests.web.observed import SLOW_SECONDS, Guise, granted, guarded, in_threads, joined, plain, sent
 
 DEEDS = (
     "", "raise", "abort", "point", "point-503", "large", "cookie", "session", "stream", "stream-large", "stream-raises",
@@ -401,8 +402,11 @@ def test_after_an_outage_one_request_tries_the_store_and_no_other_waits_beside_i
 
 @pytest.mark.parametrize("fails", (True, False))
 @pytest.mark.parametrize("method", ("observe", "end"))
-def test_a_slow_store_takes_a_twentieth_of_a_workers_time(method: str, fails: bool) -> None:
+def test_a_slow_store_takes_a_twentieth_of_a_workers_time(
+    method: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also if it answers in the end. A call that took four seconds is followed by eighty without one."""
+    monkeypatch.setattr(observing, "SLOW_SECONDS", SLOW_SECONDS)
     observed = shop()
     now = 100.0
     watcher_of(observed).monotonic = lambda: now
