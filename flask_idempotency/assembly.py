@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from flask_idempotency.codec.compression import COMPRESSIONS, ZSTD_REMEDY, zstd_is_installed
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.activity import ActivityLog
-from flask_idempotency.engine.audit import AuditTrail
 from flask_idempotency.engine.capabilities import (
     DataKeys,
     DataLossDetector,
@@ -33,20 +32,21 @@ from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.events import Observers
-from flask_idempotency.engine.journal import Journals, StepTransactions
 from flask_idempotency.engine.keys import Identity, owner_mark
 from flask_idempotency.engine.lease import LeaseRenewer
-from flask_idempotency.engine.observations import Observations
-from flask_idempotency.engine.outbox import OutboxNames
 from flask_idempotency.engine.store import Codec, Schema, Store, Transactions
 from flask_idempotency.engine.waiting import Waiters
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.security import NO_DATA_KEYS
-from flask_idempotency.stores.timed import TimedStore, Timing
 
 _log = logging.getLogger("flask_idempotency")
 if TYPE_CHECKING:
+    from flask_idempotency.engine.audit import AuditTrail
+    from flask_idempotency.engine.journal import Journals, StepTransactions
+    from flask_idempotency.engine.observations import Observations
+    from flask_idempotency.engine.outbox import OutboxNames
     from flask_idempotency.stores.sql.outbox import OutboxTable  # needs a package that is optional
+    from flask_idempotency.stores.timed import Timing
 
 _FACTORY = re.compile(r"[\w.]+:\w+")
 _PORT = ("claim", "renew", "mark_point_of_no_return", "complete", "release", "quarantine", "read", "mark_corrupt")
@@ -133,7 +133,7 @@ def build(
     offered = capabilities_of(store)
     codec = _codec(settings, offered.data_keys, store=type(system).__name__)
     deps = Dependencies(
-        store=store if timing is None else TimedStore(store, timing),
+        store=store if timing is None else _timed(store, timing),
         codec=codec,
         renewer=LeaseRenewer(),
         repeater=LeaseRenewer(),
@@ -219,6 +219,12 @@ def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Cod
         sealing=settings.encryption != "off",
         plain_allowed=settings.encryption != "required",
     )
+
+
+def _timed(store: Store, timing: Timing) -> Store:
+    from flask_idempotency.stores.timed import TimedStore  # for the applications with metrics
+
+    return TimedStore(store, timing)
 
 
 def is_process_local(settings: Settings) -> bool:
@@ -343,6 +349,8 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
 def build_outbox_names(settings: Settings) -> OutboxNames:
     """Return what derives the names of messages, from the secret that stays the longest in a rotation."""
     former = settings.former_identity
+    from flask_idempotency.engine.outbox import OutboxNames  # for the applications that have one
+
     return OutboxNames(
         settings.namespace, identities(settings)[-1].outbox, None if former is None else former.namespace
     )

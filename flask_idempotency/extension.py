@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -27,18 +27,14 @@ from flask_idempotency.assembly import (
     log_faults,
 )
 from flask_idempotency.cli import cli, completing, migrating
-from flask_idempotency.consumers.services import ConsumerServices
 from flask_idempotency.engine.capabilities import Finding
 from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
 from flask_idempotency.engine.model import Record
-from flask_idempotency.engine.observations import Observations
-from flask_idempotency.engine.outbox import SealsBodies
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
 from flask_idempotency.engine.registrations import Registrations, is_same
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.logs import log_of
@@ -49,7 +45,6 @@ from flask_idempotency.web.callbacks import Callbacks, SharedCallbacks, check_co
 from flask_idempotency.web.current_claim import idempotency_field
 from flask_idempotency.web.guard import Guard, Observing
 from flask_idempotency.web.hooks import Hooks
-from flask_idempotency.web.key_status import KeyStatusView, register
 from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
@@ -140,6 +135,9 @@ class ApplicationDatabase:
 
 if TYPE_CHECKING:
     from flask_idempotency.consumers.inbox import Inbox
+    from flask_idempotency.consumers.services import ConsumerServices
+    from flask_idempotency.engine.observations import Observations
+    from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
 
     # These need packages that are optional.
     from flask_idempotency.metrics import Meter
@@ -155,7 +153,7 @@ GuardT = TypeVar("GuardT", bound="Callable[[Record], bool]")
 ResolverT = TypeVar("ResolverT", bound="Callable[[UnknownOutcome], Resolution]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AppState:
     """The state of one application, in `app.extensions["idempotency"]`."""
 
@@ -166,9 +164,6 @@ class AppState:
     """The engine and its services. The command line uses them even if the guard is switched off."""
     policies: Policies | None = None
     observers: Observers = field(default_factory=Observers)
-    key_status: KeyStatusView | None = None
-    consumers: ConsumerServices | None = None
-    """What the inboxes and tasks of this application work with."""
     activity: Activity | None = None
     """What counts the activity of this process. None: it is off."""
     lost_fields: LostFields = field(default_factory=LostFields)
@@ -177,6 +172,13 @@ class AppState:
     """The object that was set up on the application. One of a module serves every application of its factory."""
     checks: list[Callable[[], Iterable[Finding]]] = field(default_factory=list)
     """Checks for `flask idempotency doctor` that others have added, such as those of Celery workers."""
+
+    @cached_property
+    def consumers(self) -> ConsumerServices:
+        """What the inboxes and tasks of this application work with. Made for the first of them."""
+        from flask_idempotency.consumers.services import ConsumerServices  # for the applications that have consumers
+
+        return ConsumerServices.of(self.settings, self.built, self.loaders.operations, self.observers)
 
     @property
     def engine(self) -> Engine | None:
@@ -248,6 +250,8 @@ class Idempotency:
 
             publish(app, state)
         if settings.status_url is not None:
+            from flask_idempotency.web.key_status import register  # for the applications that want it
+
             register(app, settings.status_url)
         if settings.browser_module is not None:
             serve_module(app, settings.browser_module)
@@ -264,8 +268,7 @@ class Idempotency:
     def _guard(self, app: Flask, settings: Settings) -> AppState:
         callbacks = self._callbacks.set_up()
         if not settings.enabled and not settings.may_be_joint:
-            nothing = self._consumers(settings, None, Observers([]))
-            return AppState(settings, callbacks, consumers=nothing, extension=self)
+            return AppState(settings, callbacks, extension=self)
         meter = _meter(app, settings)
         counting = [] if meter is None else [meter.event]
         observers = Observers([log_of(settings.namespace), sender_for(app), *counting])
@@ -316,16 +319,6 @@ class Idempotency:
         if settings.enabled or joint:
             hooks.install()
             hooks.report()
-        key_status = KeyStatusView(
-            app,
-            engine=built.engine,
-            identities=secrets,
-            settings=settings,
-            callbacks=callbacks,
-            policies=policies,
-            problem=guard.problem,
-        )
-        consumers = self._consumers(settings, built.engine, observers, journals=journals)
         return AppState(
             settings,
             callbacks,
@@ -333,26 +326,9 @@ class Idempotency:
             built,
             policies,
             observers,
-            key_status,
-            consumers,
             activity,
             lost_fields,
             self,
-        )
-
-    def _consumers(
-        self, settings: Settings, engine: Engine | None, observers: Observers, *, journals: bool = False
-    ) -> ConsumerServices:
-        return ConsumerServices(
-            engine,
-            identities(settings),
-            settings.namespace,
-            settings.hash_identities,
-            self._loaders.operations,
-            observers,
-            settings.enabled,
-            None if settings.former_identity is None else settings.former_identity.namespace,
-            journals=journals,
         )
 
     def _check_policies(self, settings: Settings, *, joint: bool, journals: bool, observations: bool) -> None:
@@ -482,6 +458,7 @@ class Idempotency:
 
     def _serve_outbox(self, app: Flask, outbox: Outbox) -> None:
         """Give this application the services of the outbox, and declare its table."""
+        from flask_idempotency.engine.outbox import SealsBodies
         from flask_idempotency.outbox.outbox import SERVICES, OutboxServices  # needs SQLAlchemy
 
         state: AppState = app.extensions[EXTENSION]

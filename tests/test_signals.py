@@ -11,7 +11,8 @@ from flask import Flask, got_request_exception, request_finished
 from flask_idempotency import Idempotency, signals
 from flask_idempotency.engine import events
 from flask_idempotency.engine.events import Event, Released, kinds, name_of
-from flask_idempotency.engine.journal import IN_DOUBT, STEPS_CHANGED
+from flask_idempotency.engine.journal import STEPS_CHANGED
+from flask_idempotency.engine.model import IN_DOUBT
 from flask_idempotency.stores.memory import MemoryStore
 
 

@@ -18,16 +18,18 @@ that.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
-from typing import Final
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from flask_idempotency.codec.compression import COMPRESS_ABOVE, COMPRESSIONS, READERS, Compression
-from flask_idempotency.codec.step_envelope import StepEnvelopes
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload, StoredResponse
 from flask_idempotency.engine.store import SealContext
+
+if TYPE_CHECKING:
+    from flask_idempotency.codec.step_envelope import StepEnvelopes
 
 VERSION: Final = 1
 
@@ -62,8 +64,13 @@ class EnvelopeCodec:
         """Limit a response to `max_bytes` when it is sealed and when it is opened."""
         self._compression = compression
         self._max_bytes = max_bytes
-        self.steps = StepEnvelopes(compression=compression)
+
+    @cached_property
+    def steps(self) -> StepEnvelopes:
         """Seals and opens what journals keep."""
+        from flask_idempotency.codec.step_envelope import StepEnvelopes  # for the applications that have steps
+
+        return StepEnvelopes(compression=self._compression)
 
     def prepare(self, key: StorageKey) -> None:
         """Do nothing: an envelope needs no key."""

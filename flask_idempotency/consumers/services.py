@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flask_idempotency.activity import activity_of
-from flask_idempotency.assembly import build, identities, log_faults
+from flask_idempotency.assembly import Services, build, identities, log_faults
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
@@ -19,7 +19,7 @@ from flask_idempotency.engine.operations import Operations
 from flask_idempotency.engine.outages import OutageLog
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.logs import log_of
-from flask_idempotency.settings import load_settings
+from flask_idempotency.settings import Settings, load_settings
 
 OF_APPLICATION: Final = "flask-sqlalchemy://"
 NAMESPACE: Final = "flask_idempotency"
@@ -46,6 +46,24 @@ class ConsumerServices:
     journals: bool = False
     """Whether the store remembers the steps of a message."""
     outages: OutageLog = field(default_factory=lambda: OutageLog(said="is kept for later"))
+
+    @classmethod
+    def of(
+        cls, settings: Settings, built: Services | None, operations: Operations, observers: Observers
+    ) -> ConsumerServices:
+        """Return those of an application with these settings. `built` is None if it is switched off, and has no store."""
+        former = settings.former_identity
+        return cls(
+            None if built is None else built.engine,
+            identities(settings),
+            settings.namespace,
+            settings.hash_identities,
+            operations,
+            observers,
+            settings.enabled,
+            None if former is None else former.namespace,
+            journals=built is not None and built.journals is not None,
+        )
 
     def strict(self) -> bool:
         """Return whether a step result that cannot be kept raises: in debug mode and in tests of a Flask application."""
@@ -99,17 +117,9 @@ def standalone_services(config: Mapping[str, Any], session: Any) -> ConsumerServ
     activity_of(settings, built, observers)
     if built.schema is not None and database is None:
         log_faults(built.schema)
-    return ConsumerServices(
-        built.engine if settings.enabled or built.engine.transactions is not None else None,
-        identities(settings),
-        settings.namespace,
-        settings.hash_identities,
-        Operations(),
-        observers,
-        settings.enabled,
-        None if settings.former_identity is None else settings.former_identity.namespace,
-        journals=built.journals is not None,
-    )
+    services = ConsumerServices.of(settings, built, Operations(), observers)
+    needed = settings.enabled or built.engine.transactions is not None
+    return services if needed else replace(services, engine=None)
 
 
 class _SessionDatabase:

@@ -10,18 +10,20 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.activity import ActivityLog
-from flask_idempotency.engine.audit import AuditTrail
-from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ClaimRequest, Grant, Record, SeenRecord, State, StoredPayload
-from flask_idempotency.engine.observations import Observations
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Schema, Transactions
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Notifier
+
+if TYPE_CHECKING:
+    from flask_idempotency.engine.audit import AuditTrail
+    from flask_idempotency.engine.journal import Journals
+    from flask_idempotency.engine.observations import Observations
 
 __all__ = [
     "Answer",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from flask_idempotency.engine.capabilities import DataLossDetector
 from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost, NotCommitted, NotStorable, StoreUnavailable
@@ -25,14 +25,20 @@ from flask_idempotency.engine.events import (
     Released,
     RenewalFailed,
 )
-from flask_idempotency.engine.journal import IN_DOUBT, Journals, StepTransactions
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import RETRY_SECONDS, LeaseRenewer
-from flask_idempotency.engine.model import ERASED, ClaimRequest, Grant, OnExpiry, State, StoredPayload, StoredResponse
+from flask_idempotency.engine.model import (
+    ERASED,
+    IN_DOUBT,
+    ClaimRequest,
+    Grant,
+    OnExpiry,
+    State,
+    StoredPayload,
+    StoredResponse,
+)
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.step_rules import StepRules
-from flask_idempotency.engine.steps import Steps
 from flask_idempotency.engine.store import (
     KEYS_FORGOTTEN,
     TRIES,
@@ -44,6 +50,11 @@ from flask_idempotency.engine.store import (
 )
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Waiters
+
+if TYPE_CHECKING:
+    from flask_idempotency.engine.journal import Journals, StepTransactions
+    from flask_idempotency.engine.step_rules import StepRules
+    from flask_idempotency.engine.steps import Steps
 
 NOT_COMMITTED: Final = "not-committed"
 
@@ -282,6 +293,10 @@ class Claim:
         journals, attempts = self._deps.journals, [grant.attempt for _, grant in self._granted]
         if journals is None or (rules is None and max(attempts) == 1):
             return ""
+        # For the endpoints that have steps, or had some.
+        from flask_idempotency.engine.step_rules import StepRules
+        from flask_idempotency.engine.steps import Steps
+
         steps = Steps(
             list(zip(self.contexts, attempts, strict=True)),
             rules or StepRules.of(()),

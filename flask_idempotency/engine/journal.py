@@ -27,8 +27,6 @@ LARGEST_ITEM: Final = 1024
 LARGEST_JOURNAL: Final = 1024 * 1024
 """Bytes of all results of one request, counted the same way."""
 
-IN_DOUBT: Final = "step-in-doubt"
-"""The quarantine reason of a request that was released while one of its plain steps had begun and not finished."""
 STEPS_CHANGED: Final = "steps-changed"
 """The quarantine reason of a request whose recorded steps do not fit the code that runs now."""
 NEVER_RESUMED: Final = "never-resumed"

@@ -14,6 +14,7 @@ from flask_idempotency.engine.values import valueclass
 __all__ = [
     "CALLER_UNKNOWN",
     "CORRUPT",
+    "IN_DOUBT",
     "TRANSITIONS",
     "Callers",
     "ClaimRequest",
@@ -224,6 +225,9 @@ ERASED = SealedBy(kid="", number=0)
 
 CORRUPT = "corrupt"
 """The quarantine reason of an unreadable record."""
+
+IN_DOUBT = "step-in-doubt"
+"""The quarantine reason of a request that was released while one of its plain steps had begun and not finished."""
 
 
 @valueclass(frozen=True, slots=True)

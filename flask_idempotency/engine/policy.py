@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.model import OnExpiry
-from flask_idempotency.engine.step_rules import Step, StepRules, step_faults
+
+if TYPE_CHECKING:
+    from flask_idempotency.engine.step_rules import Step, StepRules
 
 Effects: TypeAlias = Literal["plain", "marked", "deduplicated", "transactional", "steps"]
 
@@ -94,6 +96,8 @@ class Policy:
         """What the view's steps are compared with. None: this endpoint has no steps, and has dropped none."""
         if not self.steps and not self.dropped_steps:
             return None
+        from flask_idempotency.engine.step_rules import StepRules  # for the endpoints that have steps
+
         return StepRules.of(self.steps, dropped=self.dropped_steps, any_order=self.steps_in_any_order)
 
     @property
@@ -167,69 +171,84 @@ class Policy:
         `joint`: whether the store keeps its records in the database of the application's own session. `journals`: whether
         the store remembers steps. `observations`: whether it remembers the keys of observed requests.
         """
-        faults = step_faults(self.steps, self.dropped_steps, joint=joint)
-        if self.mode != "enforce" and not observations:
-            faults.append(
-                f'mode="{self.mode}" needs a store that remembers observed keys, and this one has no `observations`. Use the '
-                "Redis, SQL or memory store of this package, or leave `mode` out."
-            )
-        if self.steps and self.effects != "steps":
-            faults.append(
-                f'steps= and effects="{self.effects}" exclude each other: each step has its own effects. Leave effects= out, '
-                'or write effects="steps".'
-            )
-        if self.effects == "steps" and not self.steps:
-            faults.append('effects="steps" needs steps=: list every step that the view may take.')
-        if self.effects == "steps" and self.on_abandoned is not None:
-            faults.append(
-                'effects="steps" and on_abandoned exclude each other: the recorded steps decide whether a retry may go on. '
-                "Leave on_abandoned out."
-            )
-        if self.effects == "steps" and not journals:
-            faults.append(
-                'effects="steps" needs a store that remembers steps, and this one has no `journals`. Use the Redis, SQL or '
-                "memory store of this package, or another `effects`."
-            )
-        if self.resume_within is not None and self.resume_within <= 0:
-            faults.append("resume_within must be longer than 0 seconds.")
-        if self.effects == "transactional" and not joint:
-            faults.append(
-                'effects="transactional" needs a SQL store on the session\'s database: the record could not be committed '
-                "together with the business rows. Set IDEMPOTENCY_STORE to flask-sqlalchemy://, or use "
-                'effects="marked" or "deduplicated" with this store.'
-            )
-        if self.effects == "transactional" and self.on_store_down == "allow":
-            faults.append(
-                'effects="transactional" and on_store_down="allow" exclude each other: the store is the database that '
-                "the view needs, so there is nothing to run on without it. Leave on_store_down as it is."
-            )
+        steps, transactional = self.effects == "steps", self.effects == "transactional"
         # To the provider of a webhook, a redirect is a failure that it repeats. To any other client it may be a success.
         success = 400 if self.principal is None else 300
-        if self.effects == "transactional" and any(status < success for status in self.release_statuses):
-            faults.append(
+        both = self.keep_statuses & self.release_statuses
+        rules = (
+            (
+                self.mode != "enforce" and not observations,
+                f'mode="{self.mode}" needs a store that remembers observed keys, and this one has no `observations`. Use the '
+                "Redis, SQL or memory store of this package, or leave `mode` out.",
+            ),
+            (
+                bool(self.steps) and not steps,
+                f'steps= and effects="{self.effects}" exclude each other: each step has its own effects. Leave effects= out, '
+                'or write effects="steps".',
+            ),
+            (steps and not self.steps, 'effects="steps" needs steps=: list every step that the view may take.'),
+            (
+                steps and self.on_abandoned is not None,
+                'effects="steps" and on_abandoned exclude each other: the recorded steps decide whether a retry may go on. '
+                "Leave on_abandoned out.",
+            ),
+            (
+                steps and not journals,
+                'effects="steps" needs a store that remembers steps, and this one has no `journals`. Use the Redis, SQL or '
+                "memory store of this package, or another `effects`.",
+            ),
+            (
+                self.resume_within is not None and self.resume_within <= 0,
+                "resume_within must be longer than 0 seconds.",
+            ),
+            (
+                transactional and not joint,
+                'effects="transactional" needs a SQL store on the session\'s database: the record could not be committed '
+                "together with the business rows. Set IDEMPOTENCY_STORE to flask-sqlalchemy://, or use "
+                'effects="marked" or "deduplicated" with this store.',
+            ),
+            (
+                transactional and self.on_store_down == "allow",
+                'effects="transactional" and on_store_down="allow" exclude each other: the store is the database that '
+                "the view needs, so there is nothing to run on without it. Leave on_store_down as it is.",
+            ),
+            (
+                transactional and any(status < success for status in self.release_statuses),
                 f'effects="transactional" and release_statuses below {success} exclude each other: the rows of a released '
-                "response are rolled back, and it would tell its client otherwise."
-            )
-        if both := self.keep_statuses & self.release_statuses:
-            faults.append(
+                "response are rolled back, and it would tell its client otherwise.",
+            ),
+            (
+                bool(both),
                 f"keep_statuses and release_statuses both name {_some(both)}: a response is either kept, or its key runs "
-                "again. Name each status in one of them."
-            )
-        if self.fingerprint == "raw" and self.ignore_fields:
-            faults.append(
+                "again. Name each status in one of them.",
+            ),
+            (
+                self.fingerprint == "raw" and bool(self.ignore_fields),
                 'fingerprint="raw" and ignore_fields exclude each other: raw bytes have no fields. Write ignore_fields=() '
-                "beside the raw fingerprint, or leave the fingerprint canonical."
-            )
-        if self.key_format == "uuid" and self.max_key_length < UUID_LENGTH:
-            faults.append(
+                "beside the raw fingerprint, or leave the fingerprint canonical.",
+            ),
+            (
+                self.key_format == "uuid" and self.max_key_length < UUID_LENGTH,
                 f'key_format="uuid" and max_key_length={self.max_key_length} exclude each other: a UUID has {UUID_LENGTH} '
-                f"characters, so every key would be refused. Set max_key_length to {UUID_LENGTH} or more, or leave it out."
-            )
-        if self.lease <= 0 or self.keep <= 0 or self.max_runtime <= 0:
-            faults.append("lease, keep and max_runtime must be longer than 0 seconds.")
-        if self.max_runtime < self.lease:
-            faults.append(f"max_runtime ({self.max_runtime:g} s) must not be shorter than lease ({self.lease:g} s).")
-        return faults
+                f"characters, so every key would be refused. Set max_key_length to {UUID_LENGTH} or more, or leave it out.",
+            ),
+            (
+                self.lease <= 0 or self.keep <= 0 or self.max_runtime <= 0,
+                "lease, keep and max_runtime must be longer than 0 seconds.",
+            ),
+            (
+                self.max_runtime < self.lease,
+                f"max_runtime ({self.max_runtime:g} s) must not be shorter than lease ({self.lease:g} s).",
+            ),
+        )
+        return [*self._step_faults(joint=joint), *(fault for broken, fault in rules if broken)]
+
+    def _step_faults(self, *, joint: bool) -> list[str]:
+        if not self.steps and not self.dropped_steps:
+            return []
+        from flask_idempotency.engine.step_rules import step_faults  # for the endpoints that have steps
+
+        return step_faults(self.steps, self.dropped_steps, joint=joint)
 
 
 def _some(statuses: frozenset[int]) -> str:

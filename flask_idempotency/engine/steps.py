@@ -37,7 +37,6 @@ from flask_idempotency.engine.events import (
     StepsChangedHeld,
 )
 from flask_idempotency.engine.journal import (
-    IN_DOUBT,
     LARGEST_JOURNAL,
     LARGEST_RESULT,
     MEMORY_LOST,
@@ -51,7 +50,7 @@ from flask_idempotency.engine.journal import (
     StepTransactions,
 )
 from flask_idempotency.engine.keys import step_digest, step_id
-from flask_idempotency.engine.model import ERASED, StoredPayload
+from flask_idempotency.engine.model import ERASED, IN_DOUBT, StoredPayload
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.step_rules import Step, StepRules
 from flask_idempotency.engine.store import KEYS_FORGOTTEN, TRIES, Codec, SealContext, StepCodec
@@ -255,45 +254,58 @@ class Steps:
             ids = [step_id(record.context.key, step.recorded_as, item) for record in self._records]
             digests = [step_digest(record.context.key, digest) for record in self._records]
             found = [record.entries.get(id) for record, id in zip(self._records, ids, strict=True)]
-            for record, entry, keyed in zip(self._records, found, digests, strict=True):
-                if entry is None or not entry.digest or not keyed or entry.digest == keyed:
-                    continue
-                if all(entry.digest != step_digest(record.context.key, each) for each in former()):
-                    raise self._changed(step.name, "arguments", "was recorded with other arguments")
             run = StepRun(self, step, item, ids, digests, in_line)
-            for record, entry in zip(self._records, found, strict=True):
-                if entry is not None and entry.state is StepState.FINISHED:
-                    self._ask(run)
-                    run.recalled, run.result = True, self._open(record, entry, step)[1] if entry.kept else None
-                    self._events.append(
-                        StepRecalled(self._label, self._operation, step.name, step.effects, run.item_label)
-                    )
-                    return run
-            # A step that began as another kind is in doubt too: what its new kind promises does not hold for that run.
-            if any(entry is not None and (entry.in_doubt or entry.effects != step.effects) for entry in found):
-                self.poisoned = self.poisoned or IN_DOUBT
-                raise StepInDoubt(
-                    f"the step {name!r} has begun before, and it is unknown whether it happened: settle it with a resolver, "
-                    "or with `flask idempotency resolve --step`"
-                )
-            if not any(found):
-                self._refuse_other_items(step, item, alike)
-            if step.effects != "pure" and in_line and not self._rules.any_order and not any(found):
-                for left in self._unasked():
-                    if left.in_line and left.name != step.recorded_as:
-                        raise self._changed(
-                            left.name, "order", f"is recorded, and this attempt takes {name!r} without asking for it"
-                        )
-            if max(len(record.entries) for record in self._records) >= MOST_STEPS and not any(found):
-                raise RuntimeError(
-                    f"a request has at most {MOST_STEPS} steps, so {name!r} did not run: split the work into several requests"
-                )
-            self._begin(run, any(found))
+            known = any(found)
+            if not known:
+                self._refuse_new(step, item, alike, in_line=in_line)
+            elif self._recalled(run, found, former):
+                return run
+            self._begin(run, known)
             self._ask(run)
             run.began = self._monotonic()
             if in_line:
                 self._line = run
             return run
+
+    def _recalled(self, run: StepRun, found: Sequence[Entry | None], former: Callable[[], Iterable[bytes]]) -> bool:
+        """Return whether this recorded step has finished; then the run has its result.
+
+        Raises `StepsChanged` if it was recorded with other arguments, and `StepInDoubt` if it may have happened.
+        """
+        step = run.step
+        for record, entry, keyed in zip(self._records, found, run.digests, strict=True):
+            if entry is None or not entry.digest or not keyed or entry.digest == keyed:
+                continue
+            if all(entry.digest != step_digest(record.context.key, each) for each in former()):
+                raise self._changed(step.name, "arguments", "was recorded with other arguments")
+        for record, entry in zip(self._records, found, strict=True):
+            if entry is not None and entry.state is StepState.FINISHED:
+                self._ask(run)
+                run.recalled, run.result = True, self._open(record, entry, step)[1] if entry.kept else None
+                self._events.append(StepRecalled(self._label, self._operation, step.name, step.effects, run.item_label))
+                return True
+        # A step that began as another kind is in doubt too: what its new kind promises does not hold for that run.
+        if any(entry is not None and (entry.in_doubt or entry.effects != step.effects) for entry in found):
+            self.poisoned = self.poisoned or IN_DOUBT
+            raise StepInDoubt(
+                f"the step {step.name!r} has begun before, and it is unknown whether it happened: settle it with a resolver, "
+                "or with `flask idempotency resolve --step`"
+            )
+        return False
+
+    def _refuse_new(self, step: Step, item: bytes, alike: bytes, *, in_line: bool) -> None:
+        """Raise if a step that is not recorded may not begin: beside another item, out of order, or as one too many."""
+        self._refuse_other_items(step, item, alike)
+        if step.effects != "pure" and in_line and not self._rules.any_order:
+            for left in self._unasked():
+                if left.in_line and left.name != step.recorded_as:
+                    raise self._changed(
+                        left.name, "order", f"is recorded, and this attempt takes {step.name!r} without asking for it"
+                    )
+        if max(len(record.entries) for record in self._records) >= MOST_STEPS:
+            raise RuntimeError(
+                f"a request has at most {MOST_STEPS} steps, so {step.name!r} did not run: split the work into several requests"
+            )
 
     def flush(self) -> None:
         """Write what the store has not confirmed. Call it before the claim ends without a response to keep."""

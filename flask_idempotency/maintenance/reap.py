@@ -22,11 +22,11 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.events import Event, Quarantined, Reaped, ResolverAsked
 from flask_idempotency.engine.journal import EMPTY, NEVER_RESUMED, Journal, Journals
 from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.lease import LAPSED, clamp_clock, max_remaining
 from flask_idempotency.engine.model import OnExpiry, RequestInfo, StoredResponse
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import (
-    LAPSED,
     Happened,
     NeverHappened,
     Resolution,
@@ -36,8 +36,6 @@ from flask_idempotency.engine.recovery import (
     Settler,
     StillUnknown,
     UnknownOutcome,
-    clamp_clock,
-    max_remaining,
 )
 from flask_idempotency.maintenance.janitor import Batcher, BatchResult
 

@@ -61,6 +61,21 @@ def load_override(values: Mapping[str, Any], *, where: str) -> Override:
     return loaded
 
 
+def _weaknesses(
+    loaded: Mapping[str, Any], secrets: tuple[bytes, ...], *, required: bool, lenient: bool
+) -> tuple[list[str], list[str]]:
+    """Return what is wrong with the secrets: faults, and warnings."""
+    if required and loaded.get("secret") is None:
+        return [], []  # `encryption_faults` reports it
+    if not secrets:
+        missing = (
+            "IDEMPOTENCY_SECRET: must be a non-empty string or a list of them. "
+            f"Set it (or SECRET_KEY) to a long random value that is kept outside the store. {MAKE_ONE}."
+        )
+        return [missing], []
+    return secret_weaknesses(secrets, required=required, lenient=lenient) if loaded.get("enabled", True) else ([], [])
+
+
 def load_settings(
     config: Mapping[str, Any],
     arguments: Mapping[str, Any],
@@ -96,18 +111,8 @@ def load_settings(
             f"IDEMPOTENCY_MODE is {loaded['mode']}, and IDEMPOTENCY_ENABLED is False: no key is looked at, so no request is "
             "observed."
         )
-    weak: list[str] = []
-    no_secret = mode == "required" and loaded.get("secret") is None
-    if no_secret:
-        pass  # `encryption_faults` reports it
-    elif not secrets:
-        weak = [
-            "IDEMPOTENCY_SECRET: must be a non-empty string or a list of them. "
-            f"Set it (or SECRET_KEY) to a long random value that is kept outside the store. {MAKE_ONE}."
-        ]
-    elif loaded.get("enabled", True):
-        weak, unwise = secret_weaknesses(secrets, required=mode == "required", lenient=lenient)
-        warnings += unwise
+    weak, unwise = _weaknesses(loaded, secrets, required=mode == "required", lenient=lenient)
+    warnings += unwise
     key_ring, ring_faults = load_key_ring(loaded.get("key_ring"))
     quota = Quota(**{limit.name: loaded.get(f"quota_{limit.name}") for limit in fields(Quota)})
     shards = loaded.get("tenant_shards", 1)

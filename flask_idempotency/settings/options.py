@@ -21,13 +21,13 @@ from flask_idempotency.engine.fingerprint import check_pointer
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import MAX_LIMIT, NewKeys, Quota
-from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.engine.store import Store
 from flask_idempotency.engine.values import fits, valueclass
 from flask_idempotency.settings.profiles import PROFILES, faults_of_kept
 
 if TYPE_CHECKING:
     from flask_idempotency.codec.keyring import KeyProvider  # needs an optional package
+    from flask_idempotency.engine.step_rules import Step
 
     Field = fields.Field[Any]
 else:
@@ -166,6 +166,8 @@ def decision(value: Any) -> Callable[..., Any]:
 
 def steps(value: Any) -> tuple[Step, ...]:
     """Read the steps of an endpoint: decorated functions, `Step` objects, and names of plain steps."""
+    from flask_idempotency.engine.step_rules import Step  # for the endpoints that have steps
+
     listed = value if isinstance(value, list | tuple) else (value,)
     found = []
     for each in listed:
@@ -246,19 +248,19 @@ def former_identity(value: Any) -> FormerIdentity:
             '{"principal": "Flask-Login"} or {"namespace": "old"}.'
         )
     faults = []
-    loaded = dict(value)
-    if "namespace" in value and not (isinstance(value["namespace"], str) and value["namespace"]):
+    namespace, named, tenant = (value.get(name, False) for name in ("namespace", "principal", "tenant"))
+    if namespace is not False and not (isinstance(namespace, str) and namespace):
         faults.append("namespace must be the former namespace, a non-empty string.")
-    named = value.get("principal")
     listed = (named,) if isinstance(named, str) else tuple(named) if isinstance(named, list | tuple) else ()
+    loaded = dict(value)
     if listed and all(each in EXTENSIONS for each in listed):
         loaded["principal"] = tuple(each for each in EXTENSIONS if each in listed)
-    elif "principal" in value and named is not False and not callable(named):
+    elif named is not False and not callable(named):
         faults.append(
             "principal must be False if callers had no name; the function that was the principal_loader; or the "
             f"extensions that named callers: one of {', '.join(EXTENSIONS)}, or a list of them."
         )
-    if "tenant" in value and value["tenant"] is not False and not callable(value["tenant"]):
+    if tenant is not False and not callable(tenant):
         faults.append("tenant must be False if there was no tenant_loader, or else the function that was the loader.")
     if faults:
         raise ValidationError(faults)

@@ -22,11 +22,10 @@ from flask_idempotency.engine.audit import says_never_happened
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost
-from flask_idempotency.engine.journal import IN_DOUBT
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Record, State
+from flask_idempotency.engine.lease import LAPSED, max_remaining
+from flask_idempotency.engine.model import IN_DOUBT, Record, State
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.recovery import LAPSED, max_remaining
 from flask_idempotency.engine.steps import StepRun, Steps
 from flask_idempotency.testing.doubles import FrozenClock
 

@@ -15,7 +15,6 @@ from flask import Flask, Response, current_app, request
 from markupsafe import Markup
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.web.key_status import route_everywhere
 from flask_idempotency.web.principals import Credentials
 
 ENDPOINT: Final = "idempotency_browser_module"
@@ -34,6 +33,8 @@ def module_source() -> bytes:
 
 def serve_module(app: Flask, url: str) -> None:
     """Serve the browser module at this path, on every host and subdomain that the application serves."""
+    from flask_idempotency.web.key_status import route_everywhere  # for the applications that have such a route
+
     route_everywhere(app, url, ENDPOINT, _module)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from flask import Flask, Request
@@ -15,10 +15,12 @@ from flask_idempotency.engine.keys import Identity, Scope
 from flask_idempotency.engine.model import Callers, Record
 from flask_idempotency.engine.operations import Operations
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
 from flask_idempotency.engine.registrations import Kept, Registrations, is_same
 from flask_idempotency.settings.options import FormerIdentity
 from flask_idempotency.web.principals import Loader, checked, principal_by
+
+if TYPE_CHECKING:
+    from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
 
 
 class Callbacks:

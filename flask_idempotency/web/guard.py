@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Lock, get_ident
 from time import monotonic, perf_counter
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from flask import Flask, Request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -43,9 +43,10 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import Observers, ReplayForbidden, ReplayServed, StoreFailed
-from flask_idempotency.engine.journal import IN_DOUBT
 from flask_idempotency.engine.keys import LONGEST_NAME, Identity, Scope, key_timestamp, one_key
+from flask_idempotency.engine.lease import releasable_in
 from flask_idempotency.engine.model import (
+    IN_DOUBT,
     ClaimRequest,
     InFlight,
     OverQuota,
@@ -55,7 +56,6 @@ from flask_idempotency.engine.model import (
 )
 from flask_idempotency.engine.outages import INTERVAL_SECONDS, OutageLog, cause_of
 from flask_idempotency.engine.policy import RELEASED_BY_DEFAULT, Decision, Policy
-from flask_idempotency.engine.recovery import releasable_in
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.options import FormerIdentity
 from flask_idempotency.settings.profiles import PROFILES, Profile
@@ -67,7 +67,6 @@ from flask_idempotency.web.callbacks import (
     load_quota,
     load_tenant,
 )
-from flask_idempotency.web.key_status import OPEN_ENDED, status_url
 from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded, load_principal
 from flask_idempotency.web.problems import (
     CONFLICT_RETRY_SECONDS,
@@ -89,6 +88,11 @@ from flask_idempotency.web.request_body import (
 from flask_idempotency.web.request_state import Phase, QuarantineLog, RequestState, context
 from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints, found_key, preferred_wait
 from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, capture, looks, overlay, replay
+
+if TYPE_CHECKING:
+    from flask_idempotency.engine.steps import Steps
+    from flask_idempotency.web.key_status import KeyStatusView
+    from flask_idempotency.web.policies import Policies
 
 UNPROTECTED: Final = ("Idempotency-Status", "unprotected")
 """The response header that says that a view ran without a claim because the store was down."""
@@ -182,11 +186,7 @@ class Guard:
         if not settings.enabled:
             return self._run_without_key(state)
         if policy.mode != "enforce" and self._observe is not None:
-            try:
-                if (observer := self.observer) is not None:
-                    observer.watch(state, request)
-            except Exception:  # noqa: BLE001 - its code is loaded here, and a deployment may have replaced the file
-                _log.exception("%s could not observe a request. The request was not affected.", state.operation)
+            self._watch(state, request)
             return self._run_without_key(state)
         try:
             if policy.key is not None:
@@ -244,16 +244,8 @@ class Guard:
             )
             if settings.former_identity is not None:
                 requests = self._with_former(settings.former_identity, state, request, scope, requests)
-        except UnknownCaller as error:
-            return self._refuse(state, self._unknown_caller(state, error))
-        except InvalidKey as error:
-            return self._refuse(state, failure(error))
-        except TruncatedBody:
-            return self._refuse(state, Problem("truncated-body"))
-        except BodyTooLarge:
-            return self._refuse(state, Problem("request-too-large"))
-        except BodyNotKept as error:
-            return self._body_failed(state, error)
+        except (UnknownCaller, InvalidKey, TruncatedBody, BodyTooLarge, BodyNotKept) as error:
+            return self._unreadable(state, error)
         state.record = requests[0].key.label
         quota = settings.quota
         if callbacks.quota is not None:
@@ -261,9 +253,7 @@ class Guard:
         if quota is not None and settings.tenant_shards > 1:
             quota = quota.divided(settings.tenant_shards)
         if policy.in_flight == "wait" and "HTTP_PREFER" in request.environ:
-            preferred = preferred_wait(request)
-            if preferred is not None and preferred < policy.wait:
-                policy, state.preferred_wait = replace(policy, wait=float(preferred)), preferred
+            policy = _with_preference(policy, state, request)
         try:
             outcome = self.engine.claim(requests[0], policy, former=requests[1:], quota=quota)
         except StoreUnavailable as error:
@@ -275,14 +265,35 @@ class Guard:
             if outcome.steps is not None:
                 state.thread, state.strict = get_ident(), self._app.debug or self._app.testing
             return None
-        if isinstance(outcome, OverQuota):
-            # The store knows the limit of one part. A client learns what its tenant may have.
-            outcome = replace(outcome, allowed=outcome.allowed * settings.tenant_shards)
         if isinstance(outcome, Unknown) and self._app.debug:
             return self._refuse(state, replace(refusal(outcome), detail=self._command(requests, state)))
         response = self._outcome(state, outcome)
         state.phase = Phase.ANSWERED
         return response
+
+    def _watch(self, state: RequestState, request: Request) -> None:
+        """Note a request that is only observed."""
+        try:
+            if (observer := self.observer) is not None:
+                observer.watch(state, request)
+        except Exception:  # noqa: BLE001 - its code is loaded here, and a deployment may have replaced the file
+            _log.exception("%s could not observe a request. The request was not affected.", state.operation)
+
+    def _unreadable(
+        self, state: RequestState, error: UnknownCaller | InvalidKey | TruncatedBody | BodyTooLarge | BodyNotKept
+    ) -> Response:
+        """Refuse a request without a known caller, a sound key or a whole body: no claim was asked for."""
+        match error:
+            case UnknownCaller():
+                return self._refuse(state, self._unknown_caller(state, error))
+            case InvalidKey():
+                return self._refuse(state, failure(error))
+            case TruncatedBody():
+                return self._refuse(state, Problem("truncated-body"))
+            case BodyTooLarge():
+                return self._refuse(state, Problem("request-too-large"))
+            case _:
+                return self._body_failed(state, error)
 
     def _run_without_key(self, state: RequestState, *, required: bool = False) -> Response | None:
         """Let the view run without a claim, unless it needs a key. Rows of transactional work are ours to commit."""
@@ -347,10 +358,26 @@ class Guard:
 
     def _with_status_url(self, state: RequestState, problem: Problem) -> Problem:
         """Say where the client can ask what becomes of its key, if this problem leaves that open."""
+        from flask_idempotency.web.key_status import OPEN_ENDED, status_url  # for applications with a status view
+
         if not state.client_key or problem.code not in OPEN_ENDED or state.policy.principal is not None:
             return problem
         url = status_url(self.status_views, self._app, self._callbacks, (state.tenant, state.principal))
         return replace(problem, status_url=url)
+
+    def key_status(self, policies: Policies) -> KeyStatusView:
+        """Make what tells clients what became of their keys."""
+        from flask_idempotency.web.key_status import KeyStatusView  # for applications with a status view
+
+        return KeyStatusView(
+            self._app,
+            engine=self.engine,
+            identities=self._identities,
+            settings=self._settings,
+            callbacks=self._callbacks,
+            policies=policies,
+            problem=self.problem,
+        )
 
     def _build(self, reply: Problem | StoredResponse, policy: Policy) -> Response:
         """Build a problem or a replay. Raises `CorruptRecord` for a stored response that must not be sent."""
@@ -397,6 +424,9 @@ class Guard:
         if isinstance(outcome, Claim):
             raise AssertionError("a granted claim has no response yet")
         if not isinstance(outcome, Replay):
+            if isinstance(outcome, OverQuota):
+                # The store knows the limit of one part. A client learns what its tenant may have.
+                outcome = replace(outcome, allowed=outcome.allowed * self._settings.tenant_shards)
             problem = refusal(outcome)
             if state.preferred_wait is not None and isinstance(outcome, InFlight):
                 problem = replace(problem, headers=(("Preference-Applied", f"wait={state.preferred_wait}"),))
@@ -563,29 +593,12 @@ class Guard:
         if too_large and state.body is not None and state.body.unread:
             # The body was not read, so a retry cannot be recognised as one: it shall get 413 again, not `key-reused`.
             state.decision = Decision.RELEASE
-        held = ""
-        if (steps := claim.steps) is not None:
-            if state.escaped_refusal is not None:
-                state.decision = Decision.RELEASE  # the response is ours, and keeps nothing
-            held = steps.hold() if state.decision is Decision.KEEP else steps.poisoned
+        steps = claim.steps
+        held = "" if steps is None else _held(state, steps)
         if captured.lost and state.decision is Decision.KEEP and not held:
             self.lost_fields.note(state.operation, captured, state.policy)
-        if state.tee is not None and state.end is None:
-            tee = state.tee()
-            if tee is not None and not transactional and not held:
-                state.phase = Phase.STREAMING
-                if (
-                    steps is not None
-                    and state.decision is Decision.RELEASE
-                    and steps.has_effects
-                    and not steps.in_doubt
-                ):
-                    response.headers[PAUSED[0]] = PAUSED[1]  # the claim ends after the last byte
-                return
-            if tee is not None:
-                # The rows are committed before the first byte leaves. The body is not known then, so it is not kept.
-                tee.mute()
-            state.end = StreamEnd.CLOSED
+        if state.tee is not None and state.end is None and self._streams_on(state, response, claim, held=bool(held)):
+            return
         stored = captured.result if state.tee is None else state.result
         # A hook has the last word on how it ended: what it made an error of must not be replayed as a success.
         if stored is None or status >= (400 if transactional else 500) > stored.status:
@@ -615,6 +628,21 @@ class Guard:
                 response.headers[PAUSED[0]] = PAUSED[1]
         if self.activity is not None:
             self.activity.timed((state.operation, NEW_TIME, perf_counter() - state.began))
+
+    def _streams_on(self, state: RequestState, response: Response, claim: Claim, *, held: bool) -> bool:
+        """Return whether the claim ends after the last byte of a stream. Else its body is not kept."""
+        tee = None if state.tee is None else state.tee()
+        if tee is None or claim.transactional or held:
+            if tee is not None:
+                # The rows are committed before the first byte leaves. The body is not known then.
+                tee.mute()
+            state.end = StreamEnd.CLOSED
+            return False
+        state.phase = Phase.STREAMING
+        steps = claim.steps
+        if steps is not None and state.decision is Decision.RELEASE and steps.has_effects and not steps.in_doubt:
+            response.headers[PAUSED[0]] = PAUSED[1]
+        return True
 
     def refused_step(self, state: RequestState, error: IdempotencyError) -> Response:
         """Build the response for an error of ours that a step raised and the view let through."""
@@ -816,6 +844,22 @@ class Guard:
 def _uncommitted(error: NotCommitted | StoreUnavailable) -> str:
     # The text of the former is ours, and may name a remedy.
     return str(error) if isinstance(error, NotCommitted) else cause_of(error)
+
+
+def _with_preference(policy: Policy, state: RequestState, request: Request) -> Policy:
+    """Return the policy with the time that this client wants to wait, if that is shorter."""
+    preferred = preferred_wait(request)
+    if preferred is None or preferred >= policy.wait:
+        return policy
+    state.preferred_wait = preferred
+    return replace(policy, wait=float(preferred))
+
+
+def _held(state: RequestState, steps: Steps) -> str:
+    """Return why the recorded steps hold the key back from a completion, or empty."""
+    if state.escaped_refusal is not None:
+        state.decision = Decision.RELEASE  # the response is ours, and keeps nothing
+    return steps.hold() if state.decision is Decision.KEEP else steps.poisoned
 
 
 def _ignore() -> None:

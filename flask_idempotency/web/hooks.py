@@ -13,10 +13,12 @@ teardown function stops the rest.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
+from functools import cached_property
 from threading import Lock
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from flask import Flask, Request, appcontext_pushed, got_request_exception, request_finished
 from werkzeug.exceptions import HTTPException
@@ -31,7 +33,6 @@ from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks, check_counted
 from flask_idempotency.web.guard import Guard
-from flask_idempotency.web.key_status import find_status_views, other_view
 from flask_idempotency.web.monitors import IdentityMonitor, JanitorMonitor
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.principals import is_of_httpauth
@@ -39,6 +40,11 @@ from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.request_state import Phase, RequestState, context, environ_key
 from flask_idempotency.web.unreached import NOT_REACHED, NOT_REGISTERED, REACH_IT, REGISTER_IT, unreached
+
+if TYPE_CHECKING:
+    from flask_idempotency.web.key_status import KeyStatusView
+
+STATUS_MODULE: Final = "flask_idempotency.web.key_status"
 
 Hooked: TypeAlias = "dict[str | None, list[Callable[..., Any]]]"
 """Flask's hooks of one kind, by blueprint."""
@@ -328,7 +334,7 @@ class Hooks:
                 self._fault = str(error)
                 _log.error("Requests with a key answer 500 until you change this: %s", error)
             url = self._settings.status_url
-            if url is not None and (other := other_view(self._app, url)) is not None:
+            if url is not None and (other := self._other_view(url)) is not None:
                 # It was registered after ours, so it never runs. Keyed requests are protected as before.
                 _log.error(
                     "IDEMPOTENCY_STATUS_URL is %r, and the view %r has the same path: it gets no request. Change one of "
@@ -337,7 +343,10 @@ class Hooks:
                     other,
                 )
             self._policies.fix()
-            self._guard.status_views = find_status_views(self._app)
+            if STATUS_MODULE in sys.modules:  # else none of its views can be registered
+                from flask_idempotency.web.key_status import find_status_views
+
+                self._guard.status_views = find_status_views(self._app)
             self._checked = True
         # Without the lock: the collector may run any code.
         self._report_unreached()
@@ -346,6 +355,16 @@ class Hooks:
                 self.at_first()
             except Exception:  # noqa: BLE001 - it only reports; a claim finds the same faults
                 _log.exception("the tables of the store could not be looked at")
+
+    def _other_view(self, url: str) -> str | None:
+        from flask_idempotency.web.key_status import other_view  # for applications with a status view
+
+        return other_view(self._app, url)
+
+    @cached_property
+    def key_status(self) -> KeyStatusView:
+        """Tells clients what became of their keys. Made for the first that asks."""
+        return self._guard.key_status(self._policies)
 
     def _closed(self, endpoint: str, policy: Policy, fault: str) -> Response:
         """Refuse a request that must not run unprotected, and cannot be protected."""

@@ -112,7 +112,7 @@ def key_status(**_: Any) -> Response:
     state = current_app.extensions.get("idempotency")
     if state is None:
         raise ConfigurationError("key_status: this application has no Idempotency. Call init_app first.")
-    if state.key_status is None or not state.settings.enabled:
+    if state.hooks is None or not state.settings.enabled:
         # No operation takes keys now.
         return render(
             Problem("unknown-operation"),
@@ -120,7 +120,7 @@ def key_status(**_: Any) -> Response:
             docs_url=state.settings.docs_url,
             response_class=current_app.response_class,
         )
-    answer: Response = state.key_status.answer(context.get().request)
+    answer: Response = state.hooks.key_status.answer(context.get().request)
     return answer
 
 
@@ -202,12 +202,9 @@ class KeyStatusView:
             return self._problem(failure(error), policy)
         except (InvalidKey, CorruptRecord) as error:
             return self._problem(failure(error), policy)
-        if status.state == "absent":
-            if self._differs_in_url(request, operation):
-                return self._problem(Problem("unknown-operation", _ELSEWHERE), policy)
-            if doubt := self._doubt(request, endpoint, resolved, names):
-                self._log_once(endpoint, doubt)
-                return self._problem(Problem("principal-required", doubt, status=403), policy)
+        problem = self._unsure(request, operation, resolved, names) if status.state == "absent" else None
+        if problem is not None:
+            return self._problem(problem, policy)
         record = status.record
         of_other = status.state == "of-other"
         if record is not None and (of_other or self._is_of_other_operation(record.info, operation)):
@@ -219,6 +216,16 @@ class KeyStatusView:
             if not allowed:
                 return self._problem(Problem("replay-forbidden"), policy)
         return self._response(status, int(wait))
+
+    def _unsure(self, request: Request, operation: Target, resolved: ResolvedPolicy, names: Names) -> Problem | None:
+        """Return the problem that answers in place of `absent` where the operation may know the key by another name."""
+        if self._differs_in_url(request, operation):
+            return Problem("unknown-operation", _ELSEWHERE)
+        doubt = self._doubt(request, operation.rule.endpoint, resolved, names)
+        if not doubt:
+            return None
+        self._log_once(operation.rule.endpoint, doubt)
+        return Problem("principal-required", doubt, status=403)
 
     def _doubt(self, request: Request, endpoint: str, resolved: ResolvedPolicy, names: Names) -> str:
         """Return why the operation may name this caller otherwise, and what to do about it; empty if it cannot.

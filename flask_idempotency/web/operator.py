@@ -19,9 +19,10 @@ from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, Sto
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import EMPTY, Journal
 from flask_idempotency.engine.keys import Identity, StorageKey, owner_mark
+from flask_idempotency.engine.lease import clamp_clock
 from flask_idempotency.engine.model import ERASED, Record, RequestInfo, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.engine.recovery import SeenStep, Settler, clamp_clock
+from flask_idempotency.engine.recovery import SeenStep, Settler
 from flask_idempotency.operations.records import (
     Case,
     RecordView,

@@ -23,9 +23,9 @@ from flask_idempotency.engine.errors import (
     StepsChanged,
     StoreUnavailable,
 )
-from flask_idempotency.engine.journal import IN_DOUBT, STEPS_CHANGED, JournalWrite, StepState, StepWriting
+from flask_idempotency.engine.journal import STEPS_CHANGED, JournalWrite, StepState, StepWriting
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import State
+from flask_idempotency.engine.model import IN_DOUBT, State
 from flask_idempotency.engine.policy import Decision
 from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.engine.steps import StepRun

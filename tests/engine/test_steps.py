@@ -20,8 +20,8 @@ from flask_idempotency.engine.errors import (
     StepsChanged,
     StoreUnavailable,
 )
-from flask_idempotency.engine.journal import IN_DOUBT, LARGEST_JOURNAL, LARGEST_RESULT, MOST_STEPS, STEPS_CHANGED
-from flask_idempotency.engine.model import State, StoredResponse, Unknown
+from flask_idempotency.engine.journal import LARGEST_JOURNAL, LARGEST_RESULT, MOST_STEPS, STEPS_CHANGED
+from flask_idempotency.engine.model import IN_DOUBT, State, StoredResponse, Unknown
 from flask_idempotency.engine.policy import Decision, Policy
 from flask_idempotency.engine.step_rules import Step, UndeclaredStep
 from tests.engine.conftest import House, Unsteady, new_house

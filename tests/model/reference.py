@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.lease import LAPSED
 from flask_idempotency.engine.model import (
     CORRUPT,
     ClaimRequest,
@@ -18,7 +19,6 @@ from flask_idempotency.engine.model import (
     StoredPayload,
     Unknown,
 )
-from flask_idempotency.engine.recovery import LAPSED
 
 UNSAID = -1
 """The deadline of a condemned record: time does not end it, and each store has another one."""

@@ -29,9 +29,9 @@ from flask_idempotency.engine.capabilities import (
 )
 from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.lease import LAPSED
 from flask_idempotency.engine.model import ERASED, OnExpiry, OverQuota, Record, State, StoredPayload
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
-from flask_idempotency.engine.recovery import LAPSED
 from flask_idempotency.engine.store import Clock, SteadyClock
 
 

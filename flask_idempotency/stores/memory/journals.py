@@ -21,8 +21,8 @@ from flask_idempotency.engine.journal import (
     SweptJournals,
 )
 from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.lease import LAPSED
 from flask_idempotency.engine.model import CORRUPT, ERASED, OnExpiry, Record, State, StoredPayload
-from flask_idempotency.engine.recovery import LAPSED
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.memory.admin import MemoryDataKeys, MemoryRecords

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.journal import IN_DOUBT
 from flask_idempotency.engine.keys import StorageKey, paused_token
+from flask_idempotency.engine.lease import LAPSED
 from flask_idempotency.engine.model import (
     CALLER_UNKNOWN,
     CORRUPT,
+    IN_DOUBT,
     ClaimRequest,
     Grant,
     InFlight,
@@ -28,7 +29,6 @@ from flask_idempotency.engine.model import (
     Unknown,
 )
 from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_ms
-from flask_idempotency.engine.recovery import LAPSED
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.memory.activity import MemoryActivity, MemoryAuditTrail, MemoryObservations

@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
-from flask_idempotency.engine.journal import IN_DOUBT
 from flask_idempotency.engine.keys import TID_BYTES, StorageKey, paused_token
 from flask_idempotency.engine.model import (
     CALLER_UNKNOWN,
+    IN_DOUBT,
     LATEST,
     ClaimRequest,
     Grant,

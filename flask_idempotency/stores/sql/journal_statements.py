@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningDelete, ReturningUpdate
 
-from flask_idempotency.engine.journal import IN_DOUBT, NEVER_RESUMED
-from flask_idempotency.engine.model import CORRUPT
+from flask_idempotency.engine.journal import NEVER_RESUMED
+from flask_idempotency.engine.model import CORRUPT, IN_DOUBT
 from flask_idempotency.stores.sql.completion import may_be_sealed
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.schema import (

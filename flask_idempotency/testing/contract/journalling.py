@@ -14,7 +14,6 @@ from flask_idempotency.engine.capabilities import DataKey, DataKeys, Recovery, S
 from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.journal import (
     EMPTY,
-    IN_DOUBT,
     NEVER_RESUMED,
     Effects,
     Entry,
@@ -25,7 +24,17 @@ from flask_idempotency.engine.journal import (
     StepState,
 )
 from flask_idempotency.engine.keys import StorageKey, paused_token
-from flask_idempotency.engine.model import ERASED, Grant, InFlight, OnExpiry, SealedBy, State, StoredPayload, Unknown
+from flask_idempotency.engine.model import (
+    ERASED,
+    IN_DOUBT,
+    Grant,
+    InFlight,
+    OnExpiry,
+    SealedBy,
+    State,
+    StoredPayload,
+    Unknown,
+)
 from flask_idempotency.engine.store import Store
 from flask_idempotency.testing.contract.support import (
     KEEP,
