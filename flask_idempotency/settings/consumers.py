@@ -10,18 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from marshmallow import RAISE, Schema, fields, validate
+from marshmallow import RAISE, Schema, fields
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
 from flask_idempotency.settings.loading import load_values
 from flask_idempotency.settings.options import (
-    MAX_KEEP_SECONDS,
     MIN_LEASE_SECONDS,
     NOT_NEGATIVE,
+    NOT_TOO_SHORT,
     POSITIVE,
+    UP_TO_90_DAYS,
     Parsed,
     decision,
+    documented,
     imply_steps,
     one_of,
     seconds,
@@ -56,88 +58,65 @@ class ConsumerSchema(Schema):
     class Meta:
         unknown = RAISE
 
-    effects = one_of(
-        "plain",
-        "marked",
-        "deduplicated",
-        "transactional",
-        "steps",
-        metadata={"doc": "What a second run of the work may repeat. Decides what happens after a worker vanished."},
+    effects = documented(
+        one_of("plain", "marked", "deduplicated", "transactional", "steps"),
+        "What a second run of the work may repeat. Decides what happens after a worker vanished.",
     )
-    steps = Parsed(
-        steps,
-        metadata={
-            "doc": "Every durable step that the work may take: decorated functions, `Step(…)` or names. Implies "
-            '`effects="steps"`.'
-        },
+    steps = documented(
+        Parsed(steps),
+        "Every durable step that the work may take: decorated functions, `Step(…)` or names. Implies "
+        '`effects="steps"`.',
     )
-    dropped_steps = Parsed(
-        step_names,
-        metadata={"doc": "Names of steps that an earlier release had. A message that recorded one goes on without it."},
+    dropped_steps = documented(
+        Parsed(step_names),
+        "Names of steps that an earlier release had. A message that recorded one goes on without it.",
     )
-    steps_in_any_order = fields.Boolean(
-        metadata={
-            "doc": "Let a new step begin although a recorded one has not been asked for: a retry may take another way."
-        }
+    steps_in_any_order = documented(
+        fields.Boolean(),
+        "Let a new step begin although a recorded one has not been asked for: a retry may take another way.",
     )
-    resume_within = Parsed(
-        seconds,
-        allow_none=True,
-        validate=POSITIVE,
-        metadata={"doc": "How long a paused message may wait for its redelivery. Then the janitor quarantines it."},
+    resume_within = documented(
+        Parsed(seconds, allow_none=True, validate=POSITIVE),
+        "How long a paused message may wait for its redelivery. Then the janitor quarantines it.",
     )
-    on_abandoned = one_of(
-        "takeover",
-        "quarantine",
-        allow_none=True,
-        metadata={"doc": "Overrides the decision of `effects` about a vanished worker."},
+    on_abandoned = documented(
+        one_of("takeover", "quarantine", allow_none=True),
+        "Overrides the decision of `effects` about a vanished worker.",
     )
-    on_error = one_of(
-        "release",
-        "keep",
-        "quarantine",
-        metadata={
-            "doc": "How to end the key if the work raises an exception. Past the point of no return it is never released."
-        },
+    on_error = documented(
+        one_of("release", "keep", "quarantine"),
+        "How to end the key if the work raises an exception. Past the point of no return it is never released.",
     )
-    decide = Parsed(
-        decision,
-        allow_none=True,
-        metadata={"doc": '`(value, exception) -> "keep" | "release" | "quarantine" | None`.'},
+    decide = documented(
+        Parsed(decision, allow_none=True), '`(value, exception) -> "keep" | "release" | "quarantine" | None`.'
     )
-    lease = Parsed(
-        seconds,
-        validate=validate.Range(min=MIN_LEASE_SECONDS, error="must be at least a tenth of a second."),
-        metadata={"doc": "How long a worker may be silent before it counts as vanished."},
+    lease = documented(
+        Parsed(seconds, validate=NOT_TOO_SHORT),
+        "How long a worker may be silent before it counts as vanished.",
     )
-    max_runtime = Parsed(
-        seconds,
-        validate=POSITIVE,
-        metadata={"doc": "How long the worker renews the lease: at least your longest message."},
+    max_runtime = documented(
+        Parsed(seconds, validate=POSITIVE), "How long the worker renews the lease: at least your longest message."
     )
-    keep = Parsed(
-        seconds,
-        validate=[POSITIVE, validate.Range(max=MAX_KEEP_SECONDS, error="must not be longer than 90 days.")],
-        metadata={"doc": "How long a message is recognised. Longer than any redelivery or dead-letter replay."},
+    keep = documented(
+        Parsed(seconds, validate=UP_TO_90_DAYS),
+        "How long a message is recognised. Longer than any redelivery or dead-letter replay.",
     )
-    in_flight = one_of(
-        "later",
-        "wait",
-        metadata={"doc": "How to treat a message that another worker has: `later`, or `wait` for its value first."},
+    in_flight = documented(
+        one_of("later", "wait"),
+        "How to treat a message that another worker has: `later`, or `wait` for its value first.",
     )
-    wait = Parsed(seconds, validate=NOT_NEGATIVE, metadata={"doc": "Longest time that such a message waits."})
-    max_result = whole_number(
-        most=LONGEST_RESULT,
-        metadata={"doc": "Largest value to keep, in bytes of JSON. Replays of a larger one have no value."},
+    wait = documented(Parsed(seconds, validate=NOT_NEGATIVE), "Longest time that such a message waits.")
+    max_result = documented(
+        whole_number(most=LONGEST_RESULT),
+        "Largest value to keep, in bytes of JSON. Replays of a larger one have no value.",
     )
-    max_attempts = whole_number(
-        least=1,
-        metadata={"doc": "How many workers may vanish at one message. Then it is `Dead`, or raises `TooManyAttempts`."},
+    max_attempts = documented(
+        whole_number(least=1),
+        "How many workers may vanish at one message. Then it is `Dead`, or raises `TooManyAttempts`.",
     )
-    settle_wait = Parsed(
-        seconds,
-        validate=NOT_NEGATIVE,
-        metadata={"doc": "How long to repeat a write that the store does not take, before the verdict is `Later`."},
+    settle_wait = documented(
+        Parsed(seconds, validate=NOT_NEGATIVE),
+        "How long to repeat a write that the store does not take, before the verdict is `Later`.",
     )
 
 

@@ -51,6 +51,7 @@ MAX_SHARDS: Final = 256
 StoreChoice: TypeAlias = "str | Store | Callable[[], Store]"
 Encryption: TypeAlias = Literal["off", "on", "required"]
 T = TypeVar("T")
+FieldT = TypeVar("FieldT", bound=Field)
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _STATUS_CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
@@ -294,7 +295,15 @@ def _limit(doc: str) -> fields.Integer:
 
 
 POSITIVE: Final = validate.Range(min=0, min_inclusive=False, error="must be more than 0.")
+NOT_TOO_SHORT: Final = validate.Range(min=MIN_LEASE_SECONDS, error="must be at least a tenth of a second.")
+UP_TO_90_DAYS: Final = [POSITIVE, validate.Range(max=MAX_KEEP_SECONDS, error="must not be longer than 90 days.")]
 NOT_NEGATIVE: Final = validate.Range(min=0, error="must not be negative.")
+
+
+def documented(field: FieldT, doc: str) -> FieldT:
+    """Return this field with its sentence for the reference."""
+    field.metadata = {"doc": doc}
+    return field
 
 
 class PolicySchema(Schema):
@@ -303,162 +312,111 @@ class PolicySchema(Schema):
     class Meta:
         unknown = RAISE
 
-    required = fields.Boolean(metadata={"doc": "Refuse a request without a key (400 `missing-key`)."})
-    mode = one_of(
-        "observe",
-        "warn",
-        "enforce",
-        metadata={
-            "doc": "`enforce` protects the endpoint. `observe` counts what it would do with each request, and changes none; "
-            "`warn` also says it in `Idempotency-Status`. See [a first week without risk](../guides/observe.md)."
-        },
+    required = documented(fields.Boolean(), "Refuse a request without a key (400 `missing-key`).")
+    mode = documented(
+        one_of("observe", "warn", "enforce"),
+        "`enforce` protects the endpoint. `observe` counts what it would do with each request, and changes none; "
+        "`warn` also says it in `Idempotency-Status`. See [a first week without risk](../guides/observe.md).",
     )
-    profile = one_of(
-        *PROFILES,
-        metadata={
-            "doc": "The dialect that clients speak; a bundle of the values below. You can still set each by itself."
-        },
+    profile = documented(
+        one_of(*PROFILES),
+        "The dialect that clients speak; a bundle of the values below. You can still set each by itself.",
     )
-    header = Parsed(
-        header_names,
-        validate=validate.Length(min=1, error="must name at least one header."),
-        metadata={"doc": "The request header that carries the key; a list adds aliases."},
+    header = documented(
+        Parsed(header_names, validate=validate.Length(min=1, error="must name at least one header.")),
+        "The request header that carries the key; a list adds aliases.",
     )
-    replayed_header = Parsed(
-        header_pairs,
-        metadata={"doc": "The response header that marks a replay: a name, or a mapping of names to values."},
+    replayed_header = documented(
+        Parsed(header_pairs), "The response header that marks a replay: a name, or a mapping of names to values."
     )
-    methods = Parsed(methods, metadata={"doc": "The methods in scope."})
-    max_key_length = whole_number(least=1, most=4096, metadata={"doc": "Longest key, in characters."})
-    key_format = fields.String(
-        validate=_compiles,
-        metadata={"doc": "`any`, `uuid`, or a regular expression that the whole key must match."},
+    methods = documented(Parsed(methods), "The methods in scope.")
+    max_key_length = documented(whole_number(least=1, most=4096), "Longest key, in characters.")
+    key_format = documented(
+        fields.String(validate=_compiles), "`any`, `uuid`, or a regular expression that the whole key must match."
     )
-    keep = Parsed(
-        seconds,
-        validate=[POSITIVE, validate.Range(max=MAX_KEEP_SECONDS, error="must not be longer than 90 days.")],
-        metadata={"doc": "How long a response can be replayed. After it, the key is new."},
+    keep = documented(
+        Parsed(seconds, validate=UP_TO_90_DAYS),
+        "How long a response can be replayed. After it, the key is new.",
     )
-    lease = Parsed(
-        seconds,
-        validate=validate.Range(min=MIN_LEASE_SECONDS, error="must be at least a tenth of a second."),
-        metadata={"doc": "How long a worker may be silent before it counts as vanished."},
+    lease = documented(
+        Parsed(seconds, validate=NOT_TOO_SHORT),
+        "How long a worker may be silent before it counts as vanished.",
     )
-    max_runtime = Parsed(
-        seconds, validate=POSITIVE, metadata={"doc": "How long the worker renews the lease of a running view."}
+    max_runtime = documented(
+        Parsed(seconds, validate=POSITIVE), "How long the worker renews the lease of a running view."
     )
-    in_flight = one_of(
-        "reject",
-        "wait",
-        metadata={
-            "doc": "How to treat a duplicate of a running request: `reject` sends 409 immediately; `wait` waits for the first "
-            "response."
-        },
+    in_flight = documented(
+        one_of("reject", "wait"),
+        "How to treat a duplicate of a running request: `reject` sends 409 immediately; `wait` waits for the first "
+        "response.",
     )
-    wait = Parsed(seconds, validate=NOT_NEGATIVE, metadata={"doc": "Longest time that such a duplicate waits."})
-    effects = one_of(
-        "plain",
-        "marked",
-        "deduplicated",
-        "transactional",
-        "steps",
-        metadata={
-            "doc": "What a second run of the view may repeat. Decides whether a retry runs after a worker vanished or a view "
-            "failed."
-        },
+    wait = documented(Parsed(seconds, validate=NOT_NEGATIVE), "Longest time that such a duplicate waits.")
+    effects = documented(
+        one_of("plain", "marked", "deduplicated", "transactional", "steps"),
+        "What a second run of the view may repeat. Decides whether a retry runs after a worker vanished or a view "
+        "failed.",
     )
-    steps = Parsed(
-        steps,
-        metadata={
-            "doc": "Every durable step that the view may take: decorated functions, `Step(…)` or names. Implies "
-            '`effects="steps"`.'
-        },
+    steps = documented(
+        Parsed(steps),
+        "Every durable step that the view may take: decorated functions, `Step(…)` or names. Implies "
+        '`effects="steps"`.',
     )
-    dropped_steps = Parsed(
-        step_names,
-        metadata={"doc": "Names of steps that an earlier release had. A request that recorded one goes on without it."},
+    dropped_steps = documented(
+        Parsed(step_names),
+        "Names of steps that an earlier release had. A request that recorded one goes on without it.",
     )
-    steps_in_any_order = fields.Boolean(
-        metadata={
-            "doc": "Let a new step begin although a recorded one has not been asked for: a retry may take another way."
-        }
+    steps_in_any_order = documented(
+        fields.Boolean(),
+        "Let a new step begin although a recorded one has not been asked for: a retry may take another way.",
     )
-    resume_within = Parsed(
-        seconds,
-        allow_none=True,
-        validate=POSITIVE,
-        metadata={"doc": "How long a paused request may wait for its retry. Then the janitor quarantines it."},
+    resume_within = documented(
+        Parsed(seconds, allow_none=True, validate=POSITIVE),
+        "How long a paused request may wait for its retry. Then the janitor quarantines it.",
     )
-    on_abandoned = one_of(
-        "takeover",
-        "quarantine",
-        allow_none=True,
-        metadata={
-            "doc": "Overrides the decision of `effects` about a vanished worker. `takeover` may run a plain effect twice."
-        },
+    on_abandoned = documented(
+        one_of("takeover", "quarantine", allow_none=True),
+        "Overrides the decision of `effects` about a vanished worker. `takeover` may run a plain effect twice.",
     )
-    on_error = one_of(
-        "release",
-        "keep",
-        "quarantine",
-        allow_none=True,
-        metadata={
-            "doc": "How to end the key after an unhandled exception or any 5xx. By `effects`: 501 and 503 release; the rest "
-            "quarantines under `plain`, and releases under the others. Past the point of no return, the key is never released."
-        },
+    on_error = documented(
+        one_of("release", "keep", "quarantine", allow_none=True),
+        "How to end the key after an unhandled exception or any 5xx. By `effects`: 501 and 503 release; the rest "
+        "quarantines under `plain`, and releases under the others. Past the point of no return, the key is never released.",
     )
-    on_store_down = one_of(
-        "refuse",
-        "allow",
-        metadata={
-            "doc": "Without a store: refuse keyed requests (503), or run them unprotected, visibly. Without the "
-            "keys of encrypted responses they are refused in any case."
-        },
+    on_store_down = documented(
+        one_of("refuse", "allow"),
+        "Without a store: refuse keyed requests (503), or run them unprotected, visibly. Without the "
+        "keys of encrypted responses they are refused in any case.",
     )
-    keep_statuses = Parsed(
-        statuses, metadata={"doc": 'Statuses stored in any case: numbers and classes such as "5xx".'}
+    keep_statuses = documented(Parsed(statuses), 'Statuses stored in any case: numbers and classes such as "5xx".')
+    release_statuses = documented(Parsed(statuses), "Statuses after which the key may run again.")
+    decide = documented(
+        Parsed(decision, allow_none=True), '`(response, exception) -> "keep" | "release" | "quarantine" | None`.'
     )
-    release_statuses = Parsed(statuses, metadata={"doc": "Statuses after which the key may run again."})
-    decide = Parsed(
-        decision,
-        allow_none=True,
-        metadata={"doc": '`(response, exception) -> "keep" | "release" | "quarantine" | None`.'},
+    max_body = documented(whole_number(), "Largest response body to keep, in bytes; a larger one leaves a tombstone.")
+    max_request_body = documented(
+        whole_number(allow_none=True),
+        "Largest body of a request with a key, in bytes; a larger one is refused before anything is claimed (413 "
+        "`request-too-large`).",
     )
-    max_body = whole_number(
-        metadata={"doc": "Largest response body to keep, in bytes; a larger one leaves a tombstone."},
+    keep_headers = documented(
+        Parsed(kept_headers),
+        "Response headers to keep and replay, in addition to the allow-list. `X-Shop-*` names all that begin so. A "
+        "replay uses the present list.",
     )
-    max_request_body = whole_number(
-        allow_none=True,
-        metadata={
-            "doc": "Largest body of a request with a key, in bytes; a larger one is refused before anything is claimed (413 "
-            "`request-too-large`)."
-        },
+    fingerprint = documented(one_of("canonical", "raw"), "Compare JSON and forms by meaning, or bytes only.")
+    ignore_fields = documented(
+        Parsed(pointers),
+        "JSON Pointers of members that may change between retries. `/page_token` also names the form field "
+        "`page_token`; files always count.",
     )
-    keep_headers = Parsed(
-        kept_headers,
-        metadata={
-            "doc": "Response headers to keep and replay, in addition to the allow-list. `X-Shop-*` names all that begin so. A "
-            "replay uses the present list."
-        },
+    fingerprint_headers = documented(Parsed(header_names), "Request headers that must be equal too.")
+    form_field = documented(
+        fields.String(allow_none=True),
+        "Hidden form field that may carry the key (`idempotency_field()` renders one). It goes before a header.",
     )
-    fingerprint = one_of("canonical", "raw", metadata={"doc": "Compare JSON and forms by meaning, or bytes only."})
-    ignore_fields = Parsed(
-        pointers,
-        metadata={
-            "doc": "JSON Pointers of members that may change between retries. `/page_token` also names the form field "
-            "`page_token`; files always count."
-        },
-    )
-    fingerprint_headers = Parsed(header_names, metadata={"doc": "Request headers that must be equal too."})
-    form_field = fields.String(
-        allow_none=True,
-        metadata={
-            "doc": "Hidden form field that may carry the key (`idempotency_field()` renders one). It goes before a header."
-        },
-    )
-    scope = one_of("key", "operation", metadata={"doc": "`operation` gives each endpoint its own key space."})
-    published = fields.Boolean(
-        metadata={"doc": "Whether the [policy document](../guides/policy-document.md) lists the operation."}
+    scope = documented(one_of("key", "operation"), "`operation` gives each endpoint its own key space.")
+    published = documented(
+        fields.Boolean(), "Whether the [policy document](../guides/policy-document.md) lists the operation."
     )
 
 
