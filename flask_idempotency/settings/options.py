@@ -249,8 +249,8 @@ def former_identity(value: Any) -> FormerIdentity:
             '{"principal": "Flask-Login"} or {"namespace": "old"}.'
         )
     faults = []
-    namespace, named, tenant = (value.get(name, False) for name in ("namespace", "principal", "tenant"))
-    if namespace is not False and not (isinstance(namespace, str) and namespace):
+    named, tenant = value.get("principal", False), value.get("tenant", False)
+    if not (isinstance(namespace := value.get("namespace", "as it is"), str) and namespace):
         faults.append("namespace must be the former namespace, a non-empty string.")
     listed = (named,) if isinstance(named, str) else tuple(named) if isinstance(named, list | tuple) else ()
     loaded = dict(value)

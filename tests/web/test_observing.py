@@ -410,6 +410,8 @@ def test_a_slow_store_takes_a_twentieth_of_a_workers_time(
     observed = shop()
     now = 100.0
     watcher_of(observed).monotonic = lambda: now
+    # Nothing is repeated in the background, at whatever time the machine has for it.
+    monkeypatch.setattr(watcher_of(observed).deps.renewer, "add", lambda *arguments, **options: None)
     observations, asked = observed.store.observations, []
     real = getattr(observations._observations, method)
 
