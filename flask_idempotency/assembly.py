@@ -367,6 +367,16 @@ def build_outbox_table(database: ApplicationDatabase, names: OutboxNames, *, kee
     return OutboxTable(Database(database.engine, shared=database.engines, joining=joining), names, keep=keep)
 
 
+def engines_made(database: Any) -> list[Any]:
+    """Return the engines that Flask-SQLAlchemy, or Flask-SQLAlchemy-Lite, has made by now for its applications.
+
+    It enters no application context: a child of a fork asks.
+    """
+    made = [*getattr(database, "_app_engines", {}).values()]
+    made += [state.engines for state in getattr(database, "_app_state", {}).values()]
+    return [engine for engines in made for engine in engines.values()]
+
+
 def _tiered(system: Store, redis_url: str, transactions: Transactions | None) -> Store:
     try:
         from flask_idempotency.stores.redis.replay_cache import RedisReplayCache

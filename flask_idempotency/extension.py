@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from flask import Blueprint, Flask, appcontext_pushed
+from flask import Blueprint, Flask, appcontext_pushed, g, has_app_context
 
 from flask_idempotency.activity import Activity, activity_of
 from flask_idempotency.assembly import (
@@ -23,6 +23,7 @@ from flask_idempotency.assembly import (
     build,
     build_outbox_names,
     build_outbox_table,
+    engines_made,
     identities,
     log_faults,
 )
@@ -80,6 +81,7 @@ def _declared(app: Flask, *, records: bool) -> bool:
     database = app.extensions.get("sqlalchemy")
     if database is None:
         return False
+    _refuse_others(database)
     # This is the metadata of the default bind. Another extension of this name may have none.
     metadata = getattr(database, "metadata", None)
     if metadata is not None:
@@ -87,8 +89,34 @@ def _declared(app: Flask, *, records: bool) -> bool:
     return True
 
 
+class ContextSessions:
+    """What Flask-SQLAlchemy-Lite keeps for the current application context, in the shape of a `scoped_session`.
+
+    It has the four attributes that transactional work uses: a call, `registry`, `has` and `session_factory`.
+    """
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.registry = self
+
+    def __call__(self) -> Any:
+        return self._database.session
+
+    def has(self) -> bool:
+        """Return whether this context has used its session."""
+        return has_app_context() and "default" in g.get("_sqlalchemy_sessions", ())
+
+    @property
+    def session_factory(self) -> Any:
+        return self._database.sessionmaker
+
+
 class ApplicationDatabase:
-    """Implements `assembly.ApplicationDatabase`. Knows Flask-SQLAlchemy by its entry in `app.extensions` only."""
+    """Implements `assembly.ApplicationDatabase`. Knows the extension by its entry in `app.extensions` only.
+
+    That is Flask-SQLAlchemy or Flask-SQLAlchemy-Lite, or has the same attributes: `engine` and `engines`; and `session`, a
+    `scoped_session`, or `session` and `sessionmaker`.
+    """
 
     def __init__(self, app: Flask) -> None:
         self._app = app
@@ -108,8 +136,7 @@ class ApplicationDatabase:
         A forked child calls this first. It enters no application context, because leaving one would run the application's
         teardown functions.
         """
-        made: Any = getattr(self._app.extensions.get("sqlalchemy"), "_app_engines", {})
-        return [engine for engines in made.values() for engine in engines.values()]
+        return engines_made(self._app.extensions.get("sqlalchemy"))
 
     def binds(self) -> Any:
         """Return the engines of the current application by the names of their binds, that of the default one being None."""
@@ -117,20 +144,35 @@ class ApplicationDatabase:
 
     def session(self) -> Any:
         """Return the scoped session that views write with, `db.session`."""
-        return self._extension().session
+        database = self._extension()
+        return ContextSessions(database) if _is_lite(database) else database.session
 
     def testing(self) -> bool:
         """Return whether a session may stand on a connection of a test."""
         return self._app.testing
 
     def _extension(self) -> Any:
-        try:
-            return self._app.extensions["sqlalchemy"]
-        except KeyError:
+        found = self._app.extensions.get("sqlalchemy")
+        if found is None:
             raise ConfigurationError(
                 "IDEMPOTENCY_STORE is flask-sqlalchemy://, or the application has an outbox, and this application has no "
                 "Flask-SQLAlchemy. Call db.init_app(app) before the first request, or give the URL of a database."
-            ) from None
+            )
+        return found
+
+
+def _is_lite(database: Any) -> bool:
+    # By its class: outside of an application context its attributes raise.
+    return hasattr(type(database), "sessionmaker")
+
+
+def _refuse_others(database: Any) -> None:
+    """Raise `ConfigurationError` for an extension that is neither Flask-SQLAlchemy nor Flask-SQLAlchemy-Lite, nor like them."""
+    if not _is_lite(database) and not hasattr(getattr(database, "session", None), "session_factory"):
+        raise ConfigurationError(
+            f'app.extensions["sqlalchemy"] is a {type(database).__name__}, and the store needs the `session` and `engine` of '
+            "Flask-SQLAlchemy or Flask-SQLAlchemy-Lite. Use one of these, or set IDEMPOTENCY_STORE to the URL of the database."
+        )
 
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from flask_sqlalchemy import SQLAlchemy
+from flask_sqlalchemy_lite import SQLAlchemy as Lite
 from sqlalchemy import ForeignKey, event, func, insert, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -98,17 +99,21 @@ class Shop:
         return [type(event).__name__ for event in self.events]
 
 
-def open_shop(url: str, *, existing: bool = False, **config: Any) -> Shop:
-    """An application whose views are transactional, with an account to pay from. `existing`: the tables are there."""
+def open_shop(url: str, *, existing: bool = False, lite: bool = False, **config: Any) -> Shop:
+    """An application whose views are transactional, with an account to pay from. `existing`: the tables are there.
+
+    `lite`: with Flask-SQLAlchemy-Lite.
+    """
     app = Flask("shop")
     app.config |= {
         "SQLALCHEMY_DATABASE_URI": url,
+        "SQLALCHEMY_ENGINES": {"default": url},
         "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
         "IDEMPOTENCY_SECRET": SECRET,
         "IDEMPOTENCY_EFFECTS": "transactional",
         **config,
     }
-    db = SQLAlchemy(model_class=Base)
+    db: Any = Lite() if lite else SQLAlchemy(model_class=Base)
     db.init_app(app)
     idempotency = Idempotency(app)
     shop = Shop(app, db, idempotency)

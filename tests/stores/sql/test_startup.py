@@ -14,7 +14,6 @@ from sqlalchemy import MetaData, create_engine, inspect, text
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency import ConfigurationError, Idempotency
-from flask_idempotency.extension import declare_tables
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.store import SqlStore
@@ -190,15 +189,6 @@ def test_two_applications_share_the_tables_of_one_metadata(tmp_path: Path) -> No
         with app.app_context():
             assert "idempotency_records" in db.metadata.tables
             db.engine.dispose()
-
-
-def test_a_database_without_metadata_is_not_touched() -> None:
-    """Other extensions are registered by the name of Flask-SQLAlchemy, and keep none: `include_in` is for those."""
-    app = Flask("shop")
-    app.config |= {"IDEMPOTENCY_STORE": "flask-sqlalchemy://", "IDEMPOTENCY_SECRET": SECRET}
-    app.extensions["sqlalchemy"] = object()
-
-    declare_tables(app)
 
 
 def test_a_request_without_a_schema_is_refused_with_the_same_remedy(url: str) -> None:
