@@ -1,18 +1,21 @@
 """What the adapters of brokers share: try one delivery of a message until it is done, or set it aside.
 
-An adapter maps the three steps to its broker: `Done` acknowledges the message, `Wait` keeps it unacknowledged and tries it
-again here, and `Aside` is for a message that no worker may do, where the application has no `dead` function.
+An adapter fetches messages and gives them to `Held`, which tries each in a thread until it is `Done` or `Aside`. The adapter
+acknowledges a `Done` message. `Aside` is for a message that no worker may do, where the application has no `dead` function.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
-from threading import Thread
-from typing import Any, Final, TypeAlias, assert_never
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event
+from typing import Any, Final, Self, TypeAlias, assert_never
 
 from flask_idempotency.consumers.inbox import Inbox
 from flask_idempotency.consumers.verdicts import Dead, Later, MissingMessageId, Processed
@@ -62,10 +65,12 @@ Step: TypeAlias = Done | Wait | Aside
 class Delivery:
     """One message that a broker delivered, and how often its handler failed here."""
 
-    def __init__(self, message: Any, message_id: str | None, payload: bytes | None) -> None:
+    def __init__(self, message: Any, message_id: str | None, payload: bytes | None, place: Any = None) -> None:
+        """`place` is what its broker names this delivery by: a tag, a receipt, or a partition and an offset."""
         self.message = message
         self.message_id = message_id
         self.payload = payload
+        self.place = place
         self.failures = 0
         self.waits = 0
         """How often the `dead` function failed, or the store was not there in the middle of the work."""
@@ -157,6 +162,100 @@ class Deliveries:
         assert_never(verdict)
 
 
+class Held:
+    """The messages that one consumer has. A thread tries each of them, and tries it again when its pause is over.
+
+    Only the consumer's own thread calls these methods. An error that stops the consumer is raised at the end of the `with`
+    block, which first waits for the handlers that run.
+    """
+
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        stop: Event | None = None,
+        *,
+        threads: int = 1,
+        wake: Callable[[], object] | None = None,
+    ) -> None:
+        """`wake` is called in the thread of a handler when that has ended."""
+        self._deliveries = deliveries
+        self._stop = stop or Event()
+        self._wake = wake
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="idempotency-consumer")
+        self._due: dict[Delivery, float | None] = {}
+        """When each message is tried, by the monotonic clock. None: a thread has it, or it is not tried again."""
+        self._ended: SimpleQueue[tuple[Delivery, Future[Step]]] = SimpleQueue()
+        self._error: BaseException | None = None
+        self.running = 0
+        """How many handlers run or wait for a thread, also those of messages that were dropped."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._pool.shutdown()
+        if kind is None and self._error is not None:
+            raise self._error
+
+    def __iter__(self) -> Iterator[Delivery]:
+        """Return those that are held: to give them back, when no handler runs and none is started any more."""
+        return iter(self._due)
+
+    @property
+    def ending(self) -> bool:
+        """Whether no handler is started any more."""
+        return self._error is not None or self._stop.is_set()
+
+    def hold(self, delivery: Delivery, seconds: float = 0.0) -> None:
+        """Keep this message, and try it after this time."""
+        self._due[delivery] = time.monotonic() + seconds
+
+    def drop(self, delivery: Delivery) -> None:
+        """Forget this message: another consumer has it."""
+        self._due.pop(delivery, None)
+
+    def fail(self, delivery: Delivery, error: BaseException) -> None:
+        """Keep this message to give it back, and end the consumer with the first of these errors."""
+        self._due[delivery] = None
+        self._error = self._error or error
+
+    def pause(self, longest: float) -> float:
+        """Return the seconds until the next try, at most `longest`."""
+        due = [] if self.ending else [each - time.monotonic() for each in self._due.values() if each is not None]
+        return max(min([longest, *due]), 0.0)
+
+    def settled(self, longest: float = 0.0) -> Iterator[tuple[Delivery, Done | Aside]]:
+        """Try what is due. Yield what is done or set aside, and wait for the first of these at most for `longest` seconds."""
+        now = time.monotonic()
+        for delivery, due in list(self._due.items()):
+            if due is not None and due <= now and not self.ending:
+                self._due[delivery] = None
+                self.running += 1
+                self._pool.submit(self._deliveries.attempt, delivery).add_done_callback(partial(self._put, delivery))
+        seconds = self.pause(longest)
+        with suppress(Empty):
+            while True:
+                delivery, future = self._ended.get(timeout=seconds)
+                seconds = 0.0
+                self.running -= 1
+                if (error := future.exception()) is not None:
+                    self.fail(delivery, error)
+                elif delivery not in self._due:
+                    pass  # its new owner gets the message again
+                elif isinstance(step := future.result(), Wait):
+                    self.hold(delivery, step.seconds)
+                else:
+                    del self._due[delivery]
+                    yield delivery, step
+
+    def _put(self, delivery: Delivery, future: Future[Step]) -> None:
+        self._ended.put((delivery, future))
+        if self._wake is not None:
+            # If the connection is lost, the broker delivers the message again.
+            with suppress(Exception):
+                self._wake()
+
+
 def application_context() -> Callable[[], AbstractContextManager[object]]:
     """Return what enters a new context of the current Flask application, or a context of nothing if there is none.
 
@@ -170,20 +269,6 @@ def application_context() -> Callable[[], AbstractContextManager[object]]:
             context: Callable[[], AbstractContextManager[object]] = app._get_current_object().app_context
             return context
     return nullcontext
-
-
-def in_thread(work: Callable[[], Step]) -> Future[Step]:
-    """Do this in a thread of its own."""
-    future: Future[Step] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
-            future.set_exception(error)
-
-    Thread(target=run, name="idempotency-consumer").start()
-    return future
 
 
 def text_of(value: object) -> str | None:

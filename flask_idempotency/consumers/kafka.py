@@ -11,11 +11,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from queue import Empty, SimpleQueue
 from threading import Event
-from typing import Any, Final, Protocol, TypeAlias, assert_never
+from typing import Any, Final, Protocol, TypeAlias
 
 from flask_idempotency.consumers.deliveries import (
     HEADER,
@@ -25,9 +23,8 @@ from flask_idempotency.consumers.deliveries import (
     Delivery,
     Done,
     Handler,
+    Held,
     SetAside,
-    Step,
-    Wait,
     text_of,
 )
 from flask_idempotency.consumers.inbox import Inbox
@@ -122,29 +119,18 @@ def consume(
         raise ConfigurationError("threads must be 1 or more.")
     client = _client(consumer)
     deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
-    with ThreadPoolExecutor(threads, thread_name_prefix="idempotency-consumer") as pool:
-        _Consumer(client, deliveries, pool, stop or Event()).run([topics] if isinstance(topics, str) else list(topics))
-
-
-class _Work:
-    """The message that a partition is at. It is paused until the message is done."""
-
-    def __init__(self, polled: Polled, delivery: Delivery) -> None:
-        self.polled = polled
-        self.delivery = delivery
-        self.due: float | None = None
-        """When it is tried again, by the monotonic clock. None: a thread has it."""
+    with Held(deliveries, stop, threads=threads) as held:
+        _Consumer(client, held).run([topics] if isinstance(topics, str) else list(topics))
 
 
 class _Consumer:
     """One call of `consume`, in the thread that polls."""
 
-    def __init__(self, client: Client, deliveries: Deliveries, pool: ThreadPoolExecutor, stop: Event) -> None:
+    def __init__(self, client: Client, held: Held) -> None:
         self._client = client
-        self._deliveries = deliveries
-        self._pool = pool
-        self._stop = stop
-        self._work: dict[Partition, _Work] = {}
+        self._held = held
+        self._work: dict[Partition, Delivery] = {}
+        """The message that each partition is at. The partition is paused until that is done."""
         self._assigned: set[Partition] = set()
         """Partitions that were assigned in the last poll. They may still be paused from an earlier assignment."""
         self._uncommitted: dict[Partition, int] = {}
@@ -153,28 +139,27 @@ class _Consumer:
         """When these commits are repeated, by the monotonic clock."""
         self._ends = 0.0
         """When a consumer that stops gives these commits up. 0: that is not known yet."""
-        self._ended: SimpleQueue[tuple[_Work, Future[Step]]] = SimpleQueue()
-        self._threads = 0
-        """How many handlers run or wait for a thread, also those of partitions that were lost."""
 
     def run(self, topics: list[str]) -> None:
         self._client.subscribe(topics, self._assigned.update, self._lost)
         while self._goes_on():
-            for polled in self._client.poll(self._settle_ended()):
+            # A poll does not end when a handler does, so wait for that here and poll without waiting.
+            for delivery, step in self._held.settled(BUSY_SECONDS if self._held.running else 0.0):
+                self._settle(delivery, step)
+            for polled in self._client.poll(0.0 if self._held.running else self._held.pause(IDLE_SECONDS)):
                 self._start(polled)
             self._commit_again()
             for partition in self._assigned - self._work.keys():
                 self._client.resume(partition)
             self._assigned.clear()
-            self._try_due()
-        for partition, work in self._work.items():
+        for partition, delivery in self._work.items():
             # Their offsets are not committed. The next member of the group gets them again.
-            self._client.seek(partition, work.polled.offset)
+            self._client.seek(partition, delivery.place.offset)
         self._client.leave()
 
     def _goes_on(self) -> bool:
         """After `stop`, handlers that run may end, and are committed: polling keeps their partitions."""
-        if not self._stop.is_set() or self._threads:
+        if not self._held.ending or self._held.running:
             return True
         if not self._uncommitted:
             return False
@@ -187,48 +172,18 @@ class _Consumer:
             # The client had it ready when the partition was paused. It comes again after the one before it.
             self._client.seek(polled.partition, polled.offset)
             return
-        work = self._work[polled.partition] = _Work(polled, _delivery(polled))
-        if not self._stop.is_set():
-            self._try(work)
+        delivery = self._work[polled.partition] = _delivery(polled)
+        self._held.hold(delivery)
 
-    def _try(self, work: _Work) -> None:
-        work.due = None
-        self._threads += 1
-        future = self._pool.submit(self._deliveries.attempt, work.delivery)
-        future.add_done_callback(lambda ended: self._ended.put((work, ended)))
-
-    def _settle_ended(self) -> float:
-        """Settle what has ended, and wait a moment for it. Return the seconds that the next poll may take."""
-        if not self._threads:
-            due = [work.due for work in self._work.values() if work.due is not None]
-            return max(min([IDLE_SECONDS, *(each - time.monotonic() for each in due)]), 0)
-        try:
-            # A poll does not end when a handler does, so wait here and poll without waiting.
-            self._settle(*self._ended.get(timeout=BUSY_SECONDS))
-            while self._threads:
-                self._settle(*self._ended.get_nowait())
-        except Empty:
-            return 0
-        return 0
-
-    def _settle(self, work: _Work, future: Future[Step]) -> None:
-        self._threads -= 1
-        partition, offset = work.polled.partition, work.polled.offset
-        step = future.result()
-        if self._work.get(partition) is not work:
-            return  # lost in the meantime: its new owner gets the message again
-        match step:
-            case Done():
-                del self._work[partition]
-                self._commit(partition, offset + 1)
-                self._client.resume(partition)
-            case Wait(seconds):
-                work.due = time.monotonic() + seconds
-            case Aside(reason):
-                _log.error("%s [%d] stops at offset %d (%s): see `dead`.", *partition, offset, reason)
-                work.due = time.monotonic() + STOPPED_SECONDS
-            case unexpected:
-                assert_never(unexpected)
+    def _settle(self, delivery: Delivery, step: Done | Aside) -> None:
+        partition, offset = delivery.place.partition, delivery.place.offset
+        if isinstance(step, Done):
+            del self._work[partition]
+            self._commit(partition, offset + 1)
+            self._client.resume(partition)
+        else:
+            _log.error("%s [%d] stops at offset %d (%s): see `dead`.", *partition, offset, step.reason)
+            self._held.hold(delivery, STOPPED_SECONDS)
 
     def _commit(self, partition: Partition, offset: int) -> None:
         if not (error := self._client.commit(partition, offset)):
@@ -252,15 +207,10 @@ class _Consumer:
         for partition, offset in list(self._uncommitted.items()):
             self._commit(partition, offset)
 
-    def _try_due(self) -> None:
-        now = time.monotonic()
-        for work in () if self._stop.is_set() else self._work.values():
-            if work.due is not None and work.due <= now:
-                self._try(work)
-
     def _lost(self, partitions: list[Partition]) -> None:
         for partition in partitions:
-            self._work.pop(partition, None)
+            if partition in self._work:
+                self._held.drop(self._work.pop(partition))
             self._uncommitted.pop(partition, None)
             self._assigned.discard(partition)
             self._client.lost(partition)
@@ -269,11 +219,11 @@ class _Consumer:
 def _delivery(polled: Polled) -> Delivery:
     message_id = next((text_of(value) for name, value in reversed(polled.headers) if name == HEADER), None)
     if message_id is not None:
-        return Delivery(polled.message, message_id, polled.value if isinstance(polled.value, bytes) else None)
+        return Delivery(polled.message, message_id, polled.value if isinstance(polled.value, bytes) else None, polled)
     parts = [part if isinstance(part, bytes) else b"" for part in (polled.key, polled.value)]
     payload = encode(b"%d" % polled.timestamp, *parts)
     place = BrokerId(f"{polled.partition[0]}/{polled.partition[1]}/{polled.offset}")
-    return Delivery(polled.message, place, payload)
+    return Delivery(polled.message, place, payload, polled)
 
 
 def _client(consumer: Any) -> Client:

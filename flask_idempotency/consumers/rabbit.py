@@ -11,27 +11,20 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
-from contextlib import suppress
 from functools import partial
 from threading import Event
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from flask_idempotency.consumers.deliveries import (
     HEADER,
     RETRIES,
-    Aside,
     Deliveries,
     Delivery,
     Done,
     Handler,
+    Held,
     SetAside,
-    Step,
-    Wait,
-    in_thread,
     text_of,
 )
 from flask_idempotency.consumers.inbox import Inbox
@@ -42,7 +35,10 @@ from flask_idempotency.engine.values import valueclass
 __all__ = ["Message", "MessageStopped", "consume", "on_message"]
 
 LOOK_SECONDS: Final = 0.2
-"""How often `consume` looks whether it is to stop."""
+"""How often `consume` looks whether it is to stop, or whether a message is to be tried again."""
+
+IDLE_SECONDS: Final = 60.0
+"""How long `on_message` waits for a handler if the connection needs no heartbeats. It then waits again."""
 
 MOST_PROPERTIES: Final = 32
 """No queue has so many properties that a declaration is compared with."""
@@ -120,102 +116,61 @@ def consume(
         if not dead_letters:
             _log.warning("%s", f"{inbox.operation}: " + _NO_EXCHANGE.format(queue=repr(queue)))
     channel.basic_qos(prefetch_count=prefetch)
-    with ThreadPoolExecutor(threads, thread_name_prefix="idempotency-consumer") as pool:
-        stopped = partial(_stopped, inbox, repr(queue))
-        consumer = _Consumer(channel, deliveries, pool, stop or Event(), None if dead_letters else stopped)
-        consumer.run(queue)
+    stopped = None if dead_letters else partial(_stopped, inbox, repr(queue))
+    _Consumer(channel, deliveries, stop, threads, stopped).run(queue)
 
 
 class _Consumer:
-    """One call of `consume`. Its methods run in the thread of the connection, except `_finished`."""
+    """One call of `consume`. Its methods run in the thread of the connection."""
 
     def __init__(
         self,
         channel: Any,
         deliveries: Deliveries,
-        pool: ThreadPoolExecutor,
-        stop: Event,
+        stop: Event | None,
+        threads: int,
         stopped: Callable[[str], MessageStopped] | None,
     ) -> None:
         """`stopped` makes the error of a message that the broker would destroy. None: the queue has a dead-letter exchange."""
         self._stopped = stopped
         self._channel = channel
         self._connection = channel.connection
-        self._deliveries = deliveries
-        self._pool = pool
-        self._stop = stop
-        self._running: set[int] = set()
-        """The delivery tags of the messages that a thread has."""
-        self._waiting: set[int] = set()
-        self._error: BaseException | None = None
-        self._ended = False
-
-    @property
-    def _ending(self) -> bool:
-        return self._ended or self._error is not None or self._stop.is_set()
+        wake = partial(self._connection.add_callback_threadsafe, self._settle)
+        self._held = Held(deliveries, stop, threads=threads, wake=wake)
 
     def run(self, queue: str) -> None:
-        tag = self._channel.basic_consume(queue, self._received)
-        try:
-            self._look(tag)
+        with self._held as held:
+            self._look(self._channel.basic_consume(queue, self._received))
             self._channel.start_consuming()
             # Cancelled: handlers that run may end, and are acknowledged.
-            while self._running:
+            while held.running:
                 self._connection.process_data_events(time_limit=LOOK_SECONDS)
-        finally:
-            self._ended = True
-        for waiting in self._waiting:
-            self._channel.basic_nack(waiting, requeue=True)
-        if self._error is not None:
-            raise self._error
+            for delivery in held:
+                self._channel.basic_nack(delivery.place, requeue=True)
 
     def _look(self, tag: str) -> None:
-        if self._ending:
+        self._settle()
+        if self._held.ending:
             self._channel.basic_cancel(tag)
         elif tag in self._channel.consumer_tags:
-            self._connection.call_later(LOOK_SECONDS, partial(self._look, tag))
+            self._connection.call_later(self._held.pause(LOOK_SECONDS), partial(self._look, tag))
         else:
             _log.warning("the broker or another thread has cancelled a consumer, so it ends")
 
     def _received(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         message = Message(body, properties, method)
         message_id = text_of(properties.message_id) or text_of(message.headers.get(HEADER))
-        self._start(method.delivery_tag, Delivery(message, message_id, body))
+        self._held.hold(Delivery(message, message_id, body, method.delivery_tag))
+        self._settle()
 
-    def _start(self, tag: int, delivery: Delivery) -> None:
-        if self._ending:
-            self._waiting.add(tag)
-            return
-        self._waiting.discard(tag)
-        self._running.add(tag)
-        future = self._pool.submit(self._deliveries.attempt, delivery)
-        future.add_done_callback(partial(self._finished, tag, delivery))
-
-    def _finished(self, tag: int, delivery: Delivery, future: Future[Step]) -> None:
-        # In the handler's thread. If the connection is lost, the broker delivers the message again.
-        with suppress(Exception):
-            self._connection.add_callback_threadsafe(partial(self._settle, tag, delivery, future))
-
-    def _settle(self, tag: int, delivery: Delivery, future: Future[Step]) -> None:
-        self._running.discard(tag)
-        error = future.exception()
-        if error is not None:
-            self._error = self._error or error
-            self._waiting.add(tag)
-            return
-        match future.result():
-            case Done():
-                self._channel.basic_ack(tag)
-            case Wait(seconds):
-                self._waiting.add(tag)
-                self._connection.call_later(seconds, partial(self._start, tag, delivery))
-            case Aside(reason) if self._stopped is not None:
-                self._error = self._error or self._stopped(reason)
-                self._waiting.add(tag)
-            case Aside():
-                self._channel.basic_reject(tag, requeue=False)
-            case unexpected:
-                assert_never(unexpected)
+    def _settle(self) -> None:
+        for delivery, step in self._held.settled():
+            if isinstance(step, Done):
+                self._channel.basic_ack(delivery.place)
+            elif self._stopped is not None:
+                self._held.fail(delivery, self._stopped(step.reason))
+            else:
+                self._channel.basic_reject(delivery.place, requeue=False)
 
 
 def on_message(
@@ -256,19 +211,19 @@ def on_message(
         message_id = text_of(properties.get("message_id")) or text_of(headers.get(HEADER))
         payload = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
         delivery = Delivery(message, message_id, payload)
-        heart = _Heart(message)
-        while True:
-            match heart.beat_until(in_thread(partial(made[0].attempt, delivery))):
-                case Done():
-                    message.ack()
+        interval, beat = _heartbeat(message)
+        with Held(made[0]) as held:
+            held.hold(delivery)
+            while not held.ending:
+                for _, step in held.settled(interval):
+                    if isinstance(step, Done):
+                        message.ack()
+                    elif seen[queue]:
+                        message.reject(requeue=False)
+                    else:
+                        raise _stopped(inbox, queue or "of this consumer", step.reason)
                     return
-                case Aside(reason):
-                    if not seen[queue]:
-                        raise _stopped(inbox, queue or "of this consumer", reason)
-                    message.reject(requeue=False)
-                    return
-                case Wait(seconds):
-                    heart.pause(seconds)
+                beat()
 
     return received
 
@@ -358,37 +313,9 @@ def _has_dead_letters_of(message: Any, queue: str) -> bool:
         return False
 
 
-class _Heart:
-    """Sends the heartbeats of the connection that a kombu message came from. Most transports have none."""
-
-    def __init__(self, message: Any) -> None:
-        connection = getattr(message.channel, "connection", None)
-        self._send = getattr(connection, "send_heartbeat", None)
-        heartbeat = getattr(connection, "heartbeat", None) or 0
-        self._interval = heartbeat / 3 if self._send is not None and heartbeat > 0 else None
-
-    def beat_until(self, future: Future[Step]) -> Step:
-        """Return what the thread returns. Raises what it raises, and the connection's error only after it has ended."""
-        lost: Exception | None = None
-        while not wait_for([future], timeout=self._interval).done:
-            try:
-                self._beat()
-            except Exception as error:  # noqa: BLE001 - the errors of any transport
-                lost = error
-                self._interval = None
-        step = future.result()
-        if lost is not None:
-            raise lost
-        return step
-
-    def pause(self, seconds: float) -> None:
-        """Let this time pass."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            time.sleep(left if self._interval is None else min(left, self._interval))
-            if self._interval is not None:
-                self._beat()
-
-    def _beat(self) -> None:
-        if self._send is not None:
-            self._send()
+def _heartbeat(message: Any) -> tuple[float, Callable[[], object]]:
+    """Return how often this message's connection needs a heartbeat, and what sends one. Most transports need none."""
+    connection = getattr(message.channel, "connection", None)
+    beat = getattr(connection, "send_heartbeat", None)
+    seconds = getattr(connection, "heartbeat", None) or 0
+    return (seconds / 3, beat) if beat is not None and seconds > 0 else (IDLE_SECONDS, lambda: None)

@@ -9,22 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from queue import Empty, SimpleQueue
 from threading import Event
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from flask_idempotency.consumers.deliveries import (
     HEADER,
     RETRIES,
-    Aside,
     Deliveries,
     Delivery,
     Done,
     Handler,
+    Held,
     SetAside,
-    Step,
-    Wait,
     text_of,
 )
 from flask_idempotency.consumers.inbox import Inbox
@@ -77,9 +73,8 @@ def receive(
     if not 1 <= messages <= MOST_MESSAGES or visibility < 1:
         raise ConfigurationError(f"messages must be from 1 to {MOST_MESSAGES}, and visibility 1 second or more.")
     deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
-    stop = stop or Event()
-    with ThreadPoolExecutor(1, thread_name_prefix="idempotency-consumer") as pool:
-        while not stop.is_set():
+    with Held(deliveries, stop) as held:
+        while not held.ending:
             found = client.receive_message(
                 QueueUrl=queue_url,
                 MaxNumberOfMessages=messages,
@@ -88,85 +83,36 @@ def receive(
                 MessageAttributeNames=["All"],
                 AttributeNames=["All"],
             )
-            received = [_Received(each) for each in found.get("Messages", ())]
-            _Round(client, queue_url, deliveries, pool, visibility).run(received, stop)
+            prolonged = {_delivery(each): time.monotonic() for each in found.get("Messages", ())}
+            for delivery in prolonged:
+                held.hold(delivery)
+            while prolonged and (held.running or not held.ending):
+                for delivery, step in held.settled(LOOK_SECONDS):
+                    del prolonged[delivery]
+                    if isinstance(step, Done):
+                        client.delete_message(QueueUrl=queue_url, ReceiptHandle=delivery.place)
+                now = time.monotonic()
+                for delivery, last in prolonged.items():
+                    if now - last >= visibility / 3:
+                        prolonged[delivery] = now
+                        _show_after(visibility, client, queue_url, delivery)
+            for delivery in prolonged:
+                _show_after(0, client, queue_url, delivery)
 
 
-class _Received:
-    """A message, its receipt, and when to do what with it, by the monotonic clock."""
-
-    def __init__(self, message: Mapping[str, Any]) -> None:
-        attribute = (message.get("MessageAttributes") or {}).get(HEADER) or {}
-        message_id = text_of(attribute.get("StringValue")) or text_of(attribute.get("BinaryValue"))
-        self.receipt = message["ReceiptHandle"]
-        self.delivery = Delivery(message, message_id or BrokerId(message["MessageId"]), _bytes(message["Body"]))
-        self.due: float | None = None
-        """When it is tried again. None: a thread has it."""
-        self.prolonged = time.monotonic()
+def _delivery(message: Mapping[str, Any]) -> Delivery:
+    attribute = (message.get("MessageAttributes") or {}).get(HEADER) or {}
+    message_id = text_of(attribute.get("StringValue")) or text_of(attribute.get("BinaryValue"))
+    message_id = message_id or BrokerId(message["MessageId"])
+    return Delivery(message, message_id, _bytes(message["Body"]), message["ReceiptHandle"])
 
 
-class _Round:
-    """The messages of one call of `receive_message`, until each is deleted or given up."""
-
-    def __init__(
-        self, client: Any, queue_url: str, deliveries: Deliveries, pool: ThreadPoolExecutor, visibility: int
-    ) -> None:
-        self._client = client
-        self._queue_url = queue_url
-        self._deliveries = deliveries
-        self._pool = pool
-        self._visibility = visibility
-        self._ended: SimpleQueue[tuple[_Received, Future[Step]]] = SimpleQueue()
-
-    def run(self, received: list[_Received], stop: Event) -> None:
-        held = received
-        for each in held:
-            self._try(each)
-        while held:
-            try:
-                ended, future = self._ended.get(timeout=LOOK_SECONDS)
-            except Empty:
-                pass
-            else:
-                held = [each for each in held if each is not ended or not self._settled(each, future.result())]
-            now = time.monotonic()
-            for each in held:
-                if now - each.prolonged >= self._visibility / 3:
-                    each.prolonged = now
-                    self._show_after(each, self._visibility)
-                if each.due is not None and each.due <= now and not stop.is_set():
-                    self._try(each)
-            if stop.is_set() and all(each.due is not None for each in held):
-                for each in held:
-                    self._show_after(each, 0)
-                return
-
-    def _try(self, received: _Received) -> None:
-        received.due = None
-        future = self._pool.submit(self._deliveries.attempt, received.delivery)
-        future.add_done_callback(lambda ended: self._ended.put((received, ended)))
-
-    def _settled(self, received: _Received, step: Step) -> bool:
-        """Do this step, and return whether the message is no longer held here."""
-        match step:
-            case Done():
-                self._client.delete_message(QueueUrl=self._queue_url, ReceiptHandle=received.receipt)
-                return True
-            case Wait(seconds):
-                received.due = time.monotonic() + seconds
-                return False
-            case Aside():
-                return True
-        assert_never(step)
-
-    def _show_after(self, received: _Received, seconds: int) -> None:
-        """Let other receivers have this message after this time. If that fails, they get it earlier: the inbox bears that."""
-        try:
-            self._client.change_message_visibility(
-                QueueUrl=self._queue_url, ReceiptHandle=received.receipt, VisibilityTimeout=seconds
-            )
-        except Exception as error:  # noqa: BLE001 - the errors of any client
-            _log.warning("the visibility of a message could not be changed (%s)", type(error).__name__)
+def _show_after(seconds: int, client: Any, queue_url: str, delivery: Delivery) -> None:
+    """Let other receivers have this message after this time. If that fails, they get it earlier: the inbox bears that."""
+    try:
+        client.change_message_visibility(QueueUrl=queue_url, ReceiptHandle=delivery.place, VisibilityTimeout=seconds)
+    except Exception as error:  # noqa: BLE001 - the errors of any client
+        _log.warning("the visibility of a message could not be changed (%s)", type(error).__name__)
 
 
 def batch(
