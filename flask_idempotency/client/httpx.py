@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable
 from types import FrameType
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 import anyio
 import httpcore
@@ -32,6 +32,9 @@ from flask_idempotency.client.retries import Retries
 
 __all__ = ["AsyncIdempotentTransport", "IdempotentTransport"]
 
+R = TypeVar("R")
+T = TypeVar("T", httpx.BaseTransport, httpx.AsyncBaseTransport)
+
 # Raised before the first byte of a request is written. A ProxyError is a refused tunnel.
 _NOT_SENT: Final = (
     httpx.ConnectError,
@@ -46,15 +49,14 @@ _PERMANENT: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 _LOST: Final = (httpx.TransportError, httpx.DecodingError, httpx.StreamError, Late)
 
 
-class IdempotentTransport(httpx.BaseTransport):
-    """Sends each keyed request until it has its response, under one key, and says how it ended if there is none.
+class _Transport(Generic[T]):
+    """The settings of a transport, and the transport inside it."""
 
-    Raises the subclasses of `flask_idempotency.client.ClientError`, and `LedgerError`.
-    """
+    _made: type[T]
 
     def __init__(
         self,
-        transport: httpx.BaseTransport | None = None,
+        transport: T | None = None,
         *,
         retries: Retries | None = None,
         header: str = "Idempotency-Key",
@@ -63,16 +65,29 @@ class IdempotentTransport(httpx.BaseTransport):
         max_body: int = MAX_BODY_BYTES,
         **http: Any,
     ) -> None:
-        """Send through `transport`, or through an `httpx.HTTPTransport` made with the arguments `http`.
+        """Send through `transport`, or through one of httpx that is made with the arguments `http`.
 
         `automatic` draws a new key for a request that has none. `max_body` is in bytes: longer bodies are sent once.
         A retrying transport inside this one would multiply the attempts, and draw no conclusions: do not nest them.
         """
         if transport is not None and http:
             raise TypeError(f"Give either a transport, or arguments for one: {', '.join(http)}.")
-        self._inner = httpx.HTTPTransport(**http) if transport is None else transport
-        _watch_reads(self._inner)
+        self._inner: T = self._made(**http) if transport is None else transport
         self._rules = Rules(retries, header=header, methods=methods, automatic=automatic, max_body=max_body)
+        # A transport of another kind keeps its own timeouts.
+        pool = getattr(self._inner, "_pool", None)
+        if type(getattr(pool, "_network_backend", None)) is httpcore.SyncBackend:
+            vars(pool)["_network_backend"] = _Backend()
+
+
+class IdempotentTransport(_Transport[httpx.BaseTransport], httpx.BaseTransport):
+    """Sends each keyed request until it has its response, under one key, and says how it ended if there is none.
+
+    Without a transport it makes an `httpx.HTTPTransport`. Raises the subclasses of `flask_idempotency.client.ClientError`, and
+    `LedgerError`.
+    """
+
+    _made = httpx.HTTPTransport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
@@ -124,7 +139,7 @@ class IdempotentTransport(httpx.BaseTransport):
         return _whole(response, b"".join(pieces))
 
 
-class _Stream(httpcore.NetworkStream):
+class _Stream:
     """A connection on which no read outlasts the deadline of its delivery."""
 
     def __init__(self, stream: httpcore.NetworkStream) -> None:
@@ -138,24 +153,18 @@ class _Stream(httpcore.NetworkStream):
         _left()
         return data
 
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, timeout)
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def start_tls(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+    def start_tls(self, *arguments: Any, **options: Any) -> Any:
         return _Stream(self._stream.start_tls(*arguments, **options))
 
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _Backend(httpcore.SyncBackend):
-    def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+    def connect_tcp(self, *arguments: Any, **options: Any) -> Any:
         return _Stream(super().connect_tcp(*arguments, **options))
 
-    def connect_unix_socket(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+    def connect_unix_socket(self, *arguments: Any, **options: Any) -> Any:
         return _Stream(super().connect_unix_socket(*arguments, **options))
 
 
@@ -166,32 +175,10 @@ def _left() -> float | None:
     return left
 
 
-def _watch_reads(transport: httpx.BaseTransport) -> None:
-    # A transport of another kind keeps its own timeouts.
-    pool = getattr(transport, "_pool", None)
-    if type(getattr(pool, "_network_backend", None)) is httpcore.SyncBackend:
-        vars(pool)["_network_backend"] = _Backend()
+class AsyncIdempotentTransport(_Transport[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport):
+    """The same for `httpx.AsyncClient`, on asyncio and on trio. Without a transport it makes an `httpx.AsyncHTTPTransport`."""
 
-
-class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
-    """The same for `httpx.AsyncClient`, on asyncio and on trio."""
-
-    def __init__(
-        self,
-        transport: httpx.AsyncBaseTransport | None = None,
-        *,
-        retries: Retries | None = None,
-        header: str = "Idempotency-Key",
-        methods: Iterable[str] = METHODS,
-        automatic: bool = True,
-        max_body: int = MAX_BODY_BYTES,
-        **http: Any,
-    ) -> None:
-        """Take the arguments of `IdempotentTransport`, with those of an `httpx.AsyncHTTPTransport`."""
-        if transport is not None and http:
-            raise TypeError(f"Give either a transport, or arguments for one: {', '.join(http)}.")
-        self._inner = httpx.AsyncHTTPTransport(**http) if transport is None else transport
-        self._rules = Rules(retries, header=header, methods=methods, automatic=automatic, max_body=max_body)
+    _made = httpx.AsyncHTTPTransport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
@@ -301,42 +288,37 @@ def _received(delivery: Delivery, request: httpx.Request, response: httpx.Respon
 _SINGLE: Final = (httpx.Auth, httpx.BasicAuth, httpx.NetRCAuth)
 
 
+def _ending(method: Callable[..., R]) -> Callable[..., R]:
+    """Let this method of a challenge end the call, once the flow has ended."""
+
+    def called(self: _Challenge, *arguments: Any, **options: Any) -> R:
+        if _waiting_flow() is None:
+            self.raise_for_status()
+        return method(self, *arguments, **options)
+
+    return called
+
+
 class _Challenge(httpx.Response):
     """A response that the client's authentication flow may answer. If it does not, reading the response ends the call."""
 
-    def __init__(self, ending: ClientError) -> None:
-        shown: httpx.Response = ending.response
+    def __init__(self, error: ClientError) -> None:
+        shown: httpx.Response = error.response
         super().__init__(shown.status_code, headers=shown.headers, stream=shown.stream, extensions=shown.extensions)
-        self._ending = ending
+        self._error = error
         self._told = False
 
-    def read(self) -> bytes:
-        self._end_after_the_flow()
-        return super().read()
-
-    def aread(self) -> Coroutine[Any, Any, bytes]:
-        self._end_after_the_flow()
-        return super().aread()
-
-    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        self._end_after_the_flow()
-        return super().iter_bytes(chunk_size)
-
-    def iter_raw(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        self._end_after_the_flow()
-        return super().iter_raw(chunk_size)
-
-    def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        self._end_after_the_flow()
-        return super().aiter_bytes(chunk_size)
-
-    def aiter_raw(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        self._end_after_the_flow()
-        return super().aiter_raw(chunk_size)
+    read = _ending(httpx.Response.read)
+    aread = _ending(httpx.Response.aread)
+    iter_bytes = _ending(httpx.Response.iter_bytes)
+    iter_raw = _ending(httpx.Response.iter_raw)
+    aiter_bytes = _ending(httpx.Response.aiter_bytes)
+    aiter_raw = _ending(httpx.Response.aiter_raw)
 
     def raise_for_status(self) -> NoReturn:
         # An event hook calls it before the flow goes on. Its own exception would be one of httpx.
-        self._end()
+        self._told = True
+        raise self._error
 
     def close(self) -> None:
         super().close()
@@ -346,18 +328,10 @@ class _Challenge(httpx.Response):
         await super().aclose()
         self._end_unread()
 
-    def _end_after_the_flow(self) -> None:
-        if _waiting_flow() is None:
-            self._end()
-
     def _end_unread(self) -> None:
         """End the call if a streamed response was closed, and nothing in it was read. Another exception goes first."""
-        if not self._told and sys.exc_info()[1] is None:
-            self._end_after_the_flow()
-
-    def _end(self) -> NoReturn:
-        self._told = True
-        raise self._ending
+        if not self._told and sys.exc_info()[1] is None and _waiting_flow() is None:
+            self.raise_for_status()
 
 
 def _for_the_flow(error: ClientError, rules: Rules) -> httpx.Response:

@@ -202,26 +202,18 @@ class IdempotentAdapter(HTTPAdapter):
         proxies: Any = None,
     ) -> requests.Response:
         """Send the request, again if it must be, and return a response that is here to its last byte."""
-        return self._sent(request, stream, timeout, verify, cert, proxies)
+        return self._sent(request, stream, (timeout, verify, cert, proxies))
 
     def _sent(
-        self,
-        request: requests.PreparedRequest,
-        stream: bool,
-        timeout: Any,
-        verify: bool | str,
-        cert: Any,
-        proxies: Any,
-        *,
-        aside: bool = False,
+        self, request: requests.PreparedRequest, stream: bool, how: tuple[Any, ...], *, aside: bool = False
     ) -> requests.Response:
         own_key = request.headers.get(self._rules.header)
         delivery = self._rules.delivery(request.method or "", None if own_key is None else _text(own_key), aside=aside)
         if delivery is None:
-            return super().send(request, stream, timeout, verify, cert, proxies)
+            return super().send(request, stream, *how)
         hooks = _hooks(request)
         try:
-            response = self._deliver(request, delivery, timeout, verify, cert, proxies)
+            response = self._deliver(request, delivery, *how)
         except ClientError as error:
             if not hooks or not may_be_answered(error):
                 raise
@@ -234,13 +226,7 @@ class IdempotentAdapter(HTTPAdapter):
         return response
 
     def _deliver(
-        self,
-        request: requests.PreparedRequest,
-        delivery: Delivery,
-        timeout: Any,
-        verify: bool | str,
-        cert: Any,
-        proxies: Any,
+        self, request: requests.PreparedRequest, delivery: Delivery, timeout: Any, *how: Any
     ) -> requests.Response:
         body = _held(request, self._rules.max_body)
         media_type = request.headers.get("Content-Type") or ""
@@ -249,7 +235,7 @@ class IdempotentAdapter(HTTPAdapter):
         with delivery:
             while True:
                 try:
-                    response = super().send(request, True, _cut(timeout, delivery.remaining), verify, cert, proxies)
+                    response = super().send(request, True, _cut(timeout, delivery.remaining), *how)
                     decoded = _read_whole(response, delivery)
                 except (requests.RequestException, HTTPError, Late, OSError, ValueError) as error:
                     wait = delivery.failed(
@@ -290,7 +276,7 @@ class _Answering:
         aside = _place(request) != self._place
         if not aside:
             request.headers.setdefault(self._adapter._rules.header, self._key)
-        return self._adapter._sent(request, stream, timeout, verify, cert, proxies, aside=aside)
+        return self._adapter._sent(request, stream, (timeout, verify, cert, proxies), aside=aside)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._adapter, name)
