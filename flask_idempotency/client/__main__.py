@@ -52,6 +52,7 @@ EXIT_CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """The name of a header field (RFC 9110)."""
 
+_NO_PROXY: Final = "the proxy must be a URL such as http://proxy.example:3128; leave it empty for none"
 _EPILOG = """\
 exit codes:
   0  it was carried out; the body of the response is on standard output
@@ -148,12 +149,7 @@ def _refuse_faults(chosen: argparse.Namespace, parser: argparse.ArgumentParser) 
     """End with a message if a request cannot be sent as written."""
     if chosen.method.upper() not in METHODS:
         parser.error("METHOD is POST, PUT, PATCH or DELETE: the others need no key")
-    try:
-        parts = urlsplit(chosen.url)
-        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        whole = False
-    if not whole:
+    if not _names_host(chosen.url, "http", "https"):
         parser.error("the URL must begin with http:// or https:// and name a host")
     if chosen.intent is None:
         parser.error("give --intent NAME: what shall happen once, such as 'pay invoice 17'")
@@ -196,9 +192,9 @@ def _prepared(ledger: Ledger, chosen: argparse.Namespace, parser: argparse.Argum
         )
     except ImportError:
         parser.error("a SOCKS proxy needs socksio: pip install 'httpx[socks]'")
-    except (httpx.InvalidURL, _NoProxy):
-        # Their texts may have a password.
-        parser.error("the proxy must be a URL such as http://proxy.example:3128; leave it empty for none")
+    except httpx.InvalidURL:
+        # Its text may have a password.
+        parser.error(_NO_PROXY)
     intent = Intents(ledger)(chosen.intent)
     client = httpx.Client(transport=transport, timeout=chosen.deadline)
     try:
@@ -254,12 +250,11 @@ def _write(content: bytes, code: int) -> int:
     return code
 
 
-class _NoProxy(Exception):
-    """This cannot be a proxy."""
-
-
 def _proxy(written: str | None, url: str) -> str | None:
-    """Return the URL of the proxy: the one that was given, or that of the environment, or None."""
+    """Return the URL of the proxy: the one that was given, or that of the environment, or None.
+
+    Raises `ValueError` if that cannot be a proxy.
+    """
     if written is None:
         parts = urlsplit(url)
         found = getproxies()
@@ -267,16 +262,18 @@ def _proxy(written: str | None, url: str) -> str | None:
         if not chosen or proxy_bypass(parts.netloc.rpartition("@")[2]):
             return None
         written = chosen if "://" in chosen else f"http://{chosen}"
-    if not written:
-        return None
+    if written and not _names_host(written, "http", "https", "socks5", "socks5h"):
+        raise ValueError(_NO_PROXY)
+    return written or None
+
+
+def _names_host(url: str, *schemes: str) -> bool:
+    """Return whether this URL has one of these schemes and a host that can be reached."""
     try:
-        parts = urlsplit(written)
-        whole = parts.scheme in ("http", "https", "socks5", "socks5h") and parts.hostname and parts.port != 0
+        parts = urlsplit(url)
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        whole = False
-    if not whole:
-        raise _NoProxy
-    return written
+        return False
 
 
 def _tell(line: str) -> None:

@@ -5,24 +5,7 @@ No class inherits from an exception of httpx or requests. Code that catches thos
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
-
-__all__ = [
-    "AnswerErased",
-    "AnswerNotKept",
-    "CarriedOut",
-    "ClientError",
-    "InFlight",
-    "IntentOver",
-    "KeyExpired",
-    "KeyReused",
-    "LedgerError",
-    "NotCarriedOut",
-    "NotSent",
-    "OutcomeUnknown",
-    "Refused",
-    "Unsettled",
-]
+from typing import Any, ClassVar
 
 
 class ClientError(Exception):
@@ -68,17 +51,15 @@ class ClientError(Exception):
             cause = RuntimeError(type(cause).__name__)
         return _restore, (type(self), self.args, {**vars(self), "response": None}, cause)
 
-    @classmethod
-    def _restore(cls, args: tuple[Any, ...], state: dict[str, Any], cause: BaseException | None) -> Self:
-        error = cls.__new__(cls)
-        error.args = args
-        vars(error).update(state)
-        error.__cause__ = cause
-        return error
 
-
-def _restore(cls: type[ClientError], *parts: Any) -> ClientError:
-    return cls._restore(*parts)
+def _restore(
+    cls: type[ClientError], args: tuple[Any, ...], state: dict[str, Any], cause: BaseException | None
+) -> ClientError:
+    error = cls.__new__(cls)
+    error.args = args
+    vars(error).update(state)
+    error.__cause__ = cause
+    return error
 
 
 class NotCarriedOut(ClientError):

@@ -50,19 +50,7 @@ CREATE TABLE intents (
     settled REAL
 ) WITHOUT ROWID
 """
-_BY_NAME = """
-SELECT name, key, digest, state, status, doubt, deliveries, attempts, created, first_sent, last_sent, settled
-FROM intents WHERE name = ?
-"""
-_UNSETTLED = """
-SELECT name, key, digest, state, status, doubt, deliveries, attempts, created, first_sent, last_sent, settled
-FROM intents WHERE state = 'sent' AND doubt ORDER BY first_sent, name
-"""
-_WRITE = """
-INSERT OR REPLACE INTO intents
-    (name, key, digest, state, status, doubt, deliveries, attempts, created, first_sent, last_sent, settled)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+_COUNT = "UPDATE intents SET attempts = attempts + :attempts WHERE name = :name AND key = :key"
 _SETTLE = """
 UPDATE intents SET state = :state, status = :status, doubt = 0,
     settled = CASE WHEN :state IN ('new', 'sent') THEN NULL ELSE :now END,
@@ -90,6 +78,12 @@ class Entry:
     first_sent: float | None
     last_sent: float | None
     settled: float | None
+
+
+_COLUMNS: Final = ", ".join(column.name for column in fields(Entry))
+_BY_NAME: Final = f"SELECT {_COLUMNS} FROM intents WHERE name = ?"  # noqa: S608
+_UNSETTLED: Final = f"SELECT {_COLUMNS} FROM intents WHERE state = 'sent' AND doubt ORDER BY first_sent, name"  # noqa: S608
+_WRITE: Final = f"INSERT OR REPLACE INTO intents ({_COLUMNS}) VALUES ({', '.join('?' for _ in fields(Entry))})"  # noqa: S608
 
 
 class Digest(bytes):
@@ -276,26 +270,19 @@ class Ledger:
         delivery (or `certain`): a later one may have been carried out. `sent` says that this delivery was not carried out and
         that the key can still be used; None says that it may have been carried out.
         """
+        facts = {
+            "name": entry.name,
+            "key": entry.key,
+            "deliveries": entry.deliveries,
+            "attempts": attempts,
+            "state": state,
+            "status": status,
+            "certain": certain,
+            "now": self._now(),
+        }
         with self._writing() as connection:
-            connection.execute(
-                "UPDATE intents SET attempts = attempts + :attempts WHERE name = :name AND key = :key",
-                {"attempts": attempts, "name": entry.name, "key": entry.key},
-            )
-            if state is None:
-                return True
-            written = connection.execute(
-                _SETTLE,
-                {
-                    "state": state,
-                    "status": status,
-                    "now": self._now(),
-                    "name": entry.name,
-                    "key": entry.key,
-                    "certain": certain,
-                    "deliveries": entry.deliveries,
-                },
-            )
-            return written.rowcount > 0
+            connection.execute(_COUNT, facts)
+            return state is None or connection.execute(_SETTLE, facts).rowcount > 0
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -422,16 +409,15 @@ def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqli
     if path is not None:
         # SQLite would create the file with the umask's mode. A file that exists is never opened here: closing any descriptor
         # of it would drop all locks that this process has on it (POSIX).
-        with suppress(FileExistsError):
-            try:
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            except FileExistsError:
-                raise
-            except OSError as error:
-                raise LedgerError(
-                    f"The ledger's file cannot be created ({error.strerror}). Nothing was sent. Give a path in a folder that "
-                    "exists and that this process may write to."
-                ) from error
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise LedgerError(
+                f"The ledger's file cannot be created ({error.strerror}). Nothing was sent. Give a path in a folder that "
+                "exists and that this process may write to."
+            ) from error
         _refuse_open_folder(path)
         # SQLite takes what another user put beside it for the newest pages of the file.
         place = _examine(path)

@@ -129,27 +129,22 @@ class _Response(http.client.HTTPResponse):
         self.whole_head = head.last in (b"\r\n", b"\n")
 
 
-class _HTTPConnection(HTTPConnection):
-    response_class = _Response
+def _watching(pools: Any, plain: Any) -> Any:
+    """Return a class of pools whose connections notice a torn head. `plain` is the class of connections without that."""
+    watching = type(plain.__name__, (plain,), {"response_class": _Response})
 
-
-class _HTTPSConnection(HTTPSConnection):
-    response_class = _Response
-
-
-class _HTTPPool(HTTPConnectionPool):
-    @property
-    def ConnectionCls(self) -> Any:  # type: ignore[override]
+    def connections(self: Any) -> Any:
         # A recorder, such as vcrpy, puts its class into urllib3's pools while it is active.
-        found: Any = HTTPConnectionPool.ConnectionCls
-        return _HTTPConnection if found is HTTPConnection else found
+        found = pools.ConnectionCls
+        return watching if found is plain else found
+
+    return type(pools.__name__, (pools,), {"ConnectionCls": property(connections)})
 
 
-class _HTTPSPool(HTTPSConnectionPool):
-    @property
-    def ConnectionCls(self) -> Any:  # type: ignore[override]
-        found: Any = HTTPSConnectionPool.ConnectionCls
-        return _HTTPSConnection if found is HTTPSConnection else found
+_POOLS: Final = {
+    "http": _watching(HTTPConnectionPool, HTTPConnection),
+    "https": _watching(HTTPSConnectionPool, HTTPSConnection),
+}
 
 
 class IdempotentAdapter(HTTPAdapter):
@@ -328,7 +323,7 @@ def _end_after_the_hooks(response: requests.Response, *_: Any, **__: Any) -> Non
 def _watch_heads(manager: PoolManager) -> None:
     # A SOCKS proxy has pools of its own, whose connections keep to the rule about lengths alone.
     if set(manager.pool_classes_by_scheme.values()) == {HTTPConnectionPool, HTTPSConnectionPool}:
-        manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
+        manager.pool_classes_by_scheme = _POOLS
 
 
 class _Held(bytes):

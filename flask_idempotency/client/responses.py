@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -227,9 +227,5 @@ def _moment(written: str) -> float | None:
         moment = parsedate_to_datetime(written)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    return _timestamp(moment)
-
-
-def _timestamp(moment: datetime) -> float:
     # A date with the zone "-0000" has no time zone, and is in UTC (RFC 5322).
     return (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment).timestamp()

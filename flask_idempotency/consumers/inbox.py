@@ -400,12 +400,10 @@ class Inbox:
         match outcome:
             case Replay(response=response):
                 services.observers(ReplayServed(label, self.operation, status=response.status, kept=response.kept))
-                if not response.kept:
-                    return Processed(None, replayed=True, kept=False)
-                try:
-                    return Processed(self._load(response.body), replayed=True)
-                except ValueError:
-                    return Processed(None, replayed=True, kept=False)
+                with suppress(ValueError):
+                    if response.kept:
+                        return Processed(self._load(response.body), replayed=True)
+                return Processed(None, replayed=True, kept=False)
             case Erased():
                 return Processed(None, replayed=True, kept=False)
             case InFlight(left):
@@ -504,12 +502,7 @@ def check_names(value: Any) -> None:
 def _call(work: Callable[[], Any]) -> Any:
     """Call the work. Raises `TypeError` if that has only made a coroutine or a generator: no work was done yet."""
     value = work()
-    if (
-        inspect.iscoroutine(value)
-        or inspect.isgenerator(value)
-        or inspect.isasyncgen(value)
-        or inspect.isawaitable(value)
-    ):
+    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
         if hasattr(value, "close"):
             value.close()
         raise TypeError(_NOT_DONE.format(kind=type(value).__name__))
