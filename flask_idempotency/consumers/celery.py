@@ -17,8 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from functools import wraps
 from os import cpu_count
-from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, assert_never
-from uuid import UUID
+from typing import Any, Final, ParamSpec, TypeVar, assert_never
 from weakref import WeakKeyDictionary, WeakSet
 
 from celery import Celery, Task, signals
@@ -32,10 +31,11 @@ from flask_idempotency.assembly import Services
 from flask_idempotency.consumers import interrupts
 from flask_idempotency.consumers.celery_messages import (
     AnyTask,
+    Argument,
+    Arguments,
     derive_link_ids,
     given_back,
     has_all_been_sent,
-    message_id_of,
     send_again,
     visibility_timeout,
 )
@@ -44,7 +44,6 @@ from flask_idempotency.consumers.verdicts import (
     Dead,
     Later,
     MessageReused,
-    MissingMessageId,
     OutcomeUnknown,
     Processed,
     ResultNotKept,
@@ -56,15 +55,12 @@ from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.model import OnExpiry
-from flask_idempotency.engine.values import fits
 from flask_idempotency.operations.doctor import some
 
 __all__ = ["idempotent_task", "serve"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Argument: TypeAlias = str | Callable[..., Any]
-"""An argument's name, or a function of the arguments."""
 
 DRAIN_SECONDS: Final = 10.0
 """How long a process that ends repeats the writes that the store has not taken."""
@@ -113,7 +109,7 @@ def idempotent_task(
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        body = _Body(function, key=key, tenant=tenant, name=name, fingerprint=fingerprint, policy=policy)
+        body = _Body(function, name, {"key": key, "tenant": tenant, "fingerprint": fingerprint}, policy)
 
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -146,11 +142,8 @@ class _Body:
     def __init__(
         self,
         function: Callable[..., Any],
-        *,
-        key: Argument | None,
-        tenant: Argument | None,
         name: str | None,
-        fingerprint: Argument | None,
+        chosen: Mapping[str, Argument | None],
         policy: Mapping[str, Any],
     ) -> None:
         if isinstance(function, Task) or not inspect.isfunction(function):
@@ -159,38 +152,15 @@ class _Body:
             )
         self.name = name or f"{function.__module__}.{function.__qualname__}"
         self._is_named = bool(name)
-        self._where = f"@idempotent_task on {self.name}"
+        where = f"@idempotent_task on {self.name}"
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-            raise ConfigurationError(f"{self._where}: Celery calls functions, not coroutines and not generators.")
+            raise ConfigurationError(f"{where}: Celery calls functions, not coroutines and not generators.")
         self.function = function
-        self._signature = inspect.signature(function)
-        self._key, self._tenant, self._fingerprint = key, tenant, fingerprint
-        for keyword, argument in (("key", key), ("tenant", tenant), ("fingerprint", fingerprint)):
-            self._check(keyword, argument)
+        self._arguments = Arguments(where, function, chosen)
         self._policy = dict(policy)
         # Faults are raised where the decorator stands.
         self._declared = self._inbox_with(policy)
         self._inboxes: WeakKeyDictionary[Any, Inbox] = WeakKeyDictionary()
-
-    def _check(self, keyword: str, argument: Argument | None) -> None:
-        """Raise `ConfigurationError` unless this is a function of the arguments, or the name of one."""
-        parameters = self._signature.parameters.values()
-        if callable(argument):
-            if not _takes_arguments(argument, list(parameters)):
-                # Each message would fail, and its retry too.
-                raise ConfigurationError(
-                    f"{self._where}: {keyword} is called with the arguments of the message, and takes none of the ways to pass "
-                    f"{', '.join(self._signature.parameters) or 'no argument'}. Let it take them, or some of them and **others."
-                )
-            return
-        if argument is None:
-            return
-        if argument in self._signature.parameters or any(each.kind is each.VAR_KEYWORD for each in parameters):
-            return
-        raise ConfigurationError(
-            f"{self._where}: {keyword}={argument!r} is no argument of the function. Its arguments are "
-            f"{', '.join(self._signature.parameters)}."
-        )
 
     def _inbox_with(self, policy: Mapping[str, Any], owner: str = "") -> Inbox:
         return Inbox(
@@ -250,7 +220,7 @@ class _Body:
             sent = _copy((request.args, request.kwargs))
             try:
                 with _application_context(task):
-                    message_id, payload, tenant = self._identify(task, args, kwargs)
+                    message_id, payload, tenant = self._arguments.identify(task, args, kwargs)
                     verdict = self._inbox_of(task).process(message_id, work, payload=payload, tenant=tenant)
                 match verdict:
                     case Processed(replayed=False):
@@ -284,89 +254,6 @@ class _Body:
             )
         derive_link_ids(task.request)
         return verdict.value
-
-    # -- identity
-
-    def _identify(
-        self, task: AnyTask, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[str, bytes | None, str | None]:
-        """Return the id of this message, the bytes that must be the same under one id, and its tenant."""
-        # `bind=True` puts the task itself first, which is no argument of the message.
-        bound = bool(args) and args[0] is task
-        named: dict[str, Any] = {}
-        if (self._key, self._tenant, self._fingerprint) != (None, None, None):
-            # Without defaults, so that a new default changes no fingerprint.
-            named = self._signature.bind(*args, **kwargs).arguments
-            if bound:
-                first = next(iter(self._signature.parameters.values()))
-                if first.kind is first.VAR_POSITIONAL:
-                    named[first.name] = named[first.name][1:]
-                else:
-                    del named[first.name]
-
-        def read(argument: Argument | None) -> Any:
-            if callable(argument):
-                return argument(*args[1:] if bound else args, **kwargs)
-            if argument is None or argument in named:
-                return None if argument is None else named[argument]
-            parameter = self._signature.parameters.get(argument)
-            if parameter is None:
-                return kwargs.get(argument)
-            return None if parameter.default is parameter.empty else parameter.default
-
-        tenant = read(self._tenant)
-        if self._key is None:
-            message_id = message_id_of(task.request)
-        else:
-            message_id = self._text(read(self._key))
-        payload = None
-        if self._fingerprint is not None:
-            payload = _canonical(self._where, read(self._fingerprint))
-        elif self._key is not None:
-            payload = _canonical(self._where, named)
-        return message_id, payload, None if tenant is None else self._plain_text(tenant, "tenant")
-
-    def _text(self, key: object) -> str:
-        if key is None or key == "":
-            raise MissingMessageId(
-                f"{self.name}: this message has no key, so no repetition of it would be recognised. Send one, or leave out "
-                "key= and go by the task id."
-            )
-        return self._plain_text(key, "key")
-
-    def _plain_text(self, value: object, what: str) -> str:
-        """Return this as text. Raise `TypeError` for what may be another text in each process."""
-        if isinstance(value, bool) or not isinstance(value, str | int | UUID):
-            raise TypeError(f"{self.name}: a {what} is a string, an integer or a UUID, not {type(value).__name__}.")
-        return str(value)
-
-
-def _takes_arguments(argument: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
-    """Return whether some message of a function with these parameters can be passed to this one."""
-    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
-        return True
-    for given in (parameters, parameters[1:]):  # `bind=True` puts the task first, which is no argument of the message
-        for chosen in (given, [each for each in given if each.default is each.empty]):
-            named = {each.name: None for each in chosen if each.kind is not each.POSITIONAL_ONLY}
-            first = [None for each in chosen if each.kind is each.POSITIONAL_ONLY]
-            placed = [None for each in chosen if each.kind is not each.KEYWORD_ONLY]
-            only = {each.name: None for each in chosen if each.kind is each.KEYWORD_ONLY}
-            if fits(argument, *first, **named) or fits(argument, *placed, **only):
-                return True
-    return False
-
-
-def _canonical(where: str, value: object) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    try:
-        # Celery's own JSON, because it gives dates, UUIDs and decimals back as such.
-        return str(dumps(value, sort_keys=True, separators=(",", ":"))).encode()
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{where}: the arguments cannot be compared, because they are no JSON ({type(error).__name__}). Give "
-            "fingerprint= a function that returns what must be the same under one key."
-        ) from error
 
 
 def _to_json(value: Any) -> bytes:
@@ -445,10 +332,14 @@ def _time_limit(task: AnyTask) -> float | None:
     return None if limit is None else float(limit)
 
 
+def _application_of(celery_app: Celery) -> Flask | None:
+    return next((served.flask_app for served in vars(celery_app).get(_SERVED, ())), None)
+
+
 def _application_context(task: AnyTask) -> AbstractContextManager[object]:
     """Return the application context that the body runs in: the worker's, or a new one."""
-    served: list[_Served] = vars(task.app).get(_SERVED, [])
-    if not served:
+    flask_app = _application_of(task.app)
+    if flask_app is None:
         if has_app_context():
             return nullcontext()
         unserved = ConfigurationError(
@@ -459,7 +350,6 @@ def _application_context(task: AnyTask) -> AbstractContextManager[object]:
             _log.error("%s The message goes back to the broker.", unserved)
             raise given_back("no Flask application is known") from unserved
         raise unserved
-    flask_app = served[0].flask_app
     # An eager task may run within a request, whose session must not be committed with the task.
     eager = task.request.is_eager or has_request_context()
     if not eager and has_app_context() and current_app._get_current_object() is flask_app:  # type: ignore[attr-defined]
@@ -469,8 +359,7 @@ def _application_context(task: AnyTask) -> AbstractContextManager[object]:
 
 def _lock_held(task: AnyTask, later: Later) -> str:
     """Return what an eager task waits for in vain: on SQLite, the rows of the code that called it hold the only lock."""
-    served: list[_Served] = vars(task.app).get(_SERVED, [])
-    flask_app = served[0].flask_app if served else current_app if has_app_context() else None
+    flask_app = _application_of(task.app) or (current_app if has_app_context() else None)
     if later.reason != "store-unavailable" or flask_app is None or "sqlalchemy" not in flask_app.extensions:
         return ""
     with flask_app.app_context():

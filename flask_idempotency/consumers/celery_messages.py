@@ -1,27 +1,33 @@
-"""The messages of Celery tasks: their ids, those of their links, and how a message is sent again.
+"""The messages of Celery tasks: what identifies them, the ids of their links, and how a message is sent again.
 
 What reads Celery's own attributes of a request and a message is here. They are the same from Celery 5.6 to 5.7.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID, uuid5
 
 from celery import Celery, states
 from celery.exceptions import Ignore, Reject
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
+from kombu.utils.json import dumps
 
 from flask_idempotency.consumers.verdicts import Later, MissingMessageId, TaskBusy
 from flask_idempotency.engine.claim_requests import BrokerId, message_key
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.values import fits
 
 AnyTask: TypeAlias = Any
 """A Celery task. Its attributes come from its options and the configuration."""
+Argument: TypeAlias = str | Callable[..., Any]
+"""An argument's name, or a function of the arguments."""
 
 WAITS: Final = "idempotency-waits"
 """The header of a message that was sent again: how often."""
@@ -47,6 +53,109 @@ def message_id_of(request: Any) -> str:
         raise MissingMessageId("this message has no task id")
     depth = request.replaced_task_nesting or 0
     return BrokerId(f"{request.id}:{depth}") if depth else str(request.id)
+
+
+class Arguments:
+    """The arguments of one task's function, and which of them identify a message."""
+
+    def __init__(self, where: str, function: Callable[..., Any], chosen: Mapping[str, Argument | None]) -> None:
+        """`chosen` has `key`, `tenant` and `fingerprint`. Raises `ConfigurationError` for what the function does not take."""
+        self._where = where
+        self._parameters = inspect.signature(function).parameters
+        self._bind = inspect.signature(function).bind
+        self._chosen = {keyword: argument for keyword, argument in chosen.items() if argument is not None}
+        for keyword, argument in self._chosen.items():
+            self._check(keyword, argument)
+
+    def identify(
+        self, task: AnyTask, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, bytes | None, str | None]:
+        """Return the id of this message, the bytes that must be the same under one id, and its tenant."""
+        if not self._chosen:
+            return message_id_of(task.request), None, None
+        # Without defaults, so that a new default changes no fingerprint.
+        named = self._bind(*args, **kwargs).arguments
+        if args and args[0] is task:
+            # `bind=True` puts the task itself first, which is no argument of the message.
+            first = next(iter(self._parameters.values()))
+            if first.kind is first.VAR_POSITIONAL:
+                named[first.name] = named[first.name][1:]
+            else:
+                del named[first.name]
+            args = args[1:]
+        values = {keyword: self._read(each, named, args, kwargs) for keyword, each in self._chosen.items()}
+        message_id = self._key(values["key"]) if "key" in values else message_id_of(task.request)
+        tenant = values.get("tenant")
+        payload = None
+        if values.keys() & {"key", "fingerprint"}:
+            payload = self._canonical(values.get("fingerprint", named))
+        return message_id, payload, None if tenant is None else self._text(tenant, "tenant")
+
+    def _check(self, keyword: str, argument: Argument) -> None:
+        parameters = self._parameters.values()
+        if callable(argument):
+            if not _takes_arguments(argument, list(parameters)):
+                # Each message would fail, and its retry too.
+                raise ConfigurationError(
+                    f"{self._where}: {keyword} is called with the arguments of the message, and takes none of the ways to pass "
+                    f"{', '.join(self._parameters) or 'no argument'}. Let it take them, or some of them and **others."
+                )
+        elif argument not in self._parameters and all(each.kind is not each.VAR_KEYWORD for each in parameters):
+            raise ConfigurationError(
+                f"{self._where}: {keyword}={argument!r} is no argument of the function. Its arguments are "
+                f"{', '.join(self._parameters)}."
+            )
+
+    def _read(self, argument: Argument, named: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if callable(argument):
+            return argument(*args, **kwargs)
+        if argument in named:
+            return named[argument]
+        parameter = self._parameters.get(argument)
+        if parameter is None:
+            return kwargs.get(argument)
+        return None if parameter.default is parameter.empty else parameter.default
+
+    def _key(self, key: object) -> str:
+        if key is None or key == "":
+            raise MissingMessageId(
+                f"{self._where}: this message has no key, so no repetition of it would be recognised. Send one, or leave out "
+                "key= and go by the task id."
+            )
+        return self._text(key, "key")
+
+    def _text(self, value: object, what: str) -> str:
+        """Return this as text. Raise `TypeError` for what may be another text in each process."""
+        if isinstance(value, bool) or not isinstance(value, str | int | UUID):
+            raise TypeError(f"{self._where}: a {what} is a string, an integer or a UUID, not {type(value).__name__}.")
+        return str(value)
+
+    def _canonical(self, value: object) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        try:
+            # Celery's own JSON, because it gives dates, UUIDs and decimals back as such.
+            return str(dumps(value, sort_keys=True, separators=(",", ":"))).encode()
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{self._where}: the arguments cannot be compared, because they are no JSON ({type(error).__name__}). Give "
+                "fingerprint= a function that returns what must be the same under one key."
+            ) from error
+
+
+def _takes_arguments(argument: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
+    """Return whether some message of a function with these parameters can be passed to this one."""
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
+        return True
+    for given in (parameters, parameters[1:]):  # `bind=True` puts the task first, which is no argument of the message
+        for chosen in (given, [each for each in given if each.default is each.empty]):
+            named = {each.name: None for each in chosen if each.kind is not each.POSITIONAL_ONLY}
+            first = [None for each in chosen if each.kind is each.POSITIONAL_ONLY]
+            placed = [None for each in chosen if each.kind is not each.KEYWORD_ONLY]
+            only = {each.name: None for each in chosen if each.kind is each.KEYWORD_ONLY}
+            if fits(argument, *first, **named) or fits(argument, *placed, **only):
+                return True
+    return False
 
 
 def derive_link_ids(request: Any) -> None:
