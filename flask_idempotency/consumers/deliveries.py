@@ -1,7 +1,7 @@
 """What the adapters of brokers share: try one delivery of a message until it is done, or set it aside.
 
-An adapter fetches messages and gives them to `Held`, which tries each in a thread until it is `Done` or `Aside`. The adapter
-acknowledges a `Done` message. `Aside` is for a message that no worker may do, where the application has no `dead` function.
+An adapter fetches messages and gives them to `HeldMessages`, which tries each in a thread until it is `Done` or `Aside`. The
+adapter acknowledges a `Done` message. `Aside` is for one that no worker may do, where the application has no `dead` function.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Deliveries:
         assert_never(verdict)
 
 
-class Held:
+class HeldMessages:
     """The messages that one consumer has. A thread tries each of them, and tries it again when its pause is over.
 
     Only the consumer's own thread calls these methods. An error that stops the consumer is raised at the end of the `with`

@@ -23,7 +23,7 @@ from flask_idempotency.consumers.deliveries import (
     Delivery,
     Done,
     Handler,
-    Held,
+    HeldMessages,
     SetAside,
     text_of,
 )
@@ -119,14 +119,14 @@ def consume(
         raise ConfigurationError("threads must be 1 or more.")
     client = _client(consumer)
     deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
-    with Held(deliveries, stop, threads=threads) as held:
+    with HeldMessages(deliveries, stop, threads=threads) as held:
         _Consumer(client, held).run([topics] if isinstance(topics, str) else list(topics))
 
 
 class _Consumer:
     """One call of `consume`, in the thread that polls."""
 
-    def __init__(self, client: Client, held: Held) -> None:
+    def __init__(self, client: Client, held: HeldMessages) -> None:
         self._client = client
         self._held = held
         self._work: dict[Partition, Delivery] = {}

@@ -23,7 +23,7 @@ from flask_idempotency.consumers.deliveries import (
     Delivery,
     Done,
     Handler,
-    Held,
+    HeldMessages,
     SetAside,
     text_of,
 )
@@ -136,7 +136,7 @@ class _Consumer:
         self._channel = channel
         self._connection = channel.connection
         wake = partial(self._connection.add_callback_threadsafe, self._settle)
-        self._held = Held(deliveries, stop, threads=threads, wake=wake)
+        self._held = HeldMessages(deliveries, stop, threads=threads, wake=wake)
 
     def run(self, queue: str) -> None:
         with self._held as held:
@@ -212,7 +212,7 @@ def on_message(
         payload = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
         delivery = Delivery(message, message_id, payload)
         interval, beat = _heartbeat(message)
-        with Held(made[0]) as held:
+        with HeldMessages(made[0]) as held:
             held.hold(delivery)
             while not held.ending:
                 for _, step in held.settled(interval):

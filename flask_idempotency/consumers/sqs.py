@@ -19,7 +19,7 @@ from flask_idempotency.consumers.deliveries import (
     Delivery,
     Done,
     Handler,
-    Held,
+    HeldMessages,
     SetAside,
     text_of,
 )
@@ -73,7 +73,7 @@ def receive(
     if not 1 <= messages <= MOST_MESSAGES or visibility < 1:
         raise ConfigurationError(f"messages must be from 1 to {MOST_MESSAGES}, and visibility 1 second or more.")
     deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
-    with Held(deliveries, stop) as held:
+    with HeldMessages(deliveries, stop) as held:
         while not held.ending:
             found = client.receive_message(
                 QueueUrl=queue_url,
