@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import Event
 from typing import Any, Final
@@ -49,12 +50,6 @@ _DIFFERS: Final = re.compile(
     re.DOTALL,
 )
 """How RabbitMQ refuses a declaration that differs from the queue: with the queue's own value."""
-
-_NO_EXCHANGE: Final = (
-    "the queue {queue} has no dead-letter exchange that this consumer sees, and RabbitMQ would destroy what is rejected. "
-    "Pass dead=…, or declare the queue with x-dead-letter-exchange. A policy cannot be seen: if one gives the queue its "
-    "dead-letter exchange, pass dead_letters=True."
-)
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -112,11 +107,9 @@ def consume(
         raise ConfigurationError("prefetch and threads must be 1 or more.")
     deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
     if dead is None and dead_letters is None:
-        dead_letters = _has_dead_letters(channel.connection.channel, queue)
-        if not dead_letters:
-            _log.warning("%s", f"{inbox.operation}: " + _NO_EXCHANGE.format(queue=repr(queue)))
+        dead_letters = _sees_dead_letters(inbox, queue, nullcontext(channel.connection))
     channel.basic_qos(prefetch_count=prefetch)
-    stopped = None if dead_letters else partial(_stopped, inbox, repr(queue))
+    stopped = None if dead_letters else partial(_stopped, inbox, queue)
     _Consumer(channel, deliveries, stop, threads, stopped).run(queue)
 
 
@@ -204,9 +197,7 @@ def on_message(
         if queue not in seen:
             # Of each queue: one consumer may have several, and not all of them a dead-letter exchange.
             look = dead is None and dead_letters is None
-            seen[queue] = _has_dead_letters_of(message, queue) if look else bool(dead_letters)
-            if look and not seen[queue]:
-                _log.warning("%s", f"{inbox.operation}: " + _NO_EXCHANGE.format(queue=queue or "of this consumer"))
+            seen[queue] = _sees_dead_letters(inbox, queue, _connected(message)) if look else bool(dead_letters)
         properties, headers, body = message.properties or {}, message.headers or {}, message.body
         message_id = text_of(properties.get("message_id")) or text_of(headers.get(HEADER))
         payload = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
@@ -221,7 +212,7 @@ def on_message(
                     elif seen[queue]:
                         message.reject(requeue=False)
                     else:
-                        raise _stopped(inbox, queue or "of this consumer", step.reason)
+                        raise _stopped(inbox, queue, step.reason)
                     return
                 beat()
 
@@ -231,8 +222,39 @@ def on_message(
 def _stopped(inbox: Inbox, queue: str, reason: str) -> MessageStopped:
     return MessageStopped(
         f"{inbox.operation}: no worker may do a message ({reason}), so it stays in its queue and this consumer stops: "
-        + _NO_EXCHANGE.format(queue=queue)
+        + _no_exchange(queue)
     )
+
+
+def _no_exchange(queue: str) -> str:
+    return (
+        f"the queue {repr(queue) if queue else 'of this consumer'} has no dead-letter exchange that this consumer sees, and "
+        "RabbitMQ would destroy what is rejected. Pass dead=…, or declare the queue with x-dead-letter-exchange. A policy "
+        "cannot be seen: if one gives the queue its dead-letter exchange, pass dead_letters=True."
+    )
+
+
+def _sees_dead_letters(inbox: Inbox, queue: str, connected: AbstractContextManager[Any]) -> bool:
+    """Return whether this queue is seen to have a dead-letter exchange. Log it if not. An empty name is not known."""
+    seen = False
+    try:
+        with connected as connection:
+            seen = queue != "" and _has_dead_letters(connection.channel, queue)
+    except Exception as error:  # noqa: BLE001 - the errors of any client: no permission, or a broker of another kind
+        _log.warning("cannot see whether %r has a dead-letter exchange (%s)", queue, type(error).__name__)
+    if not seen:
+        _log.warning("%s: %s", inbox.operation, _no_exchange(queue))
+    return seen
+
+
+@contextmanager
+def _connected(message: Any) -> Iterator[Any]:
+    """Connect again: the connection of this message is in the middle of a delivery."""
+    client = message.channel.connection.client
+    if client.transport.driver_type != "amqp":
+        raise NotImplementedError
+    with client.clone() as connection:
+        yield connection
 
 
 def _has_dead_letters(open_channel: Callable[[], Any], queue: str) -> bool:
@@ -244,38 +266,31 @@ def _has_dead_letters(open_channel: Callable[[], Any], queue: str) -> bool:
     """
     declared: dict[str, bool] = {"durable": True, "auto_delete": False}
     arguments: dict[str, Any] = {}
-    try:
-        _declared(open_channel, lambda channel: channel.queue_declare(queue, passive=True))
-        for _ in range(MOST_PROPERTIES):
-            refused = _declared(
-                open_channel, lambda channel: channel.queue_declare(queue, arguments=arguments, **declared)
-            )
-            if not refused:
-                break
-            found = _DIFFERS.search(refused)
-            if found is None:
-                return False
-            name, none, flag, value, kind = found.groups()
-            if flag is not None:
-                declared[name] = flag == "true"
-            elif none is not None:
-                del arguments[name]
-            else:
-                arguments[name] = value if kind == "longstr" else value == "true" if kind == "bool" else int(value)
-        else:
-            return False
-        exchange, key = arguments.get(_DEAD_LETTERS), arguments.get("x-dead-letter-routing-key")
-        if exchange is None:
-            return False
-        if exchange == "":
-            # The default exchange gives a message to the queue that its key names: its own, if no other key is set.
-            return key not in (None, queue) and not _declared(
-                open_channel, lambda it: it.queue_declare(key, passive=True)
-            )
-        return not _declared(open_channel, lambda channel: channel.exchange_declare(exchange, "direct", True))
-    except Exception as error:  # noqa: BLE001 - the errors of any client: no permission, or a broker of another kind
-        _log.warning("cannot see whether %r has a dead-letter exchange (%s)", queue, type(error).__name__)
+    if _declared(open_channel, lambda channel: channel.queue_declare(queue, passive=True)):
         return False
+    for _ in range(MOST_PROPERTIES):
+        refused = _declared(open_channel, lambda channel: channel.queue_declare(queue, arguments=arguments, **declared))
+        if not refused:
+            break
+        found = _DIFFERS.search(refused)
+        if found is None:
+            return False
+        name, none, flag, value, kind = found.groups()
+        if flag is not None:
+            declared[name] = flag == "true"
+        elif none is not None:
+            del arguments[name]
+        else:
+            arguments[name] = value if kind == "longstr" else value == "true" if kind == "bool" else int(value)
+    else:
+        return False
+    exchange, key = arguments.get(_DEAD_LETTERS), arguments.get("x-dead-letter-routing-key")
+    if exchange is None:
+        return False
+    if exchange == "":
+        # The default exchange gives a message to the queue that its key names: its own, if no other key is set.
+        return key not in (None, queue) and not _declared(open_channel, lambda it: it.queue_declare(key, passive=True))
+    return not _declared(open_channel, lambda channel: channel.exchange_declare(exchange, "direct", True))
 
 
 def _declared(open_channel: Callable[[], Any], declare: Callable[[Any], object]) -> str:
@@ -298,19 +313,6 @@ def _queue_of(message: Any) -> str:
     consumer = getattr((getattr(message.channel, "callbacks", None) or {}).get(tag), "__self__", None)
     tags = getattr(consumer, "_active_tags", None) or {}
     return next((name for name, its in tags.items() if its == tag), "")
-
-
-def _has_dead_letters_of(message: Any, queue: str) -> bool:
-    """Look by a connection of its own: the one of this message is in the middle of a delivery."""
-    client = getattr(getattr(message.channel, "connection", None), "client", None)
-    if client is None or not queue or getattr(client.transport, "driver_type", "") != "amqp":
-        return False
-    try:
-        with client.clone() as connection:
-            return _has_dead_letters(connection.channel, queue)
-    except Exception as error:  # noqa: BLE001 - the errors of any transport
-        _log.warning("cannot see whether %r has a dead-letter exchange (%s)", queue, type(error).__name__)
-        return False
 
 
 def _heartbeat(message: Any) -> tuple[float, Callable[[], object]]:

@@ -11,6 +11,7 @@ from typing import Any
 import amqp
 import kombu
 import pika  # type: ignore[import-untyped]
+import pika.exceptions  # type: ignore[import-untyped]
 import pika.heartbeat  # type: ignore[import-untyped]
 import pytest
 from flask import Flask, current_app, g
@@ -241,6 +242,16 @@ def test_a_queue_with_a_dead_letter_exchange_is_seen(queue: Queue, consume: Cons
 
     with consume(queue, memory_inbox(), Effects()):
         assert [b"5 euro"] == queue.wait_for_dead()
+
+
+def test_a_queue_that_is_not_there_is_not_made(queue: Queue) -> None:
+    """The consumer ends with the error of the broker, as without our look."""
+    with queue.channel() as channel:
+        channel.queue_delete(queue.name)
+
+    for _ in range(2):
+        with pytest.raises(pika.exceptions.AMQPChannelError), by_pika(queue, memory_inbox(), Effects()) as stop:
+            assert stop.wait(PATIENCE)
 
 
 def test_each_queue_of_a_consumer_is_looked_at(queue: Queue, rabbitmq: RabbitServer) -> None:
