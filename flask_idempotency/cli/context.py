@@ -1,17 +1,19 @@
-"""What all commands share: common options, and how a command ends."""
+"""What all commands share: common options, what they print, and how they end."""
 
 from __future__ import annotations
 
 import getpass
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from flask_idempotency.cli.output import say
+from flask_idempotency.cli.output import Line, say
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.operations.records import AuditNote, one_line
@@ -22,8 +24,8 @@ UNKNOWN: Final = 2
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
-wide_option = click.option("--wide", is_flag=True, help="Every column, and nothing shortened.")
+wide_option = click.option("--wide", is_flag=True, help="Every column.")
+yes_option = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 
 def duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
@@ -34,8 +36,44 @@ def duration(context: click.Context, parameter: click.Parameter, value: str) -> 
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a command found or did: an object for machines, the same as lines for a person, and its exit code."""
+
+    as_object: object
+    lines: Iterable[Line]
+    code: int = 0
+    notes: Sequence[Line] = ()
+    """Lines for the standard error."""
+
+
+def prints_output(command: Callable[..., Output | None]) -> Callable[..., None]:
+    """Add `--json`, print the `Output` that the command returns, and exit with its code.
+
+    An `IdempotencyError` ends the command with one sentence and no traceback.
+    """
+
+    @wraps(command)
+    def run(*args: Any, as_json: bool, **options: Any) -> None:
+        with exit_on_error(as_json=as_json):
+            output = command(*args, **options)
+        if output is not None:
+            say(*([json.dumps(output.as_object)] if as_json else output.lines))
+            if output.notes:
+                say(*output.notes, err=True)
+            if output.code:
+                raise SystemExit(output.code)
+
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")(run)
+
+
+def prints_json() -> bool:
+    """Return whether the command that runs was given `--json`."""
+    return bool(click.get_current_context().params["as_json"])
+
+
 @contextmanager
-def exit_on_error(*, as_json: bool) -> Iterator[None]:
+def exit_on_error(*, as_json: bool = False) -> Iterator[None]:
     """End the command with one sentence and no traceback if the block raises an `IdempotencyError`."""
     try:
         yield
@@ -46,21 +84,32 @@ def exit_on_error(*, as_json: bool) -> Iterator[None]:
 
 
 def _end(why: str, code: int, *, as_json: bool) -> NoReturn:
-    if as_json:
-        say(json.dumps({"error": why}))
-    else:
-        say(f"Error: {why}", err=True)
+    say(json.dumps({"error": why}) if as_json else f"Error: {why}", err=not as_json)
     raise SystemExit(code)
+
+
+def confirm(question: str, *why: Line, yes: bool) -> None:
+    """Show why it is asked, and end the command unless the operator agrees. `yes`: they did so before."""
+    if not yes:
+        say(*why, err=True)
+        click.confirm(question, abort=True, err=True)
 
 
 # The audit note: every command that changes records takes it.
 
 
-def word_options(*, required: bool) -> Callable[[CommandT], CommandT]:
-    """Add `--reason` and `--actor`. The audit event holds both, so they must name no key, person or body."""
+def word_options(*, required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add `--reason` and `--actor`. The command receives both as `word`.
 
-    def add(command: CommandT) -> CommandT:
-        return actor_option(reason_option(command))
+    The audit event holds both, so they must name no key, person or body.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def noted(*args: Any, actor: str, reason: str, **options: Any) -> Any:
+            return command(*args, word=AuditNote(actor or "unknown", reason), **options)
+
+        return actor_option(reason_option(noted))
 
     # Some releases of click take a default of None for a value of a required option.
     needed: dict[str, Any] = {"required": True} if required else {"default": ""}
@@ -82,10 +131,6 @@ def word_options(*, required: bool) -> Callable[[CommandT], CommandT]:
     return add
 
 
-def word_of(actor: str, reason: str) -> AuditNote:
-    return AuditNote(actor or "unknown", reason)
-
-
 def _whoami() -> str:
     try:
         return getpass.getuser()
@@ -105,14 +150,9 @@ def _one_line(context: click.Context, parameter: click.Parameter, value: str) ->
 
 def tenant_options(command: CommandT) -> CommandT:
     """Add `--tenant T`, and `--no-tenant` for requests without a tenant and applications without a tenant_loader."""
-    for option in (
-        click.option(
-            "--no-tenant", is_flag=True, help="Requests without a tenant; all requests, if there is no tenant_loader."
-        ),
-        click.option("--tenant", metavar="T", help="The tenant, as the tenant_loader names it."),
-    ):
-        command = option(command)
-    return command
+    none = "Requests without a tenant; all requests, if there is no tenant_loader."
+    command = click.option("--no-tenant", is_flag=True, help=none)(command)
+    return click.option("--tenant", metavar="T", help="The tenant, as the tenant_loader names it.")(command)
 
 
 def chosen(tenant: str | None, *, no_tenant: bool) -> str | None:

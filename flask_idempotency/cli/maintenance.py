@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 import click
@@ -14,16 +14,24 @@ from flask import current_app
 
 from flask_idempotency.assembly import Services
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import NOT_IN_ORDER, UNKNOWN, as_json_option, exit_on_error, word_of, word_options
-from flask_idempotency.cli.output import Item, Part, Style, Styled, say
+from flask_idempotency.cli.context import (
+    NOT_IN_ORDER,
+    UNKNOWN,
+    Output,
+    confirm,
+    prints_json,
+    prints_output,
+    word_options,
+    yes_option,
+)
+from flask_idempotency.cli.output import Line, Style, Styled
 from flask_idempotency.cli.progress import Counts, show_progress
-from flask_idempotency.engine.capabilities import Verdict
+from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.events import ResponsesSealed
 from flask_idempotency.engine.keys import owner_mark
-from flask_idempotency.maintenance.janitor import Batcher, ExpireReport, ReconcileReport, Report, Task
+from flask_idempotency.maintenance.janitor import Batcher, ExpireReport, ReconcileReport, Task
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, RotateReport, SealReport, seal_plain
-from flask_idempotency.operations.doctor import DoctorReport
 from flask_idempotency.operations.records import AuditNote, Refused, never_happened
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.doctor import run_checks
@@ -41,7 +49,6 @@ _LONGEST_BUDGET_SECONDS: Final = 7000
 class _TaskCommand:
     """One task as a command."""
 
-    task: Task
     what: str
     """What it handles, in the plural."""
     total: Callable[[Services, Settings], int | None]
@@ -54,52 +61,47 @@ class _TaskCommand:
     """Return why this application has no such work."""
 
 
-def _run(command: _TaskCommand, budget: float, *, as_json: bool) -> None:
-    with exit_on_error(as_json=as_json):
-        parts, chosen = built(), settings()
-        janitor = janitor_of(current_app._get_current_object())  # type: ignore[attr-defined]
-        if command.task not in janitor.tasks:
-            raise Refused(command.refusal(parts, chosen))
-        with show_progress(command.what, total=partial(command.total, parts, chosen), as_json=as_json) as progress:
-            drain = with_budget(drain_of(command.task, chosen), budget=budget, on_progress=progress)
-            report = janitor.run(command.task, drain)
-            progress.counts = None if report is None else command.counts(report)
-    say(json.dumps(_task_object(report)) if as_json else _task_text(command, report))
-    if report is not None and not command.in_order(report):
-        raise SystemExit(NOT_IN_ORDER)
-
-
-def _task_object(report: Report | None) -> dict[str, object]:
+def _run(task: Task, budget: float) -> Output:
+    command, parts, chosen = _COMMANDS[task], built(), settings()
+    janitor = janitor_of(current_app._get_current_object())  # type: ignore[attr-defined]
+    if task not in janitor.tasks:
+        raise Refused(command.refusal(parts, chosen))
+    with show_progress(command.what, total=partial(command.total, parts, chosen), as_json=prints_json()) as progress:
+        drain = with_budget(drain_of(task, chosen), budget=budget, on_progress=progress)
+        report = janitor.run(task, drain)
+        progress.counts = None if report is None else command.counts(report)
     if report is None:
-        return {"busy": True}
+        return Output({"busy": True}, [_BUSY])
     done = {"done": report.done} if isinstance(report, RotateReport) else {}
-    return {"busy": False, **asdict(report), **done}
+    lines = [*command.said(report), *([] if report.finished else [_UNFINISHED])]
+    return Output({"busy": False, **asdict(report), **done}, lines, 0 if command.in_order(report) else NOT_IN_ORDER)
 
 
-def _task_text(command: _TaskCommand, report: Report | None) -> str:
-    if report is None:
-        return _BUSY
-    return "\n".join([*command.said(report), *([] if report.finished else [_UNFINISHED])])
+def _some(count: float, sentence: str) -> list[str]:
+    """Return this sentence about a count, unless it is 0."""
+    return [sentence.format(count)] if count else []
+
+
+def _keys(count: int) -> str:
+    return f"{count} key{'' if count == 1 else 's'}"
 
 
 def _reaped(report: ReapReport) -> list[str]:
-    said = [f"Quarantined, because their leases expired: {report.quarantined}."]
-    if report.never_resumed:
-        said.append(f"Quarantined, because no retry resumed them: {report.never_resumed}.")
-    if report.waiting:
-        said.append(f"Their next retries take over: {report.waiting}.")
-    if report.asked:
-        said.append(
-            f"Resolvers were called for {report.asked} key{'' if report.asked == 1 else 's'}: "
-            f"{report.completed} completed, {report.released} released, "
-            f"{report.resumed} resumed, {report.unknown} still unknown, {report.failed} failed."
-        )
-    if report.never_happened:
-        keys = f"For {report.never_happened} key{'' if report.never_happened == 1 else 's'}"
-        said.append(f"{keys}, {never_happened(report.believed_in)}: until then its worker may still run.")
-    if report.failed:
-        said.append("The log says which resolver failed, and how.")
-    return said
+    return [
+        f"Quarantined, because their leases expired: {report.quarantined}.",
+        *_some(report.never_resumed, "Quarantined, because no retry resumed them: {}."),
+        *_some(report.waiting, "Their next retries take over: {}."),
+        *_some(
+            report.asked,
+            f"Resolvers were called for {_keys(report.asked)}: {report.completed} completed, {report.released} released, "
+            f"{report.resumed} resumed, {report.unknown} still unknown, {report.failed} failed.",
+        ),
+        *_some(
+            report.never_happened,
+            f"For {_keys(report.never_happened)}, {never_happened(report.believed_in)}: until then its worker may still run.",
+        ),
+        *_some(report.failed, "The log says which resolver failed, and how."),
+    ]
 
 
 def _expired(report: ExpireReport) -> list[str]:
@@ -107,35 +109,32 @@ def _expired(report: ExpireReport) -> list[str]:
 
 
 def _rotated(report: RotateReport) -> list[str]:
-    said = [
+    return [
         f"Sealed again: {report.resealed}. Wiped, because they were erased: {report.wiped}.",
         f"Data keys disabled: {report.closed}. Data keys deleted: {report.retired}.",
+        *_some(
+            report.plain,
+            "Not encrypted, and left as they are: {}. `flask idempotency seal` encrypts the responses that you stored before "
+            "you switched encryption on.",
+        ),
+        *_some(
+            report.unreadable,
+            "Cannot be opened: {}. `flask idempotency keys status` says whether a key is missing in the ring.",
+        ),
+        *_some(report.blocked, "Left alone, because their tenants' data keys cannot be used for now: {}."),
+        *_some(not report.done, f"Run it again after {GRACE_SECONDS / 60:g} minutes, to delete the old data keys too."),
     ]
-    if report.plain:
-        said.append(
-            f"Not encrypted, and left as they are: {report.plain}. `flask idempotency seal` encrypts the responses that you "
-            "stored before you switched encryption on."
-        )
-    if report.unreadable:
-        said.append(
-            f"Cannot be opened: {report.unreadable}. `flask idempotency keys status` says whether a key is missing in the ring."
-        )
-    if report.blocked:
-        said.append(f"Left alone, because their tenants' data keys cannot be used for now: {report.blocked}.")
-    if not report.done:
-        said.append(f"Run it again after {GRACE_SECONDS / 60:g} minutes, to delete the old data keys too.")
-    return said
 
 
 def _reconciled(report: ReconcileReport) -> list[str]:
-    said = [f"Tenants: {report.tenants}. Ledgers corrected: {report.drifted}."]
-    if report.drifted:
-        said.append(
-            f"Wrong by {report.records} records, {report.bytes} bytes and {report.unsettled} unfinished claims."
-        )
-    if report.busy:
-        said.append(f"Changed during the count, and left for the next run: {report.busy}.")
-    return said
+    return [
+        f"Tenants: {report.tenants}. Ledgers corrected: {report.drifted}.",
+        *_some(
+            report.drifted,
+            f"Wrong by {report.records} records, {report.bytes} bytes and {report.unsettled} unfinished claims.",
+        ),
+        *_some(report.busy, "Changed during the count, and left for the next run: {}."),
+    ]
 
 
 def _claims(parts: Services, chosen: Settings) -> int | None:
@@ -168,9 +167,8 @@ def _no_reconciling(parts: Services, chosen: Settings) -> str:
     return "Quotas are off in this application, so there is nothing to reconcile."
 
 
-_COMMANDS: Final = {
+_COMMANDS: Final[Mapping[Task, _TaskCommand]] = {
     "reap": _TaskCommand(
-        "reap",
         "claims",
         _claims,
         lambda report: Counts(
@@ -184,7 +182,6 @@ _COMMANDS: Final = {
         lambda parts, chosen: "The store of this application cannot be searched for claims: it has no `recovery`.",
     ),
     "expire": _TaskCommand(
-        "expire",
         "expired records",
         lambda parts, chosen: None,
         lambda report: Counts(report.removed),
@@ -194,7 +191,6 @@ _COMMANDS: Final = {
         lambda parts, chosen: "The store of this application removes expired records by itself: it has no `expiry`.",
     ),
     "rotate": _TaskCommand(
-        "rotate",
         "responses",
         _old_responses,
         lambda report: Counts(
@@ -206,7 +202,6 @@ _COMMANDS: Final = {
         _no_rotation,
     ),
     "reconcile": _TaskCommand(
-        "reconcile",
         "tenants",
         _tenants,
         lambda report: Counts(report.tenants, report.busy),
@@ -231,8 +226,8 @@ def _budget_option(task: Task) -> Callable[[Callable[..., None]], Callable[..., 
 
 @cli.command("reap")
 @_budget_option("reap")
-@as_json_option
-def reap_command(budget: float, as_json: bool) -> None:
+@prints_output
+def reap_command(budget: float) -> Output:
     """Quarantine claims with an expired lease, and call resolvers.
 
     Changes records: claims become quarantined, and resolvers complete or release quarantined keys. Safe to run again. If
@@ -242,13 +237,13 @@ def reap_command(budget: float, as_json: bool) -> None:
     Example:
       $ flask idempotency reap --budget 60
     """
-    _run(_COMMANDS["reap"], budget, as_json=as_json)
+    return _run("reap", budget)
 
 
 @cli.command("expire")
 @_budget_option("expire")
-@as_json_option
-def expire_command(budget: float, as_json: bool) -> None:
+@prints_output
+def expire_command(budget: float) -> Output:
     """Remove expired responses and what belongs to them.
 
     Changes the store: it deletes completed records that have expired, and never a running or quarantined one. Safe to run
@@ -258,13 +253,13 @@ def expire_command(budget: float, as_json: bool) -> None:
     Example:
       $ flask idempotency expire
     """
-    _run(_COMMANDS["expire"], budget, as_json=as_json)
+    return _run("expire", budget)
 
 
 @cli.command("rotate")
 @_budget_option("rotate")
-@as_json_option
-def rotate_command(budget: float, as_json: bool) -> None:
+@prints_output
+def rotate_command(budget: float) -> Output:
     """Seal the responses of old ring keys again, under the newest.
 
     Changes stored responses, not their content or expiry. Plain responses stay plain: see `seal`. Requests go on during the
@@ -276,13 +271,13 @@ def rotate_command(budget: float, as_json: bool) -> None:
     Example:
       $ flask idempotency rotate
     """
-    _run(_COMMANDS["rotate"], budget, as_json=as_json)
+    return _run("rotate", budget)
 
 
 @cli.command("reconcile")
 @_budget_option("reconcile")
-@as_json_option
-def reconcile_command(budget: float, as_json: bool) -> None:
+@prints_output
+def reconcile_command(budget: float) -> Output:
     """Recount the records of every tenant, and correct their ledgers.
 
     Changes the counts that quotas use, and no record. Safe to run again. If another process runs this task, the command does
@@ -292,10 +287,12 @@ def reconcile_command(budget: float, as_json: bool) -> None:
     Example:
       $ flask idempotency reconcile
     """
-    _run(_COMMANDS["reconcile"], budget, as_json=as_json)
+    return _run("reconcile", budget)
 
 
 # `flask idempotency doctor`
+
+VERDICT_WIDTH: Final = 9
 
 _COLOURS: Final = {
     Verdict.FAULT: Style.BAD,
@@ -307,14 +304,14 @@ _COLOURS: Final = {
 
 @cli.command("doctor")
 @click.option("--verbose", is_flag=True, help="Show each check that is fine on a line of its own.")
-@as_json_option
 @click.option(
     "--worker-timeout", type=click.FloatRange(min=0), metavar="S", help="When a worker is killed at work. 0: never."
 )
 @click.option(
     "--proxy-timeout", type=click.FloatRange(min=0), metavar="S", help="When a proxy gives up on a request. 0: never."
 )
-def doctor_command(verbose: bool, as_json: bool, worker_timeout: float | None, proxy_timeout: float | None) -> None:
+@prints_output
+def doctor_command(verbose: bool, worker_timeout: float | None, proxy_timeout: float | None) -> Output:
     """Check the store, the janitor, the keys and the settings.
 
     Each finding that is not fine comes with its remedy. Read-only. Exits with 2 if the store did not answer or a check
@@ -324,58 +321,41 @@ def doctor_command(verbose: bool, as_json: bool, worker_timeout: float | None, p
     Example:
       $ flask idempotency doctor --worker-timeout 120 --proxy-timeout 60
     """
-    with exit_on_error(as_json=as_json):
-        built()
-        examination = run_checks(
-            current_app._get_current_object(),  # type: ignore[attr-defined]
-            worker_timeout=worker_timeout,
-            proxy_timeout=proxy_timeout,
-        )
-    if as_json:
-        say(json.dumps(_findings_object(examination)))
-    else:
-        say(*_findings_text(examination, verbose=verbose))
-    if not examination.complete:
-        raise SystemExit(UNKNOWN)
-    if not examination.in_order:
-        raise SystemExit(NOT_IN_ORDER)
-
-
-def _findings_object(examination: DoctorReport) -> dict[str, object]:
-    return {
+    built()
+    app = current_app._get_current_object()  # type: ignore[attr-defined]
+    examination = run_checks(app, worker_timeout=worker_timeout, proxy_timeout=proxy_timeout)
+    found = {
         "in_order": examination.in_order,
         "complete": examination.complete,
-        "findings": [
-            {"check": each.check, "verdict": each.verdict.value, "text": each.text, "remedy": each.remedy}
-            for each in examination.findings
-        ],
+        "findings": [{**asdict(each), "verdict": each.verdict.value} for each in examination.findings],
     }
+    code = UNKNOWN if not examination.complete else 0 if examination.in_order else NOT_IN_ORDER
+    return Output(found, _findings(examination.findings, verbose=verbose), code)
 
 
-def _findings_text(examination: DoctorReport, *, verbose: bool) -> Iterator[Part]:
+def _findings(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     """Yield the findings, the worst first, and one line that counts them."""
-    fine = [each for each in examination.findings if each.verdict is Verdict.FINE]
-    for each in examination.findings:
+    fine = [each for each in findings if each.verdict is Verdict.FINE]
+    for each in findings:
         if verbose or each.verdict is not Verdict.FINE:
-            yield _item(each.verdict, f"{each.check}: {each.text}", each.remedy)
+            yield _verdict(each.verdict), f"{each.check}: {each.text}"
+            if each.remedy:
+                yield " " * VERDICT_WIDTH, f"→ {each.remedy}"
     if fine and not verbose:
-        yield _item(Verdict.FINE, ", ".join(dict.fromkeys(each.check for each in fine)))
+        yield _verdict(Verdict.FINE), ", ".join(dict.fromkeys(each.check for each in fine))
     yield ""
-    yield _summary(Counter(each.verdict for each in examination.findings), len(fine))
-
-
-def _item(verdict: Verdict, text: str, remedy: str = "") -> Item:
-    return Item(Styled(verdict.value, _COLOURS[verdict]), (text, *([f"→ {remedy}"] if remedy else [])))
-
-
-def _summary(counts: Counter[Verdict], fine: int) -> str:
+    counts = Counter(each.verdict for each in findings)
     named = [
         (counts[Verdict.FAULT], "fault", "faults"),
         (counts[Verdict.UNKNOWN], "check unknown", "checks unknown"),
         (counts[Verdict.ADVICE], "piece of advice", "pieces of advice"),
     ]
     said = [f"{count} {one if count == 1 else many}" for count, one, many in named if count]
-    return ", ".join([*said, f"{fine} {'check' if fine == 1 else 'checks'} fine"])
+    yield ", ".join([*said, f"{len(fine)} {'check' if len(fine) == 1 else 'checks'} fine"])
+
+
+def _verdict(verdict: Verdict) -> Styled:
+    return Styled(f"{verdict.value:<{VERDICT_WIDTH}}", _COLOURS[verdict])
 
 
 # `flask idempotency seal`: encrypt the responses that were stored before encryption was switched on.
@@ -395,10 +375,10 @@ _NOTHING: Final = "Every stored response is encrypted. There is nothing to seal.
 
 
 @cli.command("seal")
-@click.option("--yes", is_flag=True, help="Skip the confirmation.")
+@yes_option
 @word_options(required=True)
-@as_json_option
-def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
+@prints_output
+def seal_command(yes: bool, word: AuditNote) -> Output:
     """Encrypt the responses that were stored before encryption.
 
     Changes stored responses, not their content or expiry. Runs only while IDEMPOTENCY_ENCRYPTION is on. Anyone who can write
@@ -410,61 +390,40 @@ def seal_command(yes: bool, actor: str, reason: str, as_json: bool) -> None:
     Example:
       $ flask idempotency seal --reason "encryption is on since Monday"
     """
-    with exit_on_error(as_json=as_json):
-        chosen, parts = settings(), built()
-        if chosen.encryption == "off":
-            raise Refused(_OFF)
-        if chosen.encryption == "required":
-            raise Refused(_REQUIRED)
-        if parts.responses is None or chosen.key_ring is None:
-            raise Refused("This store cannot list its responses, so they cannot be sealed.")
-        counted = parts.responses.count()
-        plain = counted.get("", 0)
-        if plain and not yes:
-            say(_WARNING.format(plain=plain), err=True)
-            click.confirm("Seal them?", abort=True, err=True)
-        total = sum(count for kid, count in counted.items() if kid != chosen.key_ring.newest)
-        report = _sealed(word_of(actor, reason), total=total, as_json=as_json) if plain else SealReport()
-    if as_json:
-        say(json.dumps(asdict(report)))
-    else:
-        say("\n".join(_sealing_text(report)) if plain else _NOTHING)
-    if not report.done:
-        raise SystemExit(NOT_IN_ORDER)
-
-
-def _sealed(word: AuditNote, *, total: int, as_json: bool) -> SealReport:
-    """Seal them, and publish the audit event also if the run is interrupted."""
-    parts, chosen, sealed, finished = built(), settings(), 0, False
+    chosen, parts = settings(), built()
+    if chosen.encryption != "on":
+        raise Refused(_OFF if chosen.encryption == "off" else _REQUIRED)
     if parts.responses is None or chosen.key_ring is None:
-        raise AssertionError("checked before")
+        raise Refused("This store cannot list its responses, so they cannot be sealed.")
+    counted = parts.responses.count()
+    plain = counted.get("", 0)
+    if not plain:
+        return Output(asdict(SealReport()), [_NOTHING])
+    confirm("Seal them?", _WARNING.format(plain=plain), yes=yes)
+    total = sum(count for kid, count in counted.items() if kid != chosen.key_ring.newest)
+    sealed, finished = 0, False
 
     def count(so_far: int) -> None:
         nonlocal sealed
         sealed = so_far
 
-    owner = owner_mark(chosen.namespace)
     try:
         with show_progress(
-            "responses", total=lambda: total, as_json=as_json, so_far=lambda: f"Sealed: {sealed:,}."
+            "responses", total=lambda: total, as_json=prints_json(), so_far=lambda: f"Sealed: {sealed:,}."
         ) as progress:
-            drain = Batcher(batch=500, budget=float("inf"), on_progress=progress)
+            drain = Batcher(batch=500, budget=inf, on_progress=progress)
+            owner = owner_mark(chosen.namespace)
             report = seal_plain(
                 parts.responses, parts.codec, chosen.key_ring, drain=drain, owner=owner, on_progress=count
             )
             progress.counts = Counts(report.sealed, report.passed_over, report.unreadable + report.blocked)
         finished = True
-    finally:
+    finally:  # the audit event also if the run is interrupted
         publish(ResponsesSealed("", "", actor=word.actor, reason=word.reason, sealed=sealed, finished=finished))
-    return report
-
-
-def _sealing_text(report: SealReport) -> list[str]:
-    said = [f"Sealed: {report.sealed}."]
-    if report.passed_over:
-        said.append(f"Left alone, because they were erased or changed during the run: {report.passed_over}.")
-    if report.unreadable:
-        said.append(f"Damaged, and left as they are: {report.unreadable}. A retry quarantines the key.")
-    if report.blocked:
-        said.append(f"Left as they are, because their tenants' data keys cannot be used for now: {report.blocked}.")
-    return said
+    lines = [
+        f"Sealed: {report.sealed}.",
+        *_some(report.passed_over, "Left alone, because they were erased or changed during the run: {}."),
+        *_some(report.unreadable, "Damaged, and left as they are: {}. A retry quarantines the key."),
+        *_some(report.blocked, "Left as they are, because their tenants' data keys cannot be used for now: {}."),
+    ]
+    return Output(asdict(report), lines, 0 if report.done else NOT_IN_ORDER)

@@ -9,20 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import NOT_IN_ORDER, as_json_option, exit_on_error, word_of, word_options
-from flask_idempotency.cli.output import Column, Part, Style, Styled, Table, say
+from flask_idempotency.cli.context import NOT_IN_ORDER, Output, confirm, prints_output, word_options, yes_option
+from flask_idempotency.cli.output import Cell, Style, Styled, table
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import MessageSettled
 from flask_idempotency.engine.outbox import OutboxRow
 from flask_idempotency.maintenance.relay import NO_ROUTE, WAIT_SECONDS, RelayReport, Stop, run
-from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.operations.times import format_duration
 from flask_idempotency.web.operator import state
 
@@ -67,8 +67,8 @@ def _services() -> OutboxServices:
     show_default=True,
     help="How often to look for messages while none is due.",
 )
-@as_json_option
-def relay_command(once: bool, poll: float, as_json: bool) -> None:
+@prints_output
+def relay_command(once: bool, poll: float) -> Output:
     """Send the messages of the outbox until SIGTERM.
 
     Changes the outbox: it deletes the messages that were confirmed. Run it as a process of its own, next to your web workers.
@@ -81,7 +81,7 @@ def relay_command(once: bool, poll: float, as_json: bool) -> None:
     Example:
       $ flask idempotency relay
     """
-    with exit_on_error(as_json=as_json), _ended_by_signals() as stop:
+    with _ended_by_signals() as stop:
         services = _services()
         if faults := services.table.faults():
             raise Refused(" ".join(faults))
@@ -97,7 +97,7 @@ def relay_command(once: bool, poll: float, as_json: bool) -> None:
         else:
             total = run(relay, stop=stop, poll=poll, on_pass=_reporter())
     shown = {"sent": total.sent, "delayed": total.delayed, "dead": total.dead}
-    say(json.dumps(shown) if as_json else f"Sent: {total.sent}. Delayed: {total.delayed}. Dead: {total.dead}.")
+    return Output(shown, [f"Sent: {total.sent}. Delayed: {total.delayed}. Dead: {total.dead}."])
 
 
 @contextmanager
@@ -145,8 +145,8 @@ cli.add_command(outbox)
 @click.option(
     "--limit", type=click.IntRange(1, MOST_ROWS), default=50, show_default=True, help="Show at most this many."
 )
-@as_json_option
-def list_command(dead: bool, limit: int, as_json: bool) -> None:
+@prints_output
+def list_command(dead: bool, limit: int) -> Output:
     """List the messages that are not sent, dead and failed ones first.
 
     Read-only. Shows no body, key or header. Exits with 1 if a message is dead.
@@ -155,50 +155,27 @@ def list_command(dead: bool, limit: int, as_json: bool) -> None:
     Example:
       $ flask idempotency outbox list --dead
     """
-    with exit_on_error(as_json=as_json):
-        services = _services()
-        counts = services.table.counts()
-        rows = [
-            replace(row, error=NO_ROUTE) if row.error is None and services.route_of(row.topic) is None else row
-            for row in services.table.rows(limit=limit, only_dead=dead)
-        ]
-    if as_json:
-        say(json.dumps({**asdict(counts), "messages": [asdict(row) for row in rows]}))
-    else:
-        say(*_shown(rows), f"Waiting: {counts.waiting}. Dead: {counts.dead}.")
-    if counts.dead:
-        raise SystemExit(NOT_IN_ORDER)
-
-
-def _shown(rows: list[OutboxRow]) -> list[Part]:
-    if not rows:
-        return []
-    head = (
-        Column("seq", None),
-        Column("topic", None),
-        Column("state", None),
-        Column("failed", None),
-        Column("age", None),
-        Column("behind", None),
-        Column("error"),
-    )
-    return [
-        Table(
-            head,
-            tuple(
-                (
-                    str(row.seq),
-                    row.topic,
-                    Styled("dead", Style.BAD) if row.state == "dead" else row.state,
-                    str(row.attempts),
-                    format_duration(row.age),
-                    str(row.behind),
-                    row.error or "",
-                )
-                for row in rows
-            ),
-        )
+    services = _services()
+    counts = services.table.counts()
+    rows = [
+        replace(row, error=NO_ROUTE) if row.error is None and services.route_of(row.topic) is None else row
+        for row in services.table.rows(limit=limit, only_dead=dead)
     ]
+    lines = [*table(map(_line, rows)), f"Waiting: {counts.waiting}. Dead: {counts.dead}."]
+    shown = {**asdict(counts), "messages": [asdict(row) for row in rows]}
+    return Output(shown, lines, NOT_IN_ORDER if counts.dead else 0)
+
+
+def _line(row: OutboxRow) -> dict[str, Cell]:
+    return {
+        "seq": str(row.seq),
+        "topic": row.topic,
+        "state": Styled("dead", Style.BAD) if row.state == "dead" else row.state,
+        "failed": str(row.attempts),
+        "age": format_duration(row.age),
+        "behind": str(row.behind),
+        "error": row.error or "",
+    }
 
 
 @outbox.command("retry")
@@ -209,8 +186,8 @@ def _shown(rows: list[OutboxRow]) -> list[Part]:
     help="Retry every message of this topic whose last attempt failed, at most 10,000 in one run.",
 )
 @word_options(required=False)
-@as_json_option
-def retry_command(seq: int | None, topic: str | None, actor: str, reason: str, as_json: bool) -> None:
+@prints_output
+def retry_command(seq: int | None, topic: str | None, word: AuditNote) -> Output:
     """Send a message again now, or every failed one of a topic.
 
     Changes the outbox: dead messages live again, and those that wait for their next attempt are due. Refuses while a relay
@@ -225,39 +202,36 @@ def retry_command(seq: int | None, topic: str | None, actor: str, reason: str, a
     """
     if (seq is None) == (topic is None):
         raise click.UsageError("Give the number of one message, or --topic.")
+    services = _services()
     if seq is not None:
-        _settle(lambda services: services.table.retry(seq), seq, "retried", _NO_MESSAGE, actor, reason, as_json=as_json)
-        return
+        return _settled(services, services.table.retry(seq), seq, "retried", _NO_MESSAGE, word)
     left: Counter[str] = Counter()
-    with exit_on_error(as_json=as_json):
-        services, word, retried = _services(), word_of(actor, reason), list[int]()
-        rows = services.table.rows(limit=MOST_ROWS, topic=topic)
-        for row in rows:
-            if row.state != "dead" and (row.state != "delayed" or row.error is None):
-                left[row.state] += 1
-            # Another operator may have settled it since.
-            elif services.table.retry(row.seq) is None:
-                left["held"] += 1
-            else:
-                services.observers(MessageSettled("", row.topic, row.seq, "retried", word.actor, word.reason))
-                retried.append(row.seq)
-    if as_json:
-        say(json.dumps({"topic": topic, "retried": retried, "left": {name: left[name] for name in _LEFT}}))
-        return
+    retried: list[int] = []
+    rows = services.table.rows(limit=MOST_ROWS, topic=topic)
+    for row in rows:
+        if row.state != "dead" and (row.state != "delayed" or row.error is None):
+            left[row.state] += 1
+        # Another operator may have settled it since.
+        elif services.table.retry(row.seq) is None:
+            left["held"] += 1
+        else:
+            services.observers(MessageSettled("", row.topic, row.seq, "retried", word.actor, word.reason))
+            retried.append(row.seq)
     parts = [f"Messages of {topic} retried: {len(retried)}."]
     if left:
         parts.append(f"Left: {', '.join(f'{left[name]} {text}' for name, text in _LEFT.items() if left[name])}.")
     if len(rows) == MOST_ROWS:
         parts.append("There may be more: run this again.")
-    say(" ".join(parts))
+    shown = {"topic": topic, "retried": retried, "left": {name: left[name] for name in _LEFT}}
+    return Output(shown, [" ".join(parts)])
 
 
 @outbox.command("discard")
 @click.argument("seq", type=click.IntRange(1))
-@click.option("--yes", is_flag=True, help="Skip the confirmation.")
+@yes_option
 @word_options(required=True)
-@as_json_option
-def discard_command(seq: int, yes: bool, actor: str, reason: str, as_json: bool) -> None:
+@prints_output
+def discard_command(seq: int, yes: bool, word: AuditNote) -> Output:
     """Delete a message that cannot be sent.
 
     Changes the outbox: the message is lost, and later ones of its topic and key are sent. Refuses for a message that no
@@ -267,19 +241,14 @@ def discard_command(seq: int, yes: bool, actor: str, reason: str, as_json: bool)
     Example:
       $ flask idempotency outbox discard 4711 --reason "refunded by hand"
     """
-    if not yes:
-        click.confirm("The message will be lost. Delete it?", abort=True, err=True)
-    _settle(lambda services: services.table.discard(seq), seq, "discarded", _NOT_FAILED, actor, reason, as_json=as_json)
+    services = _services()
+    confirm("Delete it?", "The message will be lost.", yes=yes)
+    return _settled(services, services.table.discard(seq), seq, "discarded", _NOT_FAILED, word)
 
 
-def _settle(
-    change: Callable[[Any], str | None], seq: int, verb: str, refusal: str, actor: str, reason: str, *, as_json: bool
-) -> None:
-    with exit_on_error(as_json=as_json):
-        services = _services()
-        topic = change(services)
-        if topic is None:
-            raise Refused(refusal)
-        word = word_of(actor, reason)
-        services.observers(MessageSettled("", topic, seq, verb, word.actor, word.reason))
-    say(json.dumps({"seq": seq, "topic": topic, "verb": verb}) if as_json else f"Message {seq} of {topic}: {verb}.")
+def _settled(services: OutboxServices, topic: str | None, seq: int, verb: str, refusal: str, word: AuditNote) -> Output:
+    """Report the change of this message. Raises `Refused` without a topic: then it was not changed."""
+    if topic is None:
+        raise Refused(refusal)
+    services.observers(MessageSettled("", topic, seq, verb, word.actor, word.reason))
+    return Output({"seq": seq, "topic": topic, "verb": verb}, [f"Message {seq} of {topic}: {verb}."])

@@ -1,28 +1,24 @@
-"""Print the output of a command: sentences, facts and tables, at the width of the terminal and in colour.
+"""Print the output of a command: sentences, facts and tables, in plain lines and in colour.
 
-Every text is escaped, because stores hold names that clients choose. A pipe or a file gets whole lines without colour. A
-terminal gets colour, and lines that fit its width. A colour only repeats what a word says. `NO_COLOR` and `TERM=dumb` turn
-it off; `FORCE_COLOR` turns it on for a pipe too.
+Every text is escaped, because stores hold names that clients choose. No line is shortened or wrapped, so that a pipe and a
+terminal get the same text. A colour only repeats what a word says. `NO_COLOR` and `TERM=dumb` turn it off; `FORCE_COLOR`
+turns it on for a pipe too.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from textwrap import wrap
-from typing import Final, TextIO
-from unicodedata import combining, east_asian_width
+from typing import Final
 
 import click
 
 from flask_idempotency.engine.escape import printable, printable_lines
 from flask_idempotency.operations.records import ChangeView, Condition, RecordView, StepView
 from flask_idempotency.operations.times import format_duration
-
-# What a part of the output is.
 
 
 class Style(Enum):
@@ -39,100 +35,40 @@ class Styled:
     """A text whose colour repeats its meaning."""
 
     text: str
-    style: Style | None
+    style: Style | None = None
 
 
 Cell = str | Styled
+Line = Cell | Sequence[Cell]
+"""A text of one line or several; or texts beside each other, which are one line whatever is in them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table."""
-
-    name: str
-    least: int | None = 12
-    """A terminal that is too narrow shortens the cells to no less than this. None: it never shortens them."""
-    rare: bool = False
-    """Left out, unless the table is wide or the terminal has room for it."""
-    wraps: bool = False
-    """A terminal gets long cells in several lines. Else they are shortened."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows that a terminal gets at its width. `wide`: with every column, and nothing shortened."""
-
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    wide: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Lines of a name and a value. A terminal gets long values in several lines."""
-
-    rows: tuple[tuple[str, Cell], ...]
-    width: int = 13
-    """Characters of the longest name and its colon."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A word in colour, and paragraphs beside it. A terminal gets long paragraphs in several lines."""
-
-    word: Styled
-    paragraphs: tuple[str, ...]
-    width: int = 8
-    """Characters of the longest word, and a space."""
-
-
-Part = str | Styled | Table | Facts | Item
-
-
-def say(*parts: Part, err: bool = False, newline: bool = True) -> None:
-    """Print these parts, each on lines of its own. Escape every control sequence in them."""
-    screen = screen_of(err=err)
-    lines = [line for part in parts or ("",) for line in _lines(part, screen)]
-    text = "\n".join("".join(_painted(piece) if screen.colour else piece.text for piece in line) for line in lines)
-    text = _writable(text, screen.encoding)
-    click.echo(text, err=err, nl=newline, color=screen.colour or None)
-
-
-# Where the output goes.
-
-
-@dataclass(frozen=True, slots=True)
-class Screen:
-    """What the reader of a stream sees."""
-
-    width: int | None
-    """Columns of the terminal. None: there is no terminal, so no line is shortened or wrapped."""
-    colour: bool
-    encoding: str = "utf-8"
-
-    @property
-    def ellipsis(self) -> str:
-        return _writable("…", self.encoding)
-
-
-def screen_of(*, err: bool = False) -> Screen:
-    """Return what the reader of the standard output sees, or of the standard error."""
+def say(*lines: Line, err: bool = False) -> None:
+    """Print these lines. Escape every control sequence in them."""
     stream = sys.stderr if err else sys.stdout
-    terminal = stream.isatty()
-    wanted = (terminal or bool(os.environ.get("FORCE_COLOR"))) and not os.environ.get("NO_COLOR")
-    colour = wanted and os.environ.get("TERM") != "dumb"
-    return Screen(_columns(stream) if terminal else None, colour, stream.encoding or "utf-8")
+    colour = in_colour(err=err)
+    text = "\n".join(_text(line, colour=colour) for line in lines or ("",))
+    click.echo(_writable(text, stream.encoding or "utf-8"), err=err, color=colour)
 
 
-def _columns(stream: TextIO) -> int:
-    """Return the width of this terminal. `shutil.get_terminal_size` knows only that of the standard output."""
-    typed = os.environ.get("COLUMNS", "")
-    if typed.isdecimal() and int(typed) > 0:
-        return int(typed)
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (AttributeError, ValueError, OSError):
-        return 80
+def in_colour(*, err: bool = False) -> bool:
+    """Return whether the reader of the standard output gets colour, or of the standard error."""
+    wanted = (sys.stderr if err else sys.stdout).isatty() or bool(os.environ.get("FORCE_COLOR"))
+    return wanted and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _text(line: Line, *, colour: bool) -> str:
+    if isinstance(line, str | Styled):
+        return _painted(_styled(line, printable_lines), colour=colour)
+    return "".join(_painted(_styled(cell), colour=colour) for cell in line).rstrip(" ")
+
+
+def _styled(cell: Cell, escape: Callable[[str], str] = printable) -> Styled:
+    return Styled(escape(cell)) if isinstance(cell, str) else Styled(escape(cell.text), cell.style)
+
+
+def _painted(piece: Styled, *, colour: bool) -> str:
+    return f"\x1b[{piece.style.value}m{piece.text}\x1b[0m" if colour and piece.style and piece.text else piece.text
 
 
 _ASCII: Final = str.maketrans({"…": "...", "→": ">"})
@@ -147,142 +83,25 @@ def _writable(text: str, encoding: str) -> str:
     return text
 
 
-# From parts to lines. A line is a list of texts with their styles, and both ways to print it have the same text.
-
-_Line = list[Styled]
+# Tables and facts.
 
 
-def _painted(piece: Styled) -> str:
-    return piece.text if piece.style is None or not piece.text else f"\x1b[{piece.style.value}m{piece.text}\x1b[0m"
+def table(rows: Iterable[Mapping[str, Cell]], *, without: Collection[str] = ()) -> list[Line]:
+    """Return rows as lines below the names of their columns. Leave out the columns `without`."""
+    named = [{name: _styled(cell) for name, cell in row.items() if name not in without} for row in rows]
+    if not named:
+        return []
+    every = [[Styled(printable(name), Style.HEAD) for name in named[0]], *(list(row.values()) for row in named)]
+    widths = [max(len(cell.text) for cell in column) + 2 for column in zip(*every, strict=True)]
+    return [
+        [piece for cell, width in zip(row, widths, strict=True) for piece in (cell, " " * (width - len(cell.text)))]
+        for row in every
+    ]
 
 
-def _lines(part: Part, screen: Screen) -> Iterator[_Line]:
-    match part:
-        case Table():
-            yield from _table(part, screen)
-        case Facts():
-            for name, value in part.rows:
-                yield from _fact(printable(name), _styled(value), part.width, screen)
-        case Item():
-            yield from _item(part, screen)
-        case Styled():
-            for line in printable_lines(part.text).split("\n"):
-                yield from ([Styled(text, part.style)] for text in _wrapped(line, screen.width))
-        case str():
-            for line in printable_lines(part).split("\n"):
-                yield from ([Styled(text, None)] for text in _wrapped(line, screen.width))
-
-
-def _styled(cell: Cell) -> Styled:
-    """Return the cell as one line of printable text."""
-    styled = Styled(cell, None) if isinstance(cell, str) else cell
-    return Styled(printable(styled.text), styled.style)
-
-
-def _fact(name: str, value: Styled, width: int, screen: Screen) -> Iterator[_Line]:
-    label, room = f"{name + ':':<{width}} ", None if screen.width is None else screen.width - width - 1
-    longest = max(map(_width, value.text.split(" ")))
-    if room is None or longest <= room:
-        first, *rest = _wrapped(value.text, room)
-        yield [Styled(label, None), Styled(first, value.style)]
-        yield from ([Styled(" " * (width + 1) + text, value.style)] for text in rest)
-        return
-    # A long word, such as an id, gets the whole line, so that a reader can copy it.
-    yield [Styled(label.rstrip(), None)]
-    yield from ([Styled("  " + text, value.style)] for text in _wrapped(value.text, (screen.width or 0) - 2))
-
-
-def _item(item: Item, screen: Screen) -> Iterator[_Line]:
-    begin = _styled(item.word)
-    for paragraph in map(printable, item.paragraphs):
-        mark = "→ " if paragraph.startswith("→ ") else ""
-        room = None if screen.width is None else screen.width - item.width - 1 - len(mark)
-        for number, text in enumerate(_wrapped(paragraph.removeprefix(mark), room)):
-            gap = " " * (item.width + 1 - _width(begin.text))
-            yield [begin, Styled(gap + (" " * len(mark) if number else mark) + text, None)]
-            begin = Styled("", None)
-
-
-def _table(table: Table, screen: Screen) -> Iterator[_Line]:
-    rows = [[_styled(Styled(column.name, Style.HEAD)) for column in table.columns]]
-    rows += [list(map(_styled, row)) for row in table.rows]
-    natural = [max(_width(row[number].text) for row in rows) for number in range(len(table.columns))]
-    shown = _chosen(table, natural, screen.width)
-    widths = [natural[number] for number in shown]
-    if screen.width is not None and not table.wide:
-        widths = _fitted(widths, [table.columns[number] for number in shown], screen.width)
-    for row in rows:
-        cells = []
-        for number, width in zip(shown, widths, strict=True):
-            text = row[number].text
-            wraps = table.columns[number].wraps
-            cells.append(list(_wrapped(text, width)) if wraps else [_shortened(text, width, screen.ellipsis)])
-        for level in range(max(map(len, cells))):
-            line: _Line = []
-            for number, width, texts in zip(shown, widths, cells, strict=True):
-                text = texts[level].rstrip() if level < len(texts) else ""
-                line += [Styled(text, row[number].style), Styled(" " * (width - _width(text) + 2), None)]
-            while line and not line[-1].text.strip():
-                line.pop()
-            yield line
-
-
-def _chosen(table: Table, natural: Sequence[int], room: int | None) -> list[int]:
-    """Return the columns to show: also rare ones, from the left, as long as the terminal has room for whole cells."""
-    chosen = [number for number, column in enumerate(table.columns) if table.wide or not column.rare]
-    for number, column in enumerate(table.columns):
-        more = sorted([*chosen, number])
-        if column.rare and not table.wide and room is not None and _total([natural[each] for each in more]) <= room:
-            chosen = more
-    return chosen
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + 2 * (len(widths) - 1)
-
-
-def _fitted(widths: list[int], columns: Sequence[Column], room: int) -> list[int]:
-    """Return widths that fit the terminal, if the columns allow it. The widest column gives first."""
-    widths = list(widths)
-    while _total(widths) > room:
-        longer = [
-            number
-            for number, column in enumerate(columns)
-            if column.least is not None and widths[number] > column.least
-        ]
-        if not longer:
-            break
-        widths[max(longer, key=lambda number: widths[number])] -= 1
-    return widths
-
-
-def _shortened(text: str, width: int, ellipsis: str) -> str:
-    if _width(text) <= width:
-        return text
-    while text and _width(text) + len(ellipsis) > width:
-        text = text[:-1]
-    return text + ellipsis
-
-
-def _wrapped(line: str, width: int | None) -> Iterator[str]:
-    """Yield this line, at most `width` characters at a time, and broken at spaces where that can be.
-
-    A terminal itself breaks a line of Chinese characters, which take two columns each.
-    """
-    # JSON stays one line.
-    if width is None or _width(line) <= width or line.startswith("{"):
-        yield line
-        return
-    width = max(width, 4)
-    indent = line[: len(line) - len(line.lstrip(" "))][: width // 2]
-    yield from wrap(indent + line.lstrip(" "), width, subsequent_indent=indent, break_on_hyphens=False) or ("",)
-
-
-def _width(text: str) -> int:
-    """Return the columns of a terminal that this text takes: Chinese characters take two."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
+def facts(rows: Iterable[tuple[str, Cell]], *, width: int = 14) -> list[Line]:
+    """Return lines of a name and a value. `width` is that of the longest name, its colon and a space."""
+    return [[f"{printable(name) + ':':<{width}}", value] for name, value in rows]
 
 
 # Names, times and records.
@@ -312,7 +131,7 @@ _COLOURS: Final = {
 }
 
 
-def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> Facts:
+def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> list[Line]:
     """Return a record as an operator reads it, one fact a line. `changes` are those of its audit trail."""
     state, reason = state_of(view), f" ({view.reason})" if view.reason else ""
     rows: list[tuple[str, Cell]] = [
@@ -344,7 +163,7 @@ def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> Facts:
         rows.append(("response", f"status {answer.status}, {answer.byte_size} bytes, {how}"))
     rows += [("step", _step(step)) for step in view.steps or ()]
     rows += [("changed", _change(change)) for change in changes]
-    return Facts(tuple(rows))
+    return facts(rows)
 
 
 def _change(view: ChangeView) -> str:

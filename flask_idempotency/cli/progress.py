@@ -10,12 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from flask_idempotency.cli import INTERRUPTED
-from flask_idempotency.cli.output import say, screen_of
+from flask_idempotency.cli.output import say
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.operations.times import format_duration
 
@@ -65,14 +65,11 @@ class Progress:
     def clear(self) -> None:
         """Take the line off the terminal."""
         if self._length:
-            self._write("")
-            sys.stderr.write("\r")
-            sys.stderr.flush()
+            self._write("", end="\r")
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, end: str = "") -> None:
         """Write this text over the last one."""
-        text = text[: (screen_of(err=True).width or 80) - 1]
-        sys.stderr.write("\r" + text.ljust(self._length))
+        sys.stderr.write("\r" + text.ljust(self._length) + end)
         sys.stderr.flush()
         self._length = len(text)
 
@@ -84,19 +81,14 @@ class Progress:
         """Return how far the command is: with the time left if the total is known, else with the time since it began."""
         seconds = self.seconds
         rate = self.touched / seconds if seconds else 0.0
-        speed = f", {rate:,.0f}/s" if rate >= 1 else ""
+        parts = [f"{self.touched:,}" if self.total is None else f"{self.touched:,} of {self.total:,}"]
+        if rate >= 1:
+            parts.append(f"{rate:,.0f}/s")
         if self.total is None:
-            return f"{self.touched:,}{speed}, {format_duration(seconds)}"
-        left = (self.total - self.touched) / rate if rate and seconds >= GUESS_AFTER_SECONDS else None
-        return f"{self.touched:,} of {self.total:,}{speed}" + (
-            "" if left is None else f", {format_duration(left)} left"
-        )
-
-    def ending(self, counts: Counts) -> str:
-        return (
-            f"{self.what.capitalize()}: {counts.done:,} done, {counts.skipped:,} skipped, {counts.failed:,} failed "
-            f"in {self.seconds:.1f} s."
-        )
+            parts.append(format_duration(seconds))
+        elif rate and seconds >= GUESS_AFTER_SECONDS:
+            parts.append(f"{format_duration((self.total - self.touched) / rate)} left")
+        return ", ".join(parts)
 
 
 @contextmanager
@@ -112,9 +104,12 @@ def show_progress(
     `what` names what the command handles, in the plural. `total` counts it, and is called only if a person sees the result.
     Ctrl-C ends the command with one sentence, `so_far` or the number handled, and with the exit code 130.
     """
-    seen = not as_json and screen_of(err=True).width is not None
-    rewrites = os.environ.get("TERM") not in ("dumb", "unknown")
-    progress = Progress(what, total=_known(total) if seen else None, seen=seen and rewrites)
+    seen = not as_json and sys.stderr.isatty()
+    known = None
+    if seen:
+        with suppress(StoreUnavailable):  # the task itself reports it, or succeeds
+            known = total()
+    progress = Progress(what, total=known, seen=seen and os.environ.get("TERM") not in ("dumb", "unknown"))
     try:
         try:
             yield progress
@@ -125,12 +120,6 @@ def show_progress(
         why = f"Interrupted after {progress.seconds:.1f} s. {done} What was done stays done: run the command again to continue."
         say(json.dumps({"error": why}) if as_json else why, err=not as_json)
         raise SystemExit(INTERRUPTED) from None
-    if seen and progress.counts is not None:
-        say(progress.ending(progress.counts), err=True)
-
-
-def _known(total: Callable[[], int | None]) -> int | None:
-    try:
-        return total()
-    except StoreUnavailable:  # the task itself reports it, or succeeds
-        return None
+    if seen and (counts := progress.counts) is not None:
+        numbers = f"{counts.done:,} done, {counts.skipped:,} skipped, {counts.failed:,} failed"
+        say(f"{what.capitalize()}: {numbers} in {progress.seconds:.1f} s.", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -11,8 +10,8 @@ from typing import Final
 
 import click
 
-from flask_idempotency.cli import cli, is_ctrl_c
-from flask_idempotency.cli.context import as_json_option, exit_on_error, word_of, word_options
+from flask_idempotency.cli import cli
+from flask_idempotency.cli.context import Output, confirm, prints_json, prints_output, word_options, yes_option
 from flask_idempotency.cli.output import facts_of, say
 from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options
 from flask_idempotency.engine.errors import IdempotencyError, ResultNotRebuilt
@@ -61,22 +60,22 @@ _NOBODY: Final = (
     "Standard input held the key, or is at its end, so you cannot reply to the question. Nothing was changed. Add --yes to "
     "skip the question."
 )
+_RELEASED: Final = "Released: the next retry runs."
 _STATUS: Final = "--happened needs --status, and only --happened takes a response."
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
 
 _STEP: Final = "--step goes with --happened --result JSON, or with --never-happened."
 
 _force = click.option("--force", is_flag=True, help="Even if its worker may still run, or its request completed.")
-_yes = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 
 @cli.command("release")
 @naming_options
 @_force
-@_yes
+@yes_option
 @word_options(required=True)
-@as_json_option
-def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
+@prints_output
+def release_command(named: RecordOptions, force: bool, yes: bool, word: AuditNote) -> Output:
     """Release a running or quarantined key: its next retry runs.
 
     Changes one record: it removes it. The command refuses and exits with 1 while the worker may still run, if the request
@@ -88,11 +87,10 @@ def release_command(named: RecordOptions, force: bool, yes: bool, actor: str, re
     Example:
       $ flask idempotency release 3f9a1c7e --reason "the bank has no such payment"
     """
-    with exit_on_error(as_json=as_json):
-        case = find_record(named, whole=True)
-        check_cache(case)
-        done, forced = _freed(case, force=force, yes=yes, actor=actor, reason=reason)
-    _say(done, "released", "Released: the next retry runs.", as_json=as_json, forced=forced)
+    case = find_record(named, whole=True)
+    check_cache(case)
+    done, forced = _freed(case, force=force, yes=yes, word=word)
+    return _output(done, "released", _RELEASED, forced=forced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +178,9 @@ class GivenStep:
     "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header of the response; repeat it for more."
 )
 @_force
-@_yes
+@yes_option
 @word_options(required=True)
-@as_json_option
+@prints_output
 def resolve_command(
     named: RecordOptions,
     verdict: str | None,
@@ -195,10 +193,8 @@ def resolve_command(
     headers: tuple[str, ...],
     force: bool,
     yes: bool,
-    actor: str,
-    reason: str,
-    as_json: bool,
-) -> None:
+    word: AuditNote,
+) -> Output:
     """Resolve a quarantined key, when you know what happened.
 
     Changes one record: it completes it or removes it. --never-happened releases it, and refuses as `release` does. With
@@ -217,97 +213,94 @@ def resolve_command(
     given = GivenResponse(status, body_file, content_type, headers)
     of_step = GivenStep(step_name, item, result)
     _check(verdict, given, of_step, named, force=force, yes=yes)
-    word = word_of(actor, reason)
-    forced = False
-    dropped: list[str] = []
-    with exit_on_error(as_json=as_json):
-        case = find_record(named, whole=True)
-        if show_of(case.first).paused:
-            raise Refused(PAUSED)
-        check_quarantined(case)
-        check_cache(case)
-        about = case.first.record.info
-        policy, of_message = policy_for(about), about.method == MESSAGE
-        match verdict:
-            case "resume" | "happened" | "never" if verdict == "resume" or step_name is not None:
-                done, forced, said = _resumed(case, verdict, of_step, force=force, yes=yes, word=word)
-            case "never":
-                done, forced = _freed(case, force=force, yes=yes, actor=actor, reason=reason)
-                said = "Released: the next retry runs."
-            case "happened":
-                stored, dropped = (_value(given, about), []) if of_message else _result(given, policy)
-                what = "value" if of_message else "response"
-                _ask(case, policy, f"Give this {what} to retries from now on?", yes=yes)
-                done = complete(settler(), case, stored, word, keep=policy.keep)
-                said = f"Resolved: retries get {stored.status}" + ("." if stored.kept else ", and `response-not-kept`.")
-                if of_message:
-                    said = "Resolved: the next delivery gets " + ("this value." if stored.kept else "no value.")
-                if done.settled and is_erased(case):
-                    said = _ERASED
-                    if as_json:
-                        say(said, err=True)
-            case _:
-                _ask(case, policy, "Give the stored response to retries from now on?", yes=yes)
-                done = reopen(settler(), case, word, keep=policy.keep)
-                said = "Reopened: retries get the stored response."
-        _check_done(done)
-    if dropped:
-        say(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.", err=True)
-    verb = {"never": "released", "happened": "completed", "resume": "resumed"}.get(verdict or "", "reopened")
-    verb = "resumed" if step_name is not None else verb
-    _say(done, verb, said, as_json=as_json, forced=forced)
+    forced, notes = False, list[str]()
+    case = find_record(named, whole=True)
+    if show_of(case.first).paused:
+        raise Refused(PAUSED)
+    check_quarantined(case)
+    check_cache(case)
+    about = case.first.record.info
+    policy, of_message = policy_for(about), about.method == MESSAGE
+    if verdict == "resume" or step_name is not None:
+        done, forced, said = _resumed(case, verdict == "never", of_step, force=force, yes=yes, word=word)
+        verdict = "resume"
+    elif verdict == "never":
+        (done, forced), said = _freed(case, force=force, yes=yes, word=word), _RELEASED
+    elif verdict == "happened":
+        stored, dropped = (_value(given, about), []) if of_message else _result(given, policy)
+        _ask(case, policy, f"Give this {'value' if of_message else 'response'} to retries from now on?", yes=yes)
+        done = complete(settler(), case, stored, word, keep=policy.keep)
+        if dropped:
+            notes.append(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.")
+        said = f"Resolved: retries get {stored.status}" + ("." if stored.kept else ", and `response-not-kept`.")
+        if of_message:
+            said = "Resolved: the next delivery gets " + ("this value." if stored.kept else "no value.")
+        if done.settled and is_erased(case):
+            said = _ERASED
+            notes += [_ERASED] if prints_json() else []
+    else:
+        _ask(case, policy, "Give the stored response to retries from now on?", yes=yes)
+        done, said = reopen(settler(), case, word, keep=policy.keep), "Reopened: retries get the stored response."
+    return _output(done, _VERBS[verdict or ""], said, forced=forced, notes=notes)
+
+
+_VERBS: Final = {"never": "released", "happened": "completed", "resume": "resumed", "reopen": "reopened"}
 
 
 def _check(
     verdict: str | None, given: GivenResponse, of_step: GivenStep, named: RecordOptions, *, force: bool, yes: bool
 ) -> None:
-    if verdict is None:
-        raise click.UsageError("Name what happened: --never-happened, --happened, --reopen, or --resume.")
-    if of_step.name is not None:
-        if verdict not in ("happened", "never") or (verdict == "happened") != (of_step.result is not None):
-            raise click.UsageError(_STEP)
-        if given.anything:
-            raise click.UsageError("A step has a --result, and no status, body or headers.")
-    elif of_step.item is not None or of_step.result is not None:
-        raise click.UsageError("--item and --result go with --step.")
-    if verdict == "happened" and of_step.name is not None:
-        of_step.value()
-    if given.anything and verdict != "happened":
-        raise click.UsageError(_STATUS)
-    if given.content_type is not None and given.body_file is None:
-        raise click.UsageError("--content-type goes with --body-file.")
-    if force and verdict != "never":
-        raise click.UsageError("--force goes with --never-happened.")
-    if given.body_file == STDIN and (named.key == STDIN or not yes):
-        raise click.UsageError("Standard input holds one thing: the key, the body, or your reply. See --yes.")
-    if any(_FIELD.fullmatch(header) is None for header in given.headers):
-        raise click.UsageError("--header takes one 'Name: value' in ASCII.")
-    if any(header.lower().startswith(("content-type:", "content-length:")) for header in given.headers):
-        raise click.UsageError("Set the type of the body by --content-type. The command sets its length.")
+    of_result = of_step.result is not None
+    for wrong, said in (
+        (verdict is None, "Name what happened: --never-happened, --happened, --reopen, or --resume."),
+        (of_step.name is None and (of_step.item is not None or of_result), "--item and --result go with --step."),
+        (of_step.name is not None and verdict not in ("happened", "never"), _STEP),
+        (of_step.name is not None and (verdict == "happened") != of_result, _STEP),
+        (of_step.name is not None and given.anything, "A step has a --result, and no status, body or headers."),
+        (given.anything and verdict != "happened", _STATUS),
+        (given.content_type is not None and given.body_file is None, "--content-type goes with --body-file."),
+        (force and verdict != "never", "--force goes with --never-happened."),
+        (
+            given.body_file == STDIN and (named.key == STDIN or not yes),
+            "Standard input holds one thing: the key, the body, or your reply. See --yes.",
+        ),
+        (
+            any(_FIELD.fullmatch(header) is None for header in given.headers),
+            "--header takes one 'Name: value' in ASCII.",
+        ),
+        (
+            any(header.lower().startswith(("content-type:", "content-length:")) for header in given.headers),
+            "Set the type of the body by --content-type. The command sets its length.",
+        ),
+    ):
+        if wrong:
+            raise click.UsageError(said)
+    of_step.value()
 
 
-def _freed(case: Case, *, force: bool, yes: bool, actor: str, reason: str) -> tuple[ResolveReport, bool]:
-    against, out = objections(case)
+def _freed(case: Case, *, force: bool, yes: bool, word: AuditNote) -> tuple[ResolveReport, bool]:
+    """Release the key. Return the report, and whether a warning was overruled."""
+    against = _warnings(case, force=force)
+    _ask(case, policy_for(case.first.record.info), "Let the next retry run?", yes=yes, against=against)
+    return release(settler(), case, word, forced=bool(against)), bool(against)
+
+
+def _warnings(case: Case, *, force: bool, steps: bool = True) -> list[str]:
+    """Return why the key should not run again. Raises `Refused` for any reason, unless `force` overrules it."""
+    against, out = objections(case, steps=steps)
     if against and not force:
         raise Refused(" ".join([*against, "Nothing was changed.", out]))
-    _ask(case, policy_for(case.first.record.info), "Let the next retry run?", yes=yes, against=against)
-    done = release(settler(), case, word_of(actor, reason), forced=bool(against))
-    _check_done(done)
-    return done, bool(against)
+    return against
 
 
 def _resumed(
-    case: Case, verdict: str, of_step: GivenStep, *, force: bool, yes: bool, word: AuditNote
+    case: Case, never_happened: bool, of_step: GivenStep, *, force: bool, yes: bool, word: AuditNote
 ) -> tuple[ResolveReport, bool, str]:
     """Settle a step, or let the next retry go on. Return the report, whether a warning was overruled, and what to say."""
-    policy, against = policy_for(case.first.record.info), list[str]()
-    recorded = [recorded_of(found) for found in case.found]
-    settled = [() if of_step.name is None else (of_step.settled(steps, policy.step_rules),) for _, steps in recorded]
-    journals = [journal for journal, _ in recorded]
-    if verdict == "never":
-        against, out = objections(case, steps=False)
-        if against and not force:
-            raise Refused(" ".join([*against, "Nothing was changed.", out]))
+    policy = policy_for(case.first.record.info)
+    journals, steps = zip(*map(recorded_of, case.found), strict=True)
+    settled = [() if of_step.name is None else (of_step.settled(each, policy.step_rules),) for each in steps]
+    against = _warnings(case, force=force, steps=False) if never_happened else []
     _ask(case, policy, "Settle this step?" if settled[0] else "Let the next retry go on?", yes=yes, against=against)
     done = resume(settler(), case, journals, settled, word)
     settled_ids = {each.step.entry.id for each in settled[0]}
@@ -321,24 +314,14 @@ def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[
     if yes:
         return
     lives = alive(case.first.record, policy) if against is None else None
-    say(facts_of(show_of(case.first, steps=True)), *(against or []), *([lives] if lives else []), err=True)
-    if not _confirmed(question):
-        raise click.Abort
-
-
-def _confirmed(question: str) -> bool:
+    shown = [*facts_of(show_of(case.first, steps=True)), *(against or []), *([lives] if lives else [])]
     try:
-        return click.confirm(question, err=True)
+        confirm(question, *shown, yes=False)
     except click.Abort as error:
-        if sys.stdin.isatty() or is_ctrl_c(error):
+        if not isinstance(error.__context__, EOFError) or sys.stdin.isatty():
             raise
         say(err=True)
         raise Refused(_NOBODY) from None
-
-
-def _check_done(done: ResolveReport) -> None:
-    if not done.settled:
-        raise Refused(_FASTER)
 
 
 def _value(given: GivenResponse, about: RequestInfo) -> StoredResponse:
@@ -367,8 +350,8 @@ def _read(path: str, *, most: int) -> bytes:
         return body
 
 
-def _say(done: ResolveReport, verb: str, said: str, *, as_json: bool, forced: bool) -> None:
-    if as_json:
-        say(json.dumps({"verb": verb, "forced": forced, **asdict(done)}))
-        return
-    say("\n".join([said, *([_LEFT.format(left=done.left)] if done.left else [])]))
+def _output(done: ResolveReport, verb: str, said: str, *, forced: bool, notes: Sequence[str] = ()) -> Output:
+    if not done.settled:
+        raise Refused(_FASTER)
+    left = [_LEFT.format(left=done.left)] if done.left else []
+    return Output({"verb": verb, "forced": forced, **asdict(done)}, [said, *left], notes=notes)

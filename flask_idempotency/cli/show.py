@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, fields
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from flask_idempotency.assembly import identities
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.completion import complete_endpoint
-from flask_idempotency.cli.context import as_json_option, chosen, duration, exit_on_error, tenant_options, wide_option
-from flask_idempotency.cli.output import (
-    Cell,
-    Column,
-    Part,
-    Table,
-    ago,
-    clean,
-    facts_of,
-    say,
-    state_of,
+from flask_idempotency.cli.context import (
+    Output,
+    chosen,
+    duration,
+    prints_json,
+    prints_output,
+    tenant_options,
+    wide_option,
 )
+from flask_idempotency.cli.output import Cell, Line, ago, clean, facts, facts_of, state_of, table
 from flask_idempotency.cli.record_options import UNKNOWN_ENDPOINT, RecordOptions, find_record, naming_options
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
@@ -66,37 +63,16 @@ from flask_idempotency.web.policy_table import (
     spelled,
 )
 
-_POLICY_COLUMNS: Final = (
-    Column("endpoint", least=14),
-    Column("methods", least=8),
-    Column("required", least=None),
-    Column("effects", least=None),
-    Column("on abandoned", least=10),
-    Column("keep", least=None, rare=True),
-    Column("lease", least=None, rare=True),
-    Column("profile", least=None, rare=True),
-    Column("resolver", least=None, rare=True),
-    Column("", least=10),
-)
-
-
-_MESSAGE_COLUMNS: Final = (
-    Column("messages", least=14),
-    Column("effects", least=None),
-    Column("on abandoned", least=10),
-    Column("attempts", least=None),
-    Column("keep", least=None, rare=True),
-    Column("lease", least=None, rare=True),
-    Column("max runtime", least=None, rare=True),
-    Column("resolver", least=None, rare=True),
-)
+_RARE_OF_POLICIES: Final = ("keep", "lease", "max runtime", "profile", "resolver")
+_RARE_OF_RECORDS: Final = ("principal", "attempt", "owner seen", "reason")
+"""The columns that only a wide table has."""
 
 
 @cli.command("policy")
 @click.argument("endpoint", required=False, shell_complete=complete_endpoint)
 @wide_option
-@as_json_option
-def policy_command(endpoint: str | None, wide: bool, as_json: bool) -> None:
+@prints_output
+def policy_command(endpoint: str | None, wide: bool) -> Output:
     """Show the policy of each endpoint and inbox, or all values of one.
 
     With an ENDPOINT, the command shows every value and where it was written. It leaves out the methods that are never in
@@ -107,29 +83,21 @@ def policy_command(endpoint: str | None, wide: bool, as_json: bool) -> None:
     Example:
       $ flask idempotency policy
     """
-    with exit_on_error(as_json=as_json):
-        rules = policies()
-        inboxes = [each for each in consumers() if endpoint in (None, each.name)]
-        if endpoint is not None and not inboxes and endpoint not in {each for each, _ in rules.pairs()}:
-            raise Refused(UNKNOWN_ENDPOINT)
-        rows = [row for row in policy_rows(rules) if endpoint in (None, row.endpoint)]
-    if as_json:
-        say(json.dumps({"endpoints": list(map(_as_object, rows)), "messages": list(map(_consumer_object, inboxes))}))
-        return
-    if not rows and not inboxes:
-        say("No method is in scope: each of them is safe to repeat.")
-    elif endpoint is None and rows:
-        say(Table(_POLICY_COLUMNS, tuple(map(_as_line, rows)), wide))
+    rules = policies()
+    inboxes = [each for each in consumers() if endpoint in (None, each.name)]
+    if endpoint is not None and not inboxes and endpoint not in {each for each, _ in rules.pairs()}:
+        raise Refused(UNKNOWN_ENDPOINT)
+    rows = [row for row in policy_rows(rules) if endpoint in (None, row.endpoint)]
+    if endpoint is None:
+        rare = () if wide else _RARE_OF_POLICIES
+        parts = [table(map(_as_line, rows), without=rare), table(map(_consumer_line, inboxes), without=rare)]
     else:
-        for number, row in enumerate(rows):
-            say(*[""] * (number > 0), *_policy_text(row, wide=wide))
-    if endpoint is None and inboxes:
-        say(*[""] * bool(rows), Table(_MESSAGE_COLUMNS, tuple(map(_consumer_line, inboxes)), wide))
-    else:
-        for each in inboxes:
-            values = tuple((name, spelled(name, value)) for name, value in consumer_values(each).items())
-            said = f"{printable(each.name)}: a vanished worker's key is {abandoned(each.policy)}"
-            say(*[""] * bool(rows), said, Table(_VALUE_COLUMNS[:2], values, wide))
+        parts = [*map(_policy_lines, rows), *map(_consumer_lines, inboxes)]
+    lines = [line for part in parts if part for line in ("", *part)][1:]
+    return Output(
+        {"endpoints": list(map(_as_object, rows)), "messages": list(map(_consumer_object, inboxes))},
+        lines or ["No method is in scope: each of them is safe to repeat."],
+    )
 
 
 def _consumer_object(each: Operation) -> dict[str, object]:
@@ -141,55 +109,56 @@ def _consumer_object(each: Operation) -> dict[str, object]:
     }
 
 
-def _consumer_line(each: Operation) -> tuple[str, ...]:
+def _consumer_line(each: Operation) -> dict[str, str]:
     policy, values = each.policy, consumer_values(each)
-    return (
-        each.name,
-        policy.effects,
-        abandoned(policy),
-        str(values["max_attempts"]),
-        format_duration(policy.keep),
-        format_duration(policy.lease),
-        format_duration(policy.max_runtime),
-        "yes" if each.name in state().loaders.resolvers else "-",
-    )
+    return {
+        "messages": each.name,
+        "effects": policy.effects,
+        "on abandoned": abandoned(policy),
+        "attempts": str(values["max_attempts"]),
+        "keep": format_duration(policy.keep),
+        "lease": format_duration(policy.lease),
+        "max runtime": format_duration(policy.max_runtime),
+        "resolver": "yes" if each.name in state().loaders.resolvers else "-",
+    }
 
 
-def _as_line(row: PolicyRow) -> tuple[str, ...]:
+def _consumer_lines(each: Operation) -> list[Line]:
+    values = ({"value": name, "is": spelled(name, value)} for name, value in consumer_values(each).items())
+    return [f"{printable(each.name)}: a vanished worker's key is {abandoned(each.policy)}", *table(values)]
+
+
+def _as_line(row: PolicyRow) -> dict[str, str]:
     policy, resolved = row.policy, row.explained.resolved
     guarded = resolved.chosen and not resolved.exempt
-    return (
-        row.endpoint,
-        ",".join(row.methods),
-        "yes" if policy.required else "no",
-        policy.effects,
-        abandoned(policy) if guarded and policy.mode == "enforce" else "-",
-        format_duration(policy.keep),
-        format_duration(policy.lease),
-        policy.profile,
-        "yes" if row.resolver else "-",
-        scope_of(row),
-    )
+    return {
+        "endpoint": row.endpoint,
+        "methods": ",".join(row.methods),
+        "required": "yes" if policy.required else "no",
+        "effects": policy.effects,
+        "on abandoned": abandoned(policy) if guarded and policy.mode == "enforce" else "-",
+        "keep": format_duration(policy.keep),
+        "lease": format_duration(policy.lease),
+        "profile": policy.profile,
+        "resolver": "yes" if row.resolver else "-",
+        "": scope_of(row),
+    }
 
 
-_VALUE_COLUMNS: Final = (Column("value", least=None), Column("is", least=24, wraps=True), Column("from", wraps=True))
-
-
-def _policy_text(row: PolicyRow, *, wide: bool) -> list[Part]:
+def _policy_lines(row: PolicyRow) -> list[Line]:
     policy, origins = row.policy, row.explained.origins
-    values = [
-        (field.name, spelled(field.name, getattr(policy, field.name)), origins[field.name]) for field in fields(Policy)
-    ]
-    resolver = "calls its resolver" if row.resolver else "has no resolver"
-    facts = [
-        *(["not protected, and under enforce"] if row.explained.resolved.observed else []),
+    values = (
+        {"value": field.name, "is": spelled(field.name, getattr(policy, field.name)), "from": origins[field.name]}
+        for field in fields(Policy)
+    )
+    said = [
+        "not protected, and under enforce" if row.explained.resolved.observed else "",
         f"a vanished worker's key is {abandoned(policy)}",
         f"a failed view's is {failed(policy)}",
-        resolver,
-        *filter(None, [scope_of(row)]),
+        "calls its resolver" if row.resolver else "has no resolver",
+        scope_of(row),
     ]
-    said = f"{printable(row.endpoint)} {','.join(row.methods)}: {'; '.join(facts)}"
-    return [said, Table(_VALUE_COLUMNS, tuple(values), wide)]
+    return [f"{printable(row.endpoint)} {','.join(row.methods)}: {'; '.join(filter(None, said))}", *table(values)]
 
 
 def _as_object(row: PolicyRow) -> dict[str, object]:
@@ -214,20 +183,6 @@ def _as_object(row: PolicyRow) -> dict[str, object]:
 
 # `flask idempotency list` and `show`
 
-_RECORD_COLUMNS: Final = (
-    Column("id", least=None),
-    Column("state", least=None),
-    Column("request", least=12),
-    Column("tenant", least=8),
-    Column("first used", least=None),
-    Column("lease", least=None),
-    Column("principal", least=8, rare=True),
-    Column("attempt", least=None, rare=True),
-    Column("owner seen", least=None, rare=True),
-    Column("reason", least=12, rare=True),
-)
-
-
 _PAUSED: Final = Condition.PAUSED.value
 
 
@@ -249,7 +204,7 @@ _PAUSED: Final = Condition.PAUSED.value
 @click.option("--endpoint", metavar="E", shell_complete=complete_endpoint, help="Only this endpoint.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many records.")
 @wide_option
-@as_json_option
+@prints_output
 def list_command(
     of_state: str | None,
     tenant: str | None,
@@ -258,8 +213,7 @@ def list_command(
     endpoint: str | None,
     limit: int,
     wide: bool,
-    as_json: bool,
-) -> None:
+) -> Output:
     """List the unfinished records, one line each.
 
     Quarantined ones come first, then those whose lease expired, then those in flight, the oldest first. Completed records
@@ -272,23 +226,19 @@ def list_command(
     """
     everybody = tenant is None and not no_tenant
     whose = None if everybody else chosen(tenant, no_tenant=no_tenant)
-    with exit_on_error(as_json=as_json):
-        states = UNFINISHED if of_state is None else (State.PROCESSING if of_state == _PAUSED else State(of_state),)
-        journals = built().journals if of_state == _PAUSED else None
-        if of_state == _PAUSED and journals is None:
-            raise Refused("The store of this application keeps no steps, so no request of it is paused.")
-        wanted = RecordFilter(states, (None,) if everybody else tids(whose), older_than, endpoint, journals)
-        found = listing(recovery(), wanted, limit=limit)
-        views = [show_of(each) for each in found.found]
-    if as_json:
-        say(json.dumps({"records": [asdict(each) for each in views], "more": found.more != 0}))
-    elif not views:
-        say("No record matches." if of_state else "No record is unfinished. Completed ones: --state completed.")
-    else:
-        say(Table(_RECORD_COLUMNS, tuple(_line(each, found.ids[each.handle]) for each in views), wide))
-        if found.more != 0:
-            count = "More records match" if found.more is None else f"{found.more:,} more"
-            say(f"{count}: see --limit, --older-than and --endpoint.", err=True)
+    states = UNFINISHED if of_state is None else (State.PROCESSING if of_state == _PAUSED else State(of_state),)
+    journals = built().journals if of_state == _PAUSED else None
+    if of_state == _PAUSED and journals is None:
+        raise Refused("The store of this application keeps no steps, so no request of it is paused.")
+    wanted = RecordFilter(states, (None,) if everybody else tids(whose), older_than, endpoint, journals)
+    found = listing(recovery(), wanted, limit=limit)
+    views = [show_of(each) for each in found.found]
+    none = "No record matches." if of_state else "No record is unfinished. Completed ones: --state completed."
+    lines = table((_line(each, found.ids[each.handle]) for each in views), without=() if wide else _RARE_OF_RECORDS)
+    count = "More records match" if found.more is None else f"{found.more:,} more"
+    notes = [f"{count}: see --limit, --older-than and --endpoint."] if found.more != 0 and not prints_json() else []
+    shown = {"records": [asdict(each) for each in views], "more": found.more != 0}
+    return Output(shown, lines or [none], notes=notes)
 
 
 @cli.command("show")
@@ -297,8 +247,8 @@ def list_command(
     "--downstream", metavar="NAME", help="Show the key that `current_claim.downstream_key(NAME)` gave the view too."
 )
 @click.option("--item", metavar="ITEM", help="With --downstream: the item of the step, as this command prints it.")
-@as_json_option
-def show_command(named: RecordOptions, downstream: str | None, item: str | None, as_json: bool) -> None:
+@prints_output
+def show_command(named: RecordOptions, downstream: str | None, item: str | None) -> Output:
     """Show one record, without the body of its response.
 
     Changes nothing. It lists the recorded steps of the request too, without their results, and who changed the record and
@@ -313,21 +263,22 @@ def show_command(named: RecordOptions, downstream: str | None, item: str | None,
     """
     if item is not None and downstream is None:
         raise click.UsageError("--item goes with --downstream.")
-    with exit_on_error(as_json=as_json):
-        case = find_record(named, whole=False)
-        shown = show_of(case.first, steps=True)
-        changes = changes_of(built().audit, case.first.key)
-        wait = believed_in(built().audit, case.first, policy_for(case.first.record.info))
-        sent = None if downstream is None else _downstream_key(case.first, downstream, item)
-    if as_json:
-        key = {} if sent is None else {"downstream_key": sent}
-        audited = None if changes is None else list(map(asdict, changes))
-        said = None if wait is None else {"verdict": "never-happened", "believed_in": wait}
-        say(json.dumps({**asdict(shown), "also": list(case.also), "changes": audited, "resolver": said, **key}))
-    else:
-        also = [f"also under:   {handle}" for handle in case.also]
-        unresolved = [] if wait is None else [f"unresolved:   {never_happened(wait)}"]
-        say(facts_of(shown, changes or ()), *unresolved, *also, *([] if sent is None else [f"downstream:   {sent}"]))
+    case = find_record(named, whole=False)
+    shown = show_of(case.first, steps=True)
+    changes = changes_of(built().audit, case.first.key)
+    wait = believed_in(built().audit, case.first, policy_for(case.first.record.info))
+    found: dict[str, Any] = {
+        **asdict(shown),
+        "also": list(case.also),
+        "changes": None if changes is None else list(map(asdict, changes)),
+        "resolver": None if wait is None else {"verdict": "never-happened", "believed_in": wait},
+    }
+    more = [] if wait is None else [("unresolved", never_happened(wait))]
+    more += [("also under", handle) for handle in case.also]
+    if downstream is not None:
+        found["downstream_key"] = _downstream_key(case.first, downstream, item)
+        more.append(("downstream", found["downstream_key"]))
+    return Output(found, [*facts_of(shown, changes or ()), *facts(more)])
 
 
 def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:
@@ -351,19 +302,19 @@ def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:
         ) from None
 
 
-def _line(view: RecordView, id: str) -> tuple[Cell, ...]:
-    return (
-        id,
-        state_of(view),
-        f"{clean(view.method)} {clean(view.endpoint)}",
-        clean(view.tenant),
-        ago(view.first_used_ago, units=1),
-        _lease(view),
-        clean(view.principal),
-        str(view.attempt),
-        ago(None if view.owner is None else view.owner.last_seen_ago, units=1),
-        clean(view.reason),
-    )
+def _line(view: RecordView, id: str) -> dict[str, Cell]:
+    return {
+        "id": id,
+        "state": state_of(view),
+        "request": f"{clean(view.method)} {clean(view.endpoint)}",
+        "tenant": clean(view.tenant),
+        "first used": ago(view.first_used_ago, units=1),
+        "lease": _lease(view),
+        "principal": clean(view.principal),
+        "attempt": str(view.attempt),
+        "owner seen": ago(None if view.owner is None else view.owner.last_seen_ago, units=1),
+        "reason": clean(view.reason),
+    }
 
 
 def _lease(view: RecordView) -> str:

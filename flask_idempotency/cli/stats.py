@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from math import inf
 from typing import Any, Final
@@ -17,10 +17,9 @@ from flask import current_app
 
 from flask_idempotency.assembly import Services
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import as_json_option, duration, exit_on_error, wide_option
-from flask_idempotency.cli.output import Cell, Column, Part, Style, Styled, Table, ago, clean, say
+from flask_idempotency.cli.context import Output, duration, prints_json, prints_output, wide_option
+from flask_idempotency.cli.output import Cell, Line, Style, Styled, ago, clean, say, table
 from flask_idempotency.engine.activity import EDGES, ENDINGS, NEW, NOT_KEPT, OUTCOMES
-from flask_idempotency.engine.capabilities import UnfinishedCounts
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.operations.activity import (
@@ -75,8 +74,8 @@ def span(context: click.Context, parameter: click.Parameter, value: str | None) 
     "--watch", is_flag=True, help="Show that again every few seconds, until Ctrl-C. Of the last hour by default."
 )
 @wide_option
-@as_json_option
-def stats_command(quick: bool, since: float | None, watch: bool, wide: bool, as_json: bool) -> None:
+@prints_output
+def stats_command(quick: bool, since: float | None, watch: bool, wide: bool) -> Output | None:
     """Count the records in each state, and show the last janitor runs.
 
     With --since or --watch, show the activity of all processes instead: requests by endpoint and outcome, and the percentiles
@@ -92,43 +91,42 @@ def stats_command(quick: bool, since: float | None, watch: bool, wide: bool, as_
             raise click.UsageError(
                 "--quick leaves out completed records, and --since and --watch show none. Remove it."
             )
-        _show_activity(WATCHED_SPAN if since is None else since, watch=watch, wide=wide, as_json=as_json)
-        return
+        return _activity(WATCHED_SPAN if since is None else since, watch=watch, wide=wide)
     if wide:
         raise click.UsageError("--wide goes with --since or --watch.")
-    with exit_on_error(as_json=as_json):
-        found, parts = recovery(), built()
-        if not quick and sys.stderr.isatty():
-            say("Counting the completed records; --quick leaves them out.", err=True)
-        shown = stats(
-            found,
-            responses=None if quick else parts.responses,
-            data_keys=parts.data_keys,
-            ledger=parts.ledger,
-            tasks=parts.tasks,
-            identity=_identity(parts),
-        )
-    if as_json:
-        say(json.dumps(asdict(shown)))
-    else:
-        say(*_stats_text(shown, quick=quick))
+    found, parts = recovery(), built()
+    if not quick and sys.stderr.isatty():
+        say("Counting the completed records; --quick leaves them out.", err=True)
+    shown = stats(
+        found,
+        responses=None if quick else parts.responses,
+        data_keys=parts.data_keys,
+        ledger=parts.ledger,
+        tasks=parts.tasks,
+        identity=_identity(parts),
+    )
+    return Output(asdict(shown), _stats_lines(shown, quick=quick))
 
 
-def _stats_text(shown: Stats, *, quick: bool) -> list[Part]:
-    lines: list[Part] = [
-        *_unfinished(shown.standing),
-        _count("completed", shown.completed, "not counted" if quick else "not known"),
-    ]
-    lines += [_count("data keys", shown.data_keys), _count("tenants with a ledger", shown.tenants)]
-    lines += [clean(f"identity: {each.text} {each.remedy}") for each in shown.identity or ()]
+def _stats_lines(shown: Stats, *, quick: bool) -> Iterator[Line]:
+    counts = shown.standing
+    yield _count("in flight", counts.in_flight)
+    for name, number, seconds, style in (
+        ("lease expired", counts.lapsed, counts.lapsed_for, Style.WARNING),
+        ("quarantined", counts.quarantined, counts.quarantined_for, Style.BAD),
+    ):
+        oldest = "" if seconds is None else f", the oldest for {format_duration(seconds)}"
+        yield Styled(_count(name, number) + oldest, style if number else None)
+    yield _count("completed", shown.completed, "not counted" if quick else "not known")
+    yield _count("data keys", shown.data_keys)
+    yield _count("tenants with a ledger", shown.tenants)
+    yield from (clean(f"identity: {each.text} {each.remedy}") for each in shown.identity or ())
     if shown.tasks is None:
-        return [*lines, "This store keeps no task log, so it cannot tell whether a janitor runs."]
-    if not shown.tasks:
-        return [*lines, "No janitor task has ever reported: start a janitor, or run its tasks by cron."]
-    return [
-        *lines,
-        *(f"{clean(task)}: {ago(run.ago)}{_did(run.did)}" for task, run in sorted(shown.tasks.items())),
-    ]
+        yield "This store keeps no task log, so it cannot tell whether a janitor runs."
+    elif not shown.tasks:
+        yield "No janitor task has ever reported: start a janitor, or run its tasks by cron."
+    else:
+        yield from (f"{clean(task)}: {ago(run.ago)}{_did(run.did)}" for task, run in sorted(shown.tasks.items()))
 
 
 def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:
@@ -138,22 +136,8 @@ def _identity(parts: Services) -> tuple[IdentityChange, ...] | None:
     return look(parts.shared_task_log, shape_in(app, settings(), state().loaders, policies()), note=False).changes
 
 
-def _unfinished(counts: UnfinishedCounts) -> list[Part]:
-    expired = _count("lease expired", counts.lapsed) + _since(counts.lapsed_for)
-    quarantined = _count("quarantined", counts.quarantined) + _since(counts.quarantined_for)
-    return [
-        _count("in flight", counts.in_flight),
-        Styled(expired, Style.WARNING if counts.lapsed else None),
-        Styled(quarantined, Style.BAD if counts.quarantined else None),
-    ]
-
-
 def _count(name: str, count: int | None, otherwise: str = "not known") -> str:
     return f"{name}: {otherwise if count is None else count}"
-
-
-def _since(seconds: float | None) -> str:
-    return "" if seconds is None else f", the oldest for {format_duration(seconds)}"
 
 
 def _did(did: Mapping[str, Any]) -> str:
@@ -170,22 +154,8 @@ def _did(did: Mapping[str, Any]) -> str:
 
 # `--since` and `--watch`.
 
-_ACTIVITY_COLUMNS: Final = (
-    Column("endpoint", least=14),
-    Column("requests", least=None, rare=True),
-    Column("new", least=None),
-    Column("replayed", least=None),
-    Column("refused", least=None),
-    Column("conflicts", least=None, rare=True),
-    Column("mismatches", least=None, rare=True),
-    Column("quarantined", least=None),
-    Column("p50", least=None),
-    Column("p95", least=None, rare=True),
-    Column("p99", least=None),
-    Column("replay p50", least=None, rare=True),
-    Column("replay p95", least=None, rare=True),
-    Column("replay p99", least=None, rare=True),
-)
+_RARE: Final = (*("requests", "conflicts", "mismatches", "p95", "replay p50", "replay p95", "replay p99"),)
+"""The columns that only a wide table has."""
 
 _MORE_COUNTERS: Final = tuple(
     counter
@@ -195,27 +165,26 @@ _MORE_COUNTERS: Final = tuple(
 """The counters that only a wide table shows. The others have a column in any case."""
 
 
-def _show_activity(seconds: float, *, watch: bool, wide: bool, as_json: bool) -> None:
-    """Print the activity of these last seconds, once or until Ctrl-C."""
-    page = _page_of_json if as_json else _page_of_text
+def _activity(seconds: float, *, watch: bool, wide: bool) -> Output | None:
+    """Return the activity of these last seconds; or print it again and again, until Ctrl-C."""
+    log = built().activity
+    if log is None:
+        raise Refused("The store of this application keeps no activity.")
+    owner = owner_mark(settings().namespace)
+    found, old = summary(log, owner, seconds=seconds), ""
+    if not watch:
+        return Output(as_objects(found), _page(found, wide=wide))
+    machine = prints_json()
+    terminal = not machine and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
     try:
-        with exit_on_error(as_json=as_json):
-            log = built().activity
-            if log is None:
-                raise Refused("The store of this application keeps no activity.")
-            owner = owner_mark(settings().namespace)
-            found = summary(log, owner, seconds=seconds)
-        if not watch:
-            say(*page(found, wide=wide, lines=None))
-            return
-        terminal = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-        old = ""
         while True:
-            if terminal and not as_json:
+            if terminal:
                 click.clear()
-            say(*page(found, wide=wide, lines=shutil.get_terminal_size().lines if terminal else None, old=old))
-            if not terminal and not as_json:
-                say("")
+            if machine:
+                say(json.dumps({**as_objects(found), **({"error": old} if old else {})}))
+            else:
+                lines = shutil.get_terminal_size().lines if terminal else None
+                say(*_page(found, wide=wide, lines=lines, old=old), *([] if terminal else [""]))
             sys.stdout.flush()
             time.sleep(WATCH_SECONDS)
             try:
@@ -223,50 +192,49 @@ def _show_activity(seconds: float, *, watch: bool, wide: bool, as_json: bool) ->
             except StoreUnavailable as error:
                 old = f"The store does not answer: {error} The numbers are those of {moment(found.now)}."
     except KeyboardInterrupt:
-        if not watch:
-            raise
         # This is how a person ends a page that never ends by itself.
         say("")
+    return None
 
 
-def _page_of_json(found: Summary, *, wide: bool, lines: int | None, old: str = "") -> list[Part]:
-    return [json.dumps({**as_objects(found), **({"error": old} if old else {})})]
-
-
-def _page_of_text(found: Summary, *, wide: bool, lines: int | None, old: str = "") -> list[Part]:
+def _page(found: Summary, *, wide: bool, lines: int | None = None, old: str = "") -> list[Line]:
     """Return the page. `lines`: those of the terminal, which endpoints beyond would scroll away."""
-    head = f"Activity of the last {format_duration(found.seconds)}, until {moment(found.now)}:"
-    notes: list[Part] = [Styled(old, Style.WARNING)] if old else []
+    notes: list[Line] = [Styled(old, Style.WARNING)] if old else []
     if not found.endpoints:
-        off = " IDEMPOTENCY_ACTIVITY is False here." if settings().activity is False else ""
-        return [f"No request with a key was counted in the last {format_duration(found.seconds)}.{off}", *notes]
+        return [f"No request with a key was counted in the last {format_duration(found.seconds)}.{why_none()}", *notes]
     if observed := found.total.observed:
         notes.append(f"{observed:,} more with a key were only observed: see `flask idempotency report`.")
     shown = list(found.endpoints.items())
     most = len(shown) if lines is None else max(lines - LINES_AROUND - len(notes), 1)
-    rows = [_activity_row(clean(endpoint), figures, wide=wide) for endpoint, figures in shown[:most]]
+    rows = [_row(clean(endpoint), figures) for endpoint, figures in shown[:most]]
     if len(shown) > 1:
-        rows.append(_activity_row("all", found.total, wide=wide))
-    columns = (*_ACTIVITY_COLUMNS, *(Column(counter, least=None) for counter in _MORE_COUNTERS if wide))
+        rows.append(_row("all", found.total))
     left = [f"{len(shown) - most:,} more endpoints: make the terminal higher."] if len(shown) > most else []
-    return [head, Table(columns, tuple(rows), wide), *left, *notes]
+    head = f"Activity of the last {format_duration(found.seconds)}, until {moment(found.now)}:"
+    return [head, *table(rows, without=() if wide else (*_RARE, *_MORE_COUNTERS)), *left, *notes]
 
 
-def _activity_row(name: str, figures: Figures, *, wide: bool) -> tuple[Cell, ...]:
+def why_none() -> str:
+    """Return why no activity may have been counted."""
+    return " IDEMPOTENCY_ACTIVITY is False here." if settings().activity is False else ""
+
+
+def _row(name: str, figures: Figures) -> dict[str, Cell]:
     groups, new, replayed = figures.groups, figures.new_times, figures.replayed_times
     quarantined = f"{groups['quarantined']:,}"
-    return (
-        name,
-        f"{figures.requests:,}",
-        f"{groups['new']:,}",
-        f"{groups['replayed']:,}",
-        f"{figures.of(*REFUSED):,}",
-        f"{groups['conflicts']:,}",
-        f"{groups['mismatches']:,}",
-        Styled(quarantined, Style.BAD) if groups["quarantined"] else quarantined,
-        *(_time(value) for value in (new.p50, new.p95, new.p99, replayed.p50, replayed.p95, replayed.p99)),
-        *(f"{figures.of(counter):,}" for counter in _MORE_COUNTERS if wide),
-    )
+    return {
+        "endpoint": name,
+        "requests": f"{figures.requests:,}",
+        "new": f"{groups['new']:,}",
+        "replayed": f"{groups['replayed']:,}",
+        "refused": f"{figures.of(*REFUSED):,}",
+        "conflicts": f"{groups['conflicts']:,}",
+        "mismatches": f"{groups['mismatches']:,}",
+        "quarantined": Styled(quarantined, Style.BAD) if groups["quarantined"] else quarantined,
+        **{edge: _time(getattr(new, edge)) for edge in ("p50", "p95", "p99")},
+        **{f"replay {edge}": _time(getattr(replayed, edge)) for edge in ("p50", "p95", "p99")},
+        **{counter: f"{figures.of(counter):,}" for counter in _MORE_COUNTERS},
+    }
 
 
 def _time(seconds: float | None) -> str:

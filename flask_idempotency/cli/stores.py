@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
@@ -12,15 +11,22 @@ from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import NOT_IN_ORDER, as_json_option, exit_on_error, word_of, word_options
-from flask_idempotency.cli.output import Cell, Column, Facts, Part, Style, Styled, Table, clean, say
+from flask_idempotency.cli.context import (
+    NOT_IN_ORDER,
+    Output,
+    confirm,
+    exit_on_error,
+    prints_output,
+    word_options,
+    yes_option,
+)
+from flask_idempotency.cli.output import Cell, Line, Style, Styled, clean, facts, say, table
 from flask_idempotency.engine.capabilities import DataLossDetector
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialised
 from flask_idempotency.engine.store import RoleSchema, Schema
 from flask_idempotency.operations.admin import (
     DataLossReport,
-    KeysReport,
     KeyStatus,
     SchemaReport,
     acknowledge,
@@ -31,7 +37,7 @@ from flask_idempotency.operations.admin import (
     keys_status,
     memory_status,
 )
-from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.operations.times import format_duration, moment
 from flask_idempotency.web.operator import built, publish, settings, state
 
@@ -44,8 +50,8 @@ cli.add_command(db)
 
 
 @db.command("upgrade")
-@as_json_option
-def upgrade(as_json: bool) -> None:
+@prints_output
+def upgrade() -> Output:
     """Create the tables, or upgrade them to this release.
 
     Changes the schema of the store's own tables, and no other table. Safe to run again, and in several processes at the
@@ -55,7 +61,7 @@ def upgrade(as_json: bool) -> None:
     Example:
       $ flask idempotency db upgrade
     """
-    _tell(db_upgrade, "The schema is up to date.", as_json=as_json)
+    return _of_schema(db_upgrade, "The schema is up to date.")
 
 
 @db.command("check")
@@ -64,8 +70,8 @@ def upgrade(as_json: bool) -> None:
     metavar="NAME",
     help="Check instead what this role of PostgreSQL lacks, if your application sets it for a tenant (SET LOCAL ROLE).",
 )
-@as_json_option
-def check(role: str | None, as_json: bool) -> None:
+@prints_output
+def check(role: str | None) -> Output:
     """Check the tables and their database.
 
     Read-only. Exits with 0 if they are in order, with 1 and a sentence for each fault if not, and with 2 if the
@@ -79,61 +85,38 @@ def check(role: str | None, as_json: bool) -> None:
       $ flask idempotency db check
     """
     if role is None:
-        _tell(db_check, "The schema is in order.", as_json=as_json)
-    else:
-        _tell_grants(role, as_json=as_json)
+        return _of_schema(db_check, "The schema is in order.")
+    checked = [place for place in _schemas() if isinstance(place, RoleSchema)]
+    if not checked:
+        raise Refused("The records of this application are not in a database with roles: --role has nothing to check.")
+    missing = list({each.statement: each for place in checked for each in place.missing_grants(role)}.values())
+    lacking = [{"kind": each.kind, "name": each.name, "privileges": each.privileges} for each in missing]
+    grants = [each.statement for each in missing]
+    found = {"role": role, "in_order": not missing, "missing": lacking, "grants": grants}
+    if not missing:
+        return Output(found, [f"The role {clean(role)} has all privileges that the transactions of views need."])
+    lacks = "; ".join(f"{', '.join(each.privileges)} on the {each.kind} {clean(each.name)}" for each in missing)
+    head = f"The role {clean(role)} lacks {lacks}. Grant it, as the owner of the tables:"
+    return Output(found, [head, *map(clean, grants)], NOT_IN_ORDER)
 
 
-def _tell_grants(role: str, *, as_json: bool) -> None:
-    with exit_on_error(as_json=as_json):
-        outbox = current_app.extensions.get("idempotency_outbox")
-        places = [state().schema, None if outbox is None else outbox.table]
-        checked = [place for place in places if isinstance(place, RoleSchema)]
-        if not checked:
-            raise Refused(
-                "The records of this application are not in a database with roles: --role has nothing to check."
-            )
-        missing = list({each.statement: each for place in checked for each in place.missing_grants(role)}.values())
-    if as_json:
-        lacking = [{"kind": each.kind, "name": each.name, "privileges": each.privileges} for each in missing]
-        grants = [each.statement for each in missing]
-        say(json.dumps({"role": role, "in_order": not missing, "missing": lacking, "grants": grants}))
-    elif missing:
-        lacks = "; ".join(f"{', '.join(each.privileges)} on the {each.kind} {clean(each.name)}" for each in missing)
-        say(f"The role {clean(role)} lacks {lacks}. Grant it, as the owner of the tables:")
-        say(*(clean(each.statement) for each in missing))
-    else:
-        say(f"The role {clean(role)} has all privileges that the transactions of views need.")
-    if missing:
-        raise SystemExit(NOT_IN_ORDER)
+def _schemas() -> list[Schema]:
+    """Return the schema of the records, and of the outbox: that may be in another database."""
+    outbox = current_app.extensions.get("idempotency_outbox")
+    return [each for each in (state().schema, None if outbox is None else outbox.table) if each is not None]
 
 
-def _tell(verb: Callable[[Schema], SchemaReport], fine: str, *, as_json: bool) -> None:
-    with exit_on_error(as_json=as_json):
-        schema: Schema | None = state().schema
-        report = None if schema is None else verb(schema)
-        outbox = current_app.extensions.get("idempotency_outbox")
-        if outbox is not None:
-            # It may be in another database than the records.
-            table = verb(outbox.table)
-            done, faults = (report.done, report.faults) if report is not None else ((), ())
-            advice = () if report is None else report.advice
-            report = SchemaReport((*done, *table.done), (*faults, *table.faults), advice)
-    say(_schema_object(report) if as_json else _schema_text(report, fine))
-    if report is not None and not report.in_order:
-        raise SystemExit(NOT_IN_ORDER)
-
-
-def _schema_object(report: SchemaReport | None) -> str:
-    shown = report or SchemaReport(done=(), faults=(), advice=())
-    return json.dumps({"schema": report is not None, "in_order": shown.in_order, **asdict(shown)})
-
-
-def _schema_text(report: SchemaReport | None, fine: str) -> str:
-    if report is None:
-        return _NO_SCHEMA
-    verdict = () if report.done or report.faults else (fine,)
-    return "\n".join([*report.done, *report.faults, *verdict, *(f"Advice: {each}" for each in report.advice)])
+def _of_schema(verb: Callable[[Schema], SchemaReport], fine: str) -> Output:
+    reports = list(map(verb, _schemas()))
+    report = SchemaReport(
+        done=tuple(each for one in reports for each in one.done),
+        faults=tuple(each for one in reports for each in one.faults),
+        advice=tuple(each for one in reports for each in one.advice),
+    )
+    found = {"schema": bool(reports), "in_order": report.in_order, **asdict(report)}
+    verdict = () if report.done or report.faults else (fine if reports else _NO_SCHEMA,)
+    lines = [*report.done, *report.faults, *verdict, *(f"Advice: {each}" for each in report.advice)]
+    return Output(found, lines, 0 if report.in_order else NOT_IN_ORDER)
 
 
 # `flask idempotency keys …`
@@ -154,7 +137,7 @@ def generate(kid: str | None) -> None:
     Example:
       $ flask idempotency keys generate --kid 2026-11
     """
-    with exit_on_error(as_json=False):
+    with exit_on_error():
         try:
             from flask_idempotency.codec.key_sources import generate as made
         except ModuleNotFoundError as error:
@@ -168,8 +151,8 @@ def generate(kid: str | None) -> None:
 
 
 @keys.command("status")
-@as_json_option
-def status(as_json: bool) -> None:
+@prints_output
+def status() -> Output:
     """Show what each ring key protects, and which you may remove.
 
     Read-only. Exits with 1 if a response is sealed under a key that the ring lacks: it cannot be opened.
@@ -178,30 +161,22 @@ def status(as_json: bool) -> None:
     Example:
       $ flask idempotency keys status
     """
-    with exit_on_error(as_json=as_json):
-        parts, ring = built(), settings().key_ring
-        if ring is None:
-            raise Refused("There is no key ring: set IDEMPOTENCY_KEY_RING.")
-        if parts.responses is None or parts.data_keys is None:
-            raise Refused("The store of this application keeps no data keys, so nothing is sealed in it.")
-        report = keys_status(ring, parts.responses, parts.data_keys, parts.journals)
-    if as_json:
-        say(json.dumps(_key_object(report)))
-    else:
-        say(_key_table(report), f"Records that are not encrypted: {report.plain_records}.")
-    if not report.in_order:
-        raise SystemExit(NOT_IN_ORDER)
-
-
-def _key_object(report: KeysReport) -> dict[str, object]:
-    keys = [{**asdict(key), "may_go": key.may_go} for key in report.keys]
-    return {"in_order": report.in_order, "plain_records": report.plain_records, "keys": keys}
-
-
-def _key_table(report: KeysReport) -> Table:
-    # A narrow terminal may shorten the id of a key, and never what to do about it.
-    head = (Column("key"), Column("records", None), Column("data keys", None), Column("", None))
-    return Table(head, tuple((key.kid, str(key.records), str(key.data_keys), _verdict(key)) for key in report.keys))
+    parts, ring = built(), settings().key_ring
+    if ring is None:
+        raise Refused("There is no key ring: set IDEMPOTENCY_KEY_RING.")
+    if parts.responses is None or parts.data_keys is None:
+        raise Refused("The store of this application keeps no data keys, so nothing is sealed in it.")
+    report = keys_status(ring, parts.responses, parts.data_keys, parts.journals)
+    shown = [{**asdict(key), "may_go": key.may_go} for key in report.keys]
+    rows = (
+        {"key": key.kid, "records": str(key.records), "data keys": str(key.data_keys), "": _verdict(key)}
+        for key in report.keys
+    )
+    return Output(
+        {"in_order": report.in_order, "plain_records": report.plain_records, "keys": shown},
+        [*table(rows), f"Records that are not encrypted: {report.plain_records}."],
+        0 if report.in_order else NOT_IN_ORDER,
+    )
 
 
 def _verdict(key: KeyStatus) -> Cell:
@@ -235,8 +210,8 @@ _RISK_OF_INIT: Final = (
     "--new", "is_new", is_flag=True, help="Skip the confirmation: no store with IDEMPOTENCY_STORE_ID was here."
 )
 @word_options(required=False)
-@as_json_option
-def init(is_new: bool, actor: str, reason: str, as_json: bool) -> None:
+@prints_output
+def init(is_new: bool, word: AuditNote) -> Output:
     """Initialise a new Redis, once: until then no new key runs.
 
     Changes the Redis: it writes the id of the store. Harmless if the Redis is ready. A Redis that held keys before was
@@ -248,30 +223,25 @@ def init(is_new: bool, actor: str, reason: str, as_json: bool) -> None:
     Example:
       $ flask idempotency redis init --reason "new store"
     """
-    with exit_on_error(as_json=as_json):
-        memory = _memory()
-
-        def confirm() -> None:
-            if not is_new:
-                say(_RISK_OF_INIT.format(store_id=clean(memory.rules.store_id)), err=True)
-                click.confirm("Is this Redis new?", abort=True, err=True)
-
-        done = initialise(memory, built().recovery, confirm=confirm)
-        named = memory.rules.store_id is not None
+    memory = _memory()
+    risk = _RISK_OF_INIT.format(store_id=clean(memory.rules.store_id))
+    done = initialise(memory, built().recovery, confirm=lambda: confirm("Is this Redis new?", risk, yes=is_new))
     if done.created:
-        word = word_of(actor, reason)
         publish(StoreInitialised("", "", actor=word.actor, reason=word.reason, store_id=done.store_id))
-    if as_json:
-        say(json.dumps({"store_id": done.store_id, "new": done.created, "named": named}))
-        return
-    say(f"{'Made ready' if done.created else 'It was ready before'}: this Redis is {clean(done.store_id)}.")
-    if not named:
-        say(_NAME_IT.format(store_id=clean(done.store_id)))
+    head = f"{'Made ready' if done.created else 'It was ready before'}: this Redis is {clean(done.store_id)}."
+    named = memory.rules.store_id is not None
+    found = {"store_id": done.store_id, "new": done.created, "named": named}
+    return Output(found, [head, *_name_it(memory, done.store_id)])
+
+
+def _name_it(memory: DataLossDetector, store_id: str | None) -> list[str]:
+    advised = store_id is not None and memory.rules.store_id is None
+    return [_NAME_IT.format(store_id=clean(store_id))] if advised else []
 
 
 @redis.command("status")
-@as_json_option
-def status_(as_json: bool) -> None:
+@prints_output
+def status_() -> Output:
     """Show what data this Redis may have lost, and what to do.
 
     Read-only, except that it notes a loss that no request has detected yet. Exits with 1 while new keys are refused.
@@ -280,75 +250,10 @@ def status_(as_json: bool) -> None:
     Example:
       $ flask idempotency redis status
     """
-    with exit_on_error(as_json=as_json):
-        memory = _memory()
-        status = memory_status(memory)
-        expected = memory.rules.store_id
-    say(*[json.dumps(_redis_object(status))] if as_json else _redis_text(status, expected))
-    if not status.new_keys_run:
-        raise SystemExit(NOT_IN_ORDER)
-
-
-@redis.command("ack")
-@click.option("--force", is_flag=True, help="Even if surviving workers have time left to restore their claims.")
-@click.option("--yes", is_flag=True, help="Skip the confirmation.")
-@word_options(required=True)
-@as_json_option
-def ack(force: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
-    """Let new keys run after a data loss.
-
-    Changes the Redis: it accepts keys that it does not know. Lost keys that were completed, and are still retried, run
-    again. Refused until IDEMPOTENCY_DATA_LOSS_GRACE has passed since the loss was detected, unless you give --force. You
-    confirm first.
-
-    \b
-    Example:
-      $ flask idempotency redis ack --reason "restored from the 03:00 snapshot"
-    """
-    with exit_on_error(as_json=as_json):
-        memory = _memory()
-        before = memory_status(memory)
-        check_acknowledgeable(before, forced=force)
-        lost = bool(before.standing.losses)
-        if lost:
-            if not yes:
-                say(*_redis_text(before, memory.rules.store_id), err=True)
-                click.confirm("Let keys run that it may have forgotten?", abort=True, err=True)
-            _acknowledge(memory, before, actor=actor, reason=reason)
-        store_id = before.standing.store_id or memory_status(memory).standing.store_id
-        named = memory.rules.store_id is not None
-    if as_json:
-        say(json.dumps({"acknowledged": dict(before.standing.losses), "store_id": store_id, "named": named}))
-        return
-    say("Acknowledged: new keys run." if lost else "There is nothing to acknowledge: new keys run.")
-    if not named and store_id is not None:
-        say(_NAME_IT.format(store_id=clean(store_id)))
-
-
-def _memory() -> DataLossDetector:
-    memory = built().data_loss
-    if memory is None:
-        raise Refused(_ELSEWHERE)
-    return memory
-
-
-def _acknowledge(memory: DataLossDetector, before: DataLossReport, *, actor: str, reason: str) -> None:
-    word, forced, finished = word_of(actor, reason), bool(before.wait), False
-    try:
-        acknowledge(memory, seen=before.standing, forced=forced)
-        finished = True
-    finally:  # Ctrl-C too: some parts may have been
-        parts = dict(before.parts)
-        publish(
-            DataLossAcknowledged(
-                "", "", actor=word.actor, reason=word.reason, forced=forced, parts=parts, finished=finished
-            )
-        )
-
-
-def _redis_object(status: DataLossReport) -> dict[str, object]:
+    memory = _memory()
+    status = memory_status(memory)
     standing = status.standing
-    return {
+    found = {
         "store_id": standing.store_id,
         "parts": dict(standing.parts),
         "losses": dict(standing.losses),
@@ -359,20 +264,73 @@ def _redis_object(status: DataLossReport) -> dict[str, object]:
         "text": status.text,
         "remedy": status.remedy,
     }
+    return Output(found, _redis_lines(status, memory), 0 if status.new_keys_run else NOT_IN_ORDER)
 
 
-def _redis_text(status: DataLossReport, expected: str | None) -> list[Part]:
-    standing = status.standing
-    new_keys = Styled("run", Style.GOOD) if status.new_keys_run else Styled("get 503 `memory-lost`", Style.BAD)
-    facts: list[tuple[str, Cell]] = [
-        ("store id", clean(standing.store_id) + ("" if expected else ", and IDEMPOTENCY_STORE_ID is not set")),
+@redis.command("ack")
+@click.option("--force", is_flag=True, help="Even if surviving workers have time left to restore their claims.")
+@yes_option
+@word_options(required=True)
+@prints_output
+def ack(force: bool, yes: bool, word: AuditNote) -> Output:
+    """Let new keys run after a data loss.
+
+    Changes the Redis: it accepts keys that it does not know. Lost keys that were completed, and are still retried, run
+    again. Refused until IDEMPOTENCY_DATA_LOSS_GRACE has passed since the loss was detected, unless you give --force. You
+    confirm first.
+
+    \b
+    Example:
+      $ flask idempotency redis ack --reason "restored from the 03:00 snapshot"
+    """
+    memory = _memory()
+    before = memory_status(memory)
+    check_acknowledgeable(before, forced=force)
+    lost, finished = before.standing.losses, False
+    if lost:
+        confirm("Let keys run that it may have forgotten?", *_redis_lines(before, memory), yes=yes)
+        try:
+            acknowledge(memory, seen=before.standing, forced=bool(before.wait))
+            finished = True
+        finally:  # Ctrl-C too: some parts may have been
+            publish(
+                DataLossAcknowledged(
+                    "",
+                    "",
+                    actor=word.actor,
+                    reason=word.reason,
+                    forced=bool(before.wait),
+                    parts=dict(before.parts),
+                    finished=finished,
+                )
+            )
+    store_id = before.standing.store_id or memory_status(memory).standing.store_id
+    head = "Acknowledged: new keys run." if lost else "There is nothing to acknowledge: new keys run."
+    named = memory.rules.store_id is not None
+    found = {"acknowledged": dict(lost), "store_id": store_id, "named": named}
+    return Output(found, [head, *_name_it(memory, store_id)])
+
+
+def _memory() -> DataLossDetector:
+    memory = built().data_loss
+    if memory is None:
+        raise Refused(_ELSEWHERE)
+    return memory
+
+
+def _redis_lines(status: DataLossReport, memory: DataLossDetector) -> list[Line]:
+    standing, unnamed = status.standing, "" if memory.rules.store_id else ", and IDEMPOTENCY_STORE_ID is not set"
+    rows: list[tuple[str, Cell]] = [
+        ("store id", clean(standing.store_id) + unnamed),
         ("parts", ", ".join(f"{count} {name}" for name, count in sorted(standing.parts.items()))),
-        ("new keys", new_keys),
+        (
+            "new keys",
+            Styled("run", Style.GOOD) if status.new_keys_run else Styled("get 503 `memory-lost`", Style.BAD),
+        ),
     ]
     if standing.since is not None:
-        facts.append(("last loss", f"{moment(standing.since)}, {format_duration(standing.now - standing.since)} ago"))
+        rows.append(("last loss", f"{moment(standing.since)}, {format_duration(standing.now - standing.since)} ago"))
     if status.wait is not None:
-        facts.append(("ack", f"in {format_duration(status.wait)}" if status.wait else "now"))
-    restarts = "noticed" if standing.notices_restarts else Styled(_NOTICES_NOTHING, Style.WARNING)
-    facts.append(("restarts", restarts))
-    return [Facts(tuple(facts), width=10), "", status.text, *([status.remedy] if status.remedy else [])]
+        rows.append(("ack", f"in {format_duration(status.wait)}" if status.wait else "now"))
+    rows.append(("restarts", "noticed" if standing.notices_restarts else Styled(_NOTICES_NOTHING, Style.WARNING)))
+    return [*facts(rows, width=11), "", status.text, *([status.remedy] if status.remedy else [])]

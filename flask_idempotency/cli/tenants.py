@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -11,14 +10,23 @@ import click
 from flask.cli import AppGroup
 
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.context import as_json_option, chosen, exit_on_error, tenant_options, word_of, word_options
-from flask_idempotency.cli.output import Column, Table, say
+from flask_idempotency.cli.context import (
+    Output,
+    chosen,
+    confirm,
+    prints_json,
+    prints_output,
+    tenant_options,
+    word_options,
+    yes_option,
+)
+from flask_idempotency.cli.output import Cell, Line, Style, Styled, clean, table
 from flask_idempotency.cli.progress import Counts, show_progress
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import QuotaSet
-from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota, Usage
+from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota
 from flask_idempotency.operations.admin import TenantUsage, quota_set, quota_show
-from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.web.operator import (
     NOT_COUNTING,
     built,
@@ -31,16 +39,16 @@ from flask_idempotency.web.operator import (
     tids,
     tids_by_secret,
 )
-from flask_idempotency.web.purge import SHREDDED, WIPED, Purge, PurgeReport, cache_unknown, check_purge, purge_text
+from flask_idempotency.web.purge import SHREDDED, WIPED, Purge, cache_unknown, check_purge, purge_text
 
 
 @cli.command("purge")
 @tenant_options
 @click.option("--shred", is_flag=True, help="Only destroy the data keys, without a scan of every response.")
-@click.option("--yes", is_flag=True, help="Skip the confirmation.")
+@yes_option
 @word_options(required=True)
-@as_json_option
-def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: str, reason: str, as_json: bool) -> None:
+@prints_output
+def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: AuditNote) -> Output:
     """Erase the responses of one tenant, for good.
 
     Destroys the tenant's data keys, and wipes its stored responses. Its records stay: a retry gets 410 and does not run
@@ -54,41 +62,32 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, actor: st
       $ flask idempotency purge --tenant acme --reason "contract ended"
     """
     tenant = chosen(tenant, no_tenant=no_tenant)
-    with exit_on_error(as_json=as_json):
-        whom = tids(tenant)
-        check_purge(whom, shred=shred)
-        if not yes:
-            say(SHREDDED if shred else WIPED, err=True)
-            click.confirm("Destroy its data keys?" if shred else "Erase its responses?", abort=True, err=True)
-        with Purge(tenant, word_of(actor, reason)) as running:
-            erased = running.shred(whom)
-            if not shred:
-                with show_progress(
-                    "responses", total=partial(_responses_of, whom), as_json=as_json, so_far=running.so_far
-                ) as progress:
-                    erased = running.wipe(whom, on_progress=progress)
-                    progress.counts = Counts(running.wiped, running.passed_over)
-    unknown, secrets = cache_unknown(), len(settings().secrets)
-    if as_json:
-        say(json.dumps(_purge_object(erased, shred=shred, secrets=secrets, cache_unknown=unknown)))
+    whom = tids(tenant)
+    check_purge(whom, shred=shred)
+    if shred:
+        confirm("Destroy its data keys?", SHREDDED, yes=yes)
     else:
-        say("\n".join(purge_text(erased, shred=shred, secrets=secrets, cache_unknown=unknown)))
+        confirm("Erase its responses?", WIPED, yes=yes)
+    with Purge(tenant, word) as running:
+        erased = running.shred(whom)
+        if not shred:
+            with show_progress(
+                "responses", total=partial(_responses_of, whom), as_json=prints_json(), so_far=running.so_far
+            ) as progress:
+                erased = running.wipe(whom, on_progress=progress)
+                progress.counts = Counts(running.wiped, running.passed_over)
+    unknown, secrets = cache_unknown(), len(settings().secrets)
+    wiped = {"wiped": erased.wiped, "condemned": erased.condemned, "still_open": erased.still_open}
+    return Output(
+        {"data_keys": erased.data_keys, "secrets": secrets, "cache_unknown": unknown, **({} if shred else wiped)},
+        purge_text(erased, shred=shred, secrets=secrets, cache_unknown=unknown),
+    )
 
 
 def _responses_of(whom: Sequence[bytes]) -> int | None:
     """Return how many records the tenant has. None: no quota applies, so the store does not count them."""
     ledger = built().ledger
     return sum(ledger.usage(tid).records for tid in whom) if ledger is not None and counting() else None
-
-
-def _purge_object(erased: PurgeReport, *, shred: bool, secrets: int, cache_unknown: bool) -> dict[str, object]:
-    wiped = {"wiped": erased.wiped, "condemned": erased.condemned, "still_open": erased.still_open}
-    return {
-        "data_keys": erased.data_keys,
-        "secrets": secrets,
-        "cache_unknown": cache_unknown,
-        **({} if shred else wiped),
-    }
 
 
 # `flask idempotency quota …`
@@ -104,8 +103,8 @@ cli.add_command(quota)
 @quota.command("show")
 @tenant_options
 @click.option("--all", "every_tenant", is_flag=True, help="Every tenant with a ledger, by its id in the store.")
-@as_json_option
-def show(tenant: str | None, no_tenant: bool, every_tenant: bool, as_json: bool) -> None:
+@prints_output
+def show(tenant: str | None, no_tenant: bool, every_tenant: bool) -> Output:
     """Show the usage and the limits of a tenant.
 
     Read-only. An operator's limit (`quota set`) overrides that of a quota_loader, which overrides the configuration.
@@ -116,26 +115,31 @@ def show(tenant: str | None, no_tenant: bool, every_tenant: bool, as_json: bool)
     """
     if every_tenant == (no_tenant or tenant is not None):
         raise click.UsageError("Name the tenant: --tenant T, --no-tenant, or --all.")
-    with exit_on_error(as_json=as_json):
-        ledger = ledger_of()
-        if every_tenant:
-            shown = [quota_show(ledger, [[tid]], name=tid.hex()) for tid in sorted(ledger.tenants())]
-        else:
-            shown = [quota_show(ledger, tids_by_secret(tenant), name=tenant)]
-    configured = settings().quota
-    if as_json:
-        say(
-            json.dumps(
-                {"counting": counting(), "configured": _limits(configured), "tenants": list(map(_quota_object, shown))}
-            )
-        )
-        return
-    for number, each in enumerate(shown):
-        say(*[""] * (number > 0), _quota_table(each, configured))
-    if not shown:
-        say("No tenant has a ledger.")
-    if not counting():
-        say(NOT_COUNTING)
+    ledger, configured = ledger_of(), settings().quota
+    if every_tenant:
+        shown = [quota_show(ledger, [[tid]], name=tid.hex()) for tid in sorted(ledger.tenants())]
+    else:
+        shown = [quota_show(ledger, tids_by_secret(tenant), name=tenant)]
+    found = {
+        "counting": counting(),
+        "configured": _limits(configured),
+        "tenants": [{"tenant": each.name, "usage": _used(each), "limits": _limits(each.limits)} for each in shown],
+    }
+    lines = [line for each in shown for line in ("", *_quota_lines(each, configured))][1:]
+    return Output(found, [*(lines or ["No tenant has a ledger."]), *_not_counting()])
+
+
+def _quota_lines(shown: TenantUsage, configured: Quota | None) -> list[Line]:
+    own, theirs = _limits(shown.limits), _limits(configured)
+    rows: list[dict[str, Cell]] = [
+        {"limit": limit, "has": str(used), "set by hand": _shown(own[limit]), "configured": _shown(theirs[limit])}
+        for limit, used in _used(shown).items()
+    ]
+    return [Styled(clean(shown.name or "(no tenant)"), Style.HEAD), *table(rows)]
+
+
+def _not_counting() -> list[str]:
+    return [] if counting() else [NOT_COUNTING]
 
 
 @quota.command("set")
@@ -147,7 +151,7 @@ def show(tenant: str | None, no_tenant: bool, every_tenant: bool, as_json: bool)
 @click.option("--per", type=float, metavar="SECONDS", help="The length of each window.")
 @click.option("--clear", is_flag=True, help="Remove all limits that were set before.")
 @word_options(required=False)
-@as_json_option
+@prints_output
 def set_(
     tenant: str | None,
     no_tenant: bool,
@@ -157,10 +161,8 @@ def set_(
     new_keys: int | None,
     per: float | None,
     clear: bool,
-    actor: str,
-    reason: str,
-    as_json: bool,
-) -> None:
+    word: AuditNote,
+) -> Output:
     """Set limits of one tenant, from its next new key on.
 
     Changes the limits in the store. They override the application's code and configuration. Limits that you do not name stay
@@ -173,28 +175,21 @@ def set_(
     if (new_keys is None) != (per is None):
         raise click.UsageError("--new-keys and --per go together: a number of keys in each window of seconds.")
     tenant = chosen(tenant, no_tenant=no_tenant)
-    with exit_on_error(as_json=as_json):
-        rate = None if new_keys is None or per is None else NewKeys(new_keys, per)
-        try:
-            named = Quota(records, byte_count, in_flight, rate)
-        except ConfigurationError as error:
-            raise Refused(" ".join(error.faults)) from error
-        if named.unlimited and not clear:
-            raise click.UsageError("Name a limit, or --clear.")
-        check_layout()
-        limits = quota_set(ledger_of(), tids_by_secret(tenant), named, clear=clear)
-    now_set, word = _limits(limits), word_of(actor, reason)
+    rate = None if new_keys is None or per is None else NewKeys(new_keys, per)
+    try:
+        named = Quota(records, byte_count, in_flight, rate)
+    except ConfigurationError as error:
+        raise Refused(" ".join(error.faults)) from error
+    if named.unlimited and not clear:
+        raise click.UsageError("Name a limit, or --clear.")
+    check_layout()
+    now_set = _limits(quota_set(ledger_of(), tids_by_secret(tenant), named, clear=clear))
     publish(QuotaSet("", "", tenant=pseudonym(tenant), actor=word.actor, reason=word.reason, limits=now_set))
-    say(json.dumps({"counting": counting(), "limits": now_set}) if as_json else _limits_text(limits))
-
-
-def _limits_text(limits: Quota) -> str:
-    lines = [f"{name}: {_shown(value)}" for name, value in _limits(limits).items() if value is not None]
+    lines = [f"{name}: {_shown(value)}" for name, value in now_set.items() if value is not None]
     if lines and settings().tenant_shards > 1:
         lines.append(_DIVIDED.format(parts=settings().tenant_shards))
-    return "\n".join(
-        [*(lines or ["No limits set here: those of the application hold."]), *([] if counting() else [NOT_COUNTING])]
-    )
+    none = "No limits set here: those of the application hold."
+    return Output({"counting": counting(), "limits": now_set}, [*(lines or [none]), *_not_counting()])
 
 
 def _limits(quota: Quota | None) -> dict[str, object]:
@@ -202,19 +197,8 @@ def _limits(quota: Quota | None) -> dict[str, object]:
     return dict(zip(LIMITS, asdict(quota or Quota()).values(), strict=True))
 
 
-def _used(usage: Usage) -> dict[str, int]:
-    return dict(zip(LIMITS, asdict(usage).values(), strict=True))
-
-
-def _quota_object(shown: TenantUsage) -> dict[str, object]:
-    return {"tenant": shown.name, "usage": _used(shown.usage), "limits": _limits(shown.limits)}
-
-
-def _quota_table(shown: TenantUsage, configured: Quota | None) -> Table:
-    own, theirs = _limits(shown.limits), _limits(configured)
-    rows = [(name, str(used), _shown(own[name]), _shown(theirs[name])) for name, used in _used(shown.usage).items()]
-    head = (shown.name or "(no tenant)", "has", "set by hand", "configured")
-    return Table(tuple(map(Column, head)), tuple(rows))
+def _used(shown: TenantUsage) -> dict[str, int]:
+    return dict(zip(LIMITS, asdict(shown.usage).values(), strict=True))
 
 
 def _shown(value: object) -> str:

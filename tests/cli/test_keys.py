@@ -16,7 +16,6 @@ from flask.cli import FlaskGroup
 
 from flask_idempotency import Idempotency
 from flask_idempotency.cli import cli
-from flask_idempotency.cli.output import Screen
 from flask_idempotency.codec.key_sources import load_ring
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.operations.admin import KeysReport, KeyStatus, keys_status
@@ -179,20 +178,3 @@ def test_the_verb_needs_no_flask() -> None:
     assert KeysReport((KeyStatus("a", 0, 0, newest=True, known=True),), 0) == keys_status(
         load_ring({"a": OLD}), store.responses, store.data_keys
     )
-
-
-def test_a_narrow_terminal_shortens_the_id_of_a_key_and_not_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flask_idempotency.cli.output.screen_of", lambda err=False: Screen(80, colour=False))
-    world = shop({"a-key-with-an-id-of-many-letters": OLD})
-    world.post()
-
-    head, _, key, _ = run(turned_away(world), "keys", "status").output.splitlines()
-
-    assert head.split() == ["key", "records", "data", "keys"]
-    assert key.startswith("a-key-with-…  ")
-    assert key.endswith("NOT IN THE RING: put it back, after the newest")
-
-
-def turned_away(world: World) -> World:
-    """Return the same shop with a ring that lacks the key of its responses."""
-    return shop({"new": NEW}, store=world.store)

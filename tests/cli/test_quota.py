@@ -50,7 +50,7 @@ def test_show_says_what_a_tenant_has_and_may_have() -> None:
 
     assert 0 == told.exit_code
     lines = [line.split(maxsplit=1) for line in told.output.splitlines()]
-    assert [["acme"], ["records"], ["bytes"], ["in-flight"], ["new-keys"]] == [line[:1] for line in lines]
+    assert [["acme"], ["limit"], ["records"], ["bytes"], ["in-flight"], ["new-keys"]] == [line[:1] for line in lines]
     cells = {line.split()[0]: line.split()[1:] for line in told.output.splitlines()[1:]}
     assert (["1", "-", "10"], ["1", "-", "5", "in", "60", "s"]) == (cells["records"], cells["new-keys"])
     assert ["1000", "-"] == cells["bytes"][1:]

@@ -159,8 +159,8 @@ import os
 os.environ["FORCE_COLOR"] = "1"
 for name in ("NO_COLOR", "TERM"):
     os.environ.pop(name, None)
-from flask_idempotency.cli.output import screen_of
-assert screen_of().colour
+from flask_idempotency.cli.output import in_colour
+assert in_colour()
 """,
     "client": """
 import httpx

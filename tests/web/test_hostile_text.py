@@ -238,7 +238,7 @@ def test_no_command_writes_past_it() -> None:
 def test_no_name_forges_a_row_of_a_table(world: World) -> None:
     for command in (("list", "--state", "processing"), ("quota", "show", "--tenant", ORDERS)):
         rows = run(world, *command).stdout.splitlines()
-        assert (2 if command[0] == "list" else 5) == len(rows)
+        assert (2 if command[0] == "list" else 6) == len(rows)
 
 
 def test_escapes_differ_from_text() -> None:
