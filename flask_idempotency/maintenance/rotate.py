@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from flask_idempotency.engine.capabilities import (
     PAGE,
@@ -19,15 +18,14 @@ from flask_idempotency.engine.capabilities import (
     DataKeys,
     Recovery,
     Responses,
-    SeenRecord,
     every,
 )
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, DataKeyMissing, KeyProviderUnavailable
 from flask_idempotency.engine.journal import Journals, StepAnswer
-from flask_idempotency.engine.keys import successor
-from flask_idempotency.engine.model import ERASED, Record, RequestInfo, State, StoredPayload
+from flask_idempotency.engine.keys import StorageKey, successor
+from flask_idempotency.engine.model import ERASED, RequestInfo, State, StoredPayload
 from flask_idempotency.engine.store import Codec, SealContext
-from flask_idempotency.maintenance.janitor import Batcher, BatchResult
+from flask_idempotency.maintenance.janitor import Batcher, BatchResult, Step
 
 # Wipe: leave no readable response of an erased tenant.
 
@@ -149,7 +147,7 @@ MOST_BLOCKED: Final = 20
 """Tenants in a row with unusable data keys, and no response sealed: this is an outage and no damage."""
 
 
-class Sealed(Protocol):
+class Ring(Protocol):
     """The keys of a ring by their ids, and the one that seals new responses."""
 
     @property
@@ -205,14 +203,8 @@ class SealReport:
         return self.unreadable == self.blocked == 0
 
 
-class _Outcome(Enum):
-    RESEALED = "resealed"
-    WIPED = "wiped"
-    PASSED_OVER = "passed_over"
-    PLAIN = "plain"
-    UNREADABLE = "unreadable"
-    BLOCKED = "blocked"
-
+_Outcome: TypeAlias = Literal["resealed", "wiped", "passed_over", "plain", "unreadable", "blocked"]
+"""The count of a report that a stored response raises."""
 
 _IN_CLEAR: Final = (
     "Encryption is off: this would store sealed responses in clear. Set IDEMPOTENCY_ENCRYPTION to on. No record was "
@@ -224,7 +216,7 @@ def rotate(
     responses: Responses,
     data_keys: DataKeys,
     codec: Codec,
-    ring: Sealed,
+    ring: Ring,
     *,
     drain: Batcher,
     recovery: Recovery | None = None,
@@ -251,7 +243,8 @@ def rotate(
     """
     newest = ring.newest
     old = data_keys.wrapped_by_other(newest)
-    counts: Counter[str] = Counter()
+    reseal = _Resealing(codec)
+    counts = reseal.counts
 
     def disable(tid: bytes, key: DataKey) -> None:
         if key.closed_for is None:
@@ -262,50 +255,28 @@ def rotate(
         if key.kid in ring.kids():
             disable(tid, key)
     used: set[tuple[bytes, int]] = set()
-    blocked: set[bytes] = set()
-    cursor: bytes | None = b""
 
-    def step(limit: int) -> BatchResult:
-        nonlocal cursor
-        page = responses.scan(after=cursor or b"", limit=limit, other_than=newest)
-        for answer in page.answers:
-            if not answer.record.token.startswith(owner):
-                used.update(_used_by(answer))
-                continue
-            outcome = _plain(answer) or _reseal_unless_blocked(answer, responses, codec, blocked, counts)
-            counts[outcome.value] += 1
-            if outcome not in (_Outcome.RESEALED, _Outcome.WIPED):
-                used.update(_used_by(answer))
-        cursor = page.after
-        return BatchResult(len(page.answers), more=cursor is not None)
-
-    def step_results(known: Journals, limit: int) -> BatchResult:
-        nonlocal cursor
-        page = known.walk(after=cursor or b"", limit=limit, other_than=newest)
-        for answer in page.answers:
-            payload = answer.entry.payload
-            if payload is None:
-                continue
-            if not answer.token.startswith(owner):
-                used.update(_step_uses(answer))
-                continue
-            outcome = _reseal_step_unless_blocked(answer, known, codec, blocked, counts)
-            counts[outcome.value] += 1
-            if outcome not in (_Outcome.RESEALED, _Outcome.WIPED):
-                used.update(_step_uses(answer))
-        cursor = page.after
-        return BatchResult(len(page.answers), more=cursor is not None)
+    def look(one: _Sealed) -> None:
+        outcome: _Outcome | None = None
+        if one.token.startswith(owner):
+            plain = one.payload.sealed_by is None and not one.erased
+            outcome = reseal.count("plain") if plain else reseal(one)
+        if outcome not in ("resealed", "wiped"):
+            used.update(_used_by(one.key, one.payload))
 
     began = drain.monotonic()
-    drained = drain.run(step)
+    drained = drain.run(
+        _through(partial(responses.scan, other_than=newest), partial(_of_response, responses, codec), look)
+    )
     if drained.finished and journals is not None:
-        cursor, first = b"", drained
-        drained = drain.rest(first, began=began).run(partial(step_results, journals))
+        first = drained
+        walk = _through(partial(journals.walk, other_than=newest), partial(_of_step, journals, codec), look)
+        drained = drain.rest(first, began=began).run(walk)
         drained = replace(drained, shrunk=drained.shrunk + first.shrunk)
     if drained.finished:
         if recovery is not None:
             for quarantined in every(recovery, State.QUARANTINED):
-                used.update(_used_by(quarantined))
+                used.update(_used_by(quarantined.key, quarantined.record.payload))
         for tid, key in old:
             if (tid, key.number) in used:
                 continue
@@ -321,7 +292,7 @@ def rotate(
 def seal_plain(
     responses: Responses,
     codec: Codec,
-    ring: Sealed,
+    ring: Ring,
     *,
     drain: Batcher,
     owner: bytes = b"",
@@ -336,132 +307,129 @@ def seal_plain(
     Raises `StoreUnavailable` if the store does not answer; what was sealed until then stays sealed. Raises
     `ConfigurationError` if the codec does not encrypt.
     """
-    newest = ring.newest
-    counts: Counter[str] = Counter()
-    blocked: set[bytes] = set()
-    cursor: bytes | None = b""
+    reseal = _Resealing(codec)
 
-    def step(limit: int) -> BatchResult:
-        nonlocal cursor
-        page = responses.scan(after=cursor or b"", limit=limit, other_than=newest)
-        for answer in page.answers:
-            payload = answer.record.payload
-            if payload is None or payload.sealed_by is not None or not answer.record.token.startswith(owner):
-                continue
-            if answer.record.erased:
-                counts["passed_over"] += 1
-                continue
-            outcome = _reseal_unless_blocked(answer, responses, codec, blocked, counts)
-            counts[outcome.value] += 1
-            if outcome is _Outcome.RESEALED:
-                on_progress(counts[outcome.value])
-        cursor = page.after
-        return BatchResult(len(page.answers), more=cursor is not None)
+    def look(one: _Sealed) -> None:
+        if one.payload.sealed_by is not None or not one.token.startswith(owner):
+            return
+        if one.erased:
+            reseal.count("passed_over")
+        elif reseal(one) == "resealed":
+            on_progress(reseal.counts["resealed"])
 
-    drain.run(step)
+    drain.run(_through(partial(responses.scan, other_than=ring.newest), partial(_of_response, responses, codec), look))
+    counts = reseal.counts
     return SealReport(counts["resealed"], counts["passed_over"], counts["unreadable"], counts["blocked"])
 
 
-def _plain(answer: Answer) -> _Outcome | None:
-    payload = answer.record.payload
-    return _Outcome.PLAIN if payload is not None and payload.sealed_by is None and not answer.record.erased else None
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A stored response or the result of a step, and how it is opened, sealed and replaced."""
+
+    key: StorageKey
+    token: bytes
+    payload: StoredPayload
+    erased: bool
+    open: Callable[[], Any]
+    seal: Callable[[Any], StoredPayload]
+    replace: Callable[[StoredPayload], bool]
 
 
-def _reseal_unless_blocked(
-    answer: Answer, responses: Responses, codec: Codec, blocked: set[bytes], counts: Counter[str]
-) -> _Outcome:
-    # Try each tenant once: neither its damage nor an outage of the key service ends soon.
-    outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal(answer, responses, codec)
-    if outcome is _Outcome.BLOCKED:
-        blocked.add(answer.key.tid)
-        _check_service(blocked, counts)
-    return outcome
+def _of_response(responses: Responses, codec: Codec, answer: Answer) -> _Sealed | None:
+    key, record, payload = answer.key, answer.record, answer.record.payload
+    if payload is None:
+        return None
+    context = SealContext(key, record.token, record.fence, record.fingerprint)
+    return _Sealed(
+        key,
+        record.token,
+        payload,
+        record.erased,
+        open=lambda: codec.open(payload, context),
+        seal=lambda response: codec.seal(response, context),
+        replace=lambda other: responses.replace(key, payload, other),
+    )
 
 
-def _check_service(blocked: set[bytes], counts: Counter[str]) -> None:
-    if len(blocked) >= MOST_BLOCKED and counts["resealed"] == 0:
-        raise KeyProviderUnavailable(
-            f"The data keys of {MOST_BLOCKED} tenants cannot be used: see whether the key service is away."
-        )
+def _of_step(journals: Journals, codec: Codec, answer: StepAnswer) -> _Sealed | None:
+    key, entry, payload = answer.key, answer.entry, answer.entry.payload
+    if payload is None:
+        return None
+    context = entry.context(key, answer.fingerprint)
+    return _Sealed(
+        key,
+        answer.token,
+        payload,
+        answer.erased,
+        open=lambda: codec.steps.open(payload, context),
+        seal=lambda opened: codec.steps.seal(opened[0], opened[1], context),
+        replace=lambda other: journals.replace(key, entry.id, payload, other),
+    )
 
 
-def _reseal(answer: Answer, responses: Responses, codec: Codec) -> _Outcome:
-    record, payload = answer.record, answer.record.payload
-    if payload is None or payload.sealed_by == ERASED:
-        return _Outcome.PASSED_OVER
-    if record.erased:
-        return _Outcome.WIPED if responses.replace(answer.key, payload, wiped(payload)) else _Outcome.PASSED_OVER
-    context = _seal_context(answer)
-    try:
-        result = codec.open(payload, context)
-    except CorruptRecord:
-        return _Outcome.UNREADABLE
-    except KeyProviderUnavailable:
-        return _Outcome.BLOCKED
-    for _ in range(2):
+def _through(
+    read: Callable[..., Any], sealed_of: Callable[[Any], _Sealed | None], look: Callable[[_Sealed], object]
+) -> Step:
+    """Return the step of a task that looks at all that `read` returns, one page after the other."""
+    cursor = b""
+
+    def step(limit: int) -> BatchResult:
+        nonlocal cursor
+        page = read(after=cursor, limit=limit)
+        for one in filter(None, map(sealed_of, page.answers)):
+            look(one)
+        cursor = page.after or b""
+        return BatchResult(len(page.answers), more=page.after is not None)
+
+    return step
+
+
+class _Resealing:
+    """Seals one after the other, and counts what became of each."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._blocked: set[bytes] = set()
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, one: _Sealed) -> _Outcome:
+        # Try each tenant once: neither its damage nor an outage of the key service ends soon.
+        outcome = "blocked" if one.key.tid in self._blocked else self._reseal(one)
+        if outcome == "blocked":
+            self._blocked.add(one.key.tid)
+            if len(self._blocked) >= MOST_BLOCKED and self.counts["resealed"] == 0:
+                raise KeyProviderUnavailable(
+                    f"The data keys of {MOST_BLOCKED} tenants cannot be used: see whether the key service is away."
+                )
+        return self.count(outcome)
+
+    def count(self, outcome: _Outcome) -> _Outcome:
+        self.counts[outcome] += 1
+        return outcome
+
+    def _reseal(self, one: _Sealed) -> _Outcome:
+        if one.payload.sealed_by == ERASED:
+            return "passed_over"
+        if one.erased:
+            return "wiped" if one.replace(wiped(one.payload)) else "passed_over"
         try:
-            resealed = codec.seal(result, context)
-            if resealed.sealed_by is None:
-                raise ConfigurationError(_IN_CLEAR)
-            return _Outcome.RESEALED if responses.replace(answer.key, payload, resealed) else _Outcome.PASSED_OVER
-        except DataKeyMissing:
-            codec.forget(answer.key)
+            opened = one.open()
+        except CorruptRecord:
+            return "unreadable"
         except KeyProviderUnavailable:
-            return _Outcome.BLOCKED
-    return _Outcome.PASSED_OVER
+            return "blocked"
+        for _ in range(2):
+            try:
+                resealed = one.seal(opened)
+                if resealed.sealed_by is None:
+                    raise ConfigurationError(_IN_CLEAR)
+                return "resealed" if one.replace(resealed) else "passed_over"
+            except DataKeyMissing:
+                self._codec.forget(one.key)
+            except KeyProviderUnavailable:
+                return "blocked"
+        return "passed_over"
 
 
-def _reseal_step_unless_blocked(
-    answer: StepAnswer, journals: Journals, codec: Codec, blocked: set[bytes], counts: Counter[str]
-) -> _Outcome:
-    payload = answer.entry.payload
-    if payload is not None and payload.sealed_by is None and not answer.erased:
-        return _Outcome.PLAIN
-    outcome = _Outcome.BLOCKED if answer.key.tid in blocked else _reseal_step(answer, journals, codec)
-    if outcome is _Outcome.BLOCKED:
-        blocked.add(answer.key.tid)
-        _check_service(blocked, counts)
-    return outcome
-
-
-def _reseal_step(answer: StepAnswer, journals: Journals, codec: Codec) -> _Outcome:
-    entry, payload = answer.entry, answer.entry.payload
-    if payload is None or payload.sealed_by == ERASED:
-        return _Outcome.PASSED_OVER
-    if answer.erased:
-        replaced = journals.replace(answer.key, entry.id, payload, wiped(payload))
-        return _Outcome.WIPED if replaced else _Outcome.PASSED_OVER
-    context = entry.context(answer.key, answer.fingerprint)
-    try:
-        item, result = codec.steps.open(payload, context)
-    except CorruptRecord:
-        return _Outcome.UNREADABLE
-    except KeyProviderUnavailable:
-        return _Outcome.BLOCKED
-    for _ in range(2):
-        try:
-            sealed = codec.steps.seal(item, result, context)
-            if sealed.sealed_by is None:
-                raise ConfigurationError(_IN_CLEAR)
-            replaced = journals.replace(answer.key, entry.id, payload, sealed)
-            return _Outcome.RESEALED if replaced else _Outcome.PASSED_OVER
-        except DataKeyMissing:
-            codec.forget(answer.key)
-        except KeyProviderUnavailable:
-            return _Outcome.BLOCKED
-    return _Outcome.PASSED_OVER
-
-
-def _step_uses(answer: StepAnswer) -> set[tuple[bytes, int]]:
-    payload = answer.entry.payload
-    return set() if payload is None or payload.sealed_by is None else {(answer.key.tid, payload.sealed_by.number)}
-
-
-def _seal_context(answer: Answer) -> SealContext:
-    record: Record = answer.record
-    return SealContext(answer.key, record.token, record.fence, record.fingerprint)
-
-
-def _used_by(answer: Answer | SeenRecord) -> set[tuple[bytes, int]]:
-    payload = answer.record.payload
-    return set() if payload is None or payload.sealed_by is None else {(answer.key.tid, payload.sealed_by.number)}
+def _used_by(key: StorageKey, payload: StoredPayload | None) -> set[tuple[bytes, int]]:
+    return set() if payload is None or payload.sealed_by is None else {(key.tid, payload.sealed_by.number)}
