@@ -6,6 +6,7 @@ columns wide, and loads nothing from another site.
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import os
@@ -205,11 +206,11 @@ def claim(app: Flask, store: SqlStore, key: str) -> None:
 def typed(app: Flask, clock: FrozenClock, line: str) -> list[str]:
     """Run a command line as a person at a terminal would, and return what is on the screen."""
     screen = Terminal()
-    host_clock = {**(doctor.clock_skew.__kwdefaults__ or {}), "host_clock": clock}
+    clock_skew = inspect.unwrap(doctor.clock_skew)
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(screen))
         stack.enter_context(redirect_stderr(screen))
-        stack.enter_context(patch.object(doctor.clock_skew, "__kwdefaults__", host_clock))
+        stack.enter_context(patch.object(clock_skew, "__kwdefaults__", {"host_clock": clock}))
         stack.enter_context(patch.object(progress, "Progress", partial(progress.Progress, monotonic=Ticking())))
         try:
             script = ScriptInfo(create_app=lambda: app)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import shlex
 import time
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from inspect import Parameter, signature
 from math import inf
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, ParamSpec, Protocol, TypeAlias
 
 from flask_idempotency.engine.capabilities import (
     DataKeys,
@@ -31,7 +32,7 @@ from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.operations.admin import keys_status, memory_status
+from flask_idempotency.operations.admin import Ring, keys_status, memory_status
 from flask_idempotency.operations.records import is_paused_in
 from flask_idempotency.operations.times import format_duration
 
@@ -43,13 +44,8 @@ class Endpoint(NamedTuple):
     policy: Policy
 
 
-class KeyProvider(Protocol):
+class KeyProvider(Ring, Protocol):
     """The part of a key ring that the checks use."""
-
-    @property
-    def newest(self) -> str: ...
-
-    def kids(self) -> Sequence[str]: ...
 
     def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes: ...
 
@@ -96,34 +92,36 @@ class Check:
     """One check, ready to run. `look` returns its findings, also if all is fine; an exception means unknown."""
 
     name: str
-    look: Callable[[], Iterable[Finding]]
-    asks_store: bool = False
-
-
-CheckT = TypeVar("CheckT", bound=Callable[..., Iterable[Finding]])
-
-
-@dataclass(frozen=True, slots=True)
-class _Registered:
-    name: str
     look: Callable[..., Iterable[Finding]]
-    asks_store: bool
-    expected: bool
+    asks_store: bool = False
+    expected: bool = False
 
 
-_registered: list[_Registered] = []
+Found: TypeAlias = "Finding | tuple[Verdict, str, str]"
+"""A finding, or the verdict, text and remedy of one under the name of the check."""
+
+_registered: list[Check] = []
+CheckT = ParamSpec("CheckT")
 
 
-def check(name: str, *, asks_store: bool = False, expected: bool = False) -> Callable[[CheckT], CheckT]:
+def check(
+    name: str, *, fine: str = "", asks_store: bool = False, expected: bool = False
+) -> Callable[[Callable[CheckT, Iterable[Found]]], Callable[CheckT, list[Finding]]]:
     """Register a function as a check. `doctor` passes the attributes of `Target` that its parameters name.
 
-    `asks_store`: leave the check out while the store is away. A parameter without a default must not be None: otherwise
-    `doctor` leaves the check out, or reports it as unknown if the part is `expected` of every store.
+    `fine`: the text of the finding if the function finds nothing. `asks_store`: leave the check out while the store is away.
+    A parameter without a default must not be None: otherwise `doctor` leaves the check out, or reports it as unknown if the
+    part is `expected` of every store.
     """
 
-    def register(look: CheckT) -> CheckT:
-        _registered.append(_Registered(name, look, asks_store, expected))
-        return look
+    def register(look: Callable[CheckT, Iterable[Found]]) -> Callable[CheckT, list[Finding]]:
+        @wraps(look)
+        def looked(*args: CheckT.args, **options: CheckT.kwargs) -> list[Finding]:
+            found = [each if isinstance(each, Finding) else Finding(name, *each) for each in look(*args, **options)]
+            return found if found or not fine else [Finding(name, Verdict.FINE, fine)]
+
+        _registered.append(Check(name, looked, asks_store, expected))
+        return looked
 
     return register
 
@@ -132,21 +130,13 @@ def checks_of(target: Target) -> list[Check]:
     """Return every registered check that applies to this target, in the order of registration."""
     checks = []
     for each in _registered:
-        parameters = {
-            name: parameter
-            for name, parameter in signature(each.look).parameters.items()
-            if parameter.default is Parameter.empty or name in vars(target)
-        }
-        missing = [
-            name
-            for name, parameter in parameters.items()
-            if parameter.default is Parameter.empty and vars(target).get(name, ...) is None
-        ]
+        required = {name: one.default is Parameter.empty for name, one in signature(each.look).parameters.items()}
+        missing = [name for name, needed in required.items() if needed and vars(target).get(name, ...) is None]
         if not missing:
-            checks.append(Check(each.name, partial(_call, each.look, target, tuple(parameters)), each.asks_store))
+            names = [name for name, needed in required.items() if needed or name in vars(target)]
+            checks.append(replace(each, look=partial(_call, each.look, target, names)))
         elif each.expected:
-            finding = cannot(each.name, missing[0])
-            checks.append(Check(each.name, partial(list, (finding,)), each.asks_store))
+            checks.append(replace(each, look=partial(list, (cannot(each.name, missing[0]),))))
     return checks
 
 
@@ -178,6 +168,7 @@ REACHABLE: Final = "store"
 """The first check. If the store does not answer, `examine` skips the checks that ask it."""
 
 _WORST_FIRST: Final = (Verdict.FAULT, Verdict.UNKNOWN, Verdict.ADVICE, Verdict.FINE)
+_REPORT_IT: Final = "Report it: a check of `flask idempotency doctor` must not."
 _AGAIN: Final = "Run `flask idempotency doctor` again when the store answers."
 
 
@@ -203,9 +194,8 @@ def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> DoctorRe
         except Exception as error:  # noqa: BLE001 - the other checks still help
             # Its class alone: the text of a foreign exception may quote a secret.
             text = f"This check could not be made: it failed ({cause_of(error)})."
-            remedy = "Report it: a check of `flask idempotency doctor` must not."
-            if isinstance(error, ModuleNotFoundError) and error.name:
-                remedy = f"Install the Python module {error.name} where this runs."
+            module = error.name if isinstance(error, ModuleNotFoundError) else None
+            remedy = f"Install the Python module {module} where this runs." if module else _REPORT_IT
             findings.append(Finding(check.name, Verdict.UNKNOWN, text, remedy))
             complete = False
     findings.sort(key=lambda finding: _WORST_FIRST.index(finding.verdict))
@@ -213,18 +203,17 @@ def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> DoctorRe
 
 
 def _reached(reach: Callable[[], object]) -> Finding:
+    try:
+        reach()
+        return Finding(REACHABLE, Verdict.FINE, "The store answers.")
+    except StoreUnavailable as error:  # its text is ours, and names no server
+        text = f"The store does not answer: {str(error).rstrip('.')}."
+    except Exception as error:  # noqa: BLE001 - a store of the application's may raise anything
+        text = f"The store cannot be asked ({cause_of(error)})."
     remedy = (
         "Check IDEMPOTENCY_STORE, and that its server runs and lets this host in: keyed requests get 503 until then."
     )
-    try:
-        reach()
-    except StoreUnavailable as error:
-        # This text is ours, and names no server.
-        why = str(error).rstrip(".")
-        return Finding(REACHABLE, Verdict.FAULT, f"The store does not answer: {why}.", remedy)
-    except Exception as error:  # noqa: BLE001 - a store of the application's may raise anything
-        return Finding(REACHABLE, Verdict.FAULT, f"The store cannot be asked ({cause_of(error)}).", remedy)
-    return Finding(REACHABLE, Verdict.FINE, "The store answers.")
+    return Finding(REACHABLE, Verdict.FAULT, text, remedy)
 
 
 NAMED: Final = 5
@@ -259,42 +248,38 @@ FAR_SECONDS: Final = 30.0
 _SYNC = "Keep all clocks in step with NTP (`timedatectl status` on both machines)."
 
 
-@check("clock-skew", asks_store=True, expected=True)
-def clock_skew(task_log: TaskLog, *, host_clock: Callable[[], float] = time.time) -> list[Finding]:
+@check("clock-skew", asks_store=True, expected=True, fine="The store's clock and this host's agree.")
+def clock_skew(task_log: TaskLog, *, host_clock: Callable[[], float] = time.time) -> Iterator[Found]:
     """Compare the store's clock with this host's. The time that the store takes to answer is no skew."""
     before = host_clock()
     store_now = task_log.now()
     after = host_clock()
     apart = max(store_now - after, before - store_now, 0.0)
-    if apart <= NOTICED_SECONDS:
-        return [Finding("clock-skew", Verdict.FINE, "The store's clock and this host's agree.")]
-    verdict = Verdict.FAULT if apart > FAR_SECONDS else Verdict.ADVICE
-    which = "ahead of" if store_now > after else "behind"
-    text = (
-        f"The store's clock is {apart:.1f} s {which} this host's. Leases and stored responses go by the store's clock alone, "
-        "so no request runs twice because of this. A jump that corrects that clock ends or prolongs all of them."
-    )
-    return [Finding("clock-skew", verdict, text, _SYNC)]
+    if apart > NOTICED_SECONDS:
+        which = "ahead of" if store_now > after else "behind"
+        yield (
+            Verdict.FAULT if apart > FAR_SECONDS else Verdict.ADVICE,
+            f"The store's clock is {apart:.1f} s {which} this host's. Leases and stored responses go by the store's clock "
+            "alone, so no request runs twice because of this. A jump that corrects that clock ends or prolongs all of them.",
+            _SYNC,
+        )
 
 
-@check("clock-step", asks_store=True, expected=True)
-def clock_step(task_log: TaskLog) -> list[Finding]:
+@check("clock-step", asks_store=True, expected=True, fine="No clock jumped between the last two heartbeats.")
+def clock_step(task_log: TaskLog) -> Iterator[Found]:
     """Report whether the clocks moved against each other between the last two heartbeats."""
     entry = task_log.reports().get("heartbeat")
     stepped_ms = None if entry is None else entry.whole("stepped_ms")
     if stepped_ms is None:
-        return [Finding("clock-step", Verdict.FINE, "No heartbeat has compared the clocks yet.")]
-    stepped = stepped_ms / 1000
-    if abs(stepped) <= NOTICED_SECONDS:
-        return [Finding("clock-step", Verdict.FINE, "No clock jumped between the last two heartbeats.")]
-    verdict = Verdict.FAULT if abs(stepped) > FAR_SECONDS else Verdict.ADVICE
-    text = (
-        f"Between the last two heartbeats the store's clock moved by {stepped:+.1f} s against its janitor's: one of "
-        "them was set, or the hosts of two janitors disagree. A store's clock that jumps forward ends leases and stored "
-        "responses early. Retries of the latter run again."
-    )
-    remedy = f"{_SYNC} If leases have ended: `flask idempotency list --state quarantined`."
-    return [Finding("clock-step", verdict, text, remedy)]
+        yield Verdict.FINE, "No heartbeat has compared the clocks yet.", ""
+    elif (stepped := abs(stepped_ms) / 1000) > NOTICED_SECONDS:
+        yield (
+            Verdict.FAULT if stepped > FAR_SECONDS else Verdict.ADVICE,
+            f"Between the last two heartbeats the store's clock moved by {stepped_ms / 1000:+.1f} s against its janitor's: one "
+            "of them was set, or the hosts of two janitors disagree. A store's clock that jumps forward ends leases and "
+            "stored responses early. Retries of the latter run again.",
+            f"{_SYNC} If leases have ended: `flask idempotency list --state quarantined`.",
+        )
 
 
 # Timeouts of servers and proxies, and leases.
@@ -311,101 +296,87 @@ def gunicorn_timeout(command_line: str) -> float | None:
     Infinite for never: gunicorn kills only sync workers, which send no sign of life during a request. None: the arguments
     do not say it, and a configuration file may.
     """
-    options = dict(_options(command_line))
-    worker = options.get("worker-class")
-    if worker is not None and worker not in _ONE_AT_A_TIME:
-        return inf
-    if worker is None and options.get("threads", "1") != "1":
-        return inf  # with threads, gunicorn uses gthread workers
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for names in (("--timeout", "-t"), ("--worker-class", "-k"), ("--threads",)):
+        parser.add_argument(*names)
     try:
-        seconds = float(options["timeout"])
-    except (KeyError, ValueError):
+        options, _ = parser.parse_known_args(shlex.split(command_line))
+        worker = options.worker_class
+        # With threads, gunicorn uses gthread workers.
+        if worker not in (None, *_ONE_AT_A_TIME) or (worker is None and options.threads not in (None, "1")):
+            return inf
+        return None if options.timeout is None else float(options.timeout.removeprefix("=")) or inf
+    except (ArgumentError, ValueError):  # gunicorn does not start with it
         return None
-    return seconds or inf
 
 
-_SHORT: Final = {"-t": "timeout", "-k": "worker-class"}
-
-
-def _options(command_line: str) -> Iterator[tuple[str, str]]:
-    try:
-        words = shlex.split(command_line)
-    except ValueError:  # a quotation mark is missing: gunicorn does not start with it
-        return
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        if word.startswith("--"):
-            name, separator, value = word[2:].partition("=")
-            yield name, value if separator else following
-        elif word[:2] in _SHORT:
-            yield _SHORT[word[:2]], word[2:].removeprefix("=") or following
-
-
-@check("worker-timeout")
-def worker_timeout(endpoints: Iterable[Endpoint], *, worker_timeout: float | None = None) -> list[Finding]:
+@check("worker-timeout", fine="No worker is killed while a view may still run.")
+def worker_timeout(endpoints: Iterable[Endpoint], *, worker_timeout: float | None = None) -> Iterator[Found]:
     """Report whether a server kills workers while a view may still run."""
     seconds = worker_timeout
     if seconds is None:
-        text = "It is not known after how many seconds the server kills a worker that is still at work."
-        remedy = (
+        yield (
+            Verdict.UNKNOWN,
+            "It is not known after how many seconds the server kills a worker that is still at work.",
             "Pass --worker-timeout, or set IDEMPOTENCY_WORKER_TIMEOUT, to gunicorn's --timeout or uWSGI's harakiri; to 0 if "
-            "nothing kills them."
+            "nothing kills them.",
         )
-        return [Finding("worker-timeout", Verdict.UNKNOWN, text, remedy)]
+        return
     cut = [each for each in endpoints if seconds < each.policy.max_runtime]
     if not cut:
-        return [Finding("worker-timeout", Verdict.FINE, "No worker is killed while a view may still run.")]
+        return
     grave = [each for each in cut if each.policy.effects in ("plain", "marked") or each.policy.has_plain_step]
     longest = max(each.policy.max_runtime for each in cut)
-    text = f"Workers are killed after {seconds:g} s, and views may run for {longest:g} s (max_runtime): "
-    text += (
-        f"a request that is killed leaves an unknown outcome. This concerns {_named(grave)}."
+    what = (
+        "a request that is killed leaves an unknown outcome"
         if grave
-        else f"the retry of a request that is killed runs it again. This concerns {_named(cut)}."
+        else "the retry of a request that is killed runs it again"
     )
-    remedy = (
+    yield (
+        Verdict.FAULT if grave else Verdict.ADVICE,
+        f"Workers are killed after {seconds:g} s, and views may run for {longest:g} s (max_runtime): {what}. This concerns "
+        f"{_named(grave or cut)}.",
         "Give workers longer than max_runtime (gunicorn's --timeout), or lower IDEMPOTENCY_MAX_RUNTIME to what a view really "
-        "takes, below that timeout."
+        "takes, below that timeout.",
     )
-    return [Finding("worker-timeout", Verdict.FAULT if grave else Verdict.ADVICE, text, remedy)]
 
 
-@check("proxy-timeout")
-def proxy_timeout(endpoints: Iterable[Endpoint], *, proxy_timeout: float | None = None) -> list[Finding]:
+@check("proxy-timeout", fine="Proxies wait longer than duplicates do.")
+def proxy_timeout(endpoints: Iterable[Endpoint], *, proxy_timeout: float | None = None) -> Iterator[Found]:
     """Report whether a proxy gives up on a duplicate that waits for the response of the first request."""
     seconds = proxy_timeout
     waiting = [each for each in endpoints if each.policy.in_flight == "wait"]
+    late = [each for each in waiting if seconds is not None and seconds <= each.policy.wait]
     if not waiting:
-        return [Finding("proxy-timeout", Verdict.FINE, "No duplicate waits for the first request.")]
-    if seconds is None:
-        text = "It is not known after how many seconds a proxy gives up on a request."
-        remedy = (
+        yield Verdict.FINE, "No duplicate waits for the first request.", ""
+    elif seconds is None:
+        yield (
+            Verdict.UNKNOWN,
+            "It is not known after how many seconds a proxy gives up on a request.",
             "Pass --proxy-timeout, or set IDEMPOTENCY_PROXY_TIMEOUT, to nginx's proxy_read_timeout or its like; to 0 if "
-            "nothing gives up."
+            "nothing gives up.",
         )
-        return [Finding("proxy-timeout", Verdict.UNKNOWN, text, remedy)]
-    late = [each for each in waiting if seconds <= each.policy.wait]
-    if not late:
-        return [Finding("proxy-timeout", Verdict.FINE, "Proxies wait longer than duplicates do.")]
-    text = (
-        f"A proxy gives up after {seconds:g} s, and duplicates wait for up to {max(each.policy.wait for each in late):g} s: "
-        f"their clients get a 504 from the proxy, and not the stored response. This concerns {_named(late)}."
-    )
-    remedy = "Lower IDEMPOTENCY_WAIT below the proxy's timeout, or raise that (nginx's proxy_read_timeout)."
-    return [Finding("proxy-timeout", Verdict.ADVICE, text, remedy)]
+    elif late:
+        yield (
+            Verdict.ADVICE,
+            f"A proxy gives up after {seconds:g} s, and duplicates wait for up to {max(each.policy.wait for each in late):g} "
+            f"s: their clients get a 504 from the proxy, and not the stored response. This concerns {_named(late)}.",
+            "Lower IDEMPOTENCY_WAIT below the proxy's timeout, or raise that (nginx's proxy_read_timeout).",
+        )
 
 
-@check("lease")
-def lease(endpoints: Iterable[Endpoint]) -> list[Finding]:
+@check("lease", fine="Leases are long enough to be renewed in time.")
+def lease(endpoints: Iterable[Endpoint]) -> Iterator[Found]:
     """Report leases that one pause of the host or the store ends."""
     short = [each for each in endpoints if each.policy.lease < LEAST_LEASE_SECONDS]
-    if not short:
-        return [Finding("lease", Verdict.FINE, "Leases are long enough to be renewed in time.")]
-    least = min(each.policy.lease for each in short)
-    text = (
-        f"A worker renews a lease of {least:g} s every {least / 3:.1f} s: one pause of the host or the store ends it in the "
-        f"middle of the work. This concerns {_named(short)}."
-    )
-    return [Finding("lease", Verdict.ADVICE, text, "Set IDEMPOTENCY_LEASE to 30, or remove it.")]
+    if short:
+        least = min(each.policy.lease for each in short)
+        yield (
+            Verdict.ADVICE,
+            f"A worker renews a lease of {least:g} s every {least / 3:.1f} s: one pause of the host or the store ends it in "
+            f"the middle of the work. This concerns {_named(short)}.",
+            "Set IDEMPOTENCY_LEASE to 30, or remove it.",
+        )
 
 
 # Data loss: whether it happened, and whether the settings detect and survive it.
@@ -417,90 +388,72 @@ _GRANT = (
 
 
 @check("canary", asks_store=True)
-def canary(data_loss: DataLossDetector) -> list[Finding]:
+def canary(data_loss: DataLossDetector) -> Iterator[Found]:
     """Report whether new keys run, and whether the store detects a restart."""
     status = memory_status(data_loss)
-    if not status.new_keys_run:
-        text = f"New keys get 503: {status.text[:1].lower()}{status.text[1:]}"
-        findings = [Finding("canary", Verdict.FAULT, text, status.remedy)]
+    if status.new_keys_run:
+        yield Verdict.ADVICE if status.remedy else Verdict.FINE, status.text, status.remedy
     else:
-        verdict = Verdict.ADVICE if status.remedy else Verdict.FINE
-        findings = [Finding("canary", verdict, status.text, status.remedy)]
+        yield Verdict.FAULT, f"New keys get 503: {status.text[:1].lower()}{status.text[1:]}", status.remedy
     if not status.standing.notices_restarts:
         text = "Scripts cannot read which process runs them, so the store detects no restart: lost keys run again."
-        findings.append(Finding("canary", Verdict.UNKNOWN, text, _GRANT))
-    return findings
+        yield Verdict.UNKNOWN, text, _GRANT
 
 
-@check("after-loss", asks_store=True)
-def after_loss(data_loss: DataLossDetector, endpoints: Iterable[Endpoint], *, lenient: bool) -> list[Finding]:
+@check("after-loss", asks_store=True, fine="The application refuses another store, and a flushed one.")
+def after_loss(data_loss: DataLossDetector, endpoints: Iterable[Endpoint], *, lenient: bool) -> Iterator[Found]:
     """Report whether the store can be distinguished from another, and whether workers have time to restore their claims."""
     rules = data_loss.rules
     if rules.after_loss == "run":
-        if lenient:
-            return [Finding("after-loss", Verdict.FINE, "Lost keys run again, as they may in debug mode.")]
         text = "Keys that this store loses, by a restart or a flush, run again: IDEMPOTENCY_AFTER_LOSS is run."
         remedy = "Set IDEMPOTENCY_AFTER_LOSS to refuse, or remove it, before this application moves money."
-        return [Finding("after-loss", Verdict.ADVICE, text, remedy)]
-    findings = []
+        debug = Verdict.FINE, "Lost keys run again, as they may in debug mode.", ""
+        yield debug if lenient else (Verdict.ADVICE, text, remedy)
+        return
     if rules.store_id is None:
         store_id = data_loss.status().store_id
-        text = (
-            "Any store would do: that of another environment knows none of the keys, and would run all of them again."
+        shown = "the store id that `flask idempotency redis status` shows once it is ready"
+        yield (
+            Verdict.ADVICE,
+            "Any store would do: that of another environment knows none of the keys, and would run all of them again.",
+            f"Set IDEMPOTENCY_STORE_ID to {shown if store_id is None else store_id}.",
         )
-        remedy = (
-            f"Set IDEMPOTENCY_STORE_ID to {store_id}."
-            if store_id is not None
-            else "Set IDEMPOTENCY_STORE_ID to the store id that `flask idempotency redis status` shows once it is ready."
-        )
-        findings.append(Finding("after-loss", Verdict.ADVICE, text, remedy))
     late = [each for each in endpoints if each.policy.lease > rules.grace]
     if late:
         lease = max(each.policy.lease for each in late)
-        text = (
+        yield (
+            # With "refuse" an operator decides when, and can wait longer.
+            Verdict.FAULT if rules.after_loss == "hold" else Verdict.ADVICE,
             f"After a data loss new keys may run again within {rules.grace:g} s, but surviving workers have up to {lease:g} s "
-            f"to restore their claims, until their leases end. This concerns {_named(late)}."
+            f"to restore their claims, until their leases end. This concerns {_named(late)}.",
+            f"Set IDEMPOTENCY_DATA_LOSS_GRACE to {lease:g} or more.",
         )
-        # With "refuse" an operator decides when, and can wait longer.
-        verdict = Verdict.FAULT if rules.after_loss == "hold" else Verdict.ADVICE
-        findings.append(Finding("after-loss", verdict, text, f"Set IDEMPOTENCY_DATA_LOSS_GRACE to {lease:g} or more."))
-    return findings or [
-        Finding("after-loss", Verdict.FINE, "The application refuses another store, and a flushed one.")
-    ]
 
 
 # Encryption: whether stored responses can be opened, and new ones sealed.
 
 _PROBE: Final = bytes(range(32))
 _CONTEXT: Final = b"flask-idempotency doctor"
-
-
 _LOOK = "Look at IDEMPOTENCY_KEY_RING and at `flask idempotency keys status`; put a key that works first."
 
 
-@check("newest-key")
-def newest_key(key_ring: KeyProvider, responses: Responses, data_keys: DataKeys) -> list[Finding]:
+@check("newest-key", fine="The newest key of the ring wraps and unwraps.")
+def newest_key(key_ring: KeyProvider, responses: Responses, data_keys: DataKeys) -> Iterator[Found]:
     """Report whether the newest key wraps, and unwraps its own result. Only for a store that keeps data keys."""
     try:
         kid = key_ring.newest
         opened = key_ring.unwrap(kid, key_ring.wrap(kid, _PROBE, context=_CONTEXT), context=_CONTEXT)
     except StoreUnavailable:
         text = "The key provider does not answer: requests of new tenants get 503, and soon all requests."
-        return [
-            Finding(
-                "newest-key", Verdict.FAULT, text, "Make sure that this host reaches what IDEMPOTENCY_KEY_RING names."
-            )
-        ]
+        yield Verdict.FAULT, text, "Make sure that this host reaches what IDEMPOTENCY_KEY_RING names."
     except Exception as error:  # noqa: BLE001 - a key service may raise anything
-        text = f"The newest key of the ring cannot be used ({type(error).__name__})."
-        return [Finding("newest-key", Verdict.FAULT, text, _LOOK)]
-    if opened != _PROBE:
-        text = "The newest key of the ring does not unwrap what it has wrapped."
-        return [Finding("newest-key", Verdict.FAULT, text, _LOOK)]
-    return [Finding("newest-key", Verdict.FINE, "The newest key of the ring wraps and unwraps.")]
+        yield Verdict.FAULT, f"The newest key of the ring cannot be used ({type(error).__name__}).", _LOOK
+    else:
+        if opened != _PROBE:
+            yield Verdict.FAULT, "The newest key of the ring does not unwrap what it has wrapped.", _LOOK
 
 
-@check("keys", asks_store=True)
+@check("keys", asks_store=True, fine="The ring opens every sealed response.")
 def keys(
     key_ring: KeyProvider,
     responses: Responses,
@@ -508,41 +461,36 @@ def keys(
     *,
     encryption: str,
     journals: Journals | None = None,
-) -> list[Finding]:
+) -> Iterator[Found]:
     """Report keys that are missing in the ring, plain responses, and a rotation that has not finished."""
     report = keys_status(key_ring, responses, data_keys, journals)
-    findings = []
     missing = [key.kid for key in report.keys if not key.known and key.records]
     old = [key.kid for key in report.keys if key.known and not key.newest and (key.records or key.data_keys)]
     if missing:
-        text = f"Responses are sealed under keys that are not in the ring ({', '.join(missing)}), so they cannot be opened."
-        remedy = (
-            "Put those keys back into IDEMPOTENCY_KEY_RING, after the newest, and run `flask idempotency keys status`."
+        yield (
+            Verdict.FAULT,
+            f"Responses are sealed under keys that are not in the ring ({', '.join(missing)}), so they cannot be opened.",
+            "Put those keys back into IDEMPOTENCY_KEY_RING, after the newest, and run `flask idempotency keys status`.",
         )
-        findings.append(Finding("keys", Verdict.FAULT, text, remedy))
     if encryption == "required" and report.plain_records:
-        text = (
+        yield (
+            Verdict.FAULT,
             f"{report.plain_records} stored responses are not encrypted, and IDEMPOTENCY_ENCRYPTION is required: they are "
-            "never replayed, and their retries get 500. Anyone who can write to the store may have planted them."
-        )
-        remedy = (
+            "never replayed, and their retries get 500. Anyone who can write to the store may have planted them.",
             "Find out who stored them. If your application did before you switched encryption on: wait until they expire, or "
             "set IDEMPOTENCY_ENCRYPTION to on, run `flask idempotency seal`, and set it to required again. If you do not "
-            "know: seal nothing, let them expire, and see who can write to the store."
+            "know: seal nothing, let them expire, and see who can write to the store.",
         )
-        findings.append(Finding("keys", Verdict.FAULT, text, remedy))
     elif report.plain_records:
-        text = f"{report.plain_records} stored responses are not encrypted. They are replayed as they are."
-        remedy = (
+        yield (
+            Verdict.ADVICE,
+            f"{report.plain_records} stored responses are not encrypted. They are replayed as they are.",
             "Wait until they expire. Or run `flask idempotency seal`, if your application stored them before you switched "
-            "encryption on and no other party could write to the store."
+            "encryption on and no other party could write to the store.",
         )
-        findings.append(Finding("keys", Verdict.ADVICE, text, remedy))
     if old:
         text = f"A rotation of the ring has not finished: responses are still sealed under old keys ({', '.join(old)})."
-        remedy = "Run `flask idempotency rotate`, and again after five minutes."
-        findings.append(Finding("keys", Verdict.ADVICE, text, remedy))
-    return findings or [Finding("keys", Verdict.FINE, "The ring opens every sealed response.")]
+        yield Verdict.ADVICE, text, "Run `flask idempotency rotate`, and again after five minutes."
 
 
 # The janitor: whether it runs, runs every task, and keeps up.
@@ -563,22 +511,21 @@ _START = (
 @check("janitor", asks_store=True, expected=True)
 def janitor(
     task_log: TaskLog, *, heartbeat_interval: float | None = None, process_local: bool = False
-) -> list[Finding]:
+) -> Iterator[Found]:
     """Report whether a janitor has run lately. Any task counts, also one that cron runs: cron has no heartbeat."""
-    if process_local:
-        return [Finding("janitor", Verdict.FINE, "No janitor is expected: no other process sees these records.")]
-    if heartbeat_interval is None:
-        return [Finding("janitor", Verdict.FINE, "No janitor is expected: IDEMPOTENCY_HEARTBEAT_INTERVAL is None.")]
+    if process_local or heartbeat_interval is None:
+        why = "no other process sees these records" if process_local else "IDEMPOTENCY_HEARTBEAT_INTERVAL is None"
+        yield Verdict.FINE, f"No janitor is expected: {why}.", ""
+        return
     silence = min((entry.ago for entry in task_log.reports().values()), default=None)
     if silence is None:
-        return [Finding("janitor", Verdict.FAULT, "No janitor has ever reported to this store.", _START)]
-    if silence > 2 * heartbeat_interval:
-        text = (
-            f"No janitor has reported for {format_duration(silence)}; "
-            f"a report is due every {format_duration(heartbeat_interval)}."
-        )
-        return [Finding("janitor", Verdict.FAULT, text, _START)]
-    return [Finding("janitor", Verdict.FINE, f"A janitor reported {format_duration(silence)} ago.")]
+        yield Verdict.FAULT, "No janitor has ever reported to this store.", _START
+    elif silence > 2 * heartbeat_interval:
+        every = format_duration(heartbeat_interval)
+        text = f"No janitor has reported for {format_duration(silence)}; a report is due every {every}."
+        yield Verdict.FAULT, text, _START
+    else:
+        yield Verdict.FINE, f"A janitor reported {format_duration(silence)} ago.", ""
 
 
 @check("tasks", asks_store=True, expected=True)
@@ -588,48 +535,45 @@ def tasks(
     *,
     heartbeat_interval: float | None = None,
     process_local: bool = False,
-) -> list[Finding]:
+) -> Iterator[Found]:
     """Report scheduled tasks that did not run. `intervals` are seconds.
 
     No task is late before the janitor itself would be, two heartbeats after its last report: cron runs once a minute.
     """
     if heartbeat_interval is None or process_local:
-        return []
-    last = task_log.reports()
-    found = []
+        return
+    last, late = task_log.reports(), list[Found]()
     for task, seconds in intervals.items():
-        entry = last.get(task)
+        entry, due = last.get(task), f"The task {task} is due every {format_duration(seconds)}"
         remedy = (
             f"See why in the janitor's log, or run `flask idempotency {task}` by hand. If it should run less often, set "
             f"IDEMPOTENCY_{task.upper()}_INTERVAL to that."
         )
-        if entry is None:
-            if seconds <= SOON_SECONDS and last:
-                text = f"The task {task} is due every {format_duration(seconds)}, and never ran."
-                found.append(Finding("tasks", Verdict.ADVICE, text, remedy))
-        elif entry.ago > max(MISSED * seconds, 2 * heartbeat_interval):
-            text = f"The task {task} is due every {format_duration(seconds)}, and last ran {format_duration(entry.ago)} ago."
-            found.append(Finding("tasks", Verdict.FAULT, text, remedy))
-    return found or [Finding("tasks", Verdict.FINE, "Every task that ran once has run on time since.")]
+        if entry is None and seconds <= SOON_SECONDS and last:
+            late.append((Verdict.ADVICE, f"{due}, and never ran.", remedy))
+        elif entry is not None and entry.ago > max(MISSED * seconds, 2 * heartbeat_interval):
+            late.append((Verdict.FAULT, f"{due}, and last ran {format_duration(entry.ago)} ago.", remedy))
+    yield from late or [(Verdict.FINE, "Every task that ran once has run on time since.", "")]
 
 
 @check("backlog", asks_store=True, expected=True)
 def backlog(
     task_log: TaskLog, *, heartbeat_interval: float | None = None, process_local: bool = False
-) -> list[Finding]:
+) -> Iterator[Found]:
     """Report tasks whose budget ended before their work in the last run."""
     if heartbeat_interval is None or process_local:
-        return []
+        return
     cut = sorted(task for task, entry in task_log.reports().items() if entry.facts().get("finished") is False)
     if not cut:
-        return [Finding("backlog", Verdict.FINE, "Every task finished its last run.")]
-    text = f"The last run of {', '.join(cut)} stopped before its work was done: there is more work than its interval allows."
-    remedy = (
+        yield Verdict.FINE, "Every task finished its last run.", ""
+        return
+    more = ", or let it remove more in a second (IDEMPOTENCY_EXPIRE_RATE)" if "expire" in cut else ""
+    yield (
+        Verdict.ADVICE,
+        f"The last run of {', '.join(cut)} stopped before its work was done: there is more work than its interval allows.",
         f"Run `flask idempotency {cut[0]}` once by hand. If that does not help, run it more often "
-        f"(IDEMPOTENCY_{cut[0].upper()}_INTERVAL)"
+        f"(IDEMPOTENCY_{cut[0].upper()}_INTERVAL){more}.",
     )
-    remedy += ", or let it remove more in a second (IDEMPOTENCY_EXPIRE_RATE)." if "expire" in cut else "."
-    return [Finding("backlog", Verdict.ADVICE, text, remedy)]
 
 
 # Keys that wait for an operator, for the janitor, or for a retry.
@@ -646,71 +590,60 @@ LOOKED_AT: Final = 2000
 _PAGE: Final = 200
 
 
-@check("quarantined", asks_store=True, expected=True)
-def quarantined(recovery: Recovery) -> list[Finding]:
+@check("quarantined", asks_store=True, expected=True, fine="No key is quarantined.")
+def quarantined(recovery: Recovery) -> Iterator[Found]:
     """Report how many keys are quarantined, and since when."""
     counts = recovery.counts()
-    if not counts.quarantined:
-        return [Finding("quarantined", Verdict.FINE, "No key is quarantined.")]
-    text = (
-        f"{_keys(counts.quarantined)} quarantined, the first for {format_duration(counts.quarantined_for or 0.0)}: the outcome "
-        "of the request is unknown, and retries are refused until a resolver or an operator resolves it."
-    )
-    remedy = (
-        "List the keys with `flask idempotency list --state quarantined`, find out what happened, and resolve each with "
-        "`flask idempotency resolve`."
-    )
-    return [Finding("quarantined", Verdict.ADVICE, text, remedy)]
+    if counts.quarantined:
+        yield (
+            Verdict.ADVICE,
+            f"{_keys(counts.quarantined)} quarantined, the first for {format_duration(counts.quarantined_for or 0.0)}: the "
+            "outcome of the request is unknown, and retries are refused until a resolver or an operator resolves it.",
+            "List the keys with `flask idempotency list --state quarantined`, find out what happened, and resolve each with "
+            "`flask idempotency resolve`.",
+        )
 
 
-@check("lapsed", asks_store=True, expected=True)
-def lapsed(recovery: Recovery, task_log: TaskLog, *, journals: Journals | None = None) -> list[Finding]:
+@check("lapsed", asks_store=True, expected=True, fine="No claim with an expired lease waits for too long.")
+def lapsed(recovery: Recovery, task_log: TaskLog, *, journals: Journals | None = None) -> Iterator[Found]:
     """Report claims with expired leases that no janitor quarantined, and that no retry took over; paused ones too."""
-    now = task_log.now()
-    overdue, forgotten, paused, looked, after = 0, 0, 0, 0, b""
-    while looked < LOOKED_AT:
-        page = recovery.expired_leases(horizon=now - PATIENCE_SECONDS, after=after, limit=_PAGE)
+    horizon = task_log.now() - PATIENCE_SECONDS
+    overdue, forgotten, paused = 0, 0, 0
+    after = b""
+    for _ in range(LOOKED_AT // _PAGE):
+        page = recovery.expired_leases(horizon=horizon, after=after, limit=_PAGE)
         for found in page.found:
             if found.record.on_expiry is OnExpiry.QUARANTINE:
                 overdue += 1
             elif found.record.remaining < -RETRIED_SECONDS:
-                if journals is not None and is_paused_in(found, journals):
-                    paused += 1
-                else:
-                    forgotten += 1
-        looked += _PAGE
+                is_paused = journals is not None and is_paused_in(found, journals)
+                paused, forgotten = paused + is_paused, forgotten + (not is_paused)
         if page.after is None:
             break
         after = page.after
-    findings = []
     if overdue:
-        text = (
+        yield (
+            Verdict.FAULT,
             f"{_keys(overdue)} without a worker for more than {format_duration(PATIENCE_SECONDS)}, and no janitor has "
-            "quarantined them: no resolver runs and no event is sent until a retry comes."
+            "quarantined them: no resolver runs and no event is sent until a retry comes.",
+            "Run `flask idempotency reap`, and make sure that a janitor does so from now on.",
         )
-        remedy = "Run `flask idempotency reap`, and make sure that a janitor does so from now on."
-        findings.append(Finding("lapsed", Verdict.FAULT, text, remedy))
     if paused:
-        text = (
-            f"{_keys(paused)} paused for more than {format_duration(RETRIED_SECONDS)}: some of their steps were done, and "
-            "only a retry does the rest."
-        )
-        remedy = (
+        yield (
+            Verdict.ADVICE,
+            f"{_keys(paused)} paused for more than {format_duration(RETRIED_SECONDS)}: some of their steps were done, and only "
+            "a retry does the rest.",
             "List the keys with `flask idempotency list --state paused`, and let the clients send these requests again. The "
-            "janitor quarantines each as `never-resumed` after its `resume_within`."
+            "janitor quarantines each as `never-resumed` after its `resume_within`.",
         )
-        findings.append(Finding("lapsed", Verdict.ADVICE, text, remedy))
     if forgotten:
-        text = (
-            f"{_keys(forgotten)} waiting for more than {format_duration(RETRIED_SECONDS)} for a retry that takes over: only "
-            "a retry ends this, and until then it is unknown whether the work was done."
-        )
-        remedy = (
+        yield (
+            Verdict.ADVICE,
+            f"{_keys(forgotten)} waiting for more than {format_duration(RETRIED_SECONDS)} for a retry that takes over: only a "
+            "retry ends this, and until then it is unknown whether the work was done.",
             "List the keys with `flask idempotency list --state processing`, and run `flask idempotency release` for those "
-            "that no client retries."
+            "that no client retries.",
         )
-        findings.append(Finding("lapsed", Verdict.ADVICE, text, remedy))
-    return findings or [Finding("lapsed", Verdict.FINE, "No claim with an expired lease waits for too long.")]
 
 
 def _keys(number: int) -> str:

@@ -5,6 +5,7 @@ Its store is a SQLite file whose clock stands still, so that pages and pictures 
 
 from __future__ import annotations
 
+import inspect
 import os
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
@@ -200,9 +201,9 @@ def authorize(action: str, record: RecordView | None) -> Operator | None:
 @contextmanager
 def served(site: Site) -> Iterator[Site]:
     """Serve the application. Its doctor takes the store's clock for that of this host."""
-    host_clock = {**(doctor.clock_skew.__kwdefaults__ or {}), "host_clock": site.clock}
+    clock_skew = inspect.unwrap(doctor.clock_skew)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(doctor.clock_skew, "__kwdefaults__", host_clock))
+        stack.enter_context(patch.object(clock_skew, "__kwdefaults__", {"host_clock": site.clock}))
         site.origin = f"http://127.0.0.1:{stack.enter_context(serving(site.app))}"
         stack.callback(site.store.close)
         yield site
