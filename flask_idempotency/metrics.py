@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 from flask_idempotency.assembly import Services
 from flask_idempotency.engine import events
 from flask_idempotency.engine.activity import OBSERVED
+from flask_idempotency.engine.audit import RESOLVER
 from flask_idempotency.engine.capabilities import DataLoss, TaskReport, UnfinishedCounts
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
@@ -53,17 +54,21 @@ _ANSWERS = ("kept", "tombstone")
 _CLASSES = ("2xx", "3xx", "4xx", "5xx", OTHER)
 _CAUSES = (
     *(f"status-{each}" for each in _CLASSES[:-1]),
-    "error",
-    "stream-failed",
-    "unanswered",
-    "uncaptured",
-    "worker-interrupted",
-    "too-many-attempts",
-    "returned",
-    "not-committed",
+    *("error", "stream-failed", "unanswered", "uncaptured", "worker-interrupted"),
+    *("too-many-attempts", "returned", "not-committed"),
 )
 _RELEASES = (*_CAUSES, OTHER)
 _QUARANTINES = (*_CAUSES, "lease-expired", "step-in-doubt", "steps-changed", "never-resumed", "memory-lost", OTHER)
+_REFUSALS = (
+    *("in-flight", "key-reused", "outcome-unknown", "quota-exceeded", "response-erased", "memory-lost"),
+    *("replay-forbidden", "record-corrupt"),
+)
+_ACTIONS = (
+    *("tenant-erased", "responses-sealed", "quota-set", "store-initialised", "data-loss-acknowledged"),
+    *("message-retried", "message-discarded"),
+)
+_RESOLVED_BY = ("resolver", "person")
+_SENT = ("sent", "delayed", "dead")
 _COUNTS = tuple(
     dict.fromkeys(
         count.name
@@ -110,145 +115,100 @@ _STEP_RUNS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0)
 _STEP_SIZES = (512.0, 4096.0, 16384.0, 65536.0)
 _SIZES = (128.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 524288.0, 2097152.0)
 
+_TASKS = (*TASKS, OTHER)
+
+
+def _family(name: str, help: str, *, buckets: tuple[float, ...] = (), **labels: tuple[str, ...]) -> tuple[str, Family]:
+    return name, Family(f"idempotency_{name}", help, labels, buckets)
+
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        family.name.removeprefix("idempotency_"): family
-        for family in (
-            Family("idempotency_claims", "Requests that claimed their key.", {"kind": ("first", "takeover")}),
-            Family("idempotency_replays", "Stored responses that were replayed.", {"answer": _ANSWERS}),
-            Family(
-                "idempotency_refusals",
-                "Refused requests, by the code of the problem.",
-                {
-                    "code": (
-                        "in-flight",
-                        "key-reused",
-                        "outcome-unknown",
-                        "quota-exceeded",
-                        "response-erased",
-                        "memory-lost",
-                        "replay-forbidden",
-                        "record-corrupt",
-                    )
-                },
-            ),
-            Family(
-                "idempotency_observations",
+    dict(
+        (
+            _family("claims", "Requests that claimed their key.", kind=("first", "takeover")),
+            _family("replays", "Stored responses that were replayed.", answer=_ANSWERS),
+            _family("refusals", "Refused requests, by the code of the problem.", code=_REFUSALS),
+            _family(
+                "observations",
                 "What enforcing would have done with requests that are only observed, and how they ended.",
-                {"outcome": (*OBSERVED, OTHER)},
+                outcome=(*OBSERVED, OTHER),
             ),
-            Family(
-                "idempotency_quota_refusals",
+            _family(
+                "quota_refusals",
                 "Requests refused because their tenant reached a limit, by the limit.",
-                {"limit": ("records", "bytes", "in-flight", "new-keys", OTHER)},
+                limit=("records", "bytes", "in-flight", "new-keys", OTHER),
             ),
-            Family(
-                "idempotency_data_losses",
+            _family(
+                "data_losses",
                 "Data losses that a request or the janitor detected, by kind.",
-                {"loss": (*(loss.value for loss in DataLoss), OTHER)},
+                loss=(*(loss.value for loss in DataLoss), OTHER),
             ),
-            Family("idempotency_restored_claims", "Claims that workers restored after a data loss."),
-            Family(
-                "idempotency_completions", "Responses that the store saved.", {"status": _CLASSES, "answer": _ANSWERS}
-            ),
-            Family("idempotency_response_size_bytes", "Sizes of stored responses, as they were sent.", buckets=_SIZES),
-            Family("idempotency_releases", "Keys that were released.", {"cause": _RELEASES}),
-            Family(
-                "idempotency_quarantines",
-                "Keys that a worker or the janitor quarantined, by cause.",
-                {"cause": _QUARANTINES},
-            ),
-            Family(
-                "idempotency_pauses", "Requests that were paused between two steps, by cause.", {"cause": _RELEASES}
-            ),
-            Family(
-                "idempotency_steps",
+            _family("restored_claims", "Claims that workers restored after a data loss."),
+            _family("completions", "Responses that the store saved.", status=_CLASSES, answer=_ANSWERS),
+            _family("response_size_bytes", "Sizes of stored responses, as they were sent.", buckets=_SIZES),
+            _family("releases", "Keys that were released.", cause=_RELEASES),
+            _family("quarantines", "Keys that a worker or the janitor quarantined, by cause.", cause=_QUARANTINES),
+            _family("pauses", "Requests that were paused between two steps, by cause.", cause=_RELEASES),
+            _family(
+                "steps",
                 "Steps of requests, by name, by kind and by what happened.",
-                {
-                    "step": ANY,
-                    "effects": (*get_args(Effects), OTHER),
-                    "outcome": ("finished", "recalled", "failed", "in-doubt", "not-kept"),
-                },
+                step=ANY,
+                effects=(*get_args(Effects), OTHER),
+                outcome=("finished", "recalled", "failed", "in-doubt", "not-kept"),
             ),
-            Family("idempotency_step_duration_seconds", "Run times of steps that finished.", buckets=_STEP_RUNS),
-            Family("idempotency_step_result_size_bytes", "Sizes of the results of steps.", buckets=_STEP_SIZES),
-            Family(
-                "idempotency_step_resolutions",
+            _family("step_duration_seconds", "Run times of steps that finished.", buckets=_STEP_RUNS),
+            _family("step_result_size_bytes", "Sizes of the results of steps.", buckets=_STEP_SIZES),
+            _family(
+                "step_resolutions",
                 "Steps that operators and resolvers settled, or may have (uncertain).",
-                {"verb": ("completed", "never-happened", "uncertain", OTHER), "by": ("resolver", "person")},
+                verb=("completed", "never-happened", "uncertain", OTHER),
+                by=_RESOLVED_BY,
             ),
-            Family("idempotency_lease_losses", "Workers that lost their claim before their work ended."),
-            Family("idempotency_renewal_failures", "Lease renewals that failed and are retried."),
-            Family("idempotency_max_runtime_exceeded", "Views that ran longer than max_runtime."),
-            Family("idempotency_early_commits", "Transactional views that committed before their response was known."),
-            Family(
-                "idempotency_completion_failures",
+            _family("lease_losses", "Workers that lost their claim before their work ended."),
+            _family("renewal_failures", "Lease renewals that failed and are retried."),
+            _family("max_runtime_exceeded", "Views that ran longer than max_runtime."),
+            _family("early_commits", "Transactional views that committed before their response was known."),
+            _family(
+                "completion_failures",
                 "Responses that the store did not save: retried (delayed), or given up (abandoned).",
-                {"outcome": ("delayed", "abandoned")},
+                outcome=("delayed", "abandoned"),
             ),
-            Family(
-                "idempotency_resolutions",
+            _family(
+                "resolutions",
                 "Keys that operators and resolvers resolved, or may have (uncertain).",
-                {
-                    "verb": ("completed", "released", "reopened", "resumed", "uncertain", OTHER),
-                    "by": ("resolver", "person"),
-                },
+                verb=("completed", "released", "reopened", "resumed", "uncertain", OTHER),
+                by=_RESOLVED_BY,
             ),
-            Family(
-                "idempotency_resolver_undecided",
-                "Resolver calls that resolved no key.",
-                {"answer": ("still-unknown", "failed")},
-            ),
-            Family(
-                "idempotency_store_failures",
+            _family("resolver_undecided", "Resolver calls that resolved no key.", answer=("still-unknown", "failed")),
+            _family(
+                "store_failures",
                 "Claims that the store could not decide, by what happened to the request.",
-                {"request": ("refused", "unprotected")},
+                request=("refused", "unprotected"),
             ),
-            Family("idempotency_corrupt_records", "Stored records that are unreadable."),
-            Family(
-                "idempotency_operator_actions",
-                "Actions of operators on whole tenants and on the store.",
-                {
-                    "change": (
-                        "tenant-erased",
-                        "responses-sealed",
-                        "quota-set",
-                        "store-initialised",
-                        "data-loss-acknowledged",
-                        "message-retried",
-                        "message-discarded",
-                    )
-                },
-            ),
-            Family(
-                "idempotency_outbox_attempts",
+            _family("corrupt_records", "Stored records that are unreadable."),
+            _family("operator_actions", "Actions of operators on whole tenants and on the store.", change=_ACTIONS),
+            _family(
+                "outbox_attempts",
                 "Messages of the outbox that a relay tried to send, by the result.",
-                {"result": ("sent", "delayed", "dead")},
+                result=_SENT,
             ),
-            Family(
-                "idempotency_task_runs",
-                "Runs of janitor tasks.",
-                {"task": (*TASKS, OTHER), "outcome": ("finished", "unfinished", "failed")},
-            ),
-            Family(
-                "idempotency_task_duration_seconds",
-                "Run times of janitor tasks.",
-                {"task": (*TASKS, OTHER)},
-                buckets=_RUNS,
-            ),
-            Family(
-                "idempotency_task_counts",
+            _family("task_runs", "Runs of janitor tasks.", task=_TASKS, outcome=("finished", "unfinished", "failed")),
+            _family("task_duration_seconds", "Run times of janitor tasks.", task=_TASKS, buckets=_RUNS),
+            _family(
+                "task_counts",
                 "Work of janitor tasks, by the counts of their reports.",
-                {"task": (*TASKS, OTHER), "count": (*_COUNTS, OTHER)},
+                task=_TASKS,
+                count=(*_COUNTS, OTHER),
             ),
-            Family(
-                "idempotency_store_call_duration_seconds",
+            _family(
+                "store_call_duration_seconds",
                 "Response times of the store, by call.",
-                {"call": get_args(Call), "outcome": get_args(Ending)},
+                call=get_args(Call),
+                outcome=get_args(Ending),
                 buckets=_LATENCY,
             ),
         )
-    }
+    )
 )
 """Every counter and histogram, by its short name."""
 
@@ -418,8 +378,6 @@ def _skew(entry: TaskReport | None) -> float | None:
 Sample: TypeAlias = tuple[tuple[str, ...], float]
 """Label values, and the increment of a counter or the observation of a histogram."""
 
-ONE: Sample = ((), 1.0)
-
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -436,21 +394,23 @@ class Uncounted:
     because: str
 
 
-def _one(*values: str) -> Callable[[Any], Iterable[Sample]]:
-    samples = ((values, 1.0),)
-    return lambda event: samples
+def _counts(family: str, *labels: Callable[[Any], str] | str) -> Counts:
+    """Return the metric that rises by 1, with these labels: texts, or functions of the event."""
+    if not any(map(callable, labels)):
+        samples = ((tuple(map(str, labels)), 1.0),)
+        return Counts(family, lambda event: samples)
+    return Counts(
+        family,
+        lambda event: ((tuple([label if isinstance(label, str) else label(event) for label in labels]), 1.0),),
+    )
 
 
-def _by(*labels: Callable[[Any], str]) -> Callable[[Any], Iterable[Sample]]:
-    return lambda event: ((tuple([label(event) for label in labels]), 1.0),)
+def _observed(family: str, value: Callable[[Any], float]) -> Counts:
+    return Counts(family, lambda event: (((), float(value(event))),))
 
 
 def _answer(event: events.ReplayServed | events.Completed) -> str:
     return "kept" if event.kept else "tombstone"
-
-
-def _class(event: events.Completed) -> str:
-    return f"{event.status // 100}xx"
 
 
 def _cause(event: events.Released | events.Quarantined | events.Paused) -> str:
@@ -459,20 +419,20 @@ def _cause(event: events.Released | events.Quarantined | events.Paused) -> str:
     return event.reason
 
 
+def _verb(event: events.Resolved | events.StepSettled) -> str:
+    return event.verb if event.certain else "uncertain"
+
+
+def _by(event: events.Resolved | events.StepSettled) -> str:
+    return "resolver" if event.actor == RESOLVER else "person"
+
+
 def _step(outcome: str) -> Counts:
-    return Counts("steps", lambda event: (((event.step, event.effects, outcome), 1.0),))
-
-
-def _refused(code: str) -> Counts:
-    return Counts("refusals", _one(code))
-
-
-def _size(event: events.Completed) -> Iterable[Sample]:
-    return (((), float(event.byte_size)),) if event.kept else ()
+    return _counts("steps", lambda event: event.step, lambda event: event.effects, outcome)
 
 
 def _relayed(event: events.MessagesRelayed) -> Iterable[Sample]:
-    return [((name,), float(getattr(event, name))) for name in ("sent", "delayed", "dead") if getattr(event, name)]
+    return [((name,), float(getattr(event, name))) for name in _SENT if getattr(event, name)]
 
 
 def _outcome(event: events.TaskRun) -> str:
@@ -488,83 +448,70 @@ def _task_counts(event: events.TaskRun) -> Iterable[Sample]:
 
 COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType(
     {
-        events.ClaimGranted: (Counts("claims", _by(lambda event: "takeover" if event.attempt > 1 else "first")),),
-        events.ReplayServed: (Counts("replays", _by(_answer)),),
-        events.ConflictRefused: (_refused("in-flight"),),
-        events.MismatchRefused: (_refused("key-reused"),),
-        events.UnknownRefused: (_refused("outcome-unknown"),),
+        events.ClaimGranted: (_counts("claims", lambda event: "takeover" if event.attempt > 1 else "first"),),
+        events.ReplayServed: (_counts("replays", _answer),),
+        events.ConflictRefused: (_counts("refusals", "in-flight"),),
+        events.MismatchRefused: (_counts("refusals", "key-reused"),),
+        events.UnknownRefused: (_counts("refusals", "outcome-unknown"),),
         events.QuotaRefused: (
-            _refused("quota-exceeded"),
-            Counts("quota_refusals", _by(lambda event: str(event.limit))),
+            _counts("refusals", "quota-exceeded"),
+            _counts("quota_refusals", lambda event: str(event.limit)),
         ),
-        events.ErasedRefused: (_refused("response-erased"),),
-        events.RefusedAfterDataLoss: (_refused("memory-lost"),),
-        events.DataLossDetected: (Counts("data_losses", _by(lambda event: str(event.loss))),),
-        events.ClaimRestored: (Counts("restored_claims", _one()),),
-        events.Completed: (Counts("completions", _by(_class, _answer)), Counts("response_size_bytes", _size)),
-        events.Released: (Counts("releases", _by(_cause)),),
-        events.Quarantined: (Counts("quarantines", _by(_cause)),),
-        events.Paused: (Counts("pauses", _by(_cause)),),
+        events.ErasedRefused: (_counts("refusals", "response-erased"),),
+        events.RefusedAfterDataLoss: (_counts("refusals", "memory-lost"),),
+        events.DataLossDetected: (_counts("data_losses", lambda event: str(event.loss)),),
+        events.ClaimRestored: (_counts("restored_claims"),),
+        events.Completed: (
+            _counts("completions", lambda event: f"{event.status // 100}xx", _answer),
+            Counts("response_size_bytes", lambda event: (((), float(event.byte_size)),) if event.kept else ()),
+        ),
+        events.Released: (_counts("releases", _cause),),
+        events.Quarantined: (_counts("quarantines", _cause),),
+        events.Paused: (_counts("pauses", _cause),),
         events.StepFinished: (
             _step("finished"),
-            Counts("step_duration_seconds", lambda event: (((), event.seconds),)),
-            Counts("step_result_size_bytes", lambda event: (((), float(event.byte_size)),)),
+            _observed("step_duration_seconds", lambda event: event.seconds),
+            _observed("step_result_size_bytes", lambda event: event.byte_size),
         ),
         events.StepRecalled: (_step("recalled"),),
         events.StepFailed: (_step("failed"),),
         events.StepDoubtful: (_step("in-doubt"),),
         events.StepResultNotKept: (_step("not-kept"),),
         events.StepsChangedHeld: Uncounted('`idempotency_quarantines_total{cause="steps-changed"}` counts it'),
-        events.StepSettled: (
-            Counts(
-                "step_resolutions",
-                _by(
-                    lambda event: event.verb if event.certain else "uncertain",
-                    lambda event: "resolver" if event.actor == "resolver" else "person",
-                ),
-            ),
-        ),
-        events.CommittedEarly: (Counts("early_commits", _one()),),
-        events.LeaseExpired: (Counts("lease_losses", _one()),),
-        events.RenewalFailed: (Counts("renewal_failures", _one()),),
-        events.MaxRuntimeExceeded: (Counts("max_runtime_exceeded", _one()),),
-        events.CompletionRetrying: (Counts("completion_failures", _one("delayed")),),
-        events.CompletionFailed: (Counts("completion_failures", _one("abandoned")),),
+        events.StepSettled: (_counts("step_resolutions", _verb, _by),),
+        events.CommittedEarly: (_counts("early_commits"),),
+        events.LeaseExpired: (_counts("lease_losses"),),
+        events.RenewalFailed: (_counts("renewal_failures"),),
+        events.MaxRuntimeExceeded: (_counts("max_runtime_exceeded"),),
+        events.CompletionRetrying: (_counts("completion_failures", "delayed"),),
+        events.CompletionFailed: (_counts("completion_failures", "abandoned"),),
         events.StoreFailed: (
-            Counts("store_failures", _by(lambda event: "unprotected" if event.unprotected else "refused")),
+            _counts("store_failures", lambda event: "unprotected" if event.unprotected else "refused"),
         ),
-        events.RecordCorrupt: (_refused("record-corrupt"), Counts("corrupt_records", _one())),
-        events.ReplayForbidden: (_refused("replay-forbidden"),),
-        events.Reaped: (Counts("quarantines", _one("lease-expired")),),
-        events.Resolved: (
-            Counts(
-                "resolutions",
-                _by(
-                    lambda event: event.verb if event.certain else "uncertain",
-                    lambda event: "resolver" if event.actor == "resolver" else "person",
-                ),
-            ),
-        ),
+        events.RecordCorrupt: (_counts("refusals", "record-corrupt"), _counts("corrupt_records")),
+        events.ReplayForbidden: (_counts("refusals", "replay-forbidden"),),
+        events.Reaped: (_counts("quarantines", "lease-expired"),),
+        events.Resolved: (_counts("resolutions", _verb, _by),),
         events.ResolverAsked: (
-            Counts(
+            _counts(
                 "resolver_undecided",
-                _by(lambda event: event.answer if event.answer == "still-unknown" else "failed"),
+                lambda event: event.answer if event.answer == "still-unknown" else "failed",
             ),
         ),
-        events.Observation: (Counts("observations", _by(lambda event: event.outcome)),),
-        events.TenantErased: (Counts("operator_actions", _one("tenant-erased")),),
-        events.ResponsesSealed: (Counts("operator_actions", _one("responses-sealed")),),
-        events.QuotaSet: (Counts("operator_actions", _one("quota-set")),),
-        events.StoreInitialised: (Counts("operator_actions", _one("store-initialised")),),
-        events.DataLossAcknowledged: (Counts("operator_actions", _one("data-loss-acknowledged")),),
+        events.Observation: (_counts("observations", lambda event: event.outcome),),
+        events.TenantErased: (_counts("operator_actions", "tenant-erased"),),
+        events.ResponsesSealed: (_counts("operator_actions", "responses-sealed"),),
+        events.QuotaSet: (_counts("operator_actions", "quota-set"),),
+        events.StoreInitialised: (_counts("operator_actions", "store-initialised"),),
+        events.DataLossAcknowledged: (_counts("operator_actions", "data-loss-acknowledged"),),
         events.TaskRun: (
-            Counts("task_runs", _by(lambda event: event.operation, _outcome)),
+            _counts("task_runs", lambda event: event.operation, _outcome),
             Counts("task_duration_seconds", lambda event: (((event.operation,), event.seconds),)),
             Counts("task_counts", _task_counts),
         ),
         events.MessagesRelayed: (Counts("outbox_attempts", _relayed),),
         events.MessageDead: Uncounted('`idempotency_outbox_attempts_total{result="dead"}` counts it'),
-        events.MessageSettled: (Counts("operator_actions", _by(lambda event: f"message-{event.verb}")),),
+        events.MessageSettled: (_counts("operator_actions", lambda event: f"message-{event.verb}"),),
         events.JanitorMissing: Uncounted("`idempotency_task_age_seconds` shows it for as long as it lasts"),
     }
 )
