@@ -204,7 +204,7 @@ def as_objects(found: Summary) -> dict[str, object]:
 
 
 def as_object(figures: Figures) -> dict[str, object]:
-    """Return these figures for JSON. A percentile above the last edge is that edge: JSON has no infinity."""
+    """Return these figures for JSON."""
     return {
         "requests": figures.requests,
         "observed": figures.observed,
@@ -216,14 +216,10 @@ def as_object(figures: Figures) -> dict[str, object]:
 
 def times_object(figures: Figures) -> dict[str, object]:
     """Return the times of these figures for JSON."""
-    return {"new": _times_object(figures.new_times), "replayed": _times_object(figures.replayed_times)}
+    both = {"new": figures.new_times, "replayed": figures.replayed_times}
+    return {name: edges_object(each.count, p50=each.p50, p95=each.p95, p99=each.p99) for name, each in both.items()}
 
 
-def _times_object(times: Times) -> dict[str, float | None]:
-    return {
-        "count": times.count,
-        **{
-            name: EDGES[-1] if value == inf else value
-            for name, value in (("p50", times.p50), ("p95", times.p95), ("p99", times.p99))
-        },
-    }
+def edges_object(count: int, **edges: float | None) -> dict[str, float | None]:
+    """Return percentiles for JSON. One above the last edge is that edge: JSON has no infinity."""
+    return {"count": count, **{name: EDGES[-1] if edge == inf else edge for name, edge in edges.items()}}

@@ -7,6 +7,7 @@ to `enforce` within the span has one row. A suggestion rests on what was counted
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import inf
 from typing import Final
 
@@ -14,7 +15,7 @@ from flask_idempotency.engine import activity as names
 from flask_idempotency.engine.activity import CALLERS, EDGES, OBSERVED, OUTCOMES, WOULD, ActivityLog, percentile
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.operations.activity import summary
+from flask_idempotency.operations.activity import edges_object, summary
 from flask_idempotency.operations.times import moment
 
 FEW: Final = 20
@@ -126,23 +127,50 @@ def suggestions(found: EndpointReport, policy: Policy, *, joint: bool) -> list[S
     `joint`: the store is in the application's own database.
     """
     if found.seen < FEW:
-        return [
-            Suggestion(
-                "", "", f"Only {_counted(found.seen, 'request')} came: wait for more before you decide anything."
-            )
-        ]
-    made = [
-        _of_required(found, policy),
-        _of_waiting(found, policy),
-        _of_effects(found, policy, joint=joint),
-        _of_mismatches(found, policy),
-        _of_size(found, policy),
-        _of_cookies(found),
-        _of_refused(found),
-        _of_unrecorded(found),
-        _of_failed(found),
+        few = f"Only {_counted(found.seen, 'request')} came: wait for more before you decide anything."
+        return [Suggestion("", "", few)]
+    made = (_of_required(found, policy), _of_waiting(found, policy), _of_effects(found, policy, joint=joint))
+    scope = 'one key on several endpoints (scope="operation"), or ' if policy.scope == "key" else ""
+    # By caller: an enforced request over its quota was refused, and that is no advice for it.
+    unrecorded = sum(counts.get(names.OVER_QUOTA, 0) for counts in found.callers.values())
+    counted = (
+        (
+            *(found.of(names.MISMATCH), "request", "ignore_fields", ""),
+            "had the key of another request: another payload, path or query. The counts do not tell which. Ask these clients "
+            f"whether they use {scope}a field that changes with each retry (ignore_fields).",
+        ),
+        (
+            *(found.of(names.NOT_KEPT), "response", "max_body", ""),
+            f"could not be kept: over max_body ({policy.max_body:,} bytes), broken off, or with a header that no response may "
+            "have. Retries get `response-not-kept` instead of it.",
+        ),
+        (
+            *(found.of(names.SETS_COOKIE), "response", "", "@exempt"),
+            "set a cookie or changed the session, which no replay carries. Exempt the view if it signs users in or out.",
+        ),
+        (
+            *(found.of(names.BAD_REQUEST), "request", "", ""),
+            "had a malformed key, a truncated or too large body, or a caller without a name. Enforcing refuses them with 400, "
+            "403, 413 or 500: the log names callers without a name.",
+        ),
+        (
+            *(unrecorded, "request", "", ""),
+            "came when as many keys of their tenant were remembered as may be, and were not recorded, so these counts are too "
+            "low.",
+        ),
+        (
+            *(found.of(names.FAILED), "request", "", ""),
+            "could not be observed, so these counts are too low. The log names the kind of each failure once.",
+        ),
+    )
+    return [
+        *(each for each in made if each is not None),
+        *(
+            Suggestion(keyword, value, f"{_counted(number, what)} {reason}")
+            for number, what, keyword, value, reason in counted
+            if number
+        ),
     ]
-    return [each for each in made if each is not None]
 
 
 def _of_required(found: EndpointReport, policy: Policy) -> Suggestion | None:
@@ -165,27 +193,18 @@ def _of_required(found: EndpointReport, policy: Policy) -> Suggestion | None:
 
 
 def _of_waiting(found: EndpointReport, policy: Policy) -> Suggestion | None:
-    if not found.concurrent:
-        return None
     apart, ran = percentile(found.apart, 0.5), percentile(found.ran, 0.99)
-    came = f"{_counted(found.concurrent, 'duplicate')} came while the first request ran"
-    if apart is not None:
-        came += f", half of them within {time(apart)}"
-    if ran is None:
+    if not found.concurrent or ran is None or (ran <= policy.wait and policy.in_flight == "wait"):
         return None
+    soon = "" if apart is None else f", half of them within {time(apart)}"
     took = f"99 % of the views took at most {time(ran)}" if ran != inf else f"some views took over {time(ran)}"
+    said = f"{_counted(found.concurrent, 'duplicate')} came while the first request ran{soon}, and {took}"
     if ran <= policy.wait:
-        if policy.in_flight == "wait":
-            return None
-        return Suggestion(
-            "in_flight", '"wait"', f"{came}, and {took}: within `wait` ({policy.wait:g} s) they get its response."
-        )
-    return Suggestion(
-        "in_flight",
-        '"reject"',
-        f"{came}, and {took}: longer than `wait` ({policy.wait:g} s), so a waiting duplicate holds a thread and may get 409 "
-        "all the same.",
+        return Suggestion("in_flight", '"wait"', f"{said}: within `wait` ({policy.wait:g} s) they get its response.")
+    more = (
+        f"longer than `wait` ({policy.wait:g} s), so a waiting duplicate holds a thread and may get 409 all the same."
     )
+    return Suggestion("in_flight", '"reject"', f"{said}: {more}")
 
 
 def _of_effects(found: EndpointReport, policy: Policy, *, joint: bool) -> Suggestion | None:
@@ -206,74 +225,6 @@ def _of_effects(found: EndpointReport, policy: Policy, *, joint: bool) -> Sugges
         f'{possible}; "marked" if it can name its point of no return.'
     )
     return Suggestion("effects", "", said[0].upper() + said[1:])
-
-
-def _of_mismatches(found: EndpointReport, policy: Policy) -> Suggestion | None:
-    if not (number := found.of(names.MISMATCH)):
-        return None
-    scope = 'one key on several endpoints (scope="operation"), or ' if policy.scope == "key" else ""
-    return Suggestion(
-        "ignore_fields",
-        "",
-        f"{_counted(number, 'request')} had the key of another request: another payload, path or query. The counts do not tell "
-        f"which. Ask these clients whether they use {scope}a field that changes with each retry (ignore_fields).",
-    )
-
-
-def _of_size(found: EndpointReport, policy: Policy) -> Suggestion | None:
-    if not (number := found.of(names.NOT_KEPT)):
-        return None
-    return Suggestion(
-        "max_body",
-        "",
-        f"{_counted(number, 'response')} could not be kept: over max_body ({policy.max_body:,} bytes), broken off, or with a "
-        "header that no response may have. Retries get `response-not-kept` instead of it.",
-    )
-
-
-def _of_cookies(found: EndpointReport) -> Suggestion | None:
-    if not (number := found.of(names.SETS_COOKIE)):
-        return None
-    return Suggestion(
-        "",
-        "@exempt",
-        f"{_counted(number, 'response')} set a cookie or changed the session, which no replay carries. Exempt the view if it "
-        "signs users in or out.",
-    )
-
-
-def _of_refused(found: EndpointReport) -> Suggestion | None:
-    if not (number := found.of(names.BAD_REQUEST)):
-        return None
-    return Suggestion(
-        "",
-        "",
-        f"{_counted(number, 'request')} had a malformed key, a truncated or too large body, or a caller without a name. "
-        "Enforcing refuses them with 400, 403, 413 or 500: the log names callers without a name.",
-    )
-
-
-def _of_unrecorded(found: EndpointReport) -> Suggestion | None:
-    # By caller: an enforced request over its quota was refused, and this is no advice for it.
-    if not (number := sum(counts.get(names.OVER_QUOTA, 0) for counts in found.callers.values())):
-        return None
-    return Suggestion(
-        "",
-        "",
-        f"{_counted(number, 'request')} came when as many keys of their tenant were remembered as may be, and were not "
-        "recorded, so these counts are too low.",
-    )
-
-
-def _of_failed(found: EndpointReport) -> Suggestion | None:
-    if not (number := found.of(names.FAILED)):
-        return None
-    return Suggestion(
-        "",
-        "",
-        f"{_counted(number, 'request')} could not be observed, so these counts are too low. The log names the kind of each "
-        "failure once.",
-    )
 
 
 def _counted(number: int, one: str, several: str = "") -> str:
@@ -303,10 +254,7 @@ def as_object(found: Report, suggested: Mapping[str, Sequence[Suggestion]]) -> d
                 "callers": {caller: dict(counts) for caller, counts in sorted(each.callers.items())},
                 "apart": _percentiles(each.apart),
                 "ran": _percentiles(each.ran),
-                "suggestions": [
-                    {"keyword": made.keyword, "value": made.value, "reason": made.reason}
-                    for made in suggested.get(name, ())
-                ],
+                "suggestions": [asdict(suggestion) for suggestion in suggested.get(name, ())],
             }
             for name, each in found.endpoints.items()
         },
@@ -314,8 +262,4 @@ def as_object(found: Report, suggested: Mapping[str, Sequence[Suggestion]]) -> d
 
 
 def _percentiles(slots: Mapping[int, int]) -> dict[str, float | None]:
-    found = {name: percentile(slots, fraction) for name, fraction in (("p50", 0.5), ("p99", 0.99))}
-    return {
-        "count": sum(slots.values()),
-        **{name: EDGES[-1] if value == inf else value for name, value in found.items()},
-    }
+    return edges_object(sum(slots.values()), p50=percentile(slots, 0.5), p99=percentile(slots, 0.99))
