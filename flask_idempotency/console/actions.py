@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any, Final, TypeAlias
 
@@ -78,16 +78,12 @@ VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
 
 def settle(visit: Visit, handle: str) -> Page:
     """Say what became of a quarantined request."""
-    found, view = _existing(visit, handle, "settle")
-    fields = _posted(visit) if request.method == "POST" else None
-    case = _case(visit, found)
-    if fields is not None:
-        _check_version(visit, case, view, fields)
+    view, case, fields = _opened(visit, handle, "settle")
     if view.paused:
         raise Refused(PAUSED)
     check_quarantined(case)
     check_cache(case)
-    policy, message = policy_for(found.record.info), view.method == MESSAGE
+    policy, message = policy_for(case.first.record.info), view.method == MESSAGE
     against, out = objections(case)
     possible = _possible(case)
     shared = {
@@ -95,102 +91,81 @@ def settle(visit: Visit, handle: str) -> Page:
         "verdicts": {name: words for name, words in VERDICTS.items() if name in possible},
         "message": message,
         "against": against,
-        "lives": alive(found.record, policy),
+        "lives": alive(case.first.record, policy),
     }
-    if fields is None:
-        return visit.render("settle.html", **shared, said={}, fault=None)
-    try:
+
+    def do(fields: Mapping[str, str]) -> Page:
         reason, verdict = _reason(fields), fields.get("verdict", "")
         if verdict not in possible:
             raise Invalid("Choose what happened. Nothing was changed.")
         stored, dropped = _response(fields, view, case) if verdict == "happened" else (None, [])
-    except Invalid as invalid:
-        return visit.render("settle.html", **shared, said=fields, fault=str(invalid)), 400
-    forced = verdict == "never" and bool(against)
-    consequence = _consequence(verdict, stored, message=message)
-    if fields.get("confirm") != "yes" or (forced and fields.get("force") != "yes"):
-        return visit.render(
-            "confirm.html",
-            **shared,
-            page="settle",
-            reason=reason,
-            forced=forced,
-            out=_without_options(out),
-            consequence=consequence,
-            dropped=dropped,
-            carried={name: fields.get(name, "") for name in ("verdict", "status", "content_type", "body")},
-        )
-    word = _counted(visit, reason)
-    if verdict == "happened" and stored is not None:
-        done = records.complete(settler(), case, stored, word, keep=policy.keep)
-        if done.settled and is_erased(case):
-            consequence = "Retries get 410 `response-erased`, and not your response: its tenant was purged before."
-    elif verdict == "never":
-        done = records.release(settler(), case, word, forced=forced)
-    elif verdict == "reopen":
-        done = records.reopen(settler(), case, word, keep=policy.keep)
-    else:
-        journals = [recorded_of(each)[0] for each in case.found]
-        done = records.resume(settler(), case, journals, [() for _ in journals], word)
-    return _done(visit, view, case, done, consequence)
+        said = _consequence(verdict, stored, message=message)
+        forced = verdict == "never" and bool(against)
+        carried = {name: fields.get(name, "") for name in ("verdict", "status", "content_type", "body")}
+        ask = {"page": "settle", "consequence": said, "dropped": dropped, "carried": carried}
+        if not _confirmed(fields, forced=forced):
+            return visit.render(
+                "confirm.html", **shared, **ask, reason=reason, forced=forced, out=_without_options(out)
+            )
+        word = _counted(visit, reason)
+        if stored is not None:
+            done = records.complete(settler(), case, stored, word, keep=policy.keep)
+            if done.settled and is_erased(case):
+                said = "Retries get 410 `response-erased`, and not your response: its tenant was purged before."
+        elif verdict == "never":
+            done = records.release(settler(), case, word, forced=forced)
+        elif verdict == "reopen":
+            done = records.reopen(settler(), case, word, keep=policy.keep)
+        else:
+            journals = [recorded_of(each)[0] for each in case.found]
+            done = records.resume(settler(), case, journals, [() for _ in journals], word)
+        return _done(visit, view, case, done, said)
+
+    return _form(visit, "settle.html", fields, do, **shared)
 
 
 def release(visit: Visit, handle: str) -> Page:
     """Let the next retry of a request run, in whatever state its record is."""
-    found, view = _existing(visit, handle, "release")
-    fields = _posted(visit) if request.method == "POST" else None
-    case = _case(visit, found)
-    if fields is not None:
-        _check_version(visit, case, view, fields)
+    view, case, fields = _opened(visit, handle, "release")
     check_cache(case)
     against, out = objections(case)
-    shared = {**_shared(view, case), "against": against}
-    if fields is None:
-        return visit.render("release.html", **shared, out=_without_options(out), said={}, fault=None)
-    try:
+    forced = bool(against)
+    shared = {**_shared(view, case), "against": against, "out": _without_options(out)}
+
+    def do(fields: Mapping[str, str]) -> Page:
         reason = _reason(fields)
-    except Invalid as invalid:
-        return visit.render("release.html", **shared, out=_without_options(out), said=fields, fault=str(invalid)), 400
-    consequence = "The record is removed, and the next retry runs the request."
-    if fields.get("confirm") != "yes" or (against and fields.get("force") != "yes"):
-        return visit.render(
-            "confirm.html",
-            **shared,
-            page="release",
-            reason=reason,
-            forced=bool(against),
-            out=_without_options(out),
-            consequence=consequence,
-            dropped=[],
-            carried={},
-        )
-    done = records.release(settler(), case, _counted(visit, reason), forced=bool(against))
-    return _done(visit, view, case, done, "The next retry runs the request.")
+        if not _confirmed(fields, forced=forced):
+            said = "The record is removed, and the next retry runs the request."
+            ask = {"page": "release", "consequence": said, "dropped": [], "carried": {}}
+            return visit.render("confirm.html", **shared, **ask, reason=reason, forced=forced)
+        done = records.release(settler(), case, _counted(visit, reason), forced=forced)
+        return _done(visit, view, case, done, "The next retry runs the request.")
+
+    return _form(visit, "release.html", fields, do, **shared)
 
 
 def purge(visit: Visit) -> Page:
     """Erase the responses of one tenant, for good."""
     visit.admit_to_all()
     visit.admit_to("purge")
-    fields = _posted(visit) if request.method == "POST" else None
+    fields = _posted(visit)
     tenant = (request.args if fields is None else fields).get("tenant", "")
     if len(tenant) > LONGEST_NAME or not tenant.isprintable():
         raise Stopped(400, "That is no tenant", f"A tenant has at most {LONGEST_NAME} characters. Nothing was changed.")
     whom = tids(tenant) if tenant else []
     check_purge(whom, shred=False)
-    if fields is None:
-        return visit.render("purge.html", tenant=tenant, consequence=WIPED, said={}, fault=None)
-    try:
+
+    def do(fields: Mapping[str, str]) -> Page:
         reason = _reason(fields)
         if not tenant or fields.get("typed") != tenant:
             raise Invalid("Type the name of the tenant twice, exactly. Nothing was changed.")
-    except Invalid as invalid:
-        return visit.render("purge.html", tenant=tenant, consequence=WIPED, said=fields, fault=str(invalid)), 400
-    with Purge(tenant, _counted(visit, reason)) as running:
-        running.shred(whom)
-        report = running.wipe(whom, budget=PURGE_SECONDS)
-    said = purge_text(report, shred=False, secrets=len(settings().secrets), cache_unknown=cache_unknown())
-    return visit.render("purged.html", tenant=tenant, said=said, finished=report.finished)
+        with Purge(tenant, _counted(visit, reason)) as running:
+            running.shred(whom)
+            report = running.wipe(whom, budget=PURGE_SECONDS)
+        said = purge_text(report, shred=False, secrets=len(settings().secrets), cache_unknown=cache_unknown())
+        return visit.render("purged.html", tenant=tenant, said=said, finished=report.finished)
+
+    return _form(visit, "purge.html", fields, do, tenant=tenant, consequence=WIPED)
 
 
 # What a form must have before it may change anything.
@@ -200,12 +175,30 @@ class Invalid(Exception):
     """A field of a form is missing or wrong. The text says what to do."""
 
 
-def _posted(visit: Visit) -> Mapping[str, str]:
-    """Return the fields of this form, which our page made for this operator."""
+def _posted(visit: Visit) -> Mapping[str, str] | None:
+    """Return the fields of this form, which our page made for this operator. None: no form was sent."""
+    if request.method != "POST":
+        return None
     check_origin(request, any_scheme=visit.mounted.any_scheme)
     fields = form_of(request)
     check_form(request, fields, visit.who)
     return fields
+
+
+def _form(
+    visit: Visit, template: str, fields: Mapping[str, str] | None, do: Callable[[Mapping[str, str]], Page], **shown: Any
+) -> Page:
+    """Do what the form says. Show it if it was not sent, and again with what is wrong in it."""
+    if fields is None:
+        return visit.render(template, **shown, said={}, fault=None)
+    try:
+        return do(fields)
+    except Invalid as invalid:
+        return visit.render(template, **shown, said=fields, fault=str(invalid)), 400
+
+
+def _confirmed(fields: Mapping[str, str], *, forced: bool) -> bool:
+    return fields.get("confirm") == "yes" and (not forced or fields.get("force") == "yes")
 
 
 def _reason(fields: Mapping[str, str]) -> str:
@@ -238,8 +231,8 @@ def _counted(visit: Visit, reason: str) -> AuditNote:
 # One record.
 
 
-def _existing(visit: Visit, handle: str, action: Action) -> tuple[SeenRecord, RecordView]:
-    """Return the record of this handle, for an operator who may do this to it."""
+def _opened(visit: Visit, handle: str, action: Action) -> tuple[RecordView, Case, Mapping[str, str] | None]:
+    """Return the record of this handle, for an operator who may do this to it, and the form about its present version."""
     seen = visit.find(handle)
     if seen.found is None or seen.view is None:
         audit = built().audit
@@ -247,7 +240,13 @@ def _existing(visit: Visit, handle: str, action: Action) -> tuple[SeenRecord, Re
             raise _changed(visit, seen.key, None)
         raise visit.not_found()
     visit.admit_to(action, seen.found, seen.view)
-    return seen.found, seen.view
+    fields, case = _posted(visit), _case(visit, seen.found)
+    if fields is not None:
+        sent = fields.get("version", "").encode("utf-8", "surrogatepass")
+        versions = [version_of(case, who.console) for who in identities(settings())]
+        if not any(hmac.compare_digest(sent, each.encode()) for each in versions):
+            raise _changed(visit, case.first.key, seen.view)
+    return seen.view, case, fields
 
 
 def _case(visit: Visit, found: SeenRecord) -> Case:
@@ -262,13 +261,6 @@ def _case(visit: Visit, found: SeenRecord) -> Case:
 
 def _shared(view: RecordView, case: Case) -> dict[str, Any]:
     return {"view": view, "short": view.handle[:8], "version": version_of(case, identity().console)}
-
-
-def _check_version(visit: Visit, case: Case, view: RecordView, fields: Mapping[str, str]) -> None:
-    sent = fields.get("version", "").encode("utf-8", "surrogatepass")
-    versions = [version_of(case, who.console) for who in identities(settings())]
-    if not any(hmac.compare_digest(sent, each.encode()) for each in versions):
-        raise _changed(visit, case.first.key, view)
 
 
 def _changed(visit: Visit, key: StorageKey, view: RecordView | None) -> Stopped:
