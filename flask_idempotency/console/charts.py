@@ -24,6 +24,7 @@ LEFT: Final = 92
 BOTTOM: Final = 28
 TOP: Final = 18
 RIGHT: Final = 8
+ROOM: Final = HEIGHT - BOTTOM - TOP
 
 MOST_BARS: Final = 90
 """Bars of one chart. A longer series is added up."""
@@ -50,31 +51,22 @@ def stacked(shown: Summary) -> Chart:
     buckets = _together(shown.series)
     most = _nice(max((sum(groups.values()) for _, groups in buckets), default=0))
     totals = {group: sum(groups[group] for _, groups in buckets) for group in GROUPS}
-    text = ", ".join(f"{number:,} {group}" for group, number in totals.items())
+    said = f"{_span(shown)}: {', '.join(f'{number:,} {group}' for group, number in totals.items())}."
     slot = (WIDTH - LEFT - RIGHT) / max(len(buckets), 1)
-    bars = []
+    parts = [each for share in (0.0, 0.5, 1.0) for each in _level(_height(share), f"{most * share:,.0f}")]
     for place, (_, groups) in enumerate(buckets):
-        base = float(HEIGHT - BOTTOM)
+        base = _height(0.0)
         for group, number in groups.items():
-            if not number:
-                continue
-            # At least one unit, so that one quarantined request among thousands is seen.
-            height = max(number / most * (HEIGHT - BOTTOM - TOP), 1.0)
-            base -= height
-            x, width = LEFT + place * slot + slot * 0.1, max(slot * 0.8, 0.8)
-            bars.append(
-                Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
-                    TONES[group], x, base, width, height
-                )
-            )
-    svg = _svg(
-        "Outcomes over time",
-        f"{_span(shown)}: {text}.",
-        [*_grid(most), *bars, *_times([start for start, _ in buckets], shown.length, slot)],
-    )
+            if number:
+                # At least one unit, so that one quarantined request among thousands is seen.
+                height = max(number / most * ROOM, 1.0)
+                base -= height
+                x, width = LEFT + place * slot + slot * 0.1, max(slot * 0.8, 0.8)
+                parts.append(_element("rect", class_=TONES[group], x=x, y=base, width=width, height=height))
+    parts += _times([start for start, _ in buckets], shown.length, slot)
     rows = [[_clock(start, shown.length), *(f"{groups[group]:,}" for group in GROUPS)] for start, groups in buckets]
-    summary = f"{_span(shown)}: {text}."
-    return Chart(svg, [(TONES[group], group) for group in GROUPS], ["Time (UTC)", *GROUPS], rows, summary)
+    svg = _svg("Outcomes over time", said, parts)
+    return Chart(svg, [(TONES[group], group) for group in GROUPS], ["Time (UTC)", *GROUPS], rows, said)
 
 
 def latency(shown: Summary) -> Chart:
@@ -87,40 +79,32 @@ def latency(shown: Summary) -> Chart:
     whole = shown.total.new_times
     slot = (WIDTH - LEFT - RIGHT) / max(len(shown.series), 1)
     first = shown.series[0].start if shown.series else 0
-    parts: list[Markup] = []
-    scale = _log_scale([value for _, *both in points for value in both])
-    for tick in scale.ticks:
-        y = scale.y(tick)
-        parts.append(
-            Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(LEFT, WIDTH - RIGHT, y, y)
-        )
-        parts.append(Markup('<text class="label end" x="{}" y="{:.1f}">{}</text>').format(LEFT - 6, y + 4, _took(tick)))
+    # Every edge of the histograms is as far from the next: nearly a scale of powers.
+    numbers = [_edge(value) for _, *both in points for value in both] or [0, 15]
+    low, high = max(min(numbers) - 2, 0), min(max(numbers) + 2, len(EDGES) - 1)
+
+    def y_of(seconds: float) -> float:
+        return _height((_edge(seconds) - low) / max(high - low, 1))
+
+    ticks = EDGES[low : high + 1 : max((high - low) // 4, 1)]
+    parts = [each for tick in ticks for each in _level(y_of(tick), _took(tick))]
     for tone, which in (("p50", 1), ("p99", 2)):
         places = [
-            (
-                LEFT + ((point[0] - first) / shown.length + 0.5) * slot,
-                scale.y(min(point[which] or 0, EDGES[-1])),
-                point[0],
-            )
-            for point in points
+            (point[0], LEFT + ((point[0] - first) / shown.length + 0.5) * slot, y_of(point[which])) for point in points
         ]
-        for (x1, y1, start), (x2, y2, following) in pairwise(places):
+        for (start, x1, y1), (following, x2, y2) in pairwise(places):
             if following - start == shown.length:
-                parts.append(
-                    Markup('<line class="line {}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
-                        tone, x1, y1, x2, y2
-                    )
-                )
-        parts += [Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="2"/>').format(tone, x, y) for x, y, _ in places]
+                parts.append(_element("line", class_=f"line {tone}", x1=x1, y1=y1, x2=x2, y2=y2))
+        parts += [_element("circle", class_=tone, cx=x, cy=y, r=2) for _, x, y in places]
     parts += _times([point.start for point in shown.series], shown.length, slot)
-    said = (
-        f"{_span(shown)}: no request was measured."
-        if whole.p50 is None
-        else f"{_span(shown)}: half of {whole.count:,} requests took less than {_took(whole.p50)}, and 99 in 100 less than "
-        f"{_took(whole.p99)}."
-    )
-    svg = _svg("Latency of requests that ran", said, parts)
+    said = f"{_span(shown)}: no request was measured."
+    if whole.p50 is not None:
+        half, most = _took(whole.p50), _took(whole.p99)
+        said = (
+            f"{_span(shown)}: half of {whole.count:,} requests took less than {half}, and 99 in 100 less than {most}."
+        )
     rows = [[_clock(start, shown.length), _took(p50), _took(p99)] for start, p50, p99 in points]
+    svg = _svg("Latency of requests that ran", said, parts)
     return Chart(svg, [("p50", "p50"), ("p99", "p99")], ["Time (UTC)", "p50", "p99"], rows, said)
 
 
@@ -132,23 +116,42 @@ def shares(parts: Sequence[tuple[str, int, str]]) -> Markup:
     for _, number, tone in parts:
         if number:
             width = 2.0 + number / total * room
-            drawn.append(
-                Markup('<rect class="state-{}" x="{:.1f}" y="0" width="{:.1f}" height="12"/>').format(tone, x, width)
-            )
+            drawn.append(_element("rect", class_=f"state-{tone}", x=x, y=0, width=width, height=12))
             x += width
     said = ", ".join(f"{number:,} {name}" for name, number, _ in parts) if total else "There is no record."
-    return Markup(
-        '<svg class="chart shares" role="img" viewBox="0 0 {} 12" preserveAspectRatio="none"><title>Records by state</title>'
-        "<desc>{}</desc>{}</svg>"
-    ).format(WIDTH, said, Markup("").join(drawn))
+    return _svg("Records by state", said, drawn, kind="chart shares", height=12, preserveAspectRatio="none")
 
 
 # The parts of a chart.
 
 
-def _svg(title: str, description: str, parts: Iterable[Markup]) -> Markup:
-    return Markup('<svg class="chart" role="img" viewBox="0 0 {} {}"><title>{}</title><desc>{}</desc>{}</svg>').format(
-        WIDTH, HEIGHT, title, description, Markup("").join(parts)
+def _svg(
+    title: str, description: str, parts: Iterable[Markup], *, kind: str = "chart", height: int = HEIGHT, **more: str
+) -> Markup:
+    texts = (_element("title", title), _element("desc", description))
+    return _element("svg", *texts, *parts, class_=kind, role="img", viewBox=f"0 0 {WIDTH} {height}", **more)
+
+
+def _element(name: str, *content: str, **attributes: object) -> Markup:
+    """Return an element of SVG. Texts are escaped, and numbers have one decimal place."""
+    written = [
+        Markup(' {}="{}"').format(key.rstrip("_"), f"{value:.1f}" if isinstance(value, float) else value)
+        for key, value in attributes.items()
+    ]
+    begin = Markup("<{}{}").format(name, Markup("").join(written))
+    return Markup("{}>{}</{}>").format(begin, Markup("").join(content), name) if content else begin + Markup("/>")
+
+
+def _height(share: float) -> float:
+    """Return where a part of the whole height is drawn."""
+    return HEIGHT - BOTTOM - share * ROOM
+
+
+def _level(y: float, label: str) -> tuple[Markup, Markup]:
+    """Return a line across the chart, and its label."""
+    return (
+        _element("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y),
+        _element("text", label, class_="label end", x=LEFT - 6, y=y + 4),
     )
 
 
@@ -166,55 +169,20 @@ def _together(series: Sequence[Point]) -> list[tuple[int, dict[str, int]]]:
     return bars
 
 
-def _grid(most: float) -> list[Markup]:
-    """Return the lines for none, half and all, with their numbers."""
-    parts = []
-    for share in (0.0, 0.5, 1.0):
-        y = HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
-        parts.append(
-            Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(LEFT, WIDTH - RIGHT, y, y)
-        )
-        parts.append(
-            Markup('<text class="label end" x="{}" y="{:.1f}">{}</text>').format(LEFT - 6, y + 4, _count(most * share))
-        )
-    return parts
-
-
 def _times(starts: Sequence[int], length: int, slot: float) -> list[Markup]:
     """Return some four times below the axis."""
-    if not starts:
-        return []
     every = max(len(starts) // 4, 1)
     return [
-        Markup('<text class="label {}" x="{:.1f}" y="{}">{}</text>').format(
-            "start" if place == 0 else "middle",
-            LEFT + (place + 0.5 * (place > 0)) * slot,
-            HEIGHT - 8,
+        _element(
+            "text",
             _clock(start, length),
+            class_=f"label {'middle' if place else 'start'}",
+            x=LEFT + (place + 0.5 * (place > 0)) * slot,
+            y=HEIGHT - 8,
         )
         for place, start in enumerate(starts)
         if place % every == 0 and place < len(starts) - every / 2
     ]
-
-
-@valueclass(frozen=True, slots=True)
-class _LogScale:
-    low: int
-    """The lowest edge that is shown, by its number."""
-    high: int
-    ticks: Sequence[float]
-
-    def y(self, seconds: float) -> float:
-        share = (_edge(seconds) - self.low) / max(self.high - self.low, 1)
-        return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
-
-
-def _log_scale(values: Sequence[float]) -> _LogScale:
-    """Return a scale on which every edge of the histograms is as far from the next: nearly one of powers."""
-    numbers = [_edge(min(value, EDGES[-1])) for value in values] or [0, 15]
-    low, high = max(min(numbers) - 2, 0), min(max(numbers) + 2, len(EDGES) - 1)
-    step = max((high - low) // 4, 1)
-    return _LogScale(low, high, [EDGES[number] for number in range(low, high + 1, step)])
 
 
 def _edge(seconds: float) -> int:
@@ -227,10 +195,6 @@ def _nice(number: int) -> float:
         return 4.0
     power = 10 ** (len(str(number)) - 1)
     return float(next(factor * power for factor in (1, 2, 4, 5, 10) if factor * power >= number))
-
-
-def _count(number: float) -> str:
-    return f"{number:,.0f}"
 
 
 def _took(seconds: float | None) -> str:
