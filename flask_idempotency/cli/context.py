@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.operations.records import AuditNote, one_line
 from flask_idempotency.operations.records import Refused as Refused
+from flask_idempotency.operations.times import seconds_of
 
 NOT_IN_ORDER: Final = 1
 UNKNOWN: Final = 2
@@ -30,10 +30,10 @@ yes_option = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 def duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
     """Read a duration as a person types it, and return its seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value)
-    if match is None:
+    seconds = seconds_of(value)
+    if seconds is None:
         raise click.BadParameter("must be a number of seconds, or one with a unit: 90s, 15m, 2h, 3d.")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
-from flask_idempotency.operations.activity import Summary, summary
+from flask_idempotency.operations.activity import summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show
 from flask_idempotency.operations.browse import MOST_LOOKED_AT, UNFINISHED, Browsing, Place, browse, cursor_of, place_of
 from flask_idempotency.operations.browse import timeline as life_of
@@ -36,6 +36,7 @@ from flask_idempotency.operations.records import (
     short_ids,
 )
 from flask_idempotency.operations.report import report
+from flask_idempotency.operations.times import seconds_of
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import is_known
 from flask_idempotency.web.operator import (
@@ -76,9 +77,6 @@ MOST_URGENT: Final = 5
 MOST_TENANTS: Final = 50
 """Tenants on one page."""
 
-_AGE: Final = re.compile(r"(\d{1,9})\s*(s|m|h|d)?")
-_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
 
 def unknown(visit: Visit, rest: str = "") -> Response:
     """Answer every other address under the console's, and a form for a page that takes none."""
@@ -93,19 +91,23 @@ def unknown(visit: Visit, rest: str = "") -> Response:
 
 def overview(visit: Visit) -> str:
     visit.admit_to_all()
-    parts = built()
+    parts, span = built(), _span("1h")
     began = time.perf_counter()
     now = parts.tasks.now() if parts.tasks is not None else None
     took = time.perf_counter() - began
-    counts = parts.recovery.counts() if parts.recovery is not None else None
-    completed = parts.recovery.about_completed() if parts.recovery is not None else None
-    span, shown = _activity()
-    urgent = _urgent(visit) if counts is not None and counts.quarantined else []
+    counts, completed, urgent = None, None, list[RecordView]()
+    if parts.recovery is not None:
+        counts, completed = parts.recovery.counts(), parts.recovery.about_completed()
+        if counts.quarantined:
+            found = parts.recovery.scan(State.QUARANTINED, limit=MOST_URGENT).found[:MOST_URGENT]
+            urgent = _seen(visit, found)
+    log = parts.activity
+    shown = None if log is None else summary(log, owner_mark(settings().namespace), seconds=SPANS[span])
     return visit.render(
         "overview.html",
         counts=counts,
         completed=completed,
-        states=charts.shares(_states(counts, completed)) if counts is not None else None,
+        states=None if counts is None else charts.shares(_states(counts, completed)),
         urgent=urgent,
         ids=short_ids(view.handle for view in urgent),
         janitor=_janitor(parts.tasks),
@@ -127,13 +129,6 @@ def _span(default: str) -> str:
     return span
 
 
-def _activity() -> tuple[str, Summary | None]:
-    span, log = _span("1h"), built().activity
-    if log is None:
-        return span, None
-    return span, summary(log, owner_mark(settings().namespace), seconds=SPANS[span])
-
-
 def _states(counts: UnfinishedCounts, completed: int | None) -> list[tuple[str, int, str]]:
     shown = [
         ("quarantined", counts.quarantined, "bad"),
@@ -143,8 +138,8 @@ def _states(counts: UnfinishedCounts, completed: int | None) -> list[tuple[str, 
     return shown if completed is None else [*shown, ("completed", completed, "good")]
 
 
-def _urgent(visit: Visit) -> list[RecordView]:
-    found = recovery().scan(State.QUARANTINED, limit=MOST_URGENT).found[:MOST_URGENT]
+def _seen(visit: Visit, found: Sequence[SeenRecord]) -> list[RecordView]:
+    """Return what to show of these records. An operator who may list records may not see each of them."""
     return [view for each in found if visit.sees(each, view := show_of(each)) is not None]
 
 
@@ -152,11 +147,10 @@ def _janitor(tasks: TaskLog | None) -> dict[str, Any] | None:
     """Return when the janitor's tasks last ran, and whether it is late. None: this store keeps no task log."""
     if tasks is None:
         return None
-    reports = tasks.reports()
-    silence = min((each.ago for each in reports.values()), default=None)
-    interval = settings().heartbeat_interval
+    ago = {name: each.ago for name, each in tasks.reports().items()}
+    silence, interval = min(ago.values(), default=None), settings().heartbeat_interval
     late = interval is not None and (silence is None or silence > 2 * interval)
-    return {"silence": silence, "late": late, "tasks": sorted((name, each.ago) for name, each in reports.items())}
+    return {"silence": silence, "late": late, "tasks": sorted(ago.items())}
 
 
 # Records.
@@ -182,12 +176,11 @@ def records(visit: Visit) -> str | Response:
         older_than=_seconds(args["older"]),
         beginning=given,
     )
-    cursor = request.args.get("cursor", "")
+    cursor, every = request.args.get("cursor", ""), identities(settings())
     try:
-        place = place_of(cursor, wanted, [who.console for who in identities(settings())]) if cursor else Place()
+        place = place_of(cursor, wanted, [who.console for who in every]) if cursor else Place()
     except Refused as refused:
         raise Stopped(400, "There is no such page of the list", str(refused)) from None
-    every = identities(settings())
     page = browse(
         recovery(),
         wanted,
@@ -195,8 +188,7 @@ def records(visit: Visit) -> str | Response:
         journals=built().journals,
         labels=lambda found: [who.label(found.key) for who in every],
     )
-    # An operator who may list records may not see each of them.
-    views = [view for each in page.found if visit.sees(each, view := show_of(each)) is not None]
+    views = _seen(visit, page.found)
     kept = {name: value for name, value in args.items() if value} | ({"no_tenant": "1"} if no_tenant else {})
     more = None
     if page.next is not None:
@@ -243,10 +235,10 @@ def _conditions(chosen: str) -> frozenset[Condition]:
 
 
 def _seconds(typed: str) -> float:
-    match = _AGE.fullmatch(typed.lower()) if typed else None
-    if typed and match is None:
+    seconds = seconds_of(typed.lower()) if typed else 0.0
+    if seconds is None:
         raise Stopped(400, "That is no age", "Write a number of seconds, or one with a unit: 90s, 15m, 2h, 3d.")
-    return float(match[1]) * _UNITS[match[2] or ""] if match is not None else 0.0
+    return seconds
 
 
 def _whose(visit: Visit, tenant: str, *, no_tenant: bool) -> Sequence[bytes | None]:
@@ -293,7 +285,7 @@ def record(visit: Visit, handle: str) -> str:
         abandoned=abandoned(policy),
         failed=failed(policy),
         policy=_policy_lines(about.operation, about.method, policy),
-        settle=_may_settle(visit, found, view),
+        settle=view.condition is Condition.QUARANTINED and may(visit.mounted.authorize, "settle", view),
         release=may(visit.mounted.authorize, "release", view),
         foreign=_is_foreign(found),
     )
@@ -305,10 +297,6 @@ def _is_foreign(found: SeenRecord) -> bool:
     except Refused:
         return True
     return False
-
-
-def _may_settle(visit: Visit, found: SeenRecord, view: RecordView) -> bool:
-    return view.condition is Condition.QUARANTINED and may(visit.mounted.authorize, "settle", view)
 
 
 def _policy_lines(endpoint: str, method: str, policy: Policy) -> list[tuple[str, str, str]]:
@@ -362,23 +350,11 @@ def _bars(shown: TenantUsage, configured: Quota | None) -> list[dict[str, Any]]:
     bars = []
     for name, words in LIMITS.items():
         field = name.replace("-", "_")
-        limit = getattr(shown.limits, field)
-        by_hand = limit is not None
-        if limit is None and configured is not None:
-            limit = getattr(configured, field)
-        window = getattr(limit, "seconds", None)
+        by_hand, used = getattr(shown.limits, field), getattr(shown.usage, field)
+        limit = by_hand if by_hand is not None or configured is None else getattr(configured, field)
         most = getattr(limit, "count", limit)
-        used = getattr(shown.usage, field)
-        bars.append(
-            {
-                "words": words,
-                "used": used,
-                "most": most,
-                "window": window,
-                "by_hand": by_hand,
-                "share": None if not most else used / most,
-            }
-        )
+        bar = {"words": words, "used": used, "most": most, "share": used / most if most else None}
+        bars.append({**bar, "window": getattr(limit, "seconds", None), "by_hand": by_hand is not None})
     return bars
 
 
@@ -390,30 +366,18 @@ def endpoints(visit: Visit) -> str:
     span, log = _span("7d"), built().activity
     found = None if log is None else report(log, owner_mark(settings().namespace), seconds=SPANS[span])
     counted = {} if found is None else found.endpoints
-    _, made = ({}, {}) if found is None else suggested(found)
+    made = {} if found is None else suggested(found)[1]
     own = f"{request.blueprint}."  # the console's own views are exempt
+    rows = [row for row in policy_rows(policies()) if not row.endpoint.startswith(own)]
     return visit.render(
         "endpoints.html",
-        rows=[
-            {
-                "row": row,
-                "abandoned": abandoned(row.policy),
-                "scope": scope_of(row),
-                "counted": counted.get(row.endpoint),
-            }
-            for row in policy_rows(policies())
-            if not row.endpoint.startswith(own)
-        ],
-        consumers=[
-            {
-                "each": each,
-                "abandoned": abandoned(each.policy),
-                "attempts": consumer_values(each)["max_attempts"],
-                "resolver": each.name in state().loaders.resolvers,
-                "counted": counted.get(each.name),
-            }
-            for each in consumers()
-        ],
+        rows=rows,
+        consumers=consumers(),
+        counted=counted,
+        abandoned=abandoned,
+        scope_of=scope_of,
+        attempts=lambda each: consumer_values(each)["max_attempts"],
+        resolvers=state().loaders.resolvers,
         callers={
             name: [(caller, *each.keyed_of(caller)) for caller in CALLERS if each.keyed_of(caller)[1]]
             for name, each in counted.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Final
 
@@ -22,3 +23,9 @@ def format_duration(seconds: float, *, units: int = 2) -> str:
 def moment(epoch: float) -> str:
     """Return a time of the store's clock in UTC, to the millisecond."""
     return datetime.fromtimestamp(epoch, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds_of(typed: str) -> float | None:
+    """Return the seconds of a duration that a person typed: `90`, `90s`, `15m`, `2h`, `3d`. None: it is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", typed, re.ASCII)
+    return None if match is None else float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
