@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -69,19 +70,16 @@ class Operator:
 Authorize: TypeAlias = Callable[[Action, RecordView | None], "Operator | str | Literal[False] | None"]
 
 
+@dataclass(eq=False)
 class Stopped(Exception):
     """Ends a request of the console with a page that says why, and what to do."""
 
-    def __init__(
-        self, status: int, title: str, text: str, *, headers: Mapping[str, str] | None = None, page: str | None = None
-    ) -> None:
-        """`page` is the address where the operator can go on."""
-        super().__init__(title)
-        self.page = page
-        self.status = status
-        self.title = title
-        self.text = text
-        self.headers = dict(headers or {})
+    status: int
+    title: str
+    text: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    page: str | None = None
+    """The address where the operator can go on."""
 
 
 def ask(authorize: Authorize, action: Action, record: RecordView | None) -> Operator | None:
@@ -140,13 +138,13 @@ def check_origin(request: Request, *, any_scheme: bool) -> None:
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None and site != "same-origin":
         raise Stopped(403, "This form came from another site", "Nothing was changed. Open the console and start there.")
-    origin = request.headers.get("Origin")
+    origin, own = request.headers.get("Origin"), urlsplit(request.host_url)
     if origin is None:
         return
     try:
-        sent, own = urlsplit(origin), urlsplit(request.host_url)
+        sent = urlsplit(origin)
     except ValueError:
-        sent, own = urlsplit(""), urlsplit(request.host_url)
+        sent = urlsplit("")
     if sent.netloc.lower() != own.netloc.lower() or not (any_scheme or sent.scheme == own.scheme):
         raise Stopped(
             403,

@@ -13,11 +13,12 @@ from flask_idempotency.console import actions, pages
 from flask_idempotency.console.access import Attempts, Authorize, Stopped
 from flask_idempotency.console.visit import (
     EXTENSION,
+    FRESH_SECONDS,
     MEDIA_TYPES,
+    TENANTS_SECONDS,
     ConsoleResponse,
-    KnownTenants,
-    LastHealth,
     Mounted,
+    Remembered,
     Visit,
     add_missing_headers,
     static_file,
@@ -103,8 +104,8 @@ class Console(Blueprint):
             any_scheme=self._allow_http or setup.app.debug or setup.app.testing,
             changes_per_hour=self._changes_per_hour,
             attempts=Attempts(most=self._changes_per_hour),
-            health=LastHealth(),
-            tenants=KnownTenants(),
+            health=Remembered(FRESH_SECONDS),
+            tenants=Remembered(TENANTS_SECONDS),
         )
 
     def _visit(self) -> Visit:
@@ -121,28 +122,21 @@ class Console(Blueprint):
                 visit.check_application()
                 return visit.respond(page(visit, **arguments))
             except Stopped as stopped:
-                return visit.stopped(stopped)
+                stop = stopped
             except Refused as refused:
-                return visit.stopped(Stopped(409, "This is refused", str(refused)))
+                stop = Stopped(409, "This is refused", str(refused))
             except CorruptRecord as error:
                 current_app.logger.error("the console cannot read what the store holds: %s", error)
-                return visit.stopped(Stopped(500, "A part of the store is damaged", f"{error}. See Health."))
+                stop = Stopped(500, "A part of the store is damaged", f"{error}. See Health.")
             except KeyProviderUnavailable as error:
                 current_app.logger.warning("the console cannot encrypt a response: %s", cause_of(error))
-                return visit.stopped(
-                    Stopped(
-                        503,
-                        "The key provider does not answer",
-                        "The response was not encrypted, so not stored. Try again.",
-                    )
-                )
+                why = "The response was not encrypted, so not stored. Try again."
+                stop = Stopped(503, "The key provider does not answer", why)
             except StoreUnavailable as error:
                 current_app.logger.warning("the console cannot read the store: %s", cause_of(error))
-                return visit.stopped(
-                    Stopped(
-                        503, "The store does not answer", "Nothing is known now. Try again; see Health when it answers."
-                    )
-                )
+                why = "Nothing is known now. Try again; see Health when it answers."
+                stop = Stopped(503, "The store does not answer", why)
+            return visit.stopped(stop)
 
         # A form of the console claims no key, whatever the application requires of its views.
         setattr(view, MARK, Mark(exempt=True))
@@ -154,9 +148,8 @@ class Console(Blueprint):
             try:
                 self._check_transport(visit)
                 if name not in MEDIA_TYPES:
-                    raise Stopped(
-                        404, "There is no such file", "The console has three: console.css, console.js and icon.svg."
-                    )
+                    three = "The console has three: console.css, console.js and icon.svg."
+                    raise Stopped(404, "There is no such file", three)
             except Stopped as stopped:
                 return visit.stopped(stopped)
             content, digest = static_file(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import chain
@@ -327,10 +328,12 @@ def tenants(visit: Visit) -> str:
     if name:
         shown, more = [quota_show(ledger, tids_by_secret(name), name=name)], None
     else:
-        page, go_on = visit.mounted.tenants.after(bytes.fromhex(after), ledger.tenants, most=MOST_TENANTS)
-        shown = [quota_show(ledger, [[tid]], name=None) for tid in page]
-        more = visit.url("tenants", after=page[-1].hex()) if go_on else None
-        shown = [TenantUsage(tid.hex(), each.usage, each.limits) for tid, each in zip(page, shown, strict=True)]
+        known = visit.mounted.tenants.fresh()
+        every = visit.mounted.tenants.keep(sorted(ledger.tenants())) if known is None else known[1]
+        begin = bisect_right(every, bytes.fromhex(after))
+        page = every[begin : begin + MOST_TENANTS]
+        shown = [quota_show(ledger, [[tid]], name=tid.hex()) for tid in page]
+        more = visit.url("tenants", after=page[-1].hex()) if begin + MOST_TENANTS < len(every) else None
         parts = settings().tenant_shards
         configured = None if configured is None else configured.divided(parts)
     return visit.render(

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from flask import Response, current_app, request, url_for
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -117,44 +116,30 @@ _pages.filters.update(wording.FILTERS)
 FRESH_SECONDS: Final = 600.0
 """For how long the overview shows what a look at Health found."""
 
-
-class LastHealth:
-    """Remembers what this process found when an operator last looked at Health. The checks take too long for each page."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._kept: tuple[float, DoctorReport] | None = None
-
-    def keep(self, report: DoctorReport) -> None:
-        self._kept = self._monotonic(), report
-
-    def fresh(self) -> tuple[float, DoctorReport] | None:
-        """Return how many seconds ago that was, and what was found. None: not within the last ten minutes."""
-        kept = self._kept
-        if kept is None or (ago := self._monotonic() - kept[0]) > FRESH_SECONDS:
-            return None
-        return ago, kept[1]
-
-
 TENANTS_SECONDS: Final = 300.0
 """For how long this process shows the list of tenants that it read."""
 
+KeptT = TypeVar("KeptT")
 
-class KnownTenants:
-    """Remembers which tenants are counted. Redis looks through all of its keys for them, which no page may repeat."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+class Remembered(Generic[KeptT]):
+    """Keeps what this process found for some seconds, because finding it takes too long for each page."""
+
+    def __init__(self, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
         self._monotonic = monotonic
-        self._kept: tuple[float, Sequence[bytes]] | None = None
+        self._kept: tuple[float, KeptT] | None = None
 
-    def after(self, tid: bytes, read: Callable[[], Sequence[bytes]], *, most: int) -> tuple[Sequence[bytes], bool]:
-        """Return the next tenants in the order of their ids, and whether more follow. `read` returns all, in any order."""
-        now, kept = self._monotonic(), self._kept
-        if kept is None or now - kept[0] > TENANTS_SECONDS:
-            self._kept = kept = now, sorted(read())
-        every = kept[1]
-        begin = bisect_right(every, tid)
-        return every[begin : begin + most], begin + most < len(every)
+    def keep(self, found: KeptT) -> KeptT:
+        self._kept = self._monotonic(), found
+        return found
+
+    def fresh(self) -> tuple[float, KeptT] | None:
+        """Return how many seconds ago that was, and what was found. None: it is too old, or was never found."""
+        kept = self._kept
+        if kept is None or (ago := self._monotonic() - kept[0]) > self._seconds:
+            return None
+        return ago, kept[1]
 
 
 @valueclass(frozen=True, slots=True)
@@ -166,8 +151,9 @@ class Mounted:
     """Whether plain HTTP is accepted, perhaps because this process does not know that its clients use HTTPS."""
     changes_per_hour: int
     attempts: Attempts
-    health: LastHealth
-    tenants: KnownTenants
+    health: Remembered[DoctorReport]
+    tenants: Remembered[list[bytes]]
+    """Every tenant that is counted, in order. Redis looks through all of its keys for them, which no page may repeat."""
 
 
 @valueclass(frozen=True, slots=True)
@@ -199,13 +185,11 @@ class Visit:
 
     def admit(self) -> Operator:
         """Return the operator, if they may see the pages about everything. Stop the request if not."""
-        operator = self._ask_in_general()
-        if operator is None:
-            raise Stopped(
-                403, "You may not see this", "The application's authorize(…) refused it. Sign in as an operator."
-            )
-        self.operator = operator
-        return operator
+        self.operator = self._ask_in_general()
+        if self.operator is None:
+            why = "The application's authorize(…) refused it. Sign in as an operator."
+            raise Stopped(403, "You may not see this", why)
+        return self.operator
 
     def _ask_in_general(self) -> Operator | None:
         """Ask for the pages about everything, and remember the tenants that the answer names."""
@@ -222,24 +206,21 @@ class Visit:
         named = self._limit if operator.tenants is None else self._limit.intersection(operator.tenants)
         return Operator(operator.name, named)
 
-    def admit_to_all(self) -> Operator:
-        """Return the operator, if they may see all tenants."""
-        operator = self.admit()
-        if operator.tenants is not None:
+    def admit_to_all(self) -> None:
+        """Stop the request unless the operator may see all tenants."""
+        if self.admit().tenants is not None:
             raise Stopped(403, "You may not see this", "This page is about all tenants. Records shows those of yours.")
-        return operator
 
-    def admit_to(self, action: Action, found: SeenRecord | None = None, view: RecordView | None = None) -> Operator:
-        """Return the operator, if they may do this. They see this record already."""
+    def admit_to(self, action: Action, found: SeenRecord | None = None, view: RecordView | None = None) -> None:
+        """Stop the request unless the operator may do this. They see this record already."""
         operator = self._ask(action, view)
-        of_all = operator is not None and operator.tenants is None
-        if operator is None or not (of_all if found is None else self._is_of(operator.tenants, found)):
+        if operator is None or not (
+            operator.tenants is None if found is None else self._is_of(operator.tenants, found)
+        ):
             what = "this" if found is None else "this record"
-            raise Stopped(
-                403, f"You may not {action} {what}", "The application's authorize(…) refused it. Nothing was changed."
-            )
+            why = "The application's authorize(…) refused it. Nothing was changed."
+            raise Stopped(403, f"You may not {action} {what}", why)
         self.operator = operator
-        return operator
 
     @property
     def who(self) -> Operator:
@@ -292,28 +273,24 @@ class Visit:
         alike. `authorize` gets the same first question for each.
         """
         general = self._ask_in_general()
-        if not _HANDLE.fullmatch(handle):
-            raise self.not_found()
         try:
-            key = key_of(handle)
+            key = key_of(handle if _HANDLE.fullmatch(handle) else "")
         except Refused:
             raise self.not_found() from None
         record = read(key)
-        if record is None:
-            known = general is not None and (
-                general.tenants is None or any(key.tid in self._tids_of(tenant) for tenant in general.tenants)
-            )
-            if not known:
-                raise self.not_found()
-            self.operator = general
-            return Found(key, None, None)
-        found = SeenRecord(key, record)
-        view = show_of(found, steps=True)
-        operator = self.sees(found, view)
-        if operator is None:
+        if record is not None:
+            found = SeenRecord(key, record)
+            view = show_of(found, steps=True)
+            self.operator = self.sees(found, view)
+            seen = Found(key, found, view)
+        else:
+            tenants = None if general is None else general.tenants
+            known = tenants is None or any(key.tid in self._tids_of(tenant) for tenant in tenants)
+            self.operator = general if known else None
+            seen = Found(key, None, None)
+        if self.operator is None:
             raise self.not_found()
-        self.operator = operator
-        return Found(key, found, view)
+        return seen
 
     @staticmethod
     def not_found() -> Stopped:
@@ -325,41 +302,26 @@ class Visit:
 
     def check_application(self) -> None:
         """Stop the request if this application has no store to look into."""
-        if "idempotency" not in current_app.extensions:
-            raise Stopped(
-                503,
-                "Idempotency is not set up",
-                "This application has a console and no extension: call idempotency.init_app(app).",
-            )
-        if current_app.extensions["idempotency"].built is None:
-            raise Stopped(
-                503,
-                "Idempotency is switched off",
-                "IDEMPOTENCY_ENABLED is False, so no key is protected and this console has no store to look into.",
-            )
+        state = current_app.extensions.get("idempotency")
+        if state is None:
+            why = "This application has a console and no extension: call idempotency.init_app(app)."
+            raise Stopped(503, "Idempotency is not set up", why)
+        if state.built is None:
+            why = "IDEMPOTENCY_ENABLED is False, so no key is protected and this console has no store to look into."
+            raise Stopped(503, "Idempotency is switched off", why)
 
     # What is sent.
 
     def url(self, page: str, **values: Any) -> str:
-        return url_for(f"{self._endpoints()}.{page}", **values)
-
-    @staticmethod
-    def _endpoints() -> str:
-        return str(request.blueprint)
+        return url_for(f"{request.blueprint}.{page}", **values)
 
     def respond(self, made: Response | str | tuple[str, int]) -> Response:
         """Send this page, and the cookie that its forms need."""
         page, status = made if isinstance(made, tuple) else (made, 200)
         response = page if isinstance(page, Response) else ConsoleResponse(page, status=status, mimetype="text/html")
         if self.cookie is not None and cookie_of(request) is None:
-            response.set_cookie(
-                COOKIE,
-                self.cookie,
-                path=self.url("overview"),
-                secure=request.is_secure,
-                httponly=True,
-                samesite="Strict",
-            )
+            path, secure = self.url("overview"), request.is_secure
+            response.set_cookie(COOKIE, self.cookie, path=path, secure=secure, httponly=True, samesite="Strict")
         return response
 
     def form_fields(self) -> Markup:
@@ -399,8 +361,7 @@ class Visit:
             static=self._static,
         )
         response = ConsoleResponse(page, status=stopped.status, mimetype="text/html")
-        for name, value in stopped.headers.items():
-            response.headers[name] = value
+        response.headers.update(stopped.headers)
         return response
 
 
