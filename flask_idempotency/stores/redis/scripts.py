@@ -1,4 +1,4 @@
-"""The Lua scripts that Redis runs: one file in `lua/` for each operation.
+"""The Lua scripts that Redis runs: one file in `lua/` for each operation, and a constant of its name here.
 
 Two comments in a script stand for text that the loader puts in their place:
 
@@ -21,7 +21,7 @@ import hashlib
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout
@@ -91,78 +91,11 @@ def _split(text: str) -> list[str]:
     return _DIRECTIVE.split(text)
 
 
-CLAIM: Final = load("claim")
-RENEW: Final = load("renew")
-MARK_POINT_OF_NO_RETURN: Final = load("mark_point_of_no_return")
-COMPLETE: Final = load("complete")
-RELEASE: Final = load("release")
-QUARANTINE: Final = load("quarantine")
-MARK_CORRUPT: Final = load("mark_corrupt")
-READ: Final = load("read")
-RESTORE_CLAIM: Final = load("restore_claim")
+# All at once, so that a worker runs the scripts of one release, whatever an upgrade does to the files later.
+_NAMES: Final = [file.name.removesuffix(".lua") for file in _FOLDER.iterdir() if file.name.endswith(".lua")]
+globals().update({name.upper(): load(name) for name in _NAMES})
 
-WRITE_STEPS: Final = load("write_steps")
-READ_STEPS: Final = load("read_steps")
-RESUME_STEPS: Final = load("resume_steps")
-GIVE_UP_STEPS: Final = load("give_up_steps")
-SCAN_STEPS: Final = load("scan_steps")
-REPLACE_STEP: Final = load("replace_step")
-SWEEP_JOURNALS: Final = load("sweep_journals")
+if TYPE_CHECKING:
 
-QUARANTINE_EXPIRED: Final = load("quarantine_expired")
-RESOLVE: Final = load("resolve")
-FORCE_RELEASE: Final = load("force_release")
-LIST_BY_STATE: Final = load("list_by_state")
-NEXT_FOR_RESOLVER: Final = load("next_for_resolver")
-COUNT_UNFINISHED: Final = load("count_unfinished")
-OLDEST_QUARANTINED: Final = load("oldest_quarantined")
-COUNT_COMPLETED: Final = load("count_completed")
-SCAN_COMPLETED: Final = load("scan_completed")
-REPLACE_RESPONSE: Final = load("replace_response")
-
-QUOTA_USAGE: Final = load("quota_usage")
-QUOTA_RECOUNT: Final = load("quota_recount")
-QUOTA_REPAIR: Final = load("quota_repair")
-QUOTA_REPAIR_UNFINISHED: Final = load("quota_repair_unfinished")
-QUOTA_RECOUNT_JOURNALS: Final = load("quota_recount_journals")
-QUOTA_REPAIR_JOURNALS: Final = load("quota_repair_journals")
-
-DATA_KEYS_READ: Final = load("data_keys_read")
-DATA_KEYS_ADD: Final = load("data_keys_add")
-DATA_KEYS_DISABLE: Final = load("data_keys_disable")
-DATA_KEYS_DELETE: Final = load("data_keys_delete")
-DATA_KEYS_SHRED: Final = load("data_keys_shred")
-
-STORE_STATUS: Final = load("store_status")
-STORE_CHECK: Final = load("store_check")
-STORE_LOOK: Final = load("store_look")
-STORE_INIT: Final = load("store_init")
-STORE_ACKNOWLEDGE: Final = load("store_acknowledge")
-
-CACHE_GET: Final = load("cache_get")
-CACHE_PUT: Final = load("cache_put")
-CACHE_DELETE: Final = load("cache_delete")
-CACHE_INVALIDATE: Final = load("cache_invalidate")
-CACHE_DELETE_TENANT: Final = load("cache_delete_tenant")
-CACHE_EXPIRE_TENANT: Final = load("cache_expire_tenant")
-
-ACTIVITY_ADD: Final = load("activity_add")
-ACTIVITY_READ: Final = load("activity_read")
-
-OBSERVE: Final = load("observe")
-OBSERVATION_RENEW: Final = load("observation_renew")
-OBSERVATION_END: Final = load("observation_end")
-
-AUDIT_APPEND: Final = load("audit_append")
-AUDIT_READ: Final = load("audit_read")
-AUDIT_NOTE_ACTOR: Final = load("audit_note_actor")
-AUDIT_COUNT: Final = load("audit_count")
-AUDIT_FORGET: Final = load("audit_forget")
-
-TASK_REPORT: Final = load("task_report")
-TASK_REPORTS: Final = load("task_reports")
-TASK_LOCK: Final = load("task_lock")
-TASK_UNLOCK: Final = load("task_unlock")
-
-SERVER_TIME: Final = load("server_time")
-TOUCH: Final = load("touch")
+    def __getattr__(name: str) -> Script:
+        """Return the script of the file with this name, as in `scripts.READ_STEPS` for `lua/read_steps.lua`."""

@@ -213,8 +213,11 @@ def test_no_file_spells_a_key(name: str) -> None:
 
 def test_python_names_each_script_and_scripts_include_each_library() -> None:
     loaded = [value for value in vars(scripts).values() if isinstance(value, scripts.Script)]
+    sources = (path.read_text("utf-8") for path in FOLDER.parent.rglob("*.py"))
+    named = {name for source in sources for name in re.findall(r"\bscripts\.([A-Z_]+)\b", source)}
 
     assert sorted(script.name for script in loaded) == SCRIPTS
+    assert sorted(name.lower() for name in named) == SCRIPTS
     assert len({script.sha for script in loaded}) == len(loaded)
     assert {lib for name in SCRIPTS for lib in reached(name)} == set(LIBS)
 
