@@ -125,9 +125,16 @@ def test_an_import_loads_no_optional_part() -> None:
         "web.janitor",
     )
     of_others = ("stores.memory", "stores.tiered", "stores.redis.replay_cache", "client")
+    when_used = (
+        "stores.redis.activity",
+        "stores.redis.admin",
+        "stores.redis.cluster",
+        "stores.redis.journals",
+        "stores.redis.quota",
+    )
 
     assert f"{OURS}.stores.redis.store" in modules
-    assert [part for part in (*optional, *of_operators, *of_others) if f"{OURS}.{part}" in modules] == []
+    assert [part for part in (*optional, *of_operators, *of_others, *when_used) if f"{OURS}.{part}" in modules] == []
 
 
 def of_first_requests(url: str) -> list[str]:

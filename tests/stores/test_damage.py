@@ -24,8 +24,17 @@ from flask_idempotency.engine.model import (
     State,
     StoredPayload,
 )
-from flask_idempotency.stores.redis import activity, data_loss, encoding, quota, replay_cache, step_encoding
-from flask_idempotency.stores.redis.admin import data_keys, janitor
+from flask_idempotency.stores.redis import (
+    activity,
+    data_loss,
+    encoding,
+    erasure,
+    quota,
+    replay_cache,
+    step_encoding,
+    task_log,
+)
+from flask_idempotency.stores.redis.admin import data_keys
 from flask_idempotency.stores.redis.encoding import decode, encode, payload_bytes
 from flask_idempotency.stores.redis.executor import whole_number
 from flask_idempotency.stores.redis.step_encoding import step_bytes
@@ -198,9 +207,9 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "window of": (b"60000000", lambda text: quota._new_keys(whole_number(text), b"17 4", 1_700_000_000_000_000)),
     "note": (
         b'1700000000000000 {"finished": true}',
-        lambda text: janitor._decode_report(text, 1_700_000_000_000_000).facts(),
+        lambda text: task_log._decode_report(text, 1_700_000_000_000_000).facts(),
     ),
-    "task": (b"heartbeat", janitor._name),
+    "task": (b"heartbeat", task_log._name),
     "lost": (
         b"1700000000000",
         lambda text: data_loss._part((10**15, b"a", b"b", b"c", text, text, 0, text, text, text)),
@@ -214,7 +223,7 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         b"1700000000000000 " + b"t" * 16 + b'["released","","ann","","",0,1]',
         lambda text: activity._entry(text, 0),
     ),
-    "erasure": (b"70000 1700000000000000", lambda text: data_keys.with_erasure(COMPLETED, text)),
+    "erasure": (b"70000 1700000000000000", lambda text: erasure.with_erasure(COMPLETED, erasure.decode_erasure(text))),
 }
 
 

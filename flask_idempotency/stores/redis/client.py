@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import redis
 from redis.backoff import NoBackoff
@@ -16,7 +16,6 @@ from redis.utils import HIREDIS_AVAILABLE
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import without_password
-from flask_idempotency.stores.redis.cluster import Cluster, ClusterConnection
 from flask_idempotency.stores.redis.connection import (
     RETRIES,
     ClientClusterConnection,
@@ -26,6 +25,9 @@ from flask_idempotency.stores.redis.connection import (
     words,
 )
 from flask_idempotency.stores.redis.urls import Address, MultiHostUrl, is_multi_host, parse_multi_host
+
+if TYPE_CHECKING:
+    from flask_idempotency.stores.redis.cluster import Cluster  # only for those who have one
 
 SENTINEL_SECONDS: Final = 0.3
 """Time-out of a Sentinel, which answers from memory. Three silent Sentinels cost as much as one silent Redis."""
@@ -80,7 +82,7 @@ _FORMS: Final = (
     "password, write / as %2F, ? as %3F, # as %23 and @ as %40."
 )
 
-Client: TypeAlias = redis.Redis | Cluster
+Client: TypeAlias = "redis.Redis | Cluster"
 
 
 def make_client(url: str) -> Any:
@@ -101,7 +103,9 @@ def make_cache_client(url: str) -> Any:
 
 def connection_for(client: Any, *, owned: bool, retries: int = RETRIES) -> RedisConnection:
     """Return the way to send commands through this client. `retries` counts only if this module made the client."""
-    if isinstance(client, Cluster):
+    if _is_our_cluster(client):
+        from flask_idempotency.stores.redis.cluster import ClusterConnection
+
         return ClusterConnection(client, retries=retries)
     if owned:
         return PooledConnection(client, retries=retries)
@@ -150,6 +154,8 @@ def _make_multi_host(named: MultiHostUrl, options: dict[str, Any]) -> Client:
         )
     if database:
         raise ValueError("a Cluster has only database 0")
+    from flask_idempotency.stores.redis.cluster import Cluster
+
     return Cluster(named.addresses, lambda address: _node(address, named.tls, options))
 
 
@@ -160,7 +166,7 @@ def _node(address: Address, tls: bool, options: dict[str, Any]) -> redis.Redis:
 
 def _try_options(client: Client) -> None:
     """Make a connection without connecting, so that an unknown option fails at start and not in a request."""
-    pool: Any = client.any_pool if isinstance(client, Cluster) else client.connection_pool
+    pool: Any = client.connection_pool if isinstance(client, redis.Redis) else client.any_pool
     pool.connection_class(**pool.connection_kwargs)
 
 
@@ -219,8 +225,12 @@ class Errors:
         return isinstance(error, self.refused) and not down
 
 
+def _is_our_cluster(client: Any) -> bool:
+    return f"{__package__}.cluster" in {kind.__module__ for kind in type(client).__mro__}
+
+
 def _library_of(client: Any) -> Any:
-    if isinstance(client, Cluster):
+    if _is_our_cluster(client):
         return redis.exceptions
     packages = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
     library = next((package for package in ("redis", "valkey") if package in packages), None)

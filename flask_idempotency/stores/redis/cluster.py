@@ -18,6 +18,7 @@ from flask_idempotency.stores.redis.connection import (
     RETRIES,
     UNREACHABLE,
     Command,
+    NoCluster,
     RetryBudget,
     Tries,
     demoted,
@@ -40,10 +41,6 @@ So one call at a time finds out whether it is back, and the other threads stay f
 
 FRESH_SECONDS: Final = 1.0
 """Redirections come in numbers: they do not repeat a look that is younger than this."""
-
-
-class NoCluster(redis.exceptions.ClusterError):
-    """The server is not part of a Cluster."""
 
 
 class Node:
@@ -238,13 +235,6 @@ def _address_of(node: Sequence[Any], by: Address) -> Address:
     """Return the address of a node in a reply. A node that does not know its own host is the node that replied."""
     host = node[0].decode() if node[0] else ""
     return Address(by.host if host in ("", "?") else host, node[1])
-
-
-def primaries(client: Any) -> list[tuple[bytes, Any]]:
-    """Return the primaries of a Cluster, sorted by name; of a single server, one entry without a name or node."""
-    if not hasattr(client, "get_primaries"):
-        return [(b"", None)]
-    return sorted(((str(node.name).encode(), node) for node in client.get_primaries()), key=lambda named: named[0])
 
 
 MOST_REDIRECTIONS: Final = 5

@@ -43,6 +43,10 @@ FRESH_SECONDS: Final = 1.0
 UNREACHABLE: Final = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
+class NoCluster(redis.exceptions.ClusterError):
+    """The server is not part of a Cluster."""
+
+
 class RedisConnection(Protocol):
     """Send one command and return its reply in bytes. Repeat the command if the reply was lost."""
 
@@ -378,6 +382,13 @@ def _piped(client: Any, commands: Sequence[Command]) -> list[Any]:
             pipeline.execute_command(*command, NEVER_DECODE=True)
         replies: list[Any] = pipeline.execute(raise_on_error=False)
         return replies
+
+
+def primaries(client: Any) -> list[tuple[bytes, Any]]:
+    """Return the primaries of a Cluster, sorted by name; of a single server, one entry without a name or node."""
+    if not hasattr(client, "get_primaries"):
+        return [(b"", None)]
+    return sorted(((str(node.name).encode(), node) for node in client.get_primaries()), key=lambda named: named[0])
 
 
 def key_of(command: Command) -> bytes:

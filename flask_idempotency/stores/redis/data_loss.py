@@ -45,8 +45,8 @@ from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.admin.data_keys import missing_data_key
 from flask_idempotency.stores.redis.encoding import about_bytes
+from flask_idempotency.stores.redis.erasure import missing_data_key
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
 from flask_idempotency.stores.redis.scripts import Script
 

@@ -44,7 +44,7 @@ from flask_idempotency.engine.model import (
     State,
     StoredPayload,
 )
-from flask_idempotency.engine.quota import bucket_width_ms
+from flask_idempotency.engine.quota import Quota, bucket_width_ms
 from flask_idempotency.stores import microseconds
 
 TOKEN_BYTES = 16
@@ -329,4 +329,16 @@ def completion(payload: StoredPayload, *, keep: float) -> tuple[bytes, bytes, by
         payload_bytes(payload),
         b"0" if payload.sealed_by is None else b"%d" % payload.sealed_by.number,
         _bucket_width(keep),
+    )
+
+
+def limits_of(quota: Quota) -> tuple[int | str, int | str, int | str, int | str, int | str]:
+    """Return a quota as arguments of a script: an empty text means unlimited, and the window is in microseconds."""
+    rate = quota.new_keys
+    return (
+        "" if quota.records is None else quota.records,
+        "" if quota.bytes is None else quota.bytes,
+        "" if quota.in_flight is None else quota.in_flight,
+        "" if rate is None else rate.count,
+        "" if rate is None else max(round(rate.seconds * 1_000_000), 1),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
@@ -10,8 +10,16 @@ from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.client import Errors, connection_for
-from flask_idempotency.stores.redis.cluster import primaries
-from flask_idempotency.stores.redis.connection import RETRIES, UNREACHABLE, Argument, Command, RetryBudget, Tries, words
+from flask_idempotency.stores.redis.connection import (
+    RETRIES,
+    UNREACHABLE,
+    Argument,
+    Command,
+    RetryBudget,
+    Tries,
+    primaries,
+    words,
+)
 from flask_idempotency.stores.redis.scripts import Script
 
 WAIT_SECONDS: Final = 0.5
@@ -218,6 +226,40 @@ class ScriptExecutor:
         if "WRONGTYPE" in str(error):
             return corrupt()
         return StoreUnavailable(f"Redis cannot decide ({cause_of(error)})")
+
+
+BATCH = 500
+"""Keys per SCAN: less than a millisecond of the server's time."""
+
+
+class Scan:
+    """Scan the keys of a server, or of each primary of a Cluster in turn.
+
+    The scan returns each key that exists from its beginning to its end at least once. It may miss keys if a replica
+    replaces a primary or slots move during the scan.
+    """
+
+    def __init__(self, server: ScriptExecutor) -> None:
+        self._server = server
+
+    def page(self, pattern: bytes, *, after: bytes, count: int) -> tuple[list[bytes], bytes | None]:
+        """Return the matching keys of about `count` keys, and the cursor of the next page, None after the last."""
+        name, _, cursor = after.rpartition(b" ")
+        nodes = self._server.primaries()
+        names = [each for each, _ in nodes]
+        at = names.index(name) if name in names else 0
+        begin = int(cursor) if cursor and names[at] == name else 0
+        following, keys = self._server.scan(begin, pattern, count, node=nodes[at][1])
+        if following == 0:
+            at += 1
+        return keys, None if at == len(nodes) else b"%b %d" % (names[at], following)
+
+    def all(self, pattern: bytes) -> Iterator[list[bytes]]:
+        """Yield all matching keys in batches. A batch may be empty."""
+        after: bytes | None = b""
+        while after is not None:
+            keys, after = self.page(pattern, after=after, count=BATCH)
+            yield keys
 
 
 def whole_number(text: object) -> int:

@@ -24,25 +24,22 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.admin.data_keys import BATCH, Scan
 from flask_idempotency.stores.redis.data_loss import RedisDataLoss, refusal
 from flask_idempotency.stores.redis.encoding import completion, reason_bytes
-from flask_idempotency.stores.redis.executor import ScriptExecutor, whole_number
+from flask_idempotency.stores.redis.erasure import ErasureCache, decode_erasure
+from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.step_encoding import (
     decode_entries,
     decode_entry,
     decode_journal,
     fence_bytes,
-    is_erased,
     step_arguments,
     step_bytes,
 )
 
 JOURNALS_AT_ONCE: Final = 20
 """Journals per run of a script: a journal has up to 1 MiB, and the server answers no other client while a script reads."""
-
-_ERASURE: Final = layout.FIELDS["ERASURE"].encode()
 
 
 class RedisJournals:
@@ -138,18 +135,17 @@ class RedisJournals:
 
     def _answers(self, names: Sequence[bytes]) -> Iterator[StepAnswer]:
         """Yield every readable payload of these journals."""
-        erasures = dict[bytes, tuple[int, int] | None]()
+        erasures = ErasureCache(self._server)
         for batch in _batches(names):
             for name, found in zip(batch, self._server.run(scripts.SCAN_STEPS, _pairs(batch)), strict=True):
                 rid = layout.rid(name)
                 if rid is None or not isinstance(found, list):
                     continue
                 tid, token, fingerprint, requested_ms, fields = found
-                if tid not in erasures:
-                    erasures[tid] = _erasure(self._server.execute("HGET", layout.data_keys(tid), _ERASURE))
+                erasure = erasures.of(tid)
                 for entry in _readable(fields):
                     if entry.payload is not None:
-                        erased = is_erased(entry, requested_ms=requested_ms, erasure=erasures[tid])
+                        erased = erasure is not None and erasure.covers(entry.payload, requested_ms=requested_ms)
                         yield StepAnswer(StorageKey(rid, tid), token, fingerprint, entry, erased)
 
     def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
@@ -182,16 +178,8 @@ def _journal(result: list[Any]) -> Journal:
         write=write,
         complete=bool(complete),
         requested_ms=requested_ms,
-        erasure=_erasure(erasure),
+        erasure=decode_erasure(erasure),
     )
-
-
-def _erasure(text: bytes | None) -> tuple[int, int] | None:
-    """Decode the last erasure of a tenant: the highest data key that it destroyed, and its time in microseconds."""
-    if text is None:
-        return None
-    destroyed, _, erased_at = text.partition(b" ")
-    return whole_number(destroyed), whole_number(erased_at)
 
 
 def _readable(fields: Sequence[bytes]) -> list[Entry]:

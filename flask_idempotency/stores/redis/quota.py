@@ -8,8 +8,8 @@ from itertools import islice
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.admin.data_keys import BATCH, Scan
-from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt, whole_number
+from flask_idempotency.stores.redis.encoding import limits_of
+from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor, corrupt, whole_number
 
 _TOTALS, _WINDOW, _LIMITS, _BUCKET, _JOURNALS = (
     layout.FIELDS[name].encode() for name in ("TOTALS", "WINDOW", "LIMITS", "BUCKET", "JOURNALS")
@@ -124,18 +124,6 @@ class RedisLedger:
                 count, stored = counts.get(edge, (0, 0))
                 counts[edge] = count + 1, stored + size
         return {edge: b"%d %d" % count for edge, count in counts.items()}
-
-
-def limits_of(quota: Quota) -> tuple[int | str, int | str, int | str, int | str, int | str]:
-    """Return a quota as arguments of a script: an empty text means unlimited, and the window is in microseconds."""
-    rate = quota.new_keys
-    return (
-        "" if quota.records is None else quota.records,
-        "" if quota.bytes is None else quota.bytes,
-        "" if quota.in_flight is None else quota.in_flight,
-        "" if rate is None else rate.count,
-        "" if rate is None else max(round(rate.seconds * 1_000_000), 1),
-    )
 
 
 def _decode_limits(text: bytes) -> Quota:

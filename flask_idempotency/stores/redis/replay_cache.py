@@ -18,11 +18,10 @@ from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.store import Clock, store_time
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.admin.data_keys import Scan
 from flask_idempotency.stores.redis.client import Errors, connection_for, make_cache_client
 from flask_idempotency.stores.redis.connection import words
 from flask_idempotency.stores.redis.encoding import decode, encode
-from flask_idempotency.stores.redis.executor import ScriptExecutor
+from flask_idempotency.stores.redis.executor import Scan, ScriptExecutor
 from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.tiered import Missed
 

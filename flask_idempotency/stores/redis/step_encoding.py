@@ -39,6 +39,7 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.journal import Effects, Entry, Journal, StepState
 from flask_idempotency.engine.model import LATEST, SealedBy, StoredPayload
 from flask_idempotency.stores.redis.encoding import KID_BYTES, length_bytes, payload_bytes, read_length
+from flask_idempotency.stores.redis.erasure import Erasure
 
 FENCE_BYTES: Final = 7
 ID_BYTES: Final = 12
@@ -92,11 +93,11 @@ def decode_journal(
     write: int,
     complete: bool,
     requested_ms: int,
-    erasure: tuple[int, int] | None,
+    erasure: Erasure | None,
 ) -> Journal:
     """Decode a journal from its fields and values, one after the other. Raise `CorruptRecord` if one is damaged.
 
-    `erasure` is the last erasure of its tenant: the highest data key that it destroyed, and its time in microseconds.
+    `erasure` is the last erasure of its tenant.
     """
     entries = decode_entries(fields)
     return Journal(
@@ -104,7 +105,7 @@ def decode_journal(
         int.from_bytes(fence, "big"),
         write,
         complete,
-        any(is_erased(entry, requested_ms=requested_ms, erasure=erasure) for entry in entries),
+        erasure is not None and any(erasure.covers(entry.payload, requested_ms=requested_ms) for entry in entries),
     )
 
 
@@ -118,15 +119,6 @@ def decode_entries(fields: Sequence[bytes]) -> list[Entry]:
     ]
     found.sort(key=lambda each: each[:2])
     return [entry for *_, entry in found]
-
-
-def is_erased(entry: Entry, *, requested_ms: int, erasure: tuple[int, int] | None) -> bool:
-    """Return whether its tenant's erasure destroyed this payload, as `with_erasure` tells of a record."""
-    if erasure is None or entry.payload is None:
-        return False
-    destroyed, erased_at = erasure
-    by = entry.payload.sealed_by
-    return requested_ms * 1000 <= erased_at if by is None else by.number <= destroyed
 
 
 def decode_entry(id: bytes, data: bytes) -> Entry:

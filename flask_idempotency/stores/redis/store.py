@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import TID_BYTES, StorageKey, paused_token
@@ -28,14 +31,6 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.activity import RedisActivity, RedisAuditTrail, RedisObservations
-from flask_idempotency.stores.redis.admin.data_keys import (
-    RedisDataKeys,
-    RedisResponses,
-    with_erasure,
-)
-from flask_idempotency.stores.redis.admin.health import Eviction, RedisHealth
-from flask_idempotency.stores.redis.admin.janitor import RedisExpiry, RedisRecovery, RedisTaskLog
 from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.connection import Tries
 from flask_idempotency.stores.redis.data_loss import RedisDataLoss, RedisDataLossPolicy, refusal
@@ -47,15 +42,26 @@ from flask_idempotency.stores.redis.encoding import (
     completion,
     decode,
     duration,
+    limits_of,
     payload_bytes,
     reason_bytes,
     reason_of,
 )
+from flask_idempotency.stores.redis.erasure import decode_erasure, with_erasure
+from flask_idempotency.stores.redis.eviction import Eviction
 from flask_idempotency.stores.redis.executor import ScriptExecutor, corrupt
-from flask_idempotency.stores.redis.journals import RedisJournals
 from flask_idempotency.stores.redis.notifications import RedisNotifier
-from flask_idempotency.stores.redis.quota import RedisLedger, limits_of
 from flask_idempotency.stores.redis.scripts import Script
+from flask_idempotency.stores.redis.task_log import RedisTaskLog
+
+if TYPE_CHECKING:
+    # Each is imported when it is first used: see `Deferred`.
+    from flask_idempotency.stores.redis.activity import RedisActivity, RedisAuditTrail, RedisObservations
+    from flask_idempotency.stores.redis.admin.data_keys import RedisDataKeys, RedisResponses
+    from flask_idempotency.stores.redis.admin.health import RedisHealth
+    from flask_idempotency.stores.redis.admin.janitor import RedisExpiry, RedisRecovery
+    from flask_idempotency.stores.redis.journals import RedisJournals
+    from flask_idempotency.stores.redis.quota import RedisLedger
 
 CANCELLED_MS = 60_000
 """How long Redis refuses the token of a cancelled claim.
@@ -68,6 +74,42 @@ _RELEASED = {b"DONE": None, b"ABSENT": None, b"PAUSED": State.PROCESSING, b"HELD
 _NO_LIMITS = (b"-",) * 5
 """The arguments of `claim.lua` in the place of a quota's limits, if there is none and others follow."""
 _SIZES = TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES
+
+
+_importing: Final = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # A child that is forked in the middle of an import of another thread would wait for that thread for ever.
+    os.register_at_fork(
+        before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+    )
+
+
+class Deferred:
+    """Stand in for a capability. Its first use imports its module, and turns this object into the capability itself.
+
+    A worker uses few of them, and their modules are half of the store. After the first use, no call pays for this.
+    """
+
+    def __init__(self, module: str, name: str, *arguments: Any) -> None:
+        self._made_of = module, name, arguments
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            # `copy` looks attributes up before it sets any.
+            raise AttributeError(attribute)
+        with _importing:
+            if type(self) is Deferred:
+                module, name, arguments = self._made_of
+                made = getattr(import_module(f"{__package__}.{module}"), name)(*arguments)
+                # Its class last: another thread may then call any of its methods.
+                vars(self).update(vars(made))
+                self.__class__ = type(made)
+        return getattr(self, attribute)
+
+
+def deferred(module: str, name: str, *arguments: Any) -> Any:
+    """Return this class of this module as a `Deferred`, which types take for one of its objects."""
+    return Deferred(module, name, *arguments)
 
 
 class RedisStore:
@@ -94,23 +136,23 @@ class RedisStore:
         self._server = ScriptExecutor(self._client, owned=self._owned, clock=clock, replicas=replicas)
         self.replicas = replicas
         self._eviction = Eviction(self._server)
-        self.ledger = RedisLedger(self._server)
-        self.data_keys = RedisDataKeys(self._server)
-        self.responses = RedisResponses(self._server)
-        self.recovery = RedisRecovery(self._server, self.responses)
-        self.expiry = RedisExpiry()
+        self.ledger: RedisLedger = deferred("quota", "RedisLedger", self._server)
+        self.data_keys: RedisDataKeys = deferred("admin.data_keys", "RedisDataKeys", self._server)
+        self.responses: RedisResponses = deferred("admin.data_keys", "RedisResponses", self._server)
+        self.recovery: RedisRecovery = deferred("admin.janitor", "RedisRecovery", self._server, self.responses)
+        self.expiry: RedisExpiry = deferred("admin.janitor", "RedisExpiry")
         self.task_log = RedisTaskLog(self._server)
         self.data_loss = RedisDataLoss(
             self._server, rules or RedisDataLossPolicy(), refuse_eviction=self._refuse_eviction
         )
-        self.journals = RedisJournals(self._server, self.data_loss)
+        self.journals: RedisJournals = deferred("journals", "RedisJournals", self._server, self.data_loss)
         self.tenant_shards = self.data_loss.rules.shards
         # A fakeredis server is an object of the process that made it.
         self.process_local = type(self._client).__module__.partition(".")[0] == "fakeredis"
-        self.health = RedisHealth(self._server)
-        self.activity = RedisActivity(self._server)
-        self.observations = RedisObservations(self._server)
-        self.audit = RedisAuditTrail(self._server)
+        self.health: RedisHealth = deferred("admin.health", "RedisHealth", self._server)
+        self.activity: RedisActivity = deferred("activity", "RedisActivity", self._server)
+        self.observations: RedisObservations = deferred("activity", "RedisObservations", self._server)
+        self.audit: RedisAuditTrail = deferred("activity", "RedisAuditTrail", self._server)
         self.notifier = RedisNotifier(self._client.pubsub)
 
     def check(self) -> None:
@@ -177,7 +219,9 @@ class RedisStore:
             case [b"REPLAYED", data, now, *erasure]:
                 try:
                     record = decode(data, now=now / 1_000_000)
-                    return record if not erasure or erasure[0] is None else with_erasure(record, erasure[0])
+                    return (
+                        record if not erasure or erasure[0] is None else with_erasure(record, decode_erasure(*erasure))
+                    )
                 except CorruptRecord:
                     # Scripts read less of a record than `decode`: to them it was a completed record that expires.
                     self._server.run(scripts.MARK_CORRUPT, keys[: layout.OF_RECORD], name, data)
@@ -232,7 +276,7 @@ class RedisStore:
         now, data, *erasure = self._server.run(scripts.READ, layout.keys(key))
         if data is None:
             return None
-        record = with_erasure(decode(data, now=now / 1_000_000), *erasure)
+        record = with_erasure(decode(data, now=now / 1_000_000), decode_erasure(*erasure))
         return None if record.state is State.COMPLETED and record.remaining <= 0 else record
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:

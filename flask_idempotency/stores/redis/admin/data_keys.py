@@ -6,55 +6,21 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, Page, TenantKeys
-from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing
+from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, decode, payload_bytes, tid_of
-from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
-
-BATCH = 500
-"""Keys per SCAN: less than a millisecond of the server's time."""
-
-
-class Scan:
-    """Scan the keys of a server, or of each primary of a Cluster in turn.
-
-    The scan returns each key that exists from its beginning to its end at least once. It may miss keys if a replica
-    replaces a primary or slots move during the scan.
-    """
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
-
-    def page(self, pattern: bytes, *, after: bytes, count: int) -> tuple[list[bytes], bytes | None]:
-        """Return the matching keys of about `count` keys, and the cursor of the next page, None after the last."""
-        name, _, cursor = after.rpartition(b" ")
-        nodes = self._server.primaries()
-        names = [each for each, _ in nodes]
-        at = names.index(name) if name in names else 0
-        begin = int(cursor) if cursor and names[at] == name else 0
-        following, keys = self._server.scan(begin, pattern, count, node=nodes[at][1])
-        if following == 0:
-            at += 1
-        return keys, None if at == len(nodes) else b"%b %d" % (names[at], following)
-
-    def all(self, pattern: bytes) -> Iterator[list[bytes]]:
-        """Yield all matching keys in batches. A batch may be empty."""
-        after: bytes | None = b""
-        while after is not None:
-            keys, after = self.page(pattern, after=after, count=BATCH)
-            yield keys
-
+from flask_idempotency.stores.redis.erasure import ErasureCache, missing_data_key
+from flask_idempotency.stores.redis.executor import BATCH, Call, Scan, ScriptExecutor, corrupt, whole_number
 
 _ID_BYTES = 16
-_LAST_KEY, _ERASURE, _DISABLED = (layout.FIELDS[name].encode() for name in ("LAST_KEY", "ERASURE", "DISABLED"))
+_LAST_KEY, _DISABLED = (layout.FIELDS[name].encode() for name in ("LAST_KEY", "DISABLED"))
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -134,43 +100,6 @@ class RedisDataKeys:
         keys = layout.partition_facts(tid), layout.data_keys(tid)
         now, store, pairs = self._server.run(scripts.DATA_KEYS_READ, keys, secrets.token_bytes(_ID_BYTES))
         return now, store, dict(zip(pairs[::2], pairs[1::2], strict=True))
-
-
-class ErasureCache:
-    """Mark records of erased tenants. Look each tenant up once."""
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
-        self._known = dict[bytes, bytes | None]()
-
-    def mark(self, tid: bytes, record: Record) -> Record:
-        if record.payload is None:
-            return record
-        if tid not in self._known:
-            self._known[tid] = self._server.execute("HGET", layout.data_keys(tid), _ERASURE)
-        return with_erasure(record, self._known[tid])
-
-
-def with_erasure(record: Record, erasure: bytes | None) -> Record:
-    """Return this record, marked as erased if its tenant's erasure destroyed its response."""
-    if erasure is None or record.payload is None:
-        return record
-    destroyed, _, erased_at = erasure.partition(b" ")
-    by = record.payload.sealed_by
-    if by is None:
-        erased = round(record.requested_at * 1000) * 1000 <= whole_number(erased_at)
-    else:
-        erased = by.number <= whole_number(destroyed)
-    return replace(record, erased=True) if erased else record
-
-
-def missing_data_key(result: Any) -> DataKeyMissing | None:
-    """Return the error for a script's result if the data key of a payload is erased, deleted or disabled."""
-    if result == b"ERASED":
-        return DataKeyMissing("the tenant's responses were erased after the first request with this key", erased=True)
-    if result == b"KEYLESS":
-        return DataKeyMissing("the data key of this response is deleted or disabled", erased=False)
-    return None
 
 
 def _numbers(fields: Mapping[bytes, bytes]) -> list[bytes]:

@@ -1,55 +1,27 @@
-"""The log and the locks of maintenance tasks, and recovery. Redis itself removes what has expired."""
+"""Find, resolve and release the records of lost workers. Redis itself removes what has expired."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import floor
 from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import (
-    LONGEST_LOCK_SECONDS,
     RecordPage,
     SeenRecord,
-    TaskReport,
     UnfinishedCounts,
 )
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import State, StoredPayload
-from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.admin.data_keys import ErasureCache, RedisResponses, missing_data_key
+from flask_idempotency.stores.redis.admin.data_keys import RedisResponses
 from flask_idempotency.stores.redis.encoding import NUMBERS, completion, decode, tid_of
-from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt, whole_number
+from flask_idempotency.stores.redis.erasure import ErasureCache, missing_data_key
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt
 from flask_idempotency.stores.redis.scripts import Script
-
-
-class RedisTaskLog:
-    """Implement `capabilities.TaskLog`. A full Redis still accepts these writes, so that reports stay current."""
-
-    def __init__(self, server: ScriptExecutor) -> None:
-        self._server = server
-
-    def now(self) -> float:
-        return self._server.now()
-
-    def report(self, task: str, report: str) -> None:
-        self._server.run(scripts.TASK_REPORT, (layout.TASKS,), task.encode(), report.encode())
-
-    def reports(self) -> Mapping[str, TaskReport]:
-        now, pairs = self._server.run(scripts.TASK_REPORTS, (layout.TASKS,))
-        notes = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        return {_name(task): _decode_report(note, now) for task, note in notes.items()}
-
-    def lock(self, task: str, token: bytes, *, lease: float) -> bool:
-        longest = microseconds(LONGEST_LOCK_SECONDS)
-        result = self._server.run(scripts.TASK_LOCK, (layout.task_lock(task),), token, microseconds(lease), longest)
-        return bool(result == b"TAKEN")
-
-    def unlock(self, task: str, token: bytes) -> None:
-        self._server.run(scripts.TASK_UNLOCK, (layout.task_lock(task),), token)
 
 
 class RedisExpiry:
@@ -62,21 +34,6 @@ class RedisExpiry:
         those of a tenant without new keys. Until then, no count includes them.
         """
         return 0
-
-
-def _decode_report(note: bytes, now: int) -> TaskReport:
-    at, _, report = note.partition(b" ")
-    try:
-        return TaskReport(max(now - whole_number(at), 0) / 1_000_000, report.decode())
-    except UnicodeDecodeError as error:
-        raise corrupt() from error
-
-
-def _name(task: bytes) -> str:
-    try:
-        return task.decode()
-    except UnicodeDecodeError as error:
-        raise corrupt() from error
 
 
 PARTITIONS_AT_ONCE: Final = 128

@@ -16,7 +16,8 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import NO_INFO, RequestInfo, SealedBy, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout
-from flask_idempotency.stores.redis.admin.data_keys import BATCH_BYTES, Scan
+from flask_idempotency.stores.redis.admin.data_keys import BATCH_BYTES
+from flask_idempotency.stores.redis.executor import Scan
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.support import (
