@@ -166,6 +166,13 @@ def build(
     )
 
 
+def _timed(store: Store, timing: Timing) -> Store:
+    # Only for an application that measures its store.
+    from flask_idempotency.stores.timed import TimedStore
+
+    return TimedStore(store, timing)
+
+
 def _check_shards(shards: int, system: Store) -> None:
     """Raise `ConfigurationError` unless settings and store divide tenants into the same number of shards.
 
