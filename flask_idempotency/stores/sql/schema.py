@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -126,6 +126,35 @@ def _one_of(column: str, words: tuple[str, ...]) -> str:
     return f"{column} IN ({', '.join(repr(word) for word in words)})"
 
 
+_ZERO: Final = sa.text("0")
+
+
+def _table(
+    name: str, metadata: sa.MetaData, *parts: sa.Column[Any] | sa.CheckConstraint, comment: str, **options: Any
+) -> sa.Table:
+    return sa.Table(name, metadata, *parts, comment=comment, schema=sa.BLANK_SCHEMA, **options)
+
+
+def _key(name: str, kind: Any, comment: str | None = None) -> sa.Column[Any]:
+    return sa.Column(name, kind, primary_key=True, autoincrement=False, comment=comment)
+
+
+def _required(name: str, kind: Any, comment: str | None = None, *, default: Any = None) -> sa.Column[Any]:
+    return sa.Column(name, kind, nullable=False, comment=comment, server_default=default)
+
+
+def _optional(name: str, kind: Any, comment: str | None = None) -> sa.Column[Any]:
+    return sa.Column(name, kind, comment=comment)
+
+
+def _index(table: sa.Table, name: str, *columns: str, where: str | None = None, unique: bool = False) -> None:
+    """Declare an index of these columns, on the rows that meet a condition."""
+    condition = None if where is None else sa.text(where)
+    sa.Index(
+        name, *(table.c[each] for each in columns), unique=unique, postgresql_where=condition, sqlite_where=condition
+    )
+
+
 class Tables(NamedTuple):
     records: sa.Table
     meta: sa.Table
@@ -144,73 +173,58 @@ class Tables(NamedTuple):
 
 def define(metadata: sa.MetaData) -> Tables:
     """Declare the tables in this metadata. They have no schema name, even if the metadata has one."""
-    records = sa.Table(
+    records = _table(
         RECORDS,
         metadata,
-        sa.Column(
-            "record_id",
-            sa.LargeBinary(32),
-            primary_key=True,
-            comment="HMAC of the scope and the client's key; neither can be recovered from it",
+        _key(
+            "record_id", sa.LargeBinary(32), "HMAC of the scope and the client's key; neither can be recovered from it"
         ),
-        sa.Column("tenant_id", sa.LargeBinary(16), nullable=False, comment="HMAC of the namespace and the tenant"),
-        sa.Column("state", sa.String(11), nullable=False),
-        sa.Column(
-            "token", sa.LargeBinary(16), nullable=False, comment="random, new with every claim; compared, never ordered"
+        _required("tenant_id", sa.LargeBinary(16), "HMAC of the namespace and the tenant"),
+        _required("state", sa.String(11)),
+        _required("token", sa.LargeBinary(16), "random, new with every claim; compared, never ordered"),
+        _required("fence", sa.BigInteger, "rises with every claim"),
+        _required("attempt", sa.Integer),
+        _required("fingerprint", sa.LargeBinary(17)),
+        _required("on_expiry", sa.String(10), "what happens when the lease expires: takeover or quarantine"),
+        _required("tenant", sa.Text),
+        _required("principal", sa.Text),
+        _required("method", sa.Text),
+        _required("endpoint", sa.Text, "the Flask endpoint"),
+        _required("requested_at", sa.BigInteger),
+        _optional("lease_expires_at", sa.BigInteger, "set while processing or quarantined"),
+        _optional("completed_at", sa.BigInteger),
+        _optional("expires_at", sa.BigInteger, "never set while processing or quarantined"),
+        _optional("status", sa.SmallInteger),
+        _optional("response_size", sa.BigInteger, "bytes of the plain response, as quotas count them"),
+        _optional("response", sa.LargeBinary, "status, headers and body, as the codec encoded them"),
+        _optional("reason", sa.Text, "why the record is quarantined"),
+        _required("in_quota", sa.SmallInteger, "1: idempotency_quota counts this record"),
+        _optional(
+            "wrapping_key_id", sa.Text, "id of the key that wraps the data key; NULL: the response is not encrypted"
         ),
-        sa.Column("fence", sa.BigInteger, nullable=False, comment="rises with every claim"),
-        sa.Column("attempt", sa.Integer, nullable=False),
-        sa.Column("fingerprint", sa.LargeBinary(17), nullable=False),
-        sa.Column(
-            "on_expiry",
-            sa.String(10),
-            nullable=False,
-            comment="what happens when the lease expires: takeover or quarantine",
-        ),
-        sa.Column("tenant", sa.Text, nullable=False),
-        sa.Column("principal", sa.Text, nullable=False),
-        sa.Column("method", sa.Text, nullable=False),
-        sa.Column("endpoint", sa.Text, nullable=False, comment="the Flask endpoint"),
-        sa.Column("requested_at", sa.BigInteger, nullable=False),
-        sa.Column("lease_expires_at", sa.BigInteger, comment="set while processing or quarantined"),
-        sa.Column("completed_at", sa.BigInteger),
-        sa.Column("expires_at", sa.BigInteger, comment="never set while processing or quarantined"),
-        sa.Column("status", sa.SmallInteger),
-        sa.Column("response_size", sa.BigInteger, comment="bytes of the plain response, as quotas count them"),
-        sa.Column("response", sa.LargeBinary, comment="status, headers and body, as the codec encoded them"),
-        sa.Column("reason", sa.Text, comment="why the record is quarantined"),
-        sa.Column("in_quota", sa.SmallInteger, nullable=False, comment="1: idempotency_quota counts this record"),
-        sa.Column(
-            "wrapping_key_id",
-            sa.Text,
-            comment="id of the key that wraps the data key; NULL: the response is not encrypted",
-        ),
-        sa.Column("data_key_number", sa.Integer, comment="number of the tenant's data key; 0: the response was erased"),
-        sa.Column(
+        _optional("data_key_number", sa.Integer, "number of the tenant's data key; 0: the response was erased"),
+        _optional(
             "succeeded",
             sa.SmallInteger,
-            comment="of an unreadable response, 1: a success; in flight, 1: other requests may wait for it",
+            "of an unreadable response, 1: a success; in flight, 1: other requests may wait for it",
         ),
-        sa.Column(
+        _required(
             "resolver_due_at",
             sa.BigInteger,
-            nullable=False,
-            server_default=sa.text("0"),
-            comment="while quarantined: the earliest time of the next call to a resolver",
+            "while quarantined: the earliest time of the next call to a resolver",
+            default=_ZERO,
         ),
-        sa.Column(
+        _required(
             "steps",
             sa.SmallInteger,
-            nullable=False,
-            server_default=sa.text("0"),
-            comment="recorded steps with an effect; above 0, a release keeps the record",
+            "recorded steps with an effect; above 0, a release keeps the record",
+            default=_ZERO,
         ),
-        sa.Column(
+        _required(
             "step_write",
             sa.Integer,
-            nullable=False,
-            server_default=sa.text("0"),
-            comment="number of the last write to the journal by this fence",
+            "number of the last write to the journal by this fence",
+            default=_ZERO,
         ),
         sa.CheckConstraint(_one_of("state", STATES), name="idempotency_state"),
         sa.CheckConstraint(_one_of("on_expiry", (TAKEOVER, QUARANTINE)), name="idempotency_on_expiry"),
@@ -225,45 +239,32 @@ def define(metadata: sa.MetaData) -> Tables:
             name="idempotency_response",
         ),
         comment="One row for each idempotency key. Only flask_idempotency writes to it.",
-        schema=sa.BLANK_SCHEMA,
     )
-    stale = records.c.state == PROCESSING
-    sa.Index("idempotency_expired_leases", records.c.lease_expires_at, postgresql_where=stale, sqlite_where=stale)
-    quarantined = records.c.state == QUARANTINED
-    sa.Index(
-        "idempotency_quarantined",
-        records.c.resolver_due_at,
-        records.c.lease_expires_at,
-        postgresql_where=quarantined,
-        sqlite_where=quarantined,
-    )
-    ended = records.c.expires_at.is_not(None)
-    sa.Index("idempotency_expiry", records.c.expires_at, postgresql_where=ended, sqlite_where=ended)
+    _index(records, "idempotency_expired_leases", "lease_expires_at", where="state = 'processing'")
+    _index(records, "idempotency_quarantined", "resolver_due_at", "lease_expires_at", where="state = 'quarantined'")
+    _index(records, "idempotency_expiry", "expires_at", where="expires_at IS NOT NULL")
     # Only records that a quota counts: few, and none without quotas.
-    unsettled = sa.text("in_quota = 1 AND lease_expires_at IS NOT NULL")
-    sa.Index(
+    _index(
+        records,
         "idempotency_unfinished",
-        records.c.tenant_id,
-        records.c.lease_expires_at,
-        postgresql_where=unsettled,
-        sqlite_where=unsettled,
+        "tenant_id",
+        "lease_expires_at",
+        where="in_quota = 1 AND lease_expires_at IS NOT NULL",
     )
-    meta = sa.Table(
+    meta = _table(
         META,
         metadata,
-        sa.Column("name", sa.String(40), primary_key=True),
-        sa.Column("value", sa.BigInteger, nullable=False),
+        _key("name", sa.String(40)),
+        _required("value", sa.BigInteger),
         comment="The schema's version, the store's own number, and on SQLite the last fence.",
-        schema=sa.BLANK_SCHEMA,
     )
     tenants, data_keys, quota_buckets = _of_tenants(metadata)
     tasks = _of_janitors(metadata)
-    fence_numbers = sa.Table(
+    fence_numbers = _table(
         FENCE_NUMBERS,
         metadata,
         sa.Column("number", sa.BigInteger, primary_key=True),
         comment="Always empty: on PostgreSQL, fences come from the sequence of its key.",
-        schema=sa.BLANK_SCHEMA,
     )
     outbox, steps = _of_messages(metadata), _of_journals(metadata)
     complete(records, meta, fence_numbers, quota_buckets, steps, version=VERSION)
@@ -272,92 +273,61 @@ def define(metadata: sa.MetaData) -> Tables:
 
 
 def _of_tenants(metadata: sa.MetaData) -> tuple[sa.Table, sa.Table, sa.Table]:
-    tenants = sa.Table(
+    tenants = _table(
         TENANTS,
         metadata,
-        sa.Column("tenant_id", sa.LargeBinary(16), primary_key=True),
-        sa.Column(
-            "last_key_number",
-            sa.Integer,
-            nullable=False,
-            comment="the highest number that any data key of this tenant had",
-        ),
-        sa.Column(
-            "shredded_key_number", sa.Integer, nullable=False, comment="data keys up to this number are shredded"
-        ),
-        sa.Column("erased_at", sa.BigInteger, comment="responses of keys first used until then are erased"),
-        sa.Column("limit_records", sa.BigInteger),
-        sa.Column("limit_bytes", sa.BigInteger),
-        sa.Column("limit_in_flight", sa.BigInteger),
-        sa.Column("limit_new_keys", sa.BigInteger),
-        sa.Column("limit_window", sa.BigInteger, comment="window of limit_new_keys, in microseconds"),
+        _key("tenant_id", sa.LargeBinary(16)),
+        _required("last_key_number", sa.Integer, "the highest number that any data key of this tenant had"),
+        _required("shredded_key_number", sa.Integer, "data keys up to this number are shredded"),
+        _optional("erased_at", sa.BigInteger, "responses of keys first used until then are erased"),
+        _optional("limit_records", sa.BigInteger),
+        _optional("limit_bytes", sa.BigInteger),
+        _optional("limit_in_flight", sa.BigInteger),
+        _optional("limit_new_keys", sa.BigInteger),
+        _optional("limit_window", sa.BigInteger, "window of limit_new_keys, in microseconds"),
         comment="One row for each tenant that has had a data key or its own limits.",
-        schema=sa.BLANK_SCHEMA,
     )
-    data_keys = sa.Table(
+    data_keys = _table(
         DATA_KEYS,
         metadata,
-        sa.Column("tenant_id", sa.LargeBinary(16), primary_key=True),
-        sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("wrapping_key_id", sa.Text, nullable=False, comment="id of the key that wraps it"),
-        sa.Column("wrapped_key", sa.LargeBinary, nullable=False),
-        sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Column("disabled_at", sa.BigInteger, comment="since then the key decrypts, and encrypts nothing new"),
+        _key("tenant_id", sa.LargeBinary(16)),
+        _key("number", sa.Integer),
+        _required("wrapping_key_id", sa.Text, "id of the key that wraps it"),
+        _required("wrapped_key", sa.LargeBinary),
+        _required("created_at", sa.BigInteger),
+        _optional("disabled_at", sa.BigInteger, "since then the key decrypts, and encrypts nothing new"),
         comment="Wrapped data keys that encrypt responses. Deleting a row erases every response under it.",
-        schema=sa.BLANK_SCHEMA,
     )
-    quota_buckets = sa.Table(
+    quota_buckets = _table(
         QUOTA,
         metadata,
-        sa.Column("tenant_id", sa.LargeBinary(16), primary_key=True),
-        sa.Column("kind", sa.String(9), primary_key=True),
-        sa.Column(
-            "bucket_end",
-            sa.BigInteger,
-            primary_key=True,
-            autoincrement=False,
-            comment="when everything in this bucket expires",
-        ),
-        sa.Column(
-            "window_length",
-            sa.BigInteger,
-            primary_key=True,
-            autoincrement=False,
-            comment="length of a window of new keys, in microseconds; 0 for responses",
-        ),
-        sa.Column(
-            "shard",
-            sa.SmallInteger,
-            primary_key=True,
-            autoincrement=False,
-            comment="spreads writers, so that few wait for each other",
-        ),
-        sa.Column("records", sa.BigInteger, nullable=False),
-        sa.Column("bytes", sa.BigInteger, nullable=False),
+        _key("tenant_id", sa.LargeBinary(16)),
+        _key("kind", sa.String(9)),
+        _key("bucket_end", sa.BigInteger, "when everything in this bucket expires"),
+        _key("window_length", sa.BigInteger, "length of a window of new keys, in microseconds; 0 for responses"),
+        _key("shard", sa.SmallInteger, "spreads writers, so that few wait for each other"),
+        _required("records", sa.BigInteger),
+        _required("bytes", sa.BigInteger),
         comment="What each tenant uses, by the time it expires. Add up the shards: one may be below 0.",
-        schema=sa.BLANK_SCHEMA,
     )
     return tenants, data_keys, quota_buckets
 
 
 def _of_janitors(metadata: sa.MetaData) -> sa.Table:
-    return sa.Table(
+    return _table(
         TASKS,
         metadata,
-        sa.Column("name", sa.String(40), primary_key=True),
-        sa.Column("reported_at", sa.BigInteger),
-        sa.Column("report", sa.Text, comment="report of the last run, as JSON"),
-        sa.Column(
-            "locked_by", sa.LargeBinary(16), comment="token of the janitor that runs the task; the lock only saves work"
-        ),
-        sa.Column("lock_expires_at", sa.BigInteger),
+        _key("name", sa.String(40)),
+        _optional("reported_at", sa.BigInteger),
+        _optional("report", sa.Text, "report of the last run, as JSON"),
+        _optional("locked_by", sa.LargeBinary(16), "token of the janitor that runs the task; the lock only saves work"),
+        _optional("lock_expires_at", sa.BigInteger),
         comment="One row for each task that a janitor has run.",
-        schema=sa.BLANK_SCHEMA,
     )
 
 
 def _of_messages(metadata: sa.MetaData) -> sa.Table:
-    outbox = sa.Table(
+    outbox = _table(
         OUTBOX,
         metadata,
         sa.Column(
@@ -367,213 +337,146 @@ def _of_messages(metadata: sa.MetaData) -> sa.Table:
             primary_key=True,
             comment="the order of messages with one topic and key",
         ),
-        sa.Column(
-            "message_id", sa.Text, nullable=False, comment="the same in every attempt; receivers tell repeats by it"
+        _required("message_id", sa.Text, "the same in every attempt; receivers tell repeats by it"),
+        _required("topic", sa.Text),
+        _optional("key", sa.Text, "messages with one topic and key are sent in order"),
+        _optional("tenant", sa.Text),
+        _optional(
+            "tenant_id", sa.LargeBinary(16), "set if the body is encrypted: HMAC of the namespace and the tenant"
         ),
-        sa.Column("topic", sa.Text, nullable=False),
-        sa.Column("key", sa.Text, comment="messages with one topic and key are sent in order"),
-        sa.Column("tenant", sa.Text),
-        sa.Column(
-            "tenant_id",
-            sa.LargeBinary(16),
-            comment="set if the body is encrypted: HMAC of the namespace and the tenant",
-        ),
-        sa.Column("headers", sa.Text, nullable=False, comment="a JSON object of strings"),
-        sa.Column("body", sa.LargeBinary, nullable=False),
-        sa.Column(
-            "wrapping_key_id",
-            sa.Text,
-            comment="id of the key that wraps the data key; NULL: the body is not encrypted",
-        ),
-        sa.Column("data_key_number", sa.Integer, comment="number of the tenant's data key"),
-        sa.Column("created_at", sa.BigInteger, nullable=False),
-        sa.Column("due_at", sa.BigInteger, nullable=False, comment="the earliest time of the next attempt"),
-        sa.Column("attempts", sa.Integer, nullable=False, server_default=sa.text("0"), comment="attempts that failed"),
-        sa.Column("holder", sa.LargeBinary(16), comment="token of the relay that sends the message"),
-        sa.Column("held_until", sa.BigInteger),
-        sa.Column(
-            "dead", sa.SmallInteger, nullable=False, server_default=sa.text("0"), comment="1: it can never be sent"
-        ),
-        sa.Column("error", sa.Text, comment="why the last attempt failed"),
-        sa.Column("published_at", sa.BigInteger, comment="set if confirmed messages are kept"),
-        sa.Column(
-            "namespace", sa.Text, comment="of the application that published it; NULL: a release before namespaces did"
-        ),
-        sa.Column(
+        _required("headers", sa.Text, "a JSON object of strings"),
+        _required("body", sa.LargeBinary),
+        _optional("wrapping_key_id", sa.Text, "id of the key that wraps the data key; NULL: the body is not encrypted"),
+        _optional("data_key_number", sa.Integer, "number of the tenant's data key"),
+        _required("created_at", sa.BigInteger),
+        _required("due_at", sa.BigInteger, "the earliest time of the next attempt"),
+        _required("attempts", sa.Integer, "attempts that failed", default=_ZERO),
+        _optional("holder", sa.LargeBinary(16), "token of the relay that sends the message"),
+        _optional("held_until", sa.BigInteger),
+        _required("dead", sa.SmallInteger, "1: it can never be sent", default=_ZERO),
+        _optional("error", sa.Text, "why the last attempt failed"),
+        _optional("published_at", sa.BigInteger, "set if confirmed messages are kept"),
+        _optional("namespace", sa.Text, "of the application that published it; NULL: a release before namespaces did"),
+        _optional(
             "sent_id",
             sa.Text,
-            comment="the id that receivers see; message_id is then a keyed hash of the namespace, the tenant and this id",
+            "the id that receivers see; message_id is then a keyed hash of the namespace, the tenant and this id",
         ),
-        sa.Column(
-            "lane",
-            sa.LargeBinary(16),
-            comment="keyed hash of the topic and the key; messages with one lane are sent in order",
+        _optional(
+            "lane", sa.LargeBinary(16), "keyed hash of the topic and the key; messages with one lane are sent in order"
         ),
-        sa.Column("digest", sa.LargeBinary(16), comment="keyed digest of the topic, the key and the body"),
-        sa.Column(
+        _optional("digest", sa.LargeBinary(16), "keyed digest of the topic, the key and the body"),
+        _optional(
             "ready_at",
             sa.BigInteger,
-            comment="the earliest time of the next attempt; due_at is then for relays of the release before",
+            "the earliest time of the next attempt; due_at is then for relays of the release before",
         ),
         comment="One row for each message that an application has published. A relay sends it and deletes it.",
-        schema=sa.BLANK_SCHEMA,
         sqlite_autoincrement=True,
     )
-    sa.Index("idempotency_outbox_message", outbox.c.message_id, unique=True)
-    unsent = outbox.c.published_at.is_(None)
-    sa.Index("idempotency_outbox_unsent", outbox.c.seq, postgresql_where=unsent, sqlite_where=unsent)
-    in_order = sa.text("published_at IS NULL AND key IS NOT NULL")
-    sa.Index(
-        "idempotency_outbox_order",
-        outbox.c.topic,
-        outbox.c.key,
-        outbox.c.seq,
-        postgresql_where=in_order,
-        sqlite_where=in_order,
+    _index(outbox, "idempotency_outbox_message", "message_id", unique=True)
+    _index(outbox, "idempotency_outbox_unsent", "seq", where="published_at IS NULL")
+    _index(outbox, "idempotency_outbox_order", "topic", "key", "seq", where="published_at IS NULL AND key IS NOT NULL")
+    _index(outbox, "idempotency_outbox_turn", "namespace", "attempts", "seq", where="published_at IS NULL AND dead = 0")
+    _index(
+        outbox, "idempotency_outbox_lane", "namespace", "lane", "seq", where="published_at IS NULL AND lane IS NOT NULL"
     )
-    alive = sa.text("published_at IS NULL AND dead = 0")
-    sa.Index(
-        "idempotency_outbox_turn",
-        outbox.c.namespace,
-        outbox.c.attempts,
-        outbox.c.seq,
-        postgresql_where=alive,
-        sqlite_where=alive,
-    )
-    in_lane = sa.text("published_at IS NULL AND lane IS NOT NULL")
-    sa.Index(
-        "idempotency_outbox_lane",
-        outbox.c.namespace,
-        outbox.c.lane,
-        outbox.c.seq,
-        postgresql_where=in_lane,
-        sqlite_where=in_lane,
-    )
-    without = sa.text("published_at IS NULL AND namespace IS NULL")
-    sa.Index("idempotency_outbox_former", outbox.c.seq, postgresql_where=without, sqlite_where=without)
-    kept = outbox.c.published_at.is_not(None)
-    sa.Index("idempotency_outbox_kept", outbox.c.published_at, postgresql_where=kept, sqlite_where=kept)
+    _index(outbox, "idempotency_outbox_former", "seq", where="published_at IS NULL AND namespace IS NULL")
+    _index(outbox, "idempotency_outbox_kept", "published_at", where="published_at IS NOT NULL")
     return outbox
 
 
 def _of_journals(metadata: sa.MetaData) -> sa.Table:
-    steps = sa.Table(
+    steps = _table(
         STEPS,
         metadata,
-        sa.Column("record_id", sa.LargeBinary(32), primary_key=True),
-        sa.Column(
-            "step_id", sa.LargeBinary(12), primary_key=True, comment="keyed hash of the name and the item of the step"
+        _key("record_id", sa.LargeBinary(32)),
+        _key("step_id", sa.LargeBinary(12), "keyed hash of the name and the item of the step"),
+        _required("tenant_id", sa.LargeBinary(16)),
+        _required("requested_at", sa.BigInteger, "of the record: a key that is released and runs again has another"),
+        _required("position", sa.BigInteger, "order of steps that began in the same microsecond"),
+        _required("name", sa.String(64)),
+        _required("effects", sa.String(13)),
+        _required("state", sa.String(8)),
+        _required("in_line", sa.SmallInteger, "1: the view's own thread took the step"),
+        _required("kept", sa.SmallInteger, "0: the result could not be kept"),
+        _required("fence", sa.BigInteger, "of the claim that entered the step"),
+        _required("digest", sa.LargeBinary, "keyed digest of the arguments that are compared"),
+        _required("took", sa.BigInteger, "microseconds that the function ran"),
+        _required("began_at", sa.BigInteger),
+        _optional("finished_at", sa.BigInteger),
+        _required("payload_size", sa.BigInteger, "bytes of the plain item and result, as quotas count them"),
+        _optional("payload", sa.LargeBinary, "item and result, as the codec encoded them"),
+        _optional(
+            "wrapping_key_id", sa.Text, "id of the key that wraps the data key; NULL: the payload is not encrypted"
         ),
-        sa.Column("tenant_id", sa.LargeBinary(16), nullable=False),
-        sa.Column(
-            "requested_at",
-            sa.BigInteger,
-            nullable=False,
-            comment="of the record: a key that is released and runs again has another",
-        ),
-        sa.Column(
-            "position", sa.BigInteger, nullable=False, comment="order of steps that began in the same microsecond"
-        ),
-        sa.Column("name", sa.String(64), nullable=False),
-        sa.Column("effects", sa.String(13), nullable=False),
-        sa.Column("state", sa.String(8), nullable=False),
-        sa.Column("in_line", sa.SmallInteger, nullable=False, comment="1: the view's own thread took the step"),
-        sa.Column("kept", sa.SmallInteger, nullable=False, comment="0: the result could not be kept"),
-        sa.Column("fence", sa.BigInteger, nullable=False, comment="of the claim that entered the step"),
-        sa.Column("digest", sa.LargeBinary, nullable=False, comment="keyed digest of the arguments that are compared"),
-        sa.Column("took", sa.BigInteger, nullable=False, comment="microseconds that the function ran"),
-        sa.Column("began_at", sa.BigInteger, nullable=False),
-        sa.Column("finished_at", sa.BigInteger),
-        sa.Column(
-            "payload_size",
-            sa.BigInteger,
-            nullable=False,
-            comment="bytes of the plain item and result, as quotas count them",
-        ),
-        sa.Column("payload", sa.LargeBinary, comment="item and result, as the codec encoded them"),
-        sa.Column(
-            "wrapping_key_id",
-            sa.Text,
-            comment="id of the key that wraps the data key; NULL: the payload is not encrypted",
-        ),
-        sa.Column("data_key_number", sa.Integer, comment="number of the tenant's data key; 0: the payload was erased"),
+        _optional("data_key_number", sa.Integer, "number of the tenant's data key; 0: the payload was erased"),
         sa.CheckConstraint(_one_of("state", (BEGUN, FINISHED)), name="idempotency_step_state"),
         sa.CheckConstraint(
             _one_of("effects", ("plain", "deduplicated", "transactional", "pure")), name="idempotency_step_effects"
         ),
         comment="One row for each durable step of a request that is not completed. Only flask_idempotency writes to it.",
-        schema=sa.BLANK_SCHEMA,
     )
-    sa.Index("idempotency_steps_of_tenant", steps.c.tenant_id)
+    _index(steps, "idempotency_steps_of_tenant", "tenant_id")
     return steps
 
 
 def _of_consoles(metadata: sa.MetaData) -> tuple[sa.Table, sa.Table, sa.Table, sa.Table]:
-    activity = sa.Table(
+    activity = _table(
         ACTIVITY,
         metadata,
-        sa.Column("owner", sa.LargeBinary(3), primary_key=True, comment="mark of the application"),
-        sa.Column("bucket_length", sa.BigInteger, primary_key=True, autoincrement=False, comment="a minute or an hour"),
-        sa.Column("bucket_start", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("expires_at", sa.BigInteger, nullable=False),
-        sa.Column("counts", sa.Text, nullable=False, comment="a JSON object: endpoint, counter, number"),
+        _key("owner", sa.LargeBinary(3), "mark of the application"),
+        _key("bucket_length", sa.BigInteger, "a minute or an hour"),
+        _key("bucket_start", sa.BigInteger),
+        _required("expires_at", sa.BigInteger),
+        _required("counts", sa.Text, "a JSON object: endpoint, counter, number"),
         comment="One row for each minute of a day and each hour of a month: what happened at each endpoint.",
-        schema=sa.BLANK_SCHEMA,
     )
-    sa.Index("idempotency_activity_expiry", activity.c.expires_at)
-    tokens = sa.Table(
+    _index(activity, "idempotency_activity_expiry", "expires_at")
+    tokens = _table(
         ACTIVITY_TOKENS,
         metadata,
-        sa.Column("token", sa.LargeBinary(16), primary_key=True, comment="of a call that has added its counts"),
-        sa.Column("expires_at", sa.BigInteger, nullable=False),
+        _key("token", sa.LargeBinary(16), "of a call that has added its counts"),
+        _required("expires_at", sa.BigInteger),
         comment="One row for each call of the last minutes, so that a repeated one adds nothing.",
-        schema=sa.BLANK_SCHEMA,
     )
-    sa.Index("idempotency_activity_tokens_expiry", tokens.c.expires_at)
-    observations = sa.Table(
+    _index(tokens, "idempotency_activity_tokens_expiry", "expires_at")
+    observations = _table(
         OBSERVATIONS,
         metadata,
-        sa.Column(
-            "record_id", sa.LargeBinary(32), primary_key=True, comment="as of the record that a claim would make"
-        ),
-        sa.Column("token", sa.LargeBinary(16), nullable=False, comment="of the watched request"),
-        sa.Column("fingerprint", sa.LargeBinary(17), nullable=False),
-        sa.Column("state", sa.String(10), nullable=False),
-        sa.Column("began_at", sa.BigInteger, nullable=False, comment="when the first request with this key began"),
-        sa.Column("watched_at", sa.BigInteger, nullable=False, comment="when the watched request began"),
-        sa.Column("lease_expires_at", sa.BigInteger, nullable=False),
-        sa.Column("expires_at", sa.BigInteger, nullable=False),
+        _key("record_id", sa.LargeBinary(32), "as of the record that a claim would make"),
+        _required("token", sa.LargeBinary(16), "of the watched request"),
+        _required("fingerprint", sa.LargeBinary(17)),
+        _required("state", sa.String(10)),
+        _required("began_at", sa.BigInteger, "when the first request with this key began"),
+        _required("watched_at", sa.BigInteger, "when the watched request began"),
+        _required("lease_expires_at", sa.BigInteger),
+        _required("expires_at", sa.BigInteger),
         sa.CheckConstraint(_one_of("state", (NEW, TAKEN_OVER, REPLAY, UNKNOWN)), name="idempotency_observation_state"),
         comment="One row for each key that was seen in observe mode. No claim reads it.",
-        schema=sa.BLANK_SCHEMA,
     )
-    sa.Index("idempotency_observations_expiry", observations.c.expires_at)
-    audit = sa.Table(
+    _index(observations, "idempotency_observations_expiry", "expires_at")
+    audit = _table(
         AUDIT,
         metadata,
-        sa.Column(
-            "token", sa.LargeBinary(16), primary_key=True, comment="of the call, so that a repeated one adds nothing"
-        ),
-        sa.Column("record_id", sa.LargeBinary(32), nullable=False),
-        sa.Column("tenant_id", sa.LargeBinary(16), nullable=False),
-        sa.Column("changed_at", sa.BigInteger, nullable=False),
-        sa.Column("expires_at", sa.BigInteger, nullable=False),
-        sa.Column("verb", sa.String(20), nullable=False),
-        sa.Column("was", sa.String(20), nullable=False, comment="state of the record before"),
-        sa.Column(
-            "step", sa.String(64), nullable=False, comment="the step that was settled; empty: the record as a whole"
-        ),
-        sa.Column("actor", sa.Text, nullable=False, comment="the operator, or resolver"),
-        sa.Column("reason", sa.Text, nullable=False),
-        sa.Column("forced", sa.SmallInteger, nullable=False, comment="1: the operator overruled a warning"),
-        sa.Column("certain", sa.SmallInteger, nullable=False, comment="0: the change may not have happened"),
+        _key("token", sa.LargeBinary(16), "of the call, so that a repeated one adds nothing"),
+        _required("record_id", sa.LargeBinary(32)),
+        _required("tenant_id", sa.LargeBinary(16)),
+        _required("changed_at", sa.BigInteger),
+        _required("expires_at", sa.BigInteger),
+        _required("verb", sa.String(20)),
+        _required("was", sa.String(20), "state of the record before"),
+        _required("step", sa.String(64), "the step that was settled; empty: the record as a whole"),
+        _required("actor", sa.Text, "the operator, or resolver"),
+        _required("reason", sa.Text),
+        _required("forced", sa.SmallInteger, "1: the operator overruled a warning"),
+        _required("certain", sa.SmallInteger, "0: the change may not have happened"),
         comment="One row for each change of a record by an operator or a resolver. It outlives the record.",
-        schema=sa.BLANK_SCHEMA,
     )
-    sa.Index("idempotency_audit_of_record", audit.c.record_id, audit.c.changed_at)
-    sa.Index("idempotency_audit_of_actor", audit.c.actor, audit.c.changed_at)
-    sa.Index("idempotency_audit_of_tenant", audit.c.tenant_id)
-    sa.Index("idempotency_audit_expiry", audit.c.expires_at)
+    _index(audit, "idempotency_audit_of_record", "record_id", "changed_at")
+    _index(audit, "idempotency_audit_of_actor", "actor", "changed_at")
+    _index(audit, "idempotency_audit_of_tenant", "tenant_id")
+    _index(audit, "idempotency_audit_expiry", "expires_at")
     return activity, tokens, observations, audit
 
 
