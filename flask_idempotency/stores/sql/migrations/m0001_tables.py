@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask_idempotency.stores.sql.migrations.step import Step, Where, column_comment, new_index, table_comment
+from flask_idempotency.stores.sql.migrations.step import Step, Where, new_index, new_table
 
 _RECORDS: Final = """\
 CREATE TABLE IF NOT EXISTS idempotency_records (
@@ -132,64 +132,20 @@ _INDEXES: Final = {
 }
 
 
-def _index(name: str) -> str:
-    return f"CREATE INDEX IF NOT EXISTS {name} ON idempotency_records {_INDEXES[name]}"
-
-
-_TABLE_COMMENTS: Final = {
-    "idempotency_records": "One row for each idempotency key. Only flask_idempotency writes to it.",
-    "idempotency_meta": "The schema''s version, the store''s own number, and on SQLite the last fence.",
-    "idempotency_tenants": "One row for each tenant that has had a data key or its own limits.",
-    "idempotency_data_keys": "Wrapped data keys that encrypt responses. Deleting a row erases every response under it.",
-    "idempotency_quota": "What each tenant uses, by the time it expires. Add up the shards: one may be below 0.",
-    "idempotency_tasks": "One row for each task that a janitor has run.",
-    "idempotency_fence_numbers": "Always empty: on PostgreSQL, fences come from the sequence of its key.",
-}
-
-_COLUMN_COMMENTS: Final = {
-    "idempotency_records.record_id": "HMAC of the scope and the client''s key; neither can be recovered from it",
-    "idempotency_records.tenant_id": "HMAC of the namespace and the tenant",
-    "idempotency_records.token": "random, new with every claim; compared, never ordered",
-    "idempotency_records.fence": "rises with every claim",
-    "idempotency_records.on_expiry": "what happens when the lease expires: takeover or quarantine",
-    "idempotency_records.endpoint": "the Flask endpoint",
-    "idempotency_records.lease_expires_at": "set while processing or quarantined",
-    "idempotency_records.expires_at": "never set while processing or quarantined",
-    "idempotency_records.response_size": "bytes of the plain response, as quotas count them",
-    "idempotency_records.response": "status, headers and body, as the codec encoded them",
-    "idempotency_records.reason": "why the record is quarantined",
-    "idempotency_records.in_quota": "1: idempotency_quota counts this record",
-    "idempotency_records.wrapping_key_id": "id of the key that wraps the data key; NULL: the response is not encrypted",
-    "idempotency_records.data_key_number": "number of the tenant''s data key; 0: the response was erased",
-    "idempotency_records.succeeded": "of an unreadable response, 1: a success; in flight, 1: other requests may wait for it",
-    "idempotency_records.resolver_due_at": "while quarantined: the earliest time of the next call to a resolver",
-    "idempotency_tenants.last_key_number": "the highest number that any data key of this tenant had",
-    "idempotency_tenants.shredded_key_number": "data keys up to this number are shredded",
-    "idempotency_tenants.erased_at": "responses of keys first used until then are erased",
-    "idempotency_tenants.limit_window": "window of limit_new_keys, in microseconds",
-    "idempotency_data_keys.wrapping_key_id": "id of the key that wraps it",
-    "idempotency_data_keys.disabled_at": "since then the key decrypts, and encrypts nothing new",
-    "idempotency_quota.bucket_end": "when everything in this bucket expires",
-    "idempotency_quota.window_length": "length of a window of new keys, in microseconds; 0 for responses",
-    "idempotency_quota.shard": "spreads writers, so that few wait for each other",
-    "idempotency_tasks.report": "report of the last run, as JSON",
-    "idempotency_tasks.locked_by": "token of the janitor that runs the task; the lock only saves work",
-}
-
-
 # Random, so that no two databases have the same: it tells their responses apart in a Redis cache that they share. It never
 # changes. In a version 4 UUID every bit of the first twelve digits and of the last four is random.
-_POSTGRESQL_STORE: Final = (
-    "INSERT INTO idempotency_meta (name, value)"
-    " SELECT 'store', ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
-    " FROM replace(gen_random_uuid()::text, '-', '') AS hex"
-    " ON CONFLICT (name) DO NOTHING"
-)
-
-_SQLITE_STORE: Final = (
-    "INSERT INTO idempotency_meta (name, value) VALUES ('store', random() & 9223372036854775807)"
-    " ON CONFLICT (name) DO NOTHING"
-)
+_STORE: Final = {
+    "postgresql": (
+        "INSERT INTO idempotency_meta (name, value)"
+        " SELECT 'store', ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
+        " FROM replace(gen_random_uuid()::text, '-', '') AS hex"
+        " ON CONFLICT (name) DO NOTHING"
+    ),
+    "sqlite": (
+        "INSERT INTO idempotency_meta (name, value) VALUES ('store', random() & 9223372036854775807)"
+        " ON CONFLICT (name) DO NOTHING"
+    ),
+}
 
 _POSTGRESQL_FENCES: Final = (
     Where(
@@ -220,35 +176,23 @@ _POSTGRESQL_FENCES: Final = (
 _SQLITE_FENCES: Final = (
     "INSERT INTO idempotency_meta (name, value)"
     " VALUES ('fence', CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)"
-    " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE value < excluded.value",
+    " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE value < excluded.value"
 )
-
-
-def _tables(**words: str) -> list[str]:
-    tables = (_RECORDS, _META, _TENANTS, _DATA_KEYS, _QUOTA, _TASKS, _FENCE_NUMBERS)
-    return [table.format(**words) for table in tables]
-
 
 STEP: Final = Step(
     number=1,
     what="idempotency_records, _meta, _tenants, _data_keys, _quota, _tasks, _fence_numbers, and the store's number",
-    statements={
-        "postgresql": (
-            *_tables(bytes="BYTEA", serial="BIGSERIAL", storage=" WITH (fillfactor = 50)"),
-            # First, because it takes the strongest lock: to raise a weaker lock later could end in a deadlock.
-            _POSTGRESQL_STORAGE,
-            _POSTGRESQL_QUOTA_STORAGE,
-            *(new_index("idempotency_records", name, _index(name)) for name in _INDEXES),
-            *(table_comment(*each) for each in _TABLE_COMMENTS.items()),
-            *(column_comment(*each) for each in _COLUMN_COMMENTS.items()),
-            _POSTGRESQL_STORE,
-            *_POSTGRESQL_FENCES,
-        ),
-        "sqlite": (
-            *_tables(bytes="BLOB", serial="BIGINT", storage=""),
-            *map(_index, _INDEXES),
-            _SQLITE_STORE,
-            *_SQLITE_FENCES,
-        ),
-    },
+    parts=(
+        *map(new_table, (_RECORDS, _META, _TENANTS, _DATA_KEYS)),
+        new_table(_QUOTA, storage=(" WITH (fillfactor = 50)", "")),
+        new_table(_TASKS),
+        new_table(_FENCE_NUMBERS, serial=("BIGSERIAL", "BIGINT")),
+        # First, because it takes the strongest lock: to raise a weaker lock later could end in a deadlock.
+        {"postgresql": _POSTGRESQL_STORAGE},
+        {"postgresql": _POSTGRESQL_QUOTA_STORAGE},
+        *(new_index("idempotency_records", *each) for each in _INDEXES.items()),
+        _STORE,
+        *({"postgresql": each} for each in _POSTGRESQL_FENCES),
+        {"sqlite": _SQLITE_FENCES},
+    ),
 )

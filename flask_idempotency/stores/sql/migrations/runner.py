@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, Table, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql import schema
@@ -19,7 +20,7 @@ from flask_idempotency.stores.sql.migrations import (
     m0004_activity,
     m0005_outbox_namespaces,
 )
-from flask_idempotency.stores.sql.migrations.step import Step
+from flask_idempotency.stores.sql.migrations.step import BINARY, Step
 from flask_idempotency.stores.sql.naming import Catalogue, find, named
 
 LOCK_MS: Final = 2000
@@ -172,7 +173,11 @@ def upgrade_outbox(engine: Engine) -> list[str]:
         connection.connection.commit()
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
         with migration_lock(connection), refuse_when_locked(connection), beside_the_tables(connection):
-            return [step.run(connection) for step in OUTBOX_STEPS] if schema.outbox_gaps(connection) else []
+            if not schema.outbox_gaps(connection):
+                return []
+            done = [step.run(connection) for step in OUTBOX_STEPS]
+            _comment(connection, [schema.outbox])
+            return done
 
 
 def version(connection: Connection) -> int:
@@ -196,7 +201,7 @@ def _upgrade_engine(engine: Engine) -> list[str]:
 
 
 def _check_dialect(dialect: str) -> None:
-    if dialect not in STEPS[0].statements:
+    if dialect not in BINARY:
         raise ConfigurationError(
             f"There is no schema for {dialect} in this release: use PostgreSQL or SQLite for IDEMPOTENCY_STORE."
         )
@@ -207,8 +212,32 @@ def _upgrade(connection: Connection) -> list[str]:
     with migration_lock(connection), refuse_when_locked(connection), beside_the_tables(connection):
         done = [step.run(connection) for step in _steps_for(connection)]
         if done:
+            _comment(connection, schema.metadata.tables.values())
             connection.execute(_WRITE_VERSION, {"version": LATEST})
     return done
+
+
+_COMMENTS: Final = text(
+    "SELECT NULL AS name, obj_description(oid, 'pg_class') AS words FROM pg_class WHERE oid = to_regclass(:name)"
+    " UNION ALL SELECT attname::text, col_description(attrelid, attnum) FROM pg_attribute"
+    " WHERE attrelid = to_regclass(:name)"
+)
+
+
+def _comment(connection: Connection, tables: Iterable[Table]) -> None:
+    """Give tables and columns the comments of this release. SQLite keeps none.
+
+    Change only those that differ: a change locks the table.
+    """
+    if connection.dialect.name != "postgresql":
+        return
+    for table in tables:
+        for name, words in connection.execute(_COMMENTS, {"name": table.name}).all():
+            if name is None:
+                if words != table.comment:
+                    connection.execute(SetTableComment(table))
+            elif name in table.columns and table.columns[name].comment not in (None, words):
+                connection.execute(SetColumnComment(table.columns[name]))
 
 
 def _steps_for(connection: Connection) -> list[Step]:

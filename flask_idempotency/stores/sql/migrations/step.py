@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from sqlalchemy import Connection
+
+BINARY: Final = {"postgresql": "BYTEA", "sqlite": "BLOB"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,49 +24,46 @@ class Where:
                 connection.exec_driver_sql(statement)
 
 
-# For PostgreSQL, where IF NOT EXISTS takes the same locks as the change.
+Part: TypeAlias = Mapping[str, str | Where]
+"""What a step runs, by dialect. A dialect that is missing runs nothing."""
 
 
-def new_index(table: str, name: str, statement: str) -> Where:
-    """Create this index if it is missing: even with IF NOT EXISTS that waits for all writers, and new writers wait for it."""
-    condition = (
+def new_table(statement: str, **words: tuple[str, str]) -> Part:
+    """Create this table if it is missing. `words` has the text of each placeholder for PostgreSQL and for SQLite."""
+    return {
+        dialect: statement.format(bytes=binary, **{name: each[at] for name, each in words.items()})
+        for at, (dialect, binary) in enumerate(BINARY.items())
+    }
+
+
+def new_index(table: str, name: str, rest: str, *, unique: bool = False) -> Part:
+    """Create this index if it is missing.
+
+    On PostgreSQL look first: even with IF NOT EXISTS it waits for all writers, and new writers wait for it.
+    """
+    statement = f"CREATE {'UNIQUE ' if unique else ''}INDEX IF NOT EXISTS {name} ON {table} {rest}"
+    is_missing = (
         "SELECT NOT EXISTS (SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"  # noqa: S608 - our own words
         f" WHERE indrelid = to_regclass('{table}') AND relname = '{name}')"
     )
-    return Where(condition, (statement,))
+    return {"postgresql": Where(is_missing, (statement,)), "sqlite": statement}
 
 
-def new_column(table: str, name: str, statement: str) -> Where:
-    """Add this column if it is missing: even with IF NOT EXISTS that locks the table for all other transactions."""
-    condition = (
-        "SELECT NOT EXISTS (SELECT 1 FROM pg_attribute"  # noqa: S608 - our own words
-        f" WHERE attrelid = to_regclass('{table}') AND attname = '{name}' AND NOT attisdropped)"
-    )
-    return Where(condition, (statement,))
+def new_column(table: str, name: str, kind: str) -> Part:
+    """Add this column if it is missing.
 
-
-def new_sqlite_column(table: str, name: str, statement: str) -> Where:
-    """Add this column if it is missing. SQLite has no IF NOT EXISTS for it."""
-    condition = f"SELECT NOT EXISTS (SELECT 1 FROM pragma_table_info('{table}') WHERE name = '{name}')"  # noqa: S608
-    return Where(condition, (statement,))
-
-
-def table_comment(table: str, words: str) -> Where:
-    """Set the comment of a table if it is another."""
-    return Where(
-        f"SELECT obj_description(to_regclass('{table}'), 'pg_class') IS DISTINCT FROM '{words}'",  # noqa: S608
-        (f"COMMENT ON TABLE {table} IS '{words}'",),
-    )
-
-
-def column_comment(column: str, words: str) -> Where:
-    """Set the comment of `table.column` if it is another."""
-    table, _, name = column.partition(".")
-    return Where(
-        f"SELECT col_description(attrelid, attnum) IS DISTINCT FROM '{words}' FROM pg_attribute"  # noqa: S608
-        f" WHERE attrelid = to_regclass('{table}') AND attname = '{name}'",
-        (f"COMMENT ON COLUMN {column} IS '{words}'",),
-    )
+    On PostgreSQL look first: even with IF NOT EXISTS it locks the table for all other transactions. SQLite has no such
+    words.
+    """
+    is_missing = {
+        "postgresql": "SELECT NOT EXISTS (SELECT 1 FROM pg_attribute"  # noqa: S608 - our own words
+        f" WHERE attrelid = to_regclass('{table}') AND attname = '{name}' AND NOT attisdropped)",
+        "sqlite": f"SELECT NOT EXISTS (SELECT 1 FROM pragma_table_info('{table}') WHERE name = '{name}')",  # noqa: S608
+    }
+    return {
+        dialect: Where(condition, (f"ALTER TABLE {table} ADD COLUMN {name} {kind.format(bytes=BINARY[dialect])}",))
+        for dialect, condition in is_missing.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,14 @@ class Step:
     number: int
     what: str
     """What this step adds, in a few words for the operator."""
-    statements: Mapping[str, tuple[str | Where, ...]]
-    """By dialect, in order. A second run changes nothing."""
+    parts: tuple[Part, ...]
+    """In order. A second run changes nothing."""
 
     def run(self, connection: Connection) -> str:
-        for statement in self.statements[connection.dialect.name]:
-            if isinstance(statement, Where):
-                statement.run(connection)
-            else:
-                connection.exec_driver_sql(statement)
+        for part in self.parts:
+            match part.get(connection.dialect.name):
+                case Where() as where:
+                    where.run(connection)
+                case str(statement):
+                    connection.exec_driver_sql(statement)
         return f"{self.number:04}: {self.what}"

@@ -105,6 +105,23 @@ def test_migrations_do_not_follow_the_declaration() -> None:
     assert [False] * len(STEPS) == [".schema" in source or "import schema" in source for source in sources]
 
 
+@on_postgresql
+def test_an_upgrade_changes_no_comment_that_an_operator_added(engine: Engine) -> None:
+    """It sets the declared ones, and locks no table whose comments are right."""
+    upgrade(engine)
+    execute(engine, "COMMENT ON COLUMN idempotency_records.tenant IS 'see the data catalogue'")
+    execute(engine, "COMMENT ON COLUMN idempotency_records.fence IS 'old words'")
+    execute(engine, "UPDATE idempotency_meta SET value = 4 WHERE name = 'schema_version'")
+
+    upgrade(engine)
+
+    comments = {each["name"]: each["comment"] for each in inspect(engine).get_columns("idempotency_records")}
+    assert (comments["tenant"], comments["fence"]) == (
+        "see the data catalogue",
+        metadata.tables[schema.RECORDS].c.fence.comment,
+    )
+
+
 def test_existing_tables_are_adopted(engine: Engine) -> None:
     """Alembic's autogenerate makes tables and indexes, and no facts: the rest is added."""
     upgrade(engine)
@@ -377,8 +394,8 @@ def test_a_step_that_fails_leaves_no_change(
     """Half a schema is never committed, and the connection serves whoever is next."""
     engine = make_engine(pool_size=1, max_overflow=0, **({"isolation_level": isolation} if isolation else {}))
     with monkeypatch.context() as patch:
-        statements = (*STEPS[-1].statements[engine.dialect.name], "SELECT nothing FROM nowhere")
-        broken = replace(STEPS[-1], statements={engine.dialect.name: statements})
+        fault = {engine.dialect.name: "SELECT nothing FROM nowhere"}
+        broken = replace(STEPS[-1], parts=(*STEPS[-1].parts, fault))
         patch.setattr(runner, "STEPS", (*STEPS[:-1], broken))
         with pytest.raises(Exception, match="nowhere"), engine.connect() as connection:
             upgrade(connection)
