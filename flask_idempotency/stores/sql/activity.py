@@ -7,7 +7,7 @@ Statements take the parameters that `statements.py` explains.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,8 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.observations import Ending, Observed, Sighting
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.sql.database import TRIES, Database, transaction
+from flask_idempotency.stores.sql.capability import SqlCapability
+from flask_idempotency.stores.sql.database import TRIES, transaction
 from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.rows import escape, unescape
@@ -43,15 +44,11 @@ TOKEN_SECONDS: Final = 600
 """How long a repeated `add` is recognised. A client repeats within seconds, or within minutes if it was frozen."""
 
 
-class SqlActivity:
+class SqlActivity(SqlCapability):
     """Implement `activity.ActivityLog`: one row for each minute and hour, with the counts of all endpoints as JSON.
 
-    One row, because a page of a day reads 1,440 of them, and not 1,440 for each endpoint. `now` as for `SqlDataKeys`.
+    One row, because a page of a day reads 1,440 of them, and not 1,440 for each endpoint.
     """
-
-    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
-        self._database = database
-        self._now = now
 
     def add(self, owner: bytes, counts: Counts, *, token: bytes) -> None:
         if not counts:
@@ -156,13 +153,10 @@ class ObservationStatements:
     forget: Any
 
 
-class SqlObservations:
-    """Implement `observations.Observations`: one row for each key. `now` as for `SqlDataKeys`."""
+class SqlObservations(SqlCapability):
+    """Implement `observations.Observations`: one row for each key."""
 
-    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
-        self._database = database
-        self._now = now
-        self._built: ObservationStatements | None = None
+    _built: ObservationStatements | None = None
 
     def observe(
         self, key: StorageKey, *, token: bytes, fingerprint: bytes, lease: float, keep: float, hold_lapsed: bool
@@ -321,48 +315,35 @@ def _is_watched(dialect: Dialect) -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
-class SqlAuditTrail:
-    """Implement `audit.AuditTrail`: one row for each change. `now` as for `SqlDataKeys`."""
-
-    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
-        self._database = database
-        self._now = now
+class SqlAuditTrail(SqlCapability):
+    """Implement `audit.AuditTrail`: one row for each change."""
 
     def append(self, key: StorageKey, entry: AuditEntry, *, token: bytes) -> None:
-        statement = append(self._database.dialect)
-        given = {
-            "my_token": token,
-            "my_record_id": key.rid,
-            "my_tenant_id": key.tid,
-            "my_verb": entry.verb,
-            "my_was": entry.was,
-            "my_step": escape(entry.step),
-            "my_actor": escape(entry.actor[:LONGEST_ACTOR]),
-            "my_reason": escape(entry.reason[:LONGEST_REASON]),
-            "my_forced": int(entry.forced),
-            "my_certain": int(entry.certain),
-            "now": self._now(),
-        }
-        self._database.run(lambda connection: connection.execute(statement, given))
+        self._change(
+            append,
+            my_token=token,
+            my_record_id=key.rid,
+            my_tenant_id=key.tid,
+            my_verb=entry.verb,
+            my_was=entry.was,
+            my_step=escape(entry.step),
+            my_actor=escape(entry.actor[:LONGEST_ACTOR]),
+            my_reason=escape(entry.reason[:LONGEST_REASON]),
+            my_forced=int(entry.forced),
+            my_certain=int(entry.certain),
+        )
 
     def entries(self, key: StorageKey, *, limit: int = 100) -> Sequence[AuditEntry]:
-        statement = read_entries(self._database.dialect)
-        given = {"my_record_id": key.rid, "my_limit": limit, "now": self._now()}
-        rows = self._database.run(lambda connection: connection.execute(statement, given).all())
+        rows = self._rows(read_entries, my_record_id=key.rid, my_limit=limit)
         return [_entry(row) for row in reversed(rows)]
 
     def count(self, actor: str, *, seconds: float) -> int:
-        statement = count_entries(self._database.dialect)
-        given = {
-            "my_actor": escape(actor[:LONGEST_ACTOR]),
-            "my_span": round(seconds * 1_000_000),
-            "now": self._now(),
-        }
-        return int(self._database.run(lambda connection: connection.execute(statement, given).scalar_one()))
+        name, span = escape(actor[:LONGEST_ACTOR]), round(seconds * 1_000_000)
+        ((counted,),) = self._rows(count_entries, my_actor=name, my_span=span)
+        return int(counted)
 
     def forget(self, tid: bytes) -> None:
-        statement = forget_entries(self._database.dialect)
-        self._database.run(lambda connection: connection.execute(statement, {"my_tenant_id": tid}), long=True)
+        self._change(forget_entries, my_tenant_id=tid, long=True)
 
 
 def _entry(row: Any) -> AuditEntry:

@@ -365,13 +365,7 @@ class CompletionWriter:
             if found is not None and closes:
                 connection.execute(self._drop_journal, parameters)
             if found is not None and counted and found.in_quota:
-                booked = entry(
-                    kind=RESPONSES,
-                    bucket_end=found.expires_at,
-                    window_length=0,
-                    records=1,
-                    stored=found.response_size,
-                )
+                booked = entry(bucket_end=found.expires_at, records=1, stored=found.response_size)
                 connection.execute(self._book, {**parameters, **booked})
         return found
 
@@ -423,8 +417,10 @@ def is_sealed(parameters: dict[str, Any]) -> bool:
     return bool(parameters["my_data_key_number"])
 
 
-def entry(*, kind: str, bucket_end: int, window_length: int, records: int, stored: int) -> dict[str, Any]:
-    """Return the parameters of `book`, but for `my_tenant_id` and `my_shard`."""
+def entry(
+    *, bucket_end: int, records: int, stored: int, kind: str = RESPONSES, window_length: int = 0
+) -> dict[str, Any]:
+    """Return the parameters of `book`, but for `my_tenant_id` and `my_shard`. The default is an entry of responses."""
     return {
         "my_kind": kind,
         "my_bucket_end": bucket_end,

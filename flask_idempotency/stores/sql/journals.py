@@ -31,6 +31,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import SealedBy, State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import journal_statements as statements
+from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import CompletionWriter
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds
@@ -210,8 +211,8 @@ Complete: TypeAlias = Callable[[StorageKey, bytes, StoredPayload, float], None]
 """Completes a record and removes its journal, in the same atomic step."""
 
 
-class SqlJournals:
-    """Implements `Journals`. `now` as for `SqlDataKeys`."""
+class SqlJournals(SqlCapability):
+    """Implements `Journals`."""
 
     def __init__(
         self,
@@ -221,10 +222,9 @@ class SqlJournals:
         *,
         now: Callable[[], int | None],
     ) -> None:
-        self._database = database
+        super().__init__(database, now=now)
         self._completing = completing
         self._complete = complete
-        self._now = now
         self._writer: JournalWriter | None = None
         self.before_write: Callable[[], None] | None = None
         """Raises if the application's own session prevents a write."""
@@ -258,8 +258,7 @@ class SqlJournals:
         self._complete(key, token, payload, keep)
 
     def read(self, key: StorageKey) -> Journal:
-        statement, parameters = statements.read_journal(self._database.dialect), {"my_record_id": key.rid}
-        rows = self._database.run(lambda connection: connection.execute(statement, parameters).all())
+        rows = self._rows(statements.read_journal, my_record_id=key.rid)
         return _journal(rows) if rows else EMPTY
 
     def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
@@ -296,14 +295,8 @@ class SqlJournals:
     def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:
         if seen.record.state is not State.PROCESSING:
             return False
-        statement = statements.give_up(self._database.dialect)
-        parameters = {
-            **_as_seen(seen, PROCESSING),
-            "my_horizon": in_microseconds(horizon),
-            "now": self._now(),
-        }
-        row = self._database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
-        return row is not None
+        given = {**_as_seen(seen, PROCESSING), "my_horizon": in_microseconds(horizon)}
+        return self._row(statements.give_up, **given) is not None
 
     def walk(
         self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None
@@ -362,9 +355,7 @@ class SqlJournals:
         return self._database.run(replace)
 
     def count(self) -> Mapping[str, int]:
-        statement = statements.count_payloads(self._database.dialect)
-        rows = self._database.run(lambda connection: connection.execute(statement).all(), long=True)
-        return {row.wrapping_key_id: row.payloads for row in rows}
+        return {row.wrapping_key_id: row.payloads for row in self._rows(statements.count_payloads, long=True)}
 
     def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
         dialect = self._database.dialect

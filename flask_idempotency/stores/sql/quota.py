@@ -7,7 +7,7 @@ where a limit on bytes is checked: few requests have a journal, and none that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -18,8 +18,9 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.sql import completion
+from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import entry, is_answer, shard_of
-from flask_idempotency.stores.sql.database import Database, transaction
+from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import (
     POSTGRESQL,
     SHORT_LOCK_TIMEOUT_MS,
@@ -320,24 +321,15 @@ SWEEP_BATCH: Final = 1000
 """Buckets that one `sweep` deletes."""
 
 
-class SqlLedger:
-    """Implements `capabilities.Ledger`. `now` as for `SqlDataKeys`."""
-
-    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
-        self._database = database
-        self._now = now
+class SqlLedger(SqlCapability):
+    """Implements `capabilities.Ledger`."""
 
     def usage(self, tid: bytes) -> Usage:
-        dialect = self._database.dialect
-        parameters = {"my_tenant_id": tid, "now": self._now()}
-        found = self._database.run(lambda connection: connection.execute(usage(dialect), parameters).one())
+        (found,) = self._rows(usage, my_tenant_id=tid)
         return Usage(**found._mapping)
 
     def limits(self, tid: bytes) -> Quota:
-        dialect = self._database.dialect
-        found = self._database.run(
-            lambda connection: connection.execute(limits(dialect), {"my_tenant_id": tid}).one_or_none()
-        )
+        found = self._row(limits, my_tenant_id=tid)
         if found is None:
             return Quota()
         if not all(each is None or (isinstance(each, int) and each >= 0) for each in found):
@@ -347,16 +339,10 @@ class SqlLedger:
         return Quota(found.records, found.bytes, found.in_flight, rate(found.new_keys, found.window))
 
     def limit(self, tid: bytes, quota: Quota) -> None:
-        dialect = self._database.dialect
-        parameters = {"my_tenant_id": tid, **limits_of(quota)}
-        self._database.run(lambda connection: connection.execute(set_limits(dialect), parameters).one())
+        self._row(set_limits, my_tenant_id=tid, **limits_of(quota))
 
     def tenants(self) -> Sequence[bytes]:
-        dialect = self._database.dialect
-        found = self._database.run(
-            lambda connection: connection.execute(tenants_with_quota(dialect)).scalars().all(), long=True
-        )
-        return tuple(found)
+        return tuple(tid for (tid,) in self._rows(tenants_with_quota, long=True))
 
     def reconcile(self, tid: bytes) -> Drift:
         """Correct the tenant's buckets and return the difference. Read all records: each completion would pay for an index.
@@ -373,13 +359,7 @@ class SqlLedger:
                     connection.execute(advisory_lock(dialect), parameters)
                 found = connection.execute(drift(dialect), parameters).all()
                 for row in found:
-                    correction = entry(
-                        kind=RESPONSES,
-                        bucket_end=row.bucket_end,
-                        window_length=0,
-                        records=-row.records,
-                        stored=-row.bytes,
-                    )
+                    correction = entry(bucket_end=row.bucket_end, records=-row.records, stored=-row.bytes)
                     connection.execute(completion.book(dialect), {**parameters, "my_shard": 0, **correction})
             return Drift(sum(row.records for row in found), sum(row.bytes for row in found))
 
@@ -387,12 +367,8 @@ class SqlLedger:
 
     def sweep(self, *, limit: int = SWEEP_BATCH, horizon: float | None = None) -> int:
         """Delete up to `limit` buckets that expired before this horizon. Return how many."""
-        dialect = self._database.dialect
         by = None if horizon is None else in_microseconds(horizon)
-        parameters = {"my_limit": limit, "my_horizon": by, "now": self._now()}
-        return self._database.run(
-            lambda connection: connection.execute(delete_expired(dialect), parameters).rowcount, long=True
-        )
+        return self._change(delete_expired, my_limit=limit, my_horizon=by, long=True)
 
 
 def _reconcile_number(tid: bytes) -> int:

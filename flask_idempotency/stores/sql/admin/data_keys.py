@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, IntegrityError
@@ -21,12 +21,13 @@ from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload
 from flask_idempotency.stores.sql import completion
+from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import CompletionWriter, entry, facts_of, is_sealed, shard_of
 from flask_idempotency.stores.sql.database import Database, transaction, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE, Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, identity_bytes, number_lost
 from flask_idempotency.stores.sql.rows import row_of
-from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, RESPONSES, data_keys, meta, tenants
+from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, data_keys, meta, tenants
 from flask_idempotency.stores.sql.statements import ONE, ZERO, word
 
 STORE: Final = "store"
@@ -55,8 +56,8 @@ class JoinedTransaction:
             return work(self._connection)
 
 
-class SqlDataKeys:
-    """Implements `DataKeys`. `now` returns the time in microseconds, or None to use the server's."""
+class SqlDataKeys(SqlCapability):
+    """Implements `DataKeys`."""
 
     def __init__(
         self,
@@ -65,8 +66,8 @@ class SqlDataKeys:
         now: Callable[[], int | None],
         atomic: Callable[[sa.Connection], AbstractContextManager[None]] = transaction,
     ) -> None:
-        self._database = database
-        self._now = now
+        super().__init__(cast("Database", database), now=now)
+        self._is_joined = isinstance(database, JoinedTransaction)
         self._atomic = atomic
 
     def within(self, connection: sa.Connection) -> SqlDataKeys | None:
@@ -75,7 +76,7 @@ class SqlDataKeys:
         SQLite has one writer at a time. If that transaction has written, a key that another connection adds would wait for its
         end, which does not come. PostgreSQL has several, and there no other request may wait for this transaction's key.
         """
-        if isinstance(self._database, JoinedTransaction):
+        if self._is_joined:
             return None
         both = (connection.engine, self._database.base)
         if any(engine.dialect.name != SQLITE for engine in both):
@@ -86,11 +87,10 @@ class SqlDataKeys:
         return SqlDataKeys(joined, now=self._now, atomic=lambda _: nullcontext())
 
     def read_keys(self, tid: bytes) -> TenantKeys:
-        statement, parameters = read_keys(self._database.dialect), {"my_tenant_id": tid, "now": self._now()}
-        rows = self._database.run(lambda connection: connection.execute(statement, parameters).all())
+        rows = self._rows(read_keys, my_tenant_id=tid)
         if not rows:
             self._database.run(identity)
-            rows = self._database.run(lambda connection: connection.execute(statement, parameters).all())
+            rows = self._rows(read_keys, my_tenant_id=tid)
         if not rows:
             raise number_lost()
         keys = tuple(_key(row) for row in rows if row.number is not None)
@@ -126,15 +126,13 @@ class SqlDataKeys:
         return self._database.run(add)
 
     def disable(self, tid: bytes, number: int) -> None:
-        self._execute(disable_key(self._database.dialect), tid, number)
+        self._change(disable_key, my_tenant_id=tid, my_number=number)
 
     def delete(self, tid: bytes, number: int) -> None:
-        self._execute(delete_disabled_key(self._database.dialect), tid, number)
+        self._change(delete_disabled_key, my_tenant_id=tid, my_number=number)
 
     def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
-        statement = wrapped_by_other(self._database.dialect)
-        parameters = {"my_wrapping_key_id": kid, "now": self._now()}
-        rows = self._database.run(lambda connection: connection.execute(statement, parameters).all(), long=True)
+        rows = self._rows(wrapped_by_other, my_wrapping_key_id=kid, long=True)
         found = []
         for row in rows:
             try:
@@ -163,13 +161,7 @@ class SqlDataKeys:
         return self._database.run(shred)
 
     def count(self) -> Mapping[str, int]:
-        statement = count_keys(self._database.dialect)
-        rows = self._database.run(lambda connection: connection.execute(statement).all(), long=True)
-        return {row.wrapping_key_id: row.keys_ for row in rows}
-
-    def _execute(self, statement: Any, tid: bytes, number: int) -> None:
-        parameters = {"my_tenant_id": tid, "my_number": number, "now": self._now()}
-        self._database.run(lambda connection: connection.execute(statement, parameters))
+        return {row.wrapping_key_id: row.keys_ for row in self._rows(count_keys, long=True)}
 
 
 def _key(row: Any) -> DataKey:
@@ -283,15 +275,14 @@ def _is_key() -> tuple[Any, Any]:
     return _k.tenant_id == binary("my_tenant_id"), _k.number == integer("my_number")
 
 
-class SqlResponses:
-    """Implements `Responses`, and quarantines records that cannot be read. `now` as for `SqlDataKeys`."""
+class SqlResponses(SqlCapability):
+    """Implements `Responses`, and quarantines records that cannot be read."""
 
     def __init__(
         self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
     ) -> None:
-        self._database = database
+        super().__init__(database, now=now)
         self._completing = completing
-        self._now = now
 
     def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
         dialect = self._database.dialect
@@ -343,9 +334,7 @@ class SqlResponses:
         return self._database.run(replace_and_book if grown else replace)
 
     def count(self) -> Mapping[str, int]:
-        statement = completion.count_responses(self._database.dialect)
-        rows = self._database.run(lambda connection: connection.execute(statement).all(), long=True)
-        return {row.wrapping_key_id: row.responses for row in rows}
+        return {row.wrapping_key_id: row.responses for row in self._rows(completion.count_responses, long=True)}
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         """Do what `Store.mark_corrupt` promises."""
@@ -391,7 +380,7 @@ class SqlResponses:
 
     def _book(self, connection: sa.Connection, key: StorageKey, *, bucket_end: int, records: int, stored: int) -> None:
         dialect = self._database.dialect
-        added = entry(kind=RESPONSES, bucket_end=bucket_end, window_length=0, records=records, stored=stored)
+        added = entry(bucket_end=bucket_end, records=records, stored=stored)
         connection.execute(completion.book(dialect), {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})
 
 

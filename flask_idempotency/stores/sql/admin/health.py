@@ -11,7 +11,8 @@ from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.stores.sql.admin import janitor, schema_check
-from flask_idempotency.stores.sql.database import Database, transaction
+from flask_idempotency.stores.sql.capability import SqlCapability
+from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
 from flask_idempotency.stores.sql.naming import Catalogue, named
 from flask_idempotency.stores.sql.schema import (
@@ -280,12 +281,8 @@ _ON_POSTGRESQL: Final[tuple[tuple[str, Check], ...]] = (
 )
 
 
-class SqlHealth:
-    """Implements `Health`. `now` as for `SqlDataKeys`."""
-
-    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
-        self._database = database
-        self._now = now
+class SqlHealth(SqlCapability):
+    """Implements `Health`."""
 
     def findings(self) -> Sequence[Finding]:
         if self._database.dialect.name == SQLITE:

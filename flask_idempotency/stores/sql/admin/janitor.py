@@ -28,6 +28,7 @@ from flask_idempotency.engine.model import State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.activity import SWEPT
+from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of, entry, is_answer, shard_of
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import (
@@ -51,7 +52,6 @@ from flask_idempotency.stores.sql.schema import (
     QUARANTINED,
     RECORDS,
     RELEASED,
-    RESPONSES,
     records,
     tasks,
 )
@@ -96,39 +96,27 @@ _ROW_STATES: Final = {
 }
 
 
-class SqlTaskLog:
-    """Implements `TaskLog`: when each task last ran, and which worker runs it now. `now` as for `SqlDataKeys`."""
-
-    def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
-        self._database = database
-        self._now = now
+class SqlTaskLog(SqlCapability):
+    """Implements `TaskLog`: when each task last ran, and which worker runs it now."""
 
     def now(self) -> float:
-        statement, parameters = server_time(self._database.dialect), {"now": self._now()}
-        now = self._database.run(lambda connection: connection.execute(statement, parameters).scalar_one())
+        ((now,),) = self._rows(server_time)
         return float(now / 1_000_000)
 
     def report(self, task: str, report: str) -> None:
-        statement = save_report(self._database.dialect)
-        parameters = {"my_name": task, "my_report": report, "now": self._now()}
-        self._database.run(lambda connection: connection.execute(statement, parameters))
+        self._change(save_report, my_name=task, my_report=report)
 
     def reports(self) -> Mapping[str, TaskReport]:
-        statement, parameters = read_reports(self._database.dialect), {"now": self._now()}
-        rows = self._database.run(lambda connection: connection.execute(statement, parameters).all())
+        rows = self._rows(read_reports)
         if not all(isinstance(row.ago, int) and isinstance(row.report, str) for row in rows):
             raise CorruptRecord("a row of idempotency_tasks cannot be read: delete it, the janitor writes it again")
         return {row.name: TaskReport(max(row.ago, 0) / 1_000_000, row.report) for row in rows}
 
     def lock(self, task: str, token: bytes, *, lease: float) -> bool:
-        statement = lock_task(self._database.dialect)
-        parameters = {"my_name": task, "my_locked_by": token, "lease": microseconds(lease), "now": self._now()}
-        locked = self._database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
-        return locked is not None
+        return self._row(lock_task, my_name=task, my_locked_by=token, lease=microseconds(lease)) is not None
 
     def unlock(self, task: str, token: bytes) -> None:
-        statement, parameters = unlock_task(self._database.dialect), {"my_name": task, "my_locked_by": token}
-        self._database.run(lambda connection: connection.execute(statement, parameters))
+        self._change(unlock_task, my_name=task, my_locked_by=token)
 
 
 def save_report(dialect: Dialect) -> sa.Insert:
@@ -175,27 +163,22 @@ def _locked_by() -> sa.ColumnElement[bytes]:
     return binary("my_locked_by")
 
 
-class SqlExpiry:
+class SqlExpiry(SqlCapability):
     """Implements `Expiry`: delete expired records and quota buckets, and what has expired beside them: activity,
-    observations and audit entries. `now` as for `SqlDataKeys`."""
+    observations and audit entries."""
 
     def __init__(self, database: Database, ledger: SqlLedger, *, now: Callable[[], int | None]) -> None:
-        self._database = database
+        super().__init__(database, now=now)
         self._ledger = ledger
-        self._now = now
 
     def sweep(self, *, horizon: float, limit: int) -> int:
-        dialect = self._database.dialect
-        if dialect.name == SQLITE:
+        if self._database.dialect.name == SQLITE:
             limit = min(limit, SQLITE_BATCH)
-        statement = delete_expired(dialect)
-        parameters = {"my_horizon": in_microseconds(horizon), "my_limit": limit, "now": self._now()}
-        removed = self._database.run(lambda connection: connection.execute(statement, parameters).rowcount)
-        for make in SWEPT:
+        removed = 0
+        for make in (delete_expired, *SWEPT):
             if removed >= limit:
                 return removed
-            beside, given = make(dialect), {**parameters, "my_limit": limit - removed}
-            removed += self._database.run(lambda connection: connection.execute(beside, given).rowcount)  # noqa: B023
+            removed += self._change(make, my_horizon=in_microseconds(horizon), my_limit=limit - removed)
         if removed >= limit:
             return removed
         # Quota buckets have no index by time, so this reads all of them. Do it once, when nothing else is left.
@@ -226,26 +209,19 @@ def _is_expired(dialect: Dialect) -> sa.ColumnElement[bool]:
     )
 
 
-class SqlRecovery:
-    """Implements `Recovery`: find records of lost workers, quarantine, resolve and release them. `now` as for
-    `SqlDataKeys`."""
+class SqlRecovery(SqlCapability):
+    """Implements `Recovery`: find records of lost workers, quarantine, resolve and release them."""
 
     def __init__(
         self, database: Database, completing: Callable[[], CompletionWriter], *, now: Callable[[], int | None]
     ) -> None:
-        self._database = database
+        super().__init__(database, now=now)
         self._completing = completing
-        self._now = now
 
     def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
         first, after_key = int.from_bytes(after[:_TIME_BYTES], "big"), after[_TIME_BYTES:]
-        parameters = {
-            "my_horizon": in_microseconds(horizon),
-            "my_first": first,
-            "my_after": after_key,
-            "my_limit": limit,
-        }
-        rows = self._select(expired_leases(self._database.dialect), parameters)
+        by = in_microseconds(horizon)
+        rows = self._rows(expired_leases, my_horizon=by, my_first=first, my_after=after_key, my_limit=limit)
         last = rows[-1] if len(rows) == limit else None
         return RecordPage(
             _readable(rows),
@@ -253,20 +229,20 @@ class SqlRecovery:
         )
 
     def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
-        statement = quarantine_expired(self._database.dialect)
-        parameters = {**self._seen(seen), "my_horizon": in_microseconds(horizon)}
-        row = self._database.run(lambda connection: connection.execute(statement, parameters).one_or_none())
-        return row is not None
+        return self._row(quarantine_expired, **self._seen(seen), my_horizon=in_microseconds(horizon)) is not None
 
     def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
-        dialect = self._database.dialect
         pauses = {"least": microseconds(least), "most": microseconds(most)}
-        parameters = {"my_horizon": in_microseconds(horizon), "my_limit": limit, "my_owner": owner, **pauses}
-        statement = next_for_resolver(dialect) if owner is None else next_for_resolver_of_owner(dialect)
+        parameters: dict[str, Any] = {
+            "my_horizon": in_microseconds(horizon),
+            "my_limit": limit,
+            "my_owner": owner,
+            **pauses,
+        }
         while True:
-            rows = self._select(statement, parameters)
+            rows = self._rows(next_for_resolver if owner is None else next_for_resolver_of_owner, **parameters)
             found = _readable(rows)
             # Unreadable records have had their turn, too, so the next round returns other records.
             if found or len(rows) < limit:
@@ -278,6 +254,7 @@ class SqlRecovery:
             **self._seen(seen),
             "my_tenant_id": seen.key.tid,
             "my_token": token,
+            "now": self._now(),
             **answer_of(seen.key, payload, keep),
         }
         completing = self._completing()
@@ -300,7 +277,7 @@ class SqlRecovery:
         dialect = self._database.dialect
         # A new token tells this release from another one: after a lost reply the row is read, and has this token.
         token = new_token()
-        parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": token}
+        parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
 
         def release(connection: sa.Connection) -> bool:
             is_completed = seen.record.state is State.COMPLETED
@@ -309,13 +286,7 @@ class SqlRecovery:
                 if row is not None and not is_completed:
                     connection.execute(completion.drop_journal(dialect), parameters)
                 if is_completed and row is not None and row.in_quota:
-                    subtracted = entry(
-                        kind=RESPONSES,
-                        bucket_end=parameters["seen_deadline"],
-                        window_length=0,
-                        records=-1,
-                        stored=-row.response_size,
-                    )
+                    subtracted = entry(bucket_end=parameters["seen_deadline"], records=-1, stored=-row.response_size)
                     booked = {**parameters, "my_shard": shard_of(seen.key), **subtracted}
                     connection.execute(completion.book(dialect), booked)
             if row is not None:
@@ -327,10 +298,9 @@ class SqlRecovery:
 
     def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:
         dialect = self._database.dialect
-        parameters = {"my_after": after, "my_limit": limit, "my_tenant_id": tid}
+        parameters: dict[str, Any] = {"my_after": after, "my_limit": limit, "my_tenant_id": tid}
         if state is not State.COMPLETED:
-            statement = scan_processing(dialect) if state is State.PROCESSING else scan_quarantined(dialect)
-            rows = self._select(statement, parameters)
+            rows = self._rows(scan_processing if state is State.PROCESSING else scan_quarantined, **parameters)
             return RecordPage(_readable(rows), rows[-1].record_id if len(rows) == limit else None)
 
         def page(connection: sa.Connection) -> tuple[Sequence[Any], bytes | None]:
@@ -346,7 +316,7 @@ class SqlRecovery:
         return RecordPage(_readable(rows), after=last)
 
     def counts(self) -> UnfinishedCounts:
-        (row,) = self._select(count_unfinished(self._database.dialect), {})
+        (row,) = self._rows(count_unfinished)
         return UnfinishedCounts(
             in_flight=int(row.in_flight),
             lapsed=int(row.lapsed),
@@ -362,21 +332,11 @@ class SqlRecovery:
         includes expired and released rows, and is as good as the last VACUUM or ANALYZE; None before the first. SQLite:
         the length of the index of rows that ended, which takes 45 ms for a million.
         """
-        dialect = self._database.dialect
-        (few,) = self._select(count_few_completed(dialect), {"my_limit": COUNTED + 1})
+        (few,) = self._rows(count_few_completed, my_limit=COUNTED + 1)
         if few.completed <= COUNTED:
             return int(few.completed)
-        statement, now = estimate_completed(dialect), self._now()
-
-        def work(connection: sa.Connection) -> Any:
-            return connection.execute(statement, {"my_table": f"{prefix(connection)}{RECORDS}", "now": now}).one()
-
-        row = self._database.run(work)
+        (row,) = self._rows(estimate_completed, my_table=f"{self._database.run(prefix)}{RECORDS}")
         return None if row.completed is None else max(int(row.completed), COUNTED)
-
-    def _select(self, statement: Any, parameters: dict[str, Any]) -> Sequence[Any]:
-        parameters = {**parameters, "now": self._now()}
-        return self._database.run(lambda connection: connection.execute(statement, parameters).all())
 
     def _seen(self, seen: SeenRecord) -> dict[str, Any]:
         state, other = _ROW_STATES[seen.record.state]
@@ -386,7 +346,6 @@ class SqlRecovery:
             "seen_other": other,
             "seen_token": seen.record.token,
             "seen_deadline": in_microseconds(seen.record.deadline),
-            "now": self._now(),
         }
 
 
