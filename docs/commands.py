@@ -120,7 +120,7 @@ def _section(name: str, command: click.Command, shared: Collection[str]) -> str:
     options = [_option(each) for each in _options(command) if _explained(each) not in shared]
     if also := [each for each in _options(command) if _explained(each) in shared]:
         named = ", ".join(f"`{each.opts[-1]}`" + (" (required)" if each.required else "") for each in also)
-        options.append(f"* [As in other commands](#options-of-several-commands): {named}.")
+        options.append(f"* [Shared](#options-of-several-commands): {named}.")
     text = [" ".join(each.split()) for each in _paragraphs(command) if not each.startswith(_EXAMPLE)]
     console = ["```console", *(f"$ {line}" for line in examples(command)), "```"]
     heading = " ".join((f"## `{name}", *arguments)) + "`"

@@ -317,10 +317,7 @@ def _problem_page(problem: ProblemType) -> str:
 
 def signals() -> str:
     """Every event, its signal and its fields."""
-    rows = [
-        (f"`signals.{_attribute(kind)}`", f"`{kind.__name__}`", _facts(kind), " ".join((kind.__doc__ or "").split()))
-        for kind in SIGNALS
-    ]
+    rows = [(f"`signals.{_attribute(kind)}`", f"`{kind.__name__}`", _facts(kind)) for kind in SIGNALS]
     return (
         f"# Signals\n\n{NOTICE}\n"
         "You connect a receiver to a Blinker signal, to react when a key is claimed, replayed or quarantined.\n\n"
@@ -331,8 +328,8 @@ def signals() -> str:
         "A receiver gets the application as sender, and the event as `event`. It runs in the thread of the request, or in "
         "the lease thread, so keep it quick. The extension logs what a receiver raises, and goes on.\n"
         "Each event has `record` and `operation` (the endpoint). `record` is a short keyed hash: it distinguishes keys and "
-        "reveals none. [The API](api/event-classes.md) has the event classes.\n\n"
-        + _table(("signal", "event", "fields", "meaning"), rows)
+        "reveals none. [The API](api/event-classes.md) explains each event and its fields.\n\n"
+        + _table(("signal", "event", "fields"), rows)
     )
 
 
