@@ -1,6 +1,6 @@
 """`python3 run.py walk`: the functions of this package that one keyed POST crosses, in call order.
 
-Read it to learn the way of a request. A test holds its length to a budget, and docs/contributing/architecture.md shows it.
+Read it to learn the way of a request. A test holds its length to a budget, and docs/contributing/walk.md shows it.
 A call is an entry of a Python function of `flask_idempotency`; each step of a generator is an entry too.
 """
 
@@ -233,7 +233,7 @@ def text(found: Sequence[Walk]) -> str:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="run.py walk", description=__doc__)
     parser.add_argument("store", nargs="*", help=f"{', '.join(STORES)} (default: every store that this machine has)")
-    parser.add_argument("--markdown", action="store_true", help="print the part of docs/contributing/architecture.md")
+    parser.add_argument("--markdown", action="store_true", help="print docs/contributing/walk.md")
     options = parser.parse_args(arguments)
     if unknown := set(options.store) - set(STORES):
         parser.error(f"there is no store {', '.join(sorted(unknown))}: choose from {', '.join(STORES)}")

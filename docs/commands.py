@@ -119,7 +119,7 @@ def _section(name: str, command: click.Command, shared: Collection[str]) -> str:
     arguments = [f"[{each.name or ''}]".upper() for each in command.params if isinstance(each, click.Argument)]
     options = [_option(each) for each in _options(command) if _explained(each) not in shared]
     if also := [each for each in _options(command) if _explained(each) in shared]:
-        named = ", ".join(f"`{each.opts[-1]}`" + (" (required)" if each.required else "") for each in also)
+        named = ", ".join(map(_named, also))
         options.append(f"* [Shared](#options-of-several-commands): {named}.")
     text = [" ".join(each.split()) for each in _paragraphs(command) if not each.startswith(_EXAMPLE)]
     console = ["```console", *(f"$ {line}" for line in examples(command)), "```"]
@@ -128,13 +128,18 @@ def _section(name: str, command: click.Command, shared: Collection[str]) -> str:
 
 
 def _option(option: click.Option) -> str:
-    return _explained(option) + (" Required." if option.required else "")
+    return _explained(option) + _number(option, " Default: {:g}.") + (" Required." if option.required else "")
+
+
+def _named(option: click.Option) -> str:
+    return f"`{option.opts[-1]}`" + _number(option, " ({:g})") + (" (required)" if option.required else "")
 
 
 def _explained(option: click.Option) -> str:
     """In our own words: those of `--help` differ from one release of click to the next."""
     spelled = " ".join(filter(None, (", ".join(option.opts), _value(option))))
-    return f"* `{spelled}`: {' '.join(filter(None, (option.help or '', _default(option))))}"
+    default = f"Default: {option.show_default}." if isinstance(option.show_default, str) else ""
+    return f"* `{spelled}`: {' '.join(filter(None, (option.help or '', default)))}"
 
 
 def _value(option: click.Option) -> str:
@@ -145,7 +150,6 @@ def _value(option: click.Option) -> str:
     return option.metavar or ("TEXT" if option.type is click.STRING else "N")
 
 
-def _default(option: click.Option) -> str:
-    if isinstance(option.show_default, str):
-        return f"Default: {option.show_default}."
-    return f"Default: {option.default:g}." if option.show_default else ""
+def _number(option: click.Option, form: str) -> str:
+    """Return the default in this form, if it is a number. Commands that share an option may have different ones."""
+    return form.format(option.default) if option.show_default is True else ""

@@ -518,7 +518,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "layout": layout,
     "protocol": protocol,
     "rooms": rooms,
-    "walk": lambda: _walks().partition("\n\n")[0] + "\n",
 }
 PART = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end of \1 -->)", re.DOTALL)
 

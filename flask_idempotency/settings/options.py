@@ -488,10 +488,8 @@ class Settings:
     former_identity: FormerIdentity | None = _option(
         None,
         Parsed(former_identity),
-        'For one `keep` after a change of identity: the former values. `{"tenant": False}` if there was no '
-        '`tenant_loader`, `{"principal": False}`, `{"principal": "Flask-Login"}` if that named the callers, '
-        '`{"namespace": "old"}`, or several. Keys are claimed under both '
-        "names. See [a change of identity](../guides/identity.md#when-the-identity-of-keys-changes).",
+        'For one `keep` after a change of identity: the former values, such as `{"namespace": "old"}`. Keys are claimed under '
+        "both names. See [a change of identity](../guides/identity.md#when-the-identity-of-keys-changes).",
         shown="none",
     )
     encryption: Encryption = _option(
@@ -599,9 +597,8 @@ class Settings:
     after_loss: Literal["refuse", "hold", "run"] = _option(
         "refuse",
         one_of("refuse", "hold", "run"),
-        "How to treat keys that a Redis does not know after it lost data. `refuse`: 503 until "
-        "`flask idempotency redis ack`. `hold`: 503 for `data_loss_grace` after a restart or a fail-over; 503 until `ack` if "
-        "Redis was emptied. `run`: they run, and a key that has run before runs again.",
+        "How to treat keys that a Redis does not know after it lost data: `refuse`, `hold` or `run`. With `run`, a key that "
+        "has run before runs again. See [the three](../how-it-works/data-loss.md#let-it-acknowledge-itself).",
         shown="`refuse`; `run` in debug and testing",
     )
     data_loss_grace: float = _option(
