@@ -18,7 +18,7 @@ from werkzeug.test import TestResponse
 
 from docs.generate import HERE
 from tests.docs.test_pages import BLOCK, ROOT, surroundings
-from tests.docs.test_steps_guide import Base, Order
+from tests.docs.test_steps_guide import Base
 
 GUIDES: Final = {path.name: path.read_text(encoding="utf-8") for path in sorted((HERE / "guides").glob("*.md"))}
 UNSAFE: Final = re.compile(r'^\s*@\w+\.(?:post|put|patch|delete|route)\("([^"]+)"', re.MULTILINE)
@@ -60,13 +60,6 @@ def _charge(*arguments: Any, key: str = "") -> dict[str, Any]:
 
 
 PROVIDER: Final = SimpleNamespace(charge=_charge, verify=lambda body, signature: signature == "good")
-SHOP: Final = {
-    "Order": Order,
-    "load_cart": lambda cart: SimpleNamespace(id=cart, card="tok_visa", total=1050, email="alice@shop.example"),
-    "mailer": SimpleNamespace(send=lambda *about: None),
-    "provider": PROVIDER,
-    "stock": SimpleNamespace(reserve=lambda cart: None),
-}
 STRIPE: Final = {"json": {"id": "evt_1", "type": "charge.succeeded"}}
 
 EXAMPLES: Final = (
@@ -90,8 +83,7 @@ EXAMPLES: Final = (
     Example("policy-document.md", 1, "/accounts/login", 200, 200, required=False, replays=False),
     Example("policy-document.md", 2, "/internal/settlements", 200, required=False),
     Example("status.md", 0, "/payments", required=False),
-    Example("steps.md", 0, "/checkout", names=SHOP, sent={"json": {"cart": "cart-1"}}),
-    Example("steps.md", 4, "/orders", names={"provider": PROVIDER}, after_failure=201),
+    Example("steps.md", 3, "/orders", names={"provider": PROVIDER}, after_failure=201),
     Example("stripe-clients.md", 2, "/v1/charges", 200, 500, required=False),
     Example("transactional.md", 0, "/payments", after_failure=201),
     Example("uploads-and-streams.md", 0, "/scans", required=False, sent={"data": {"scan": (__file__, "scan.png")}}),

@@ -105,7 +105,7 @@ def effects_of(app: Flask, world: World) -> Callable[[], Mapping[str, int]]:
 
 
 def test_the_checkout_survives_a_crash_at_each_point(app: Flask, world: World) -> None:
-    """As the table "What is left of each crash" has it."""
+    """Only a death in the charge leaves a doubt."""
     report = every_crash(app, check_out, effects=effects_of(app, world))
 
     doubtful = {point for point, end in report.ends.items() if end == "in doubt (charge)"}
