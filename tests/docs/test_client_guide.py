@@ -11,7 +11,6 @@ import pytest
 
 from docs.generate import HERE
 from flask_idempotency.client import ClientError
-from flask_idempotency.client.__main__ import _EPILOG
 from tests.client.scripted import Drop, Line, ScriptedServer, problem, reply, scripted
 from tests.docs.test_pages import BLOCK, run_block, surroundings
 
@@ -65,11 +64,6 @@ def test_the_table_names_each_exception_that_is_raised() -> None:
 
     rows = re.findall(r"^\| (`[A-Z][^|]*)\|", PAGE, re.MULTILINE)
     assert sorted(name.strip(" `") for row in rows for name in row.split(",")) == sorted(leaves(ClientError))
-
-
-def test_the_table_names_each_exit_code() -> None:
-    codes = [int(number) for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)]
-    assert codes == [int(number) for number in re.findall(r"^  (\d+)  ", _EPILOG, re.MULTILINE)]
 
 
 def test_the_session_of_the_page_sends_the_key_to_each_scheme(server: ScriptedServer, names: dict[str, Any]) -> None:
