@@ -269,19 +269,15 @@ OPERATORS: Mapping[str, str] = {
 
 def problems() -> str:
     """The list of all problems."""
-    rows = [
-        (f"[`{row.code}`]({row.code}.md)", _status(row), row.again, row.happened.partition(". ")[0].rstrip(".") + ".")
-        for row in PROBLEMS.values()
-    ]
+    rows = [(f"[`{row.code}`]({row.code}.md)", _status(row), row.again) for row in PROBLEMS.values()]
     return (
         f"# Problems\n\n{NOTICE}\n"
-        "Your client got a refusal with a `code`, and you want to know what happened and what to send next.\n"
-        "Each refusal is an RFC 9457 problem document. Its `type` is `IDEMPOTENCY_DOCS_URL` followed by the code.\n\n"
+        "Your client got a refusal with a `code`: its page shows what happened and what to send next.\n"
+        "Each is an RFC 9457 problem document. Its `type` is `IDEMPOTENCY_DOCS_URL` followed by the code.\n\n"
         "You can send the same request with the same key again: it does not run twice while the service keeps the key (24 "
         "hours by default). There are three exceptions: after `commit-unknown`, because that request has no key; after "
-        "`memory-lost`, once an operator accepts the risk; and after a response with `Idempotency-Status: unprotected`. The "
-        "third column shows whether a retry helps.\n\n"
-        + _table(("code", "status", "send it again?", "what it means"), rows)
+        "`memory-lost`, once an operator accepts the risk; and after a response with `Idempotency-Status: unprotected`.\n\n"
+        + _table(("code", "status", "send it again?"), rows)
         + "\nNo key, record, payload or principal appears in a problem. In debug mode only, `outcome-unknown` names the "
         "record by its id, and `misconfigured` names the fault.\n"
         "The profiles `stripe` and `playbook`, and a `problem_renderer` of yours, give problems another form.\n"
