@@ -19,7 +19,7 @@ from benchmarks import charts, comparison, features, gate, imports, profiling, r
 from benchmarks.comparison import Measured
 from benchmarks.harness import BY_HAND, FIRST, IDLE_LOAD, OURS, OUTCOMES, PEER, REPLAY, Cores, describe
 from benchmarks.paths import redis_cases
-from benchmarks.report import Section, markdown
+from benchmarks.report import Row, Section, markdown
 from docs.generate import HERE
 
 PAGE: Final = HERE / "reference" / "speed.md"
@@ -68,7 +68,7 @@ def write(
         "in_process": markdown(with_goals(table, gunicorn=False), IN_PROCESS),
         "gunicorn": markdown(with_goals(table, gunicorn=True), UNDER_GUNICORN),
         "profile": markdown(parts),
-        "sql": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in databases),
+        "sql": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in joined(databases)),
         "options": "\n".join(f"{each.title}:\n\n{markdown(each)}" for each in options),
         "steps": steps_block(stepped),
         "imports": markdown(imported),
@@ -91,6 +91,23 @@ def with_goals(table: Section, *, gunicorn: bool) -> Section:
         for row in table.rows
     ]
     return replace(table, rows=rows)
+
+
+def joined(tables: Sequence[Section]) -> list[Section]:
+    """Return one table for all whose titles end with the same word: a row has the cells and the goals of each."""
+    found: dict[str, Section] = {}
+    for table in tables:
+        kind, rows = table.title.rpartition(" ")[2], {row.case: row for row in table.rows}
+        if kind in found:
+            table = replace(found[kind], rows=[_both(row, rows.get(row.case)) for row in found[kind].rows])
+        found[kind] = table
+    return [*found.values()]
+
+
+def _both(row: Row, other: Row | None) -> Row:
+    if other is None:
+        return row
+    return replace(row, cells={**row.cells, **other.cells}, verdicts=[*row.verdicts, *other.verdicts])
 
 
 def _say(what: str) -> None:

@@ -113,3 +113,14 @@ def test_the_page_names_the_machine_and_if_it_was_busy(load: str, says: str) -> 
 
     assert "AMD EPYC, 2 cores, python 3.11.7. " in page.machine(about)
     assert says in page.machine(about)
+
+
+def test_two_tables_of_one_database_are_one_on_the_page() -> None:
+    timed = Section("Records in SQLite", "", [Row("bare", {"p50": 68.5}), Row("first", {"p50": 984})])
+    counted = Section(
+        "Statements and commits on SQLite", "", [Row("first", {"commits": 2}, [at_most("2 commits", 2, 2)])]
+    )
+
+    (table,) = page.joined([timed, counted])
+
+    assert markdown(table).splitlines()[2:] == ["| bare | 68.5 |  |  |", "| first | 984 | 2 | 2 commits |"]
