@@ -71,11 +71,9 @@ def _services() -> OutboxServices:
 def relay_command(once: bool, poll: float) -> Output:
     """Send the messages of the outbox until SIGTERM.
 
-    Changes the outbox: it deletes the messages that were confirmed. Run it as a process of its own, next to your web workers.
-    You may run several: one of them holds each message, and those with one topic and key stay in order. SIGTERM ends it after
-    the attempt that is under way, which takes 20 seconds at most. After a crash, the messages that it held are due again
-    within 30 seconds, under the same ids. Exits with 1 if the table is missing, and with 2 if the database does not respond at
-    the start.
+    Changes the outbox: it deletes the messages that were confirmed. Run it as a process of its own, next to your web workers;
+    you may run several. SIGTERM ends it after the attempt that is under way, which takes 20 seconds at most. Exits with 1 if
+    the table is missing, and with 2 if the database does not respond at the start.
 
     \b
     Example:
@@ -192,9 +190,6 @@ def retry_command(seq: int | None, topic: str | None, word: AuditNote) -> Output
 
     Changes the outbox: dead messages live again, and those that wait for their next attempt are due. Refuses while a relay
     sends the message. The receiver may get it a second time, under the same id.
-
-    With `--topic`, it leaves and counts the messages that a relay is sending, those that are due already, and those that no
-    attempt has failed for and that are not due yet.
 
     \b
     Example:

@@ -48,8 +48,7 @@ def report_command(since: float, wide: bool) -> Output:
     """Report what enforcing would do at each endpoint.
 
     And suggest its policy, with reasons. In mode observe and warn no request is refused or replayed. Requests of endpoints
-    in mode enforce are counted in the same columns: there it has happened. A time is an upper bound. The processes add their
-    counts every 10 seconds. Changes nothing.
+    in mode enforce are counted in the same columns: there it has happened. Changes nothing.
 
     \b
     Example:

@@ -199,8 +199,8 @@ def resolve_command(
 
     Changes one record: it completes it or removes it. --never-happened releases it, and refuses as `release` does. With
     --happened retries get --status, the body and the headers as if the view had returned them; without a body,
-    `response-not-kept` with that status. A message takes --body-file alone: the JSON value of its replays. --reopen is for
-    records whose response could not be opened: for example, a key was missing in the ring. You confirm first.
+    `response-not-kept` with that status. A message takes --body-file alone: the JSON value of its replays. You
+    confirm first.
 
     With --step you say what happened to one step (see `show`): --happened with its --result, or --never-happened. When no
     step is left in doubt, the next retry goes on after the finished ones. --resume lets it go on where the quarantine has

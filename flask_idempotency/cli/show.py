@@ -75,9 +75,8 @@ _RARE_OF_RECORDS: Final = ("principal", "attempt", "owner seen", "reason")
 def policy_command(endpoint: str | None, wide: bool) -> Output:
     """Show the policy of each endpoint and inbox, or all values of one.
 
-    With an ENDPOINT, the command shows every value and where it was written. It leaves out the methods that are never in
-    scope: GET, HEAD, OPTIONS and TRACE. An inbox is named as in its records: inbox:billing. Changes nothing, and calls no
-    store.
+    With an ENDPOINT, the command shows every value and where it was written. An inbox is named as in its
+    records: inbox:billing. Changes nothing, and calls no store.
 
     \b
     Example:
@@ -252,10 +251,8 @@ def show_command(named: RecordOptions, downstream: str | None, item: str | None)
     """Show one record, without the body of its response.
 
     Changes nothing. It lists the recorded steps of the request too, without their results, and who changed the record and
-    why. Name the record by the start of
-    its ID (see `list`), by the id that a log line has as `record`, or by --key as the client knows it. A key that you type
-    stays in the history of the shell, and other users see it while the command runs. With --key - the command reads it from
-    standard input.
+    why. Name the record by the start of its ID (see `list`), by the id that a log line has as `record`, or by --key as the
+    client knows it. A key that you type stays in the history of the shell, and other users see it while the command runs.
 
     \b
     Example:
