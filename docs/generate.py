@@ -29,7 +29,6 @@ from flask_idempotency.metrics import COUNTED, FAMILIES, GAUGES, Family, Uncount
 from flask_idempotency.settings.consumers import ConsumerPolicy, ConsumerSchema
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
-from flask_idempotency.signals import SIGNALS
 from flask_idempotency.web.problems import PROBLEMS, ProblemType
 from tests.tooling.weight import LIMITS
 
@@ -308,8 +307,7 @@ def _problem_page(problem: ProblemType) -> str:
 
 
 def signals() -> str:
-    """Every event, its signal and its fields."""
-    rows = [(f"`signals.{_attribute(kind)}`", f"`{kind.__name__}`", _facts(kind)) for kind in SIGNALS]
+    """How a receiver gets an event."""
     return (
         f"# Signals\n\n{NOTICE}\n"
         "You connect a receiver to a Blinker signal, to react when a key is claimed, replayed or quarantined.\n\n"
@@ -320,14 +318,10 @@ def signals() -> str:
         "A receiver gets the application as sender, and the event as `event`. It runs in the thread of the request, or in "
         "the lease thread, so keep it quick. The extension logs what a receiver raises, and goes on.\n"
         "Each event has `record` and `operation` (the endpoint). `record` is a short keyed hash: it distinguishes keys and "
-        "reveals none. [The API](api/event-classes.md) explains each event and its fields.\n\n"
-        + _table(("signal", "event", "fields"), rows)
+        "reveals none.\n\n"
+        "[All events](events.md#the-log) have a signal: that of `claim-granted` is `signals.claim_granted`, with a "
+        "`ClaimGranted`. [The API](api/event-classes.md) explains each event and its fields.\n"
     )
-
-
-def _attribute(kind: type[Event]) -> str:
-    """Return the name of the signal in `flask_idempotency.signals`."""
-    return name_of(kind).replace("-", "_")
 
 
 def _facts(kind: type[Event]) -> str:
@@ -340,7 +334,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def events() -> str:
     """Where each event appears: as a signal, in the log, and as a metric; and every metric."""
-    rows = [(f"`{name_of(kind)}`", _levels(kind), kind.SENTENCE, _counted(kind)) for kind in kinds()]
+    rows = [(f"`{name_of(kind)}`", _levels(kind), kind.SENTENCE, _facts(kind), _counted(kind)) for kind in kinds()]
     counted = [
         (f"`{family.exposed}`", _kind(family), _labels(family.labels), family.help) for family in FAMILIES.values()
     ]
@@ -355,7 +349,7 @@ def events() -> str:
         "(`extra`): `event`, `app` (the namespace), `record` (a short keyed hash), `operation` (the endpoint or the task), and "
         "the fields of the event.\n"
         "No line contains a key, principal or body. A tenant appears only as its pseudonym, after an operator named it.\n\n"
-        + _table(("`event`", "level", "sentence", "metrics"), rows)
+        + _table(("`event`", "level", "sentence", "fields", "metrics"), rows)
         + "\n## The metrics\n\nEach also has the label `app`, the application's namespace.\n\n"
         + _table(("metric", "type", "labels", "what it counts"), counted)
         + "\n## The gauges\n\nThe extension reads them from the store at a scrape, at most once in ten seconds.\n\n"
