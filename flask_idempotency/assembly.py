@@ -228,12 +228,6 @@ def _codec(settings: Settings, data_keys: DataKeys | None, *, store: str) -> Cod
     )
 
 
-def _timed(store: Store, timing: Timing) -> Store:
-    from flask_idempotency.stores.timed import TimedStore  # for the applications with metrics
-
-    return TimedStore(store, timing)
-
-
 def is_process_local(settings: Settings) -> bool:
     """Return True if the records are in this process's memory, where no other process sees them."""
     if isinstance(settings.store, str):
