@@ -27,7 +27,7 @@ from flask import Flask, current_app, has_app_context, has_request_context
 from kombu.utils.json import dumps, loads
 
 from flask_idempotency.activity import add_the_last
-from flask_idempotency.assembly import Services
+from flask_idempotency.assembly import Services, engines_made
 from flask_idempotency.consumers import interrupts
 from flask_idempotency.consumers.celery_messages import (
     AnyTask,
@@ -474,13 +474,13 @@ class _Served:
         engine = self._engine
         if extension is None or self._database is None or (engine is not None and engine.transactions is not None):
             return
-        for engines in getattr(extension, "_app_engines", {}).values():
-            for each in engines.values():
-                if not self._database.names_memory(each.url):
-                    self._database.leave_to_parent(each)
-        registry: Any = extension.session.registry.registry
-        for session in list(registry.values()) if isinstance(registry, dict) else []:
-            self._database.abandon_inherited(session)
+        for each in engines_made(extension):
+            if not self._database.names_memory(each.url):
+                self._database.leave_to_parent(each)
+        if hasattr(extension, "_app_engines"):  # Flask-SQLAlchemy-Lite keeps no session outside of its context
+            registry: Any = extension.session.registry.registry
+            for session in list(registry.values()) if isinstance(registry, dict) else []:
+                self._database.abandon_inherited(session)
 
     def drain(self) -> None:
         """Write what the store has not taken, before the process ends."""

@@ -22,7 +22,9 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.signals import worker_init, worker_process_shutdown
 from flask import Flask, current_app, g
 from flask_sqlalchemy import SQLAlchemy
+from flask_sqlalchemy_lite import SQLAlchemy as Lite
 from kombu.exceptions import OperationalError
+from sqlalchemy import select
 
 from flask_idempotency import ConfigurationError, Idempotency, current_claim, durable_step, idempotent
 from flask_idempotency.activity import Activity
@@ -1184,25 +1186,27 @@ def test_a_pool_process_adds_its_last_counts_before_it_ends(celery_app: Celery) 
     assert [{"task:pay": {"new": 1}}] == [bucket.counts for bucket in page.buckets]
 
 
-def test_a_forked_child_leaves_the_applications_connections_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extension", (SQLAlchemy, Lite))
+def test_a_forked_child_leaves_the_applications_connections_alone(tmp_path: Path, extension: Any) -> None:
     app = Flask("shop")
     app.config.update(
         IDEMPOTENCY_STORE=MemoryStore(),
         IDEMPOTENCY_SECRET=SECRET,
         IDEMPOTENCY_AFTER_LOSS="run",
         SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path / 'shop.sqlite'}",
+        SQLALCHEMY_ENGINES={"default": f"sqlite:///{tmp_path / 'shop.sqlite'}"},
     )
-    db = SQLAlchemy(app)
+    db = extension(app)
     Idempotency(app)
     celery_app = make_celery()
     serve(celery_app, app)
     with app.app_context():
-        db.session.execute(db.text("SELECT 1"))
+        db.session.execute(select(1))
         before = db.engine.pool
         vars(celery_app)["_flask_idempotency_consumers"][0].after_fork()
 
         assert db.engine.pool is not before
-        assert not db.session().in_transaction()
+        assert extension is Lite or not db.session().in_transaction()
     celery_app.close()
 
 

@@ -27,6 +27,7 @@ ELSEWHERE: Final = {
     "external-effects.md": "tests/docs/test_external_effects.py",
     "forms.md": "tests/docs/test_forms.py",
     "migrating.md": "tests/docs/test_migrating.py",
+    "sql.md": "tests/docs/test_sql_guides.py",
     "steps.md": "tests/docs/test_steps_guide.py",
     "testing.md": "tests/docs/test_pages.py",  # its blocks send their requests themselves
 }

@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask import Flask
+from sqlalchemy import select
 
 from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.engine.capabilities import Verdict
@@ -115,3 +117,14 @@ def test_the_recipes_for_tests_that_roll_back_pass(recipe: str, database_url: st
     )
 
     assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_recipe_for_the_other_extension_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application of the page, and its test, which leaves nothing behind."""
+    monkeypatch.setattr(Flask, "auto_find_instance_path", lambda app: str(tmp_path))
+    names: dict[str, Any] = {}
+    exec(compile(BLOCK.findall(page("sql"))[1], "sql.md", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+
+    with names["app"].app_context():
+        assert [] == names["db"].session.scalars(select(names["Payment"])).all()
+        names["db"].engine.dispose()
