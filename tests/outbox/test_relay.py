@@ -17,7 +17,7 @@ from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.maintenance.relay import HOLD_SECONDS, PASS_SECONDS, Relay, RelayReport, Stop, pause_after, run
 from flask_idempotency.outbox.outbox import OutboxServices
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
-from flask_idempotency.stores.sql.outbox import claim, relay_lock
+from flask_idempotency.stores.sql.outbox_statements import claim, relay_lock
 from tests.outbox.conftest import OpenShop, Sent, Shop, on_both, on_postgresql
 
 EVERY = Topics("*")

@@ -21,18 +21,28 @@ class SqlCapability:
     def __init__(self, database: Database, *, now: Callable[[], int | None]) -> None:
         self._database = database
         self._now = now
+        self._made: dict[tuple[Make, str], Any] = {}
+
+    def _statement(self, make: Make, dialect: Dialect | None = None) -> Any:
+        """Return this statement. It is made once, so that SQLAlchemy compiles it once."""
+        dialect = self._database.dialect if dialect is None else dialect
+        statement = self._made.get((make, dialect.name))
+        if statement is None:
+            # The first two threads may both do this: both make the same.
+            statement = self._made[make, dialect.name] = make(dialect)
+        return statement
 
     def _rows(self, make: Make, *, long: bool = False, **parameters: Any) -> Sequence[Any]:
         """Return all rows. `long` as for `Database.run`."""
-        statement, given = make(self._database.dialect), {**parameters, "now": self._now()}
-        return self._database.run(lambda connection: connection.execute(statement, given).all(), long=long)
+        given = {**parameters, "now": self._now()}
+        return self._database.run(lambda c: c.execute(self._statement(make), given).all(), long=long)
 
     def _row(self, make: Make, **parameters: Any) -> Any | None:
         """Return the only row, or None if there is none."""
-        statement, given = make(self._database.dialect), {**parameters, "now": self._now()}
-        return self._database.run(lambda connection: connection.execute(statement, given).one_or_none())
+        given = {**parameters, "now": self._now()}
+        return self._database.run(lambda c: c.execute(self._statement(make), given).one_or_none())
 
     def _change(self, make: Make, *, long: bool = False, **parameters: Any) -> int:
         """Return how many rows the statement changed."""
-        statement, given = make(self._database.dialect), {**parameters, "now": self._now()}
-        return self._database.run(lambda connection: connection.execute(statement, given).rowcount, long=long)
+        given = {**parameters, "now": self._now()}
+        return self._database.run(lambda c: c.execute(self._statement(make), given).rowcount, long=long)

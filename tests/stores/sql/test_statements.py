@@ -20,7 +20,15 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import RequestInfo, StoredPayload
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.stores.sql import activity, completion, journal_statements, outbox, quota, statements, store
+from flask_idempotency.stores.sql import (
+    activity,
+    completion,
+    journal_statements,
+    outbox_statements,
+    quota,
+    statements,
+    store,
+)
 from flask_idempotency.stores.sql.admin import data_keys, janitor
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL, SQLITE
@@ -47,7 +55,7 @@ from tests.stores.sql.shops import OpenShop
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 DRIVERS: dict[str, Callable[[], Driver]] = {POSTGRESQL: PGDialect_psycopg, SQLITE: SQLiteDialect_pysqlite}
 BOTH, ONLY_POSTGRESQL, ONLY_SQLITE = (POSTGRESQL, SQLITE), (POSTGRESQL,), (SQLITE,)
-MODULES = (statements, completion, data_keys, quota, janitor, store, outbox, journal_statements, activity)
+MODULES = (statements, completion, data_keys, quota, janitor, store, outbox_statements, journal_statements, activity)
 
 PARTS = {
     "chosen",
@@ -77,7 +85,7 @@ NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
     quota.insert_within: ONLY_POSTGRESQL,
     quota.reclaim_within: ONLY_POSTGRESQL,
     quota.tenant_lock: ONLY_POSTGRESQL,
-    outbox.relay_lock: ONLY_POSTGRESQL,
+    outbox_statements.relay_lock: ONLY_POSTGRESQL,
     journal_statements.write: ONLY_POSTGRESQL,
 }
 

@@ -1,0 +1,500 @@
+"""The statements about messages of the outbox. `tests/stores/sql/snapshots` has the text of each for each database.
+
+Relays claim one after the other, under a lock. Without it, two relays that look at the same time could hold two messages of
+one key, and send them in either order. Measured with 900 messages: 11 inversions, and 297 sent twice
+(`spec/consumers.md`, B 35). No relay remembers a position: a transaction that commits late may insert a lower number.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
+
+from flask_idempotency.engine.outbox import Topics, tokens_of
+from flask_idempotency.stores.sql.dialects import LOCK_TIMEOUT_MS, POSTGRESQL, Dialect, bigint, binary, string
+from flask_idempotency.stores.sql.schema import outbox
+
+_o = outbox.c
+_earlier = outbox.alias("earlier")
+_later = outbox.alias("later")
+_ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1", sa.BigInteger)
+_ZERO: Final[sa.ColumnElement[int]] = sa.literal_column("0", sa.BigInteger)
+
+LOCK: Final = 0x6F7574626F780001
+"""The advisory lock of relays: "outbox" in ASCII. The whole database shares one space of these locks."""
+
+_NEVER: Final[sa.ColumnElement[int]] = sa.literal_column(str(2**63 - 1), sa.BigInteger)
+"""`due_at` of a message with a namespace. A relay of the release before reads only that, and leaves the message alone."""
+
+_WRITTEN: Final = (
+    "message_id",
+    "topic",
+    "key",
+    "tenant",
+    "tenant_id",
+    "headers",
+    "body",
+    "wrapping_key_id",
+    "data_key_number",
+    "namespace",
+    "sent_id",
+    "lane",
+    "digest",
+)
+
+
+def publish(dialect: Dialect) -> ReturningInsert[Any]:
+    """Insert a message, unless one with its id is there. It is due after a delay from now."""
+    moment = dialect.moment(bounded=False).subquery("moment")
+    values: dict[str, sa.ColumnElement[Any]] = {
+        **{name: sa.bindparam(f"my_{name}", type_=_o[name].type) for name in _WRITTEN},
+        "created_at": moment.c.now,
+        "due_at": _NEVER,
+        "ready_at": moment.c.now + bigint("delay"),
+    }
+    known = sa.select(_ONE).select_from(_earlier).where(_has_former_name(_earlier.c))
+    # SQLite's parser needs a WHERE before ON CONFLICT.
+    source = sa.select(*values.values()).select_from(moment).where(~sa.exists(known))
+    source = source.suffix_with("ON CONFLICT (message_id) DO NOTHING")
+    return sa.insert(outbox).from_select(list(values), source).returning(_o.seq)
+
+
+def published(dialect: Dialect) -> sa.Select[Any]:
+    """Read what the message has that was published under this id before."""
+    body = sa.case((_o.wrapping_key_id.is_(None), _o.body))
+    mine = _o.message_id == string("my_message_id")
+    columns = (
+        _text(dialect, _o.topic),
+        _text(dialect, _o.key),
+        *(_bytes(dialect, each) for each in (_o.lane, _o.digest)),
+    )
+    return sa.select(*columns, _bytes(dialect, body, "body")).where(sa.or_(mine, _has_former_name(_o)))
+
+
+def _has_former_name(columns: Any) -> sa.ColumnElement[bool]:
+    """Return whether the message has this id in the namespace before, or from the release before namespaces."""
+    before = sa.and_(
+        columns.message_id == string("my_sent_id"),
+        columns.sent_id.is_(None),
+        sa.or_(columns.namespace.is_(None), columns.namespace == string("my_namespace")),
+        columns.tenant.is_not_distinct_from(string("plain_tenant")),
+    )
+    return sa.or_(columns.message_id == string("former_message_id"), before)
+
+
+def unadopted(dialect: Dialect) -> sa.Select[Any]:
+    """Read messages without a namespace, some at a time."""
+    columns = (
+        _o.seq,
+        *(_text(dialect, each) for each in (_o.topic, _o.key, _o.tenant)),
+        _bytes(dialect, _o.tenant_id),
+        _o.wrapping_key_id.is_not(None).label("sealed"),
+    )
+    after = _o.seq > bigint("after")
+    statement = sa.select(*columns).where(_o.published_at.is_(None), _o.namespace.is_(None), after).order_by(_o.seq)
+    return statement.limit(bigint("limit"))
+
+
+def adopt(dialect: Dialect) -> sa.Update:
+    """Give a message of the release before a namespace. Its relays know it as before, and may send it."""
+    statement = sa.update(outbox).where(_o.seq == bigint("my_seq"), _o.namespace.is_(None))
+    return statement.values(namespace=string("my_namespace"), lane=binary("my_lane"))
+
+
+def move(dialect: Dialect) -> sa.Update:
+    """Give the messages of the namespace before this one."""
+    return _of_former().where(_o.dead == _ZERO).values(namespace=string("my_namespace"))
+
+
+def move_lanes(dialect: Dialect) -> sa.Update:
+    """Give the messages of the namespace before this one that hold back others. Dead ones are among them."""
+    return _of_former().where(_o.lane.is_not(None)).values(namespace=string("my_namespace"))
+
+
+def _of_former() -> sa.Update:
+    # Each of these conditions is that of an index.
+    return sa.update(outbox).where(_o.namespace == string("former"), _o.published_at.is_(None))
+
+
+_CLAIM_SETTINGS: Final = (
+    # Not for longer than other writes wait: a relay that is frozen inside its claim must not freeze the others.
+    ("lock_timeout", str(LOCK_TIMEOUT_MS)),
+    # The claim must walk the index of `seq` and stop at its limit. Without statistics, as after a burst of messages, the
+    # planner sorts the whole table first: measured at 50,000 messages, that takes longer than the reply may.
+    ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
+    ("enable_sort", "off"),
+    ("jit", "off"),
+)
+
+
+def relay_lock(dialect: Dialect) -> sa.Select[Any]:
+    """Wait until no other relay claims. PostgreSQL removes the lock with the transaction, so a pooler may be in between."""
+    settings = (
+        sa.func.set_config(sa.literal_column(f"'{name}'"), sa.literal_column(f"'{value}'"), sa.literal_column("true"))
+        for name, value in _CLAIM_SETTINGS
+    )
+    return sa.select(*settings, sa.func.pg_advisory_xact_lock(sa.literal_column(str(LOCK))))
+
+
+def claim(dialect: Dialect) -> ReturningUpdate[Any]:
+    """Hold the first messages that are due, and past no earlier message of their topic and key that waits.
+
+    A repeated claim of one holder finds the same messages again: the reply to the first may be lost. Messages that failed
+    come after new ones. A later message of a lane does not overtake an earlier one that failed more often.
+    """
+    now = _read_once(dialect)
+    mine = _o.holder == binary("holder")
+    due = sa.and_(_due(_o) <= now, sa.or_(~_is_held_now(_o, now), mine))
+    e = _earlier.c
+    blocked = (
+        sa.select(_ONE)
+        .select_from(_earlier)
+        .where(
+            e.namespace == _o.namespace,
+            e.lane == _o.lane,
+            e.seq < _o.seq,
+            e.published_at.is_(None),
+            e.lane.is_not(None),
+            sa.or_(
+                e.dead != _ZERO,
+                _due(e) > now,
+                e.attempts > _o.attempts,
+                sa.and_(_is_held_now(e, now), e.holder != binary("holder")),
+            ),
+        )
+        .correlate(outbox)
+    )
+    first = (
+        sa.select(_o.seq)
+        .where(
+            _o.namespace == string("my_namespace"),
+            _o.published_at.is_(None),
+            _o.dead == _ZERO,
+            _is_taken(dialect),
+            due,
+            sa.or_(_o.lane.is_(None), ~sa.exists(blocked)),
+        )
+        .order_by(_o.attempts, _o.seq)
+        .limit(bigint("limit"))
+    )
+    first = first.correlate(None)
+    if dialect.name == POSTGRESQL:
+        # A subquery with a limit may run for each compared row.
+        first = sa.select(first.cte("first").prefix_with("MATERIALIZED").c.seq)
+    held = {"holder": binary("holder"), "held_until": now + bigint("hold")}
+    return sa.update(outbox).where(_o.seq.in_(first)).values(**held).returning(*_claimed(dialect))
+
+
+def _claimed(dialect: Dialect) -> list[sa.ColumnElement[Any]]:
+    """Return the columns that a relay needs."""
+    return [
+        _o.seq,
+        _text(dialect, sa.func.coalesce(_o.sent_id, _o.message_id), "message_id"),
+        *(_text(dialect, each) for each in (_o.topic, _o.key, _o.tenant, _o.headers, _o.wrapping_key_id)),
+        *(_bytes(dialect, each) for each in (_o.tenant_id, _o.body, _o.lane)),
+        *(_number(dialect, each) for each in (_o.data_key_number, _o.attempts)),
+    ]
+
+
+# SQLite keeps any type in any column, and text that is no UTF-8. Its driver raises for such a value, and so for all rows.
+
+
+def _text(dialect: Dialect, column: sa.ColumnElement[Any], name: str | None = None) -> sa.ColumnElement[Any]:
+    """Read text, on SQLite as bytes. Another type becomes bytes that are no text."""
+    if dialect.name == POSTGRESQL:
+        return column.label(name or column.key)
+    wrong = sa.literal_column("x'ff'", sa.LargeBinary)
+    kind = sa.func.typeof(column)
+    # Not `IS NOT NULL`: in this CASE of a RETURNING, SQLite 3.40 took it for true where the column was null.
+    read = sa.case((kind == sa.literal_column("'text'"), sa.cast(column, sa.LargeBinary)), (kind != _NULL, wrong))
+    return read.label(name or column.key)
+
+
+def _bytes(dialect: Dialect, column: sa.ColumnElement[Any], name: str | None = None) -> sa.ColumnElement[Any]:
+    """Read bytes. Another type becomes empty bytes, and of a body null."""
+    name = name or str(column.key)
+    if dialect.name == POSTGRESQL:
+        return column.label(name)
+    read = sa.type_coerce(sa.case((sa.func.typeof(column) == sa.literal_column("'blob'"), column)), sa.LargeBinary)
+    if name == "body":
+        return read.label(name)
+    there = sa.func.typeof(column) != _NULL
+    return sa.case((there, sa.func.coalesce(read, sa.literal_column("x''", sa.LargeBinary)))).label(name)
+
+
+def _number(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Read a whole number. Another type becomes null."""
+    if dialect.name == POSTGRESQL:
+        return column
+    return sa.case((sa.func.typeof(column) == sa.literal_column("'integer'"), column)).label(column.key)
+
+
+def _sane(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    """Return a time that can be subtracted: a damaged one may overflow, and be no number on SQLite."""
+    least, greatest = getattr(sa.func, dialect.least), getattr(sa.func, dialect.greatest)
+    sane: sa.ColumnElement[int] = least(greatest(column, _ZERO), _NEVER, type_=sa.BigInteger)
+    return sane
+
+
+_NULL: Final = sa.literal_column("'null'", sa.Text)
+
+_LONGEST_HOLD: Final[sa.ColumnElement[int]] = sa.literal_column("3600000000", sa.BigInteger)
+"""No relay holds a message for an hour, so a later end of a hold is damaged."""
+
+
+def _is_held_now(columns: Any, now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    held_until = sa.func.coalesce(columns.held_until, _ZERO)
+    return sa.and_(held_until > now, held_until <= now + _LONGEST_HOLD)
+
+
+def _due(columns: Any) -> sa.ColumnElement[int]:
+    return sa.func.coalesce(columns.ready_at, columns.due_at)
+
+
+def _is_taken(dialect: Dialect) -> sa.ColumnElement[bool]:
+    """Return whether the route takes the topic. Both parameters come from `patterns`."""
+    takes, before = string("takes"), string("before")
+    if dialect.name == POSTGRESQL:
+        return sa.and_(_o.topic.regexp_match(takes), ~_o.topic.regexp_match(before))
+    other = sa.func.json_each(before).table_valued("value", name="other")
+    goes_before = sa.select(_ONE).select_from(other).where(_o.topic.op("GLOB")(other.c.value))
+    return sa.and_(_o.topic.op("GLOB")(takes), ~sa.exists(goes_before.correlate(outbox)))
+
+
+def patterns(topics: Topics, dialect: Dialect) -> dict[str, str]:
+    """Return the patterns of a route as the database compares them."""
+    every = [tokens_of(pattern) for pattern in (topics.pattern, *topics.before)]
+    if dialect.name == POSTGRESQL:
+        takes, *before = (f"^{''.join(map(_as_regex, tokens))}$" for tokens in every)
+        return {"takes": takes, "before": "|".join(before) or "(?!)"}
+    # GLOB has no empty list. No topic has a space.
+    takes, *before = ("".join(tokens).replace("[]", " ") for tokens in every)
+    return {"takes": takes, "before": json.dumps(before)}
+
+
+def _as_regex(token: str) -> str:
+    return {"*": ".*", "[]": " ", ".": "[.]"}.get(token, token)
+
+
+def delete_confirmed(dialect: Dialect) -> sa.Delete:
+    """Delete messages that their receivers confirmed."""
+    return sa.delete(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
+
+
+def keep_confirmed(dialect: Dialect) -> sa.Update:
+    """Mark messages as published that their receivers confirmed."""
+    confirmed = sa.update(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
+    return confirmed.values(published_at=dialect.now, holder=sa.null(), held_until=sa.null(), error=sa.null())
+
+
+def delay(dialect: Dialect) -> sa.Update:
+    """Count a failed attempt, and make the message due after a pause."""
+    return _failed().values(
+        attempts=_one_more(dialect),
+        **_due_again(dialect.now + bigint("pause")),
+        holder=sa.null(),
+        held_until=sa.null(),
+        error=string("error"),
+    )
+
+
+def _one_more(dialect: Dialect) -> sa.ColumnElement[int]:
+    """Return the number of attempts after this one. A damaged number must not overflow."""
+    least: sa.ColumnElement[int] = getattr(sa.func, dialect.least)(
+        _o.attempts, sa.literal_column("1000000", sa.BigInteger)
+    )
+    more: sa.ColumnElement[int] = least + _ONE
+    return more
+
+
+def _due_again(moment: sa.ColumnElement[int]) -> dict[str, sa.ColumnElement[int]]:
+    """Return the values of a later attempt. A message without `ready_at` stays one for relays of the release before."""
+    return {
+        "due_at": sa.case((_o.ready_at.is_(None), moment), else_=_o.due_at),
+        "ready_at": sa.case((_o.ready_at.is_not(None), moment)),
+    }
+
+
+def bury(dialect: Dialect) -> sa.Update:
+    """Mark the message dead."""
+    return _failed().values(
+        attempts=_one_more(dialect), dead=_ONE, holder=sa.null(), held_until=sa.null(), error=string("error")
+    )
+
+
+def release(dialect: Dialect) -> sa.Update:
+    """Give up messages that this relay still holds."""
+    held = sa.update(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
+    return held.values(holder=sa.null(), held_until=sa.null())
+
+
+def put_off(dialect: Dialect) -> sa.Update:
+    """Give up messages that this relay still holds, for a pause. It counts as no attempt."""
+    held = sa.update(outbox).where(_is_held(), _o.seq.in_(sa.bindparam("seqs", expanding=True)))
+    return held.values(**_due_again(dialect.now + bigint("pause")), holder=sa.null(), held_until=sa.null())
+
+
+def expire(dialect: Dialect) -> sa.Delete:
+    """Delete messages that were published so long ago, some at a time."""
+    old = (
+        sa.select(_o.seq)
+        .where(_o.published_at <= bigint("until"), _is_ours())
+        .order_by(_o.published_at)
+        .limit(bigint("limit"))
+    )
+    return sa.delete(outbox).where(_o.seq.in_(old.correlate(None)))
+
+
+def counts(dialect: Dialect) -> sa.Select[Any]:
+    """Count the messages that wait, those that are dead, and how long the oldest has been due."""
+    now = dialect.now
+    due_at = sa.case((sa.and_(_o.dead == _ZERO, _due(_o) <= now), _sane(dialect, _due(_o))))
+    dead = sa.func.coalesce(sa.func.sum(sa.case((_o.dead == _ZERO, _ZERO), else_=_ONE)), _ZERO)
+    return sa.select(
+        (sa.func.count() - dead).label("waiting"), dead.label("dead"), (now - sa.func.min(due_at)).label("oldest")
+    ).where(_o.published_at.is_(None), _is_ours())
+
+
+def rows(dialect: Dialect) -> sa.Select[Any]:
+    """Read what an operator may see of the first messages that are not sent: dead ones, then those that failed."""
+    now = dialect.now
+    later = _later.c
+    behind = (
+        sa.select(sa.func.count())
+        .select_from(_later)
+        .where(
+            later.namespace == _o.namespace,
+            later.lane == _o.lane,
+            later.seq > _o.seq,
+            later.published_at.is_(None),
+            later.lane.is_not(None),
+        )
+        .correlate(outbox)
+        .scalar_subquery()
+    )
+    state = sa.case(
+        (_o.dead != _ZERO, sa.literal_column("'dead'")),
+        (_is_held_now(_o, now), sa.literal_column("'held'")),
+        (_due(_o) > now, sa.literal_column("'delayed'")),
+        else_=sa.literal_column("'due'"),
+    )
+    return (
+        sa.select(
+            _o.seq,
+            _text(dialect, sa.func.coalesce(_o.sent_id, _o.message_id), "message_id"),
+            _text(dialect, _o.topic),
+            state.label("state"),
+            _number(dialect, _o.attempts),
+            (now - _sane(dialect, _o.created_at)).label("age"),
+            (_sane(dialect, _due(_o)) - now).label("wait"),
+            _text(dialect, _o.error),
+            behind.label("behind"),
+        )
+        .where(
+            _o.published_at.is_(None),
+            _is_ours(),
+            sa.or_(bigint("only_dead") == _ZERO, _o.dead != _ZERO),
+            sa.or_(string("only_topic").is_(None), _o.topic == string("only_topic")),
+        )
+        .order_by(
+            sa.case((_o.dead != _ZERO, _ZERO), (_o.error.is_not(None), _ONE), else_=sa.literal_column("2")), _o.seq
+        )
+        .limit(bigint("limit"))
+    )
+
+
+def failing(dialect: Dialect) -> sa.Select[Any]:
+    """Count the messages of each topic whose last attempt failed, and that fail for longer than `since`."""
+    now, since = dialect.now, bigint("since")
+    published = _sane(dialect, _o.created_at)
+    # A message may be published long before it is due, so one failed attempt counts a minute after it. The pause was a second.
+    second = sa.literal_column("1000000", sa.BigInteger)
+    last = sa.or_(_o.attempts > _ONE, now - _sane(dialect, _due(_o)) + second > since)
+    return (
+        sa.select(
+            _text(dialect, _o.topic),
+            sa.func.count().label("messages"),
+            (now - sa.func.min(published)).label("oldest"),
+            _text(dialect, sa.func.min(_o.error), "error"),
+        )
+        .where(
+            _o.published_at.is_(None),
+            _o.dead == _ZERO,
+            _o.error.is_not(None),
+            _is_ours(),
+            now - published > since,
+            last,
+        )
+        .group_by(_o.topic)
+        .order_by(_o.topic)
+    )
+
+
+def retry(dialect: Dialect) -> ReturningUpdate[Any]:
+    """Let a message be sent again now. Leave one alone that a relay holds."""
+    statement = sa.update(outbox).where(*_settled(dialect))
+    again = _due_again(dialect.now)
+    return statement.values(dead=_ZERO, **again, holder=sa.null(), held_until=sa.null(), error=sa.null()).returning(
+        _text(dialect, _o.topic)
+    )
+
+
+def discard(dialect: Dialect) -> Any:
+    """Delete a message whose last attempt failed. Leave one alone that a relay holds."""
+    return sa.delete(outbox).where(*_settled(dialect), _o.error.is_not(None)).returning(_text(dialect, _o.topic))
+
+
+def sealed_before(dialect: Dialect) -> sa.Select[Any]:
+    """Read messages whose bodies are sealed under another key of the ring than this one."""
+    return (
+        sa.select(*_claimed(dialect))
+        .where(_o.published_at.is_(None), _is_ours(), _o.wrapping_key_id != string("newest"), _o.seq > bigint("after"))
+        .order_by(_o.seq)
+        .limit(bigint("limit"))
+    )
+
+
+def reseal(dialect: Dialect) -> sa.Update:
+    """Replace a sealed body, if it is still under the key that it was read with."""
+    return (
+        sa.update(outbox)
+        .where(_o.seq == bigint("my_seq"), _o.data_key_number == bigint("seen_number"))
+        .values(
+            body=binary("my_body"),
+            wrapping_key_id=string("my_wrapping_key_id"),
+            data_key_number=bigint("my_data_key_number"),
+        )
+    )
+
+
+def _is_ours() -> sa.ColumnElement[bool]:
+    """Return whether a message is of this namespace, or of none, so that it may be any application's."""
+    return sa.or_(_o.namespace.is_(None), _o.namespace.in_(sa.bindparam("namespaces", expanding=True)))
+
+
+def _read_once(dialect: Dialect) -> sa.ColumnElement[int]:
+    """Return the time, the same in every row. SQLite reads its clock once for a statement, PostgreSQL for each row.
+
+    If it passed the time of one message between that one and the next of its key, the claim would take only the later one.
+    """
+    if dialect.name != POSTGRESQL:
+        return dialect.now
+    moment = dialect.moment(bounded=False).cte("moment").prefix_with("MATERIALIZED")
+    return sa.select(moment.c.now).scalar_subquery()
+
+
+def _is_held() -> sa.ColumnElement[bool]:
+    return sa.and_(_o.holder == binary("holder"), _o.published_at.is_(None))
+
+
+def _failed() -> sa.Update:
+    return sa.update(outbox).where(_is_held(), _o.seq == bigint("my_seq"))
+
+
+def _settled(dialect: Dialect) -> tuple[sa.ColumnElement[bool], ...]:
+    free = ~_is_held_now(_o, dialect.now)
+    return _o.seq == bigint("my_seq"), _o.published_at.is_(None), free, _is_ours()
