@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -20,7 +19,7 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.observations import Ending, Observed, Sighting
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.sql.capability import SqlCapability
+from flask_idempotency.stores.sql.capability import Make, SqlCapability
 from flask_idempotency.stores.sql.database import TRIES, transaction
 from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.driver import RecordConnection
@@ -142,21 +141,8 @@ def _is_bucket() -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ObservationStatements:
-    """The statements of a request in observe mode. Each store builds them once, so that each of them is compiled once."""
-
-    observe: Any
-    read: Any
-    renew: Any
-    end: Any
-    forget: Any
-
-
 class SqlObservations(SqlCapability):
     """Implement `observations.Observations`: one row for each key."""
-
-    _built: ObservationStatements | None = None
 
     def observe(
         self, key: StorageKey, *, token: bytes, fingerprint: bytes, lease: float, keep: float, hold_lapsed: bool
@@ -173,44 +159,29 @@ class SqlObservations(SqlCapability):
         return self._database.send(self._observe, given)
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
-        self._write(self._statements.renew, key, token, my_lease=microseconds(lease))
+        self._write(renew_observation, key, token, my_lease=microseconds(lease))
 
     def end(self, key: StorageKey, token: bytes, ending: Ending, *, keep: float) -> None:
         if ending is Ending.RELEASED:
-            self._write(self._statements.forget, key, token)
+            self._write(forget_observation, key, token)
         else:
             state = REPLAY if ending is Ending.KEPT else UNKNOWN
-            self._write(self._statements.end, key, token, my_state=state, my_keep=microseconds(keep))
-
-    @property
-    def _statements(self) -> ObservationStatements:
-        if self._built is None:
-            # The first two threads may both do this: both build the same.
-            dialect = self._database.dialect
-            self._built = ObservationStatements(
-                observe(dialect),
-                read_observation(dialect),
-                renew_observation(dialect),
-                end_observation(dialect),
-                forget_observation(dialect),
-            )
-        return self._built
+            self._write(end_observation, key, token, my_state=state, my_keep=microseconds(keep))
 
     def _observe(self, connection: RecordConnection, given: dict[str, Any]) -> Observed:
-        statements = self._statements
         for _ in range(TRIES):
-            row = connection.execute(statements.observe, given).one_or_none()
+            row = connection.execute(self._statement(observe), given).one_or_none()
             if row is None:
                 # It is another request's. Read it, unless it ends or lapses between the two statements.
-                row = connection.execute(statements.read, given).one_or_none()
+                row = connection.execute(self._statement(read_observation), given).one_or_none()
                 if row is None or row.free:
                     continue
             return _sighted(row, given["my_token"], given["my_fingerprint"])
         raise StoreUnavailable(f"the row changed between write and read {TRIES} times")
 
-    def _write(self, statement: Any, key: StorageKey, token: bytes, **more: Any) -> None:
+    def _write(self, make: Make, key: StorageKey, token: bytes, **more: Any) -> None:
         given = {"my_record_id": key.rid, "my_token": token, "now": self._now(), **more}
-        self._database.send(lambda connection: connection.execute(statement, given))
+        self._database.send(lambda connection: connection.execute(self._statement(make), given))
 
 
 def _sighted(row: Any, token: bytes, fingerprint: bytes) -> Observed:
