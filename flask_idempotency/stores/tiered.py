@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from flask_idempotency.engine.activity import ActivityLog
 from flask_idempotency.engine.audit import AuditTrail
@@ -38,6 +38,8 @@ from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Notifier
 
+AnswerT = TypeVar("AnswerT")
+
 _log = logging.getLogger("flask_idempotency")
 
 _REMEDY: Final = "Check IDEMPOTENCY_REDIS_URL, and that its server runs and lets this host in."
@@ -49,11 +51,19 @@ This is more than run in one process at a time. The first replay caches the resp
 """
 
 
+_PASSED_ON: Final = ("ledger", "expiry", "task_log", "notifier", "journals", "activity", "observations", "audit")
+"""Capabilities of the system that do not affect the cache."""
+
+
 @valueclass(frozen=True, slots=True)
 class Missed:
     """The cache has no response for this key. `at` is the time by the cache's clock, or None if it did not answer."""
 
     at: int | None = None
+
+
+_UNASKED: Final[Record | Missed] = Missed()
+_NOT_CACHED: Final = "the next replay uses the system of record"
 
 
 @runtime_checkable
@@ -150,24 +160,11 @@ class TieredStore:
             self.data_keys = CachedDataKeys(offered.data_keys, cache)
         if offered.responses is not None:
             self.responses = CachedResponses(offered.responses, self._forget)
-        if offered.ledger is not None:
-            self.ledger = offered.ledger
         if offered.recovery is not None:
             self.recovery = CachedRecovery(offered.recovery, self._invalidate)
-        if offered.expiry is not None:
-            self.expiry = offered.expiry
-        if offered.task_log is not None:
-            self.task_log = offered.task_log
-        if offered.notifier is not None:
-            self.notifier = offered.notifier
-        if offered.journals is not None:
-            self.journals = offered.journals
-        if offered.activity is not None:
-            self.activity = offered.activity
-        if offered.observations is not None:
-            self.observations = offered.observations
-        if offered.audit is not None:
-            self.audit = offered.audit
+        for name in _PASSED_ON:
+            if (capability := getattr(offered, name)) is not None:
+                setattr(self, name, capability)
         self.process_local = offered.process_local
         self.health = CachedHealth(offered.health, cache)
         self._completing = system if isinstance(system, Telling) else None
@@ -178,7 +175,7 @@ class TieredStore:
         self._missed: OrderedDict[bytes, int] = OrderedDict()
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
-        found = self._get(request.key)
+        found = self._ask(self._cache.get, request.key, _UNASKED, "this request uses the system of record")
         if isinstance(found, Record):
             if request.callers is not None and request.callers.show(found.info) is False:
                 return OtherCaller(first_seen=found.requested_at)
@@ -190,7 +187,7 @@ class TieredStore:
         if found.at is not None:
             match outcome:
                 case Record() as record if not record.erased:
-                    self._cache_record(request.key, record, found.at)
+                    self._ask(self._cache.put, request.key, None, _NOT_CACHED, record, missed_at=found.at)
                 case Grant():
                     self._remember(request.key, token, found.at)
                 case _:
@@ -211,7 +208,7 @@ class TieredStore:
         """
         missed_at = self._missed.pop(key.rid + record.token, None)
         if missed_at is not None:
-            self._cache_record(key, record, missed_at)
+            self._ask(self._cache.put, key, None, _NOT_CACHED, record, missed_at=missed_at)
 
     def release(self, key: StorageKey, token: bytes) -> State | None:
         state = self._system.release(key, token)
@@ -223,43 +220,31 @@ class TieredStore:
         self._forget(key)
         self._system.mark_corrupt(key, payload)
 
-    def _get(self, key: StorageKey) -> Record | Missed:
-        cache_key = self._cache_key(key)
-        if cache_key is None:
-            return Missed()
-        try:
-            return self._cache.get(cache_key)
-        except Exception:  # noqa: BLE001 - after any error, the system of record still decides
-            _log.exception("The replay cache failed: this request uses the system of record")
-            return Missed()
-
-    def _cache_record(self, key: StorageKey, record: Record, missed_at: int) -> None:
-        cache_key = self._cache_key(key)
-        if cache_key is None:
-            return
-        try:
-            self._cache.put(cache_key, record, missed_at=missed_at)
-        except Exception:  # noqa: BLE001 - the record is committed, so the call must succeed
-            _log.exception("The replay cache failed: the next replay uses the system of record")
-
     def _forget(self, key: StorageKey) -> None:
-        cache_key = self._cache_key(key)
-        if cache_key is None:
-            return
-        try:
-            self._cache.forget(cache_key)
-        except Exception:  # noqa: BLE001 - a stale copy does not decrypt, or a later request reports it as corrupt again
-            _log.exception("The replay cache failed: its copy of this response stays until it expires")
+        # A stale copy does not decrypt, or a later request reports it as corrupt again.
+        self._ask(self._cache.forget, key, None, "its copy of this response stays until it expires")
 
     def _invalidate(self, key: StorageKey, fence: int) -> bool:
+        return self._ask(self._cache.invalidate, key, False, "nothing is invalidated", fence=fence)
+
+    def _ask(
+        self,
+        call: Callable[..., AnswerT],
+        key: StorageKey,
+        otherwise: AnswerT,
+        harm: str,
+        *arguments: Any,
+        **options: Any,
+    ) -> AnswerT:
+        """Call the cache with its own key. Return `otherwise` if that is unknown, or if the cache fails: the system decides."""
         cache_key = self._cache_key(key)
         if cache_key is None:
-            return False
+            return otherwise
         try:
-            return self._cache.invalidate(cache_key, fence=fence)
-        except Exception:  # noqa: BLE001 - the caller gets False
-            _log.exception("The replay cache failed")
-            return False
+            return call(cache_key, *arguments, **options)
+        except Exception:  # noqa: BLE001 - whatever it is, the system of record still decides
+            _log.exception("The replay cache failed: %s", harm)
+            return otherwise
 
     def _cache_key(self, key: StorageKey) -> StorageKey | None:
         """Return the key in the cache, or None while the system's identity is unknown."""
