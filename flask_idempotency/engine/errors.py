@@ -112,8 +112,9 @@ class DataKeyMissing(IdempotencyError):
     `erased`: an operator erased the tenant's responses after this key was first used. Otherwise the store has lost data.
     """
 
-    def __init__(self, text: str, *, erased: bool) -> None:
-        super().__init__(text)
+    def __init__(self, text: str = "", *, erased: bool) -> None:
+        why = "its tenant was erased since the first request" if erased else "its data key is missing or disabled"
+        super().__init__(text or f"the payload was not stored, because {why}")
         self.erased = erased
 
 

@@ -243,6 +243,11 @@ class StoredPayload:
     """None: it is not encrypted."""
 
 
+def kid_of(payload: StoredPayload | None) -> str:
+    """Return the id of the key that this payload is sealed under. It is empty if none is."""
+    return "" if payload is None or payload.sealed_by is None else payload.sealed_by.kid
+
+
 @valueclass(frozen=True, slots=True)
 class Record:
     """One key's record as a store returns it. Times are seconds since the epoch on the store's clock."""

@@ -39,8 +39,7 @@ class MemoryActivity:
                     del self._buckets[owned, length, start]
 
     def read(self, owner: bytes, *, length: int, seconds: float) -> ActivityPage:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             oldest = now - min(seconds, KEPT_SECONDS[length])
             found = sorted(
                 (start, counts)
@@ -72,8 +71,7 @@ class MemoryObservations:
     def observe(
         self, key: StorageKey, *, token: bytes, fingerprint: bytes, lease: float, keep: float, hold_lapsed: bool
     ) -> Observed:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             self._drop(now)
             seen = self._watched.get(key)
             if seen is None or seen.forgotten_at <= now:
@@ -143,8 +141,7 @@ class MemoryAuditTrail:
         self._entries: list[tuple[StorageKey, bytes, AuditEntry]] = []
 
     def append(self, key: StorageKey, entry: AuditEntry, *, token: bytes) -> None:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             self._entries = [each for each in self._entries if each[2].at > now - AUDIT_KEPT_SECONDS]
             if all(token != before for _, before, _ in self._entries):
                 short = replace(entry, actor=entry.actor[:LONGEST_ACTOR], reason=entry.reason[:LONGEST_REASON], at=now)

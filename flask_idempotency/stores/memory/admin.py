@@ -9,7 +9,8 @@ import heapq
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from math import inf
@@ -30,7 +31,7 @@ from flask_idempotency.engine.capabilities import (
 from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LAPSED
-from flask_idempotency.engine.model import ERASED, OnExpiry, OverQuota, Record, State, StoredPayload
+from flask_idempotency.engine.model import ERASED, OnExpiry, OverQuota, Record, State, StoredPayload, kid_of
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.engine.store import Clock, SteadyClock
 
@@ -48,6 +49,12 @@ class MemoryRecords:
         now = self._clock()
         return self._steady_clock() if now is None else now
 
+    @contextmanager
+    def moment(self) -> Iterator[float]:
+        """Hold the lock, and yield the time."""
+        with self.lock:
+            yield self.now()
+
     def live(self, key: StorageKey, now: float) -> Record | None:
         """Return the record of this key, or None if there is none or its life has ended."""
         record = self.records.get(key)
@@ -55,6 +62,17 @@ class MemoryRecords:
 
     def of_tenant(self, tid: bytes, now: float) -> Iterator[tuple[StorageKey, Record]]:
         return ((key, record) for key, record in self.records.items() if key.tid == tid and not is_over(record, now))
+
+
+def page_of(keys: Iterable[StorageKey], after: bytes, limit: int) -> tuple[list[StorageKey], bytes | None]:
+    """Return the first keys after this id, by their ids, and where the next page begins. None: this is the last."""
+    page = heapq.nsmallest(limit + 1, (key for key in keys if key.rid > after), key=lambda key: key.rid)
+    return page[:limit], page[limit - 1].rid if len(page) > limit else None
+
+
+def as_seen(record: Record, seen: Record) -> bool:
+    """Return whether the record is as an operator or a resolver saw it."""
+    return (record.state, record.token, record.deadline) == (seen.state, seen.token, seen.deadline)
 
 
 def is_over(record: Record, now: float) -> bool:
@@ -78,13 +96,11 @@ class MemoryTaskLog:
             self._reports[task] = self._shared.now(), report
 
     def reports(self) -> Mapping[str, TaskReport]:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             return {task: TaskReport(max(now - at, 0.0), report) for task, (at, report) in self._reports.items()}
 
     def lock(self, task: str, token: bytes, *, lease: float) -> bool:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             holder, until = self._locks.get(task, (token, now))
             if holder != token and now < until <= now + LONGEST_LOCK_SECONDS:
                 return False
@@ -349,11 +365,9 @@ class MemoryDataKeys:
             return
         tenant = self._of(tid)
         if tenant.erased_at is not None and record.requested_at <= tenant.erased_at:
-            raise DataKeyMissing(
-                "the tenant's responses were erased after the first request with this key", erased=True
-            )
+            raise DataKeyMissing(erased=True)
         if payload.sealed_by.number not in tenant.keys or payload.sealed_by.number in tenant.closed:
-            raise DataKeyMissing("the data key of this response is deleted or disabled", erased=False)
+            raise DataKeyMissing(erased=False)
 
     def erased_since(self, tid: bytes, requested_at: float) -> bool:
         """Return whether the tenant's responses were erased after a request that came then."""
@@ -387,19 +401,18 @@ class MemoryResponses:
         self._data_keys = data_keys
 
     def scan(self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None) -> Page:
-        with self._shared.lock:
-            now = self._shared.now()
-            keys = sorted((key for key in self._shared.records if key.rid > after), key=lambda key: key.rid)[
-                : limit + 1
-            ]
-            live = [(key, self._shared.live(key, now)) for key in keys[:limit]]
+        with self._shared.moment() as now:
+            keys, following = page_of(self._shared.records, after, limit)
+            live = [(key, self._shared.live(key, now)) for key in keys]
             found = [
                 Answer(key, self._data_keys.with_erasure(key, record))
                 for key, record in live
                 if record is not None and record.state is State.COMPLETED and tid in (None, key.tid)
             ]
-            wanted = tuple(answer for answer in found if other_than is None or _kid(answer.record) != other_than)
-            return Page(wanted, after=keys[limit - 1].rid if len(keys) > limit else None)
+            wanted = tuple(
+                answer for answer in found if other_than is None or kid_of(answer.record.payload) != other_than
+            )
+            return Page(wanted, following)
 
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         with self._shared.lock:
@@ -413,15 +426,11 @@ class MemoryResponses:
     def count(self) -> Mapping[str, int]:
         with self._shared.lock:
             completed = (record for record in self._shared.records.values() if record.state is State.COMPLETED)
-            return Counter(_kid(record) for record in completed if not _is_wiped(record))
+            return Counter(kid_of(record.payload) for record in completed if not _is_wiped(record))
 
 
 def _is_wiped(record: Record) -> bool:
     return record.payload is not None and record.payload.sealed_by == ERASED
-
-
-def _kid(record: Record) -> str:
-    return "" if record.payload is None or record.payload.sealed_by is None else record.payload.sealed_by.kid
 
 
 class MemoryRecovery:
@@ -446,8 +455,7 @@ class MemoryRecovery:
         return self._page(self._not_completed, lambda record, now: _is_stale(record, min(horizon, now)), after, limit)
 
     def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._as_seen(seen, now)
             if record is None or not _is_stale(record, min(horizon, now)) or record.on_expiry is OnExpiry.TAKEOVER:
                 return False
@@ -457,8 +465,7 @@ class MemoryRecovery:
     def next_for_resolver(
         self, *, horizon: float, least: float, most: float, limit: int, owner: bytes | None = None
     ) -> Sequence[SeenRecord]:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             quarantined = {
                 key: record
                 for key, record in self._not_completed.items()
@@ -480,8 +487,7 @@ class MemoryRecovery:
             return found
 
     def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._shared.live(seen.key, now)
             if record is not None and record.state is State.COMPLETED and record.token == token:
                 return True
@@ -505,8 +511,7 @@ class MemoryRecovery:
         )
 
     def counts(self) -> UnfinishedCounts:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             records = self._not_completed.values()
             processing = [record for record in records if record.state is State.PROCESSING]
             lapsed = [now - record.deadline for record in processing if record.deadline <= now]
@@ -532,26 +537,17 @@ class MemoryRecovery:
         *,
         tid: bytes | None = None,
     ) -> RecordPage:
-        with self._shared.lock:
-            now = self._shared.now()
-            left = (key for key in records if key.rid > after)
-            keys = heapq.nsmallest(limit + 1, left, key=lambda key: key.rid)
-            held = ((key, records[key]) for key in keys[:limit] if tid in (None, key.tid))
+        with self._shared.moment() as now:
+            keys, following = page_of(records, after, limit)
+            held = ((key, records[key]) for key in keys if tid in (None, key.tid))
             found = tuple(
                 SeenRecord(key, self._with_erasure(key, record, now)) for key, record in held if wanted(record, now)
             )
-            return RecordPage(found, after=keys[limit - 1].rid if len(keys) > limit else None)
+            return RecordPage(found, following)
 
     def _as_seen(self, seen: SeenRecord, now: float) -> Record | None:
         record = self._shared.live(seen.key, now)
-        if record is None:
-            return None
-        same = (record.state, record.token, record.deadline) == (
-            seen.record.state,
-            seen.record.token,
-            seen.record.deadline,
-        )
-        return record if same else None
+        return record if record is not None and as_seen(record, seen.record) else None
 
     # The store calls the method below, and holds the lock.
 

@@ -22,10 +22,10 @@ from flask_idempotency.engine.journal import (
 )
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LAPSED
-from flask_idempotency.engine.model import CORRUPT, ERASED, OnExpiry, Record, State, StoredPayload
+from flask_idempotency.engine.model import CORRUPT, ERASED, OnExpiry, Record, State, StoredPayload, kid_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores import microseconds
-from flask_idempotency.stores.memory.admin import MemoryDataKeys, MemoryRecords
+from flask_idempotency.stores.memory.admin import MemoryDataKeys, MemoryRecords, as_seen, page_of
 
 
 @valueclass(frozen=True, slots=True)
@@ -65,8 +65,7 @@ class MemoryJournals:
 
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
         seconds = microseconds(lease) / 1_000_000
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._held(key, token, fence, now)
             if record.state is State.QUARANTINED and record.reason != LAPSED:
                 raise LeaseLost("the record is quarantined")
@@ -113,13 +112,12 @@ class MemoryJournals:
 
     def resume(self, seen: SeenRecord, journal: Journal, *, token: bytes, writing: JournalWrite) -> bool:
         key = seen.key
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._shared.live(key, now)
             if record is not None and record.token == token:
                 return True
             kept = None if record is None else self._of(key, record)
-            if record is None or kept is None or not _as_seen(record, seen.record):
+            if record is None or kept is None or not as_seen(record, seen.record):
                 return False
             if record.state is not State.QUARANTINED or record.reason == CORRUPT or record.payload is not None:
                 return False
@@ -145,10 +143,9 @@ class MemoryJournals:
             return True
 
     def give_up(self, seen: SeenRecord, *, horizon: float) -> bool:
-        with self._shared.lock:
-            now = self._shared.now()
+        with self._shared.moment() as now:
             record = self._shared.live(seen.key, now)
-            if record is None or not _as_seen(record, seen.record) or not self.effects(seen.key, record):
+            if record is None or not as_seen(record, seen.record) or not self.effects(seen.key, record):
                 return False
             if record.state is not State.PROCESSING or record.on_expiry is not OnExpiry.TAKEOVER:
                 return False
@@ -160,11 +157,10 @@ class MemoryJournals:
     def walk(
         self, *, after: bytes = b"", limit: int, tid: bytes | None = None, other_than: str | None = None
     ) -> StepPage:
-        with self._shared.lock:
-            now = self._shared.now()
-            keys = sorted((key for key in self.kept if key.rid > after), key=lambda key: key.rid)[: limit + 1]
+        with self._shared.moment() as now:
+            keys, following = page_of(self.kept, after, limit)
             found = []
-            for key in keys[:limit]:
+            for key in keys:
                 record = self._shared.live(key, now)
                 if record is None or tid not in (None, key.tid):
                     continue
@@ -172,9 +168,9 @@ class MemoryJournals:
                 found += [
                     StepAnswer(key, record.token, record.fingerprint, entry, journal.erased)
                     for entry in journal.entries
-                    if entry.payload is not None and (other_than is None or _kid(entry.payload) != other_than)
+                    if entry.payload is not None and (other_than is None or kid_of(entry.payload) != other_than)
                 ]
-            return StepPage(tuple(found), after=keys[limit - 1].rid if len(keys) > limit else None)
+            return StepPage(tuple(found), following)
 
     def replace(self, key: StorageKey, step: bytes, old: StoredPayload, new: StoredPayload) -> bool:
         with self._shared.lock:
@@ -190,19 +186,18 @@ class MemoryJournals:
     def count(self) -> Mapping[str, int]:
         with self._shared.lock:
             payloads = [entry.payload for kept in self.kept.values() for entry in kept.entries.values()]
-            return Counter(_kid(each) for each in payloads if each is not None and each.sealed_by != ERASED)
+            return Counter(kid_of(each) for each in payloads if each is not None and each.sealed_by != ERASED)
 
     def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
-        with self._shared.lock:
-            now = self._shared.now()
-            keys = sorted((key for key in self.kept if key.rid > after), key=lambda key: key.rid)[: limit + 1]
+        with self._shared.moment() as now:
+            keys, following = page_of(self.kept, after, limit)
             removed = 0
-            for key in keys[:limit]:
+            for key in keys:
                 record = self._shared.live(key, now)
                 if record is None or record.state is State.COMPLETED or self._of(key, record) is None:
                     del self.kept[key]
                     removed += 1
-            return SweptJournals(removed, after=keys[limit - 1].rid if len(keys) > limit else None)
+            return SweptJournals(removed, following)
 
     # The store and the ledger call the methods below, and hold the lock.
 
@@ -257,11 +252,3 @@ def paused(record: Record, token: bytes, now: float) -> Record:
         on_expiry=OnExpiry.TAKEOVER,
         deadline=min(record.deadline, now),
     )
-
-
-def _as_seen(record: Record, seen: Record) -> bool:
-    return (record.state, record.token, record.deadline) == (seen.state, seen.token, seen.deadline)
-
-
-def _kid(payload: StoredPayload) -> str:
-    return "" if payload.sealed_by is None else payload.sealed_by.kid

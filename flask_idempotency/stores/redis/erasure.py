@@ -62,8 +62,4 @@ class ErasureCache:
 
 def missing_data_key(result: Any) -> DataKeyMissing | None:
     """Return the error for a script's result if the data key of a payload is erased, deleted or disabled."""
-    if result == b"ERASED":
-        return DataKeyMissing("the tenant's responses were erased after the first request with this key", erased=True)
-    if result == b"KEYLESS":
-        return DataKeyMissing("the data key of this response is deleted or disabled", erased=False)
-    return None
+    return DataKeyMissing(erased=result == b"ERASED") if result in (b"ERASED", b"KEYLESS") else None

@@ -21,7 +21,7 @@ from flask_idempotency.engine.journal import (
     SweptJournals,
 )
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ERASED, State, StoredPayload
+from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.data_loss import RedisDataLoss, refusal
@@ -100,7 +100,7 @@ class RedisJournals:
             tuple(
                 answer
                 for answer in self._answers(names)
-                if tid in (None, answer.key.tid) and (other_than is None or _kid(answer.entry) != other_than)
+                if tid in (None, answer.key.tid) and (other_than is None or kid_of(answer.entry.payload) != other_than)
             ),
             following,
         )
@@ -125,7 +125,7 @@ class RedisJournals:
             seen.update(fresh)
             for answer in self._answers(fresh):
                 payload = answer.entry.payload
-                counts[_kid(answer.entry)] += payload is not None and payload.sealed_by != ERASED
+                counts[kid_of(answer.entry.payload)] += payload is not None and payload.sealed_by != ERASED
         return counts
 
     def sweep(self, *, after: bytes = b"", limit: int) -> SweptJournals:
@@ -200,10 +200,6 @@ def _batches(names: Sequence[bytes]) -> Iterator[list[bytes]]:
 def _pairs(journals: Sequence[bytes]) -> list[bytes]:
     """Return the keys of their records and of the journals, one after the other."""
     return [key for journal in journals for key in (layout.record_of_journal(journal), journal)]
-
-
-def _kid(entry: Entry) -> str:
-    return "" if entry.payload is None or entry.payload.sealed_by is None else entry.payload.sealed_by.kid
 
 
 def _ms(seconds: float) -> int:

@@ -378,11 +378,13 @@ class CompletionWriter:
         """Raise `DataKeyMissing` if a completion with these parameters would fail for want of its data key."""
         if not is_sealed(parameters):
             return
-        found = connection.execute(self._why_not_sealed, parameters).one_or_none()
-        if found is not None and found.erased:
-            raise DataKeyMissing("the tenant's responses were erased after the first request", erased=True)
-        if found is not None and not found.kept:
-            raise DataKeyMissing("the tenant has no enabled data key of this number", erased=False)
+        refuse_sealed(connection.execute(self._why_not_sealed, parameters).one_or_none())
+
+
+def refuse_sealed(why: Any | None) -> None:
+    """Raise `DataKeyMissing` if this row of `why_not_sealed` is the reason why a payload was not stored."""
+    if why is not None and (why.erased or not why.kept):
+        raise DataKeyMissing(erased=bool(why.erased))
 
 
 def answer_of(key: StorageKey, payload: StoredPayload, keep: float) -> dict[str, Any]:

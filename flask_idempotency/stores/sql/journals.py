@@ -11,7 +11,6 @@ from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import (
     ConfigurationError,
     CorruptRecord,
-    DataKeyMissing,
     LeaseLost,
     StoreUnavailable,
 )
@@ -32,7 +31,7 @@ from flask_idempotency.engine.model import SealedBy, State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import journal_statements as statements
 from flask_idempotency.stores.sql.capability import SqlCapability
-from flask_idempotency.stores.sql.completion import CompletionWriter
+from flask_idempotency.stores.sql.completion import CompletionWriter, refuse_sealed
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds
 from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnection
@@ -345,11 +344,7 @@ class SqlJournals(SqlCapability):
             replaced = connection.execute(statements.replace(dialect, sealed=sealed), parameters).one_or_none()
             if replaced is not None or not sealed:
                 return replaced is not None
-            why = connection.execute(statements.why_not_replaced(dialect), parameters).one_or_none()
-            if why is not None and why.erased:
-                raise DataKeyMissing("the tenant's responses were erased after the first request", erased=True)
-            if why is not None and not why.kept:
-                raise DataKeyMissing("the tenant has no enabled data key of this number", erased=False)
+            refuse_sealed(connection.execute(statements.why_not_replaced(dialect), parameters).one_or_none())
             return False
 
         return self._database.run(replace)

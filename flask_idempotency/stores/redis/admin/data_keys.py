@@ -12,7 +12,7 @@ from typing import Final
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, Page, TenantKeys
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload
+from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload, kid_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, decode, payload_bytes, tid_of
@@ -149,7 +149,7 @@ class RedisResponses:
         names, following = self._scan.page(layout.records_of(tid), after=after, count=min(limit, BATCH))
 
         def is_wanted(answer: Answer) -> bool:
-            return _is_live(answer, tid) and (other_than is None or _kid(answer.record) != other_than)
+            return _is_live(answer, tid) and (other_than is None or kid_of(answer.record.payload) != other_than)
 
         wanted = [glanced for glanced in self._glanced(names) if is_wanted(glanced.answer)]
         return Page(tuple(self._told(filter(is_wanted, self._whole(wanted)))), after=following)
@@ -189,7 +189,7 @@ class RedisResponses:
             for answer in (glanced.answer for glanced in self._glanced(names)):
                 if answer.key.rid not in seen:
                     seen.add(answer.key.rid)
-                    counts[_kid(answer.record)] += not _is_wiped(answer.record)
+                    counts[kid_of(answer.record.payload)] += not _is_wiped(answer.record)
         return counts
 
     def _glanced(self, names: Sequence[bytes]) -> Iterator[_Glanced]:
@@ -257,7 +257,3 @@ def _is_live(answer: Answer, tid: bytes | None) -> bool:
 
 def _is_wiped(record: Record) -> bool:
     return record.payload is not None and record.payload.sealed_by == ERASED
-
-
-def _kid(record: Record) -> str:
-    return "" if record.payload is None or record.payload.sealed_by is None else record.payload.sealed_by.kid
