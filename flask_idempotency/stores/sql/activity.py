@@ -249,9 +249,7 @@ def read_observation(dialect: Dialect) -> sa.Select[Any]:
 
 def renew_observation(dialect: Dialect) -> sa.Update:
     """Extend the lease of the watched request, and its life by the same time."""
-    until: sa.ColumnElement[int] = getattr(sa.func, dialect.greatest)(
-        _o.lease_expires_at, dialect.now + bigint("my_lease"), type_=sa.BigInteger
-    )
+    until = dialect.larger(_o.lease_expires_at, dialect.now + bigint("my_lease"))
     return (
         sa.update(observations)
         .where(*_is_watched(dialect))

@@ -111,7 +111,7 @@ def _completed(
     closes: bool,
 ) -> ReturningUpdate[Any] | sa.Select[Any]:
     # If the clock was set back since the request, the completion would come first, and no valid row has that.
-    begins: sa.ColumnElement[int] = getattr(sa.func, dialect.greatest)(now, _r.requested_at)
+    begins = dialect.larger(now, _r.requested_at)
     ends = begins + bigint("keep")
     if counted:
         ends = sa.case((_r.in_quota == ONE, _next_bucket_end(ends)), else_=ends)

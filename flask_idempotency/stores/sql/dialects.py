@@ -40,6 +40,14 @@ class Dialect:
         given = bigint("now")
         return sa.func.coalesce(given, sa.literal_column(self.clock, sa.BigInteger))
 
+    def larger(self, one: sa.ColumnElement[Any], other: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+        larger: sa.ColumnElement[int] = getattr(sa.func, self.greatest)(one, other, type_=sa.BigInteger)
+        return larger
+
+    def smaller(self, one: sa.ColumnElement[Any], other: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+        smaller: sa.ColumnElement[int] = getattr(sa.func, self.least)(one, other, type_=sa.BigInteger)
+        return smaller
+
     def moment(self, *, bounded: bool, lock_timeout_ms: int | None = None) -> sa.Select[Any]:
         """Select one row with `now`, read once. `bounded`: on PostgreSQL also limit how long this transaction waits for a lock.
 

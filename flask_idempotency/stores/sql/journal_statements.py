@@ -227,7 +227,7 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     uncondemned = statement.where(~has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
     is_free, resumes = _r.steps == ZERO, _r.on_expiry == word(TAKEOVER)
-    ended: sa.ColumnElement[int] = getattr(sa.func, dialect.least)(_r.lease_expires_at, now)
+    ended = dialect.smaller(_r.lease_expires_at, now)
     return uncondemned.values(
         state=sa.case((is_free, word(RELEASED)), (resumes, word(PROCESSING)), else_=word(QUARANTINED)),
         reason=sa.case((sa.or_(is_free, resumes), sa.null()), else_=sa.func.coalesce(_r.reason, word(IN_DOUBT))),
@@ -313,7 +313,7 @@ def remove_orphan(dialect: Dialect) -> ReturningDelete[Any]:
 def _held(dialect: Dialect, *, opens: bool, sealed: bool) -> ReturningUpdate[Any]:
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     number = integer("my_write")
-    longer: sa.ColumnElement[int] = getattr(sa.func, dialect.greatest)(_r.lease_expires_at, now + bigint("lease"))
+    longer = dialect.larger(_r.lease_expires_at, now + bigint("lease"))
     held = statement.where(
         _r.fence == bigint("my_fence"),
         _r.step_write < number,

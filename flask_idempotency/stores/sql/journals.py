@@ -36,12 +36,9 @@ from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, in_microseconds
 from flask_idempotency.stores.sql.driver import RecordConnection, SessionConnection
 from flask_idempotency.stores.sql.journal_statements import Form
-from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, KID_LETTERS, TOKEN_BYTES, check_standing
+from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, KID_LETTERS, TOKEN_BYTES, check_standing, readable
 from flask_idempotency.stores.sql.schema import PROCESSING, QUARANTINE, QUARANTINED, TAKEOVER
-from flask_idempotency.stores.sql.statements import LEASE_EXPIRED
-
-AFTER_LAST_KEY: Final = b"\xff" * 33
-"""Sorts after every record id: an id has 32 bytes."""
+from flask_idempotency.stores.sql.statements import AFTER_LAST_KEY, LEASE_EXPIRED
 
 SWEPT_AT_ONCE: Final = 200
 """Journals that one sweep looks at on SQLite, where every claim waits for its deletions."""
@@ -315,13 +312,7 @@ class SqlJournals(SqlCapability):
 
         # Use a connection without the read timeout of records: a page of large results takes longer.
         rows, last = self._database.run(page, long=True)
-        found = []
-        for row in rows:
-            try:
-                found.append(_answer(row))
-            except CorruptRecord:
-                continue
-        return StepPage(tuple(found), after=last)
+        return StepPage(tuple(readable(rows, _answer)), after=last)
 
     def replace(self, key: StorageKey, step: bytes, old: StoredPayload, new: StoredPayload) -> bool:
         dialect = self._database.dialect

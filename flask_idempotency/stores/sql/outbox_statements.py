@@ -235,9 +235,7 @@ def _number(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement
 
 def _sane(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
     """Return a time that can be subtracted: a damaged one may overflow, and be no number on SQLite."""
-    least, greatest = getattr(sa.func, dialect.least), getattr(sa.func, dialect.greatest)
-    sane: sa.ColumnElement[int] = least(greatest(column, _ZERO), _NEVER, type_=sa.BigInteger)
-    return sane
+    return dialect.smaller(dialect.larger(column, _ZERO), _NEVER)
 
 
 _NULL: Final = sa.literal_column("'null'", sa.Text)
@@ -304,11 +302,7 @@ def delay(dialect: Dialect) -> sa.Update:
 
 def _one_more(dialect: Dialect) -> sa.ColumnElement[int]:
     """Return the number of attempts after this one. A damaged number must not overflow."""
-    least: sa.ColumnElement[int] = getattr(sa.func, dialect.least)(
-        _o.attempts, sa.literal_column("1000000", sa.BigInteger)
-    )
-    more: sa.ColumnElement[int] = least + _ONE
-    return more
+    return dialect.smaller(_o.attempts, sa.literal_column("1000000", sa.BigInteger)) + _ONE
 
 
 def _due_again(moment: sa.ColumnElement[int]) -> dict[str, sa.ColumnElement[int]]:

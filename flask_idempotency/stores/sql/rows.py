@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.model import (
@@ -29,6 +30,8 @@ from flask_idempotency.stores.sql.schema import (
     TAKEOVER,
 )
 from flask_idempotency.stores.sql.schema import QUARANTINE as QUARANTINE_ON_LAPSE
+
+RowT = TypeVar("RowT")
 
 TOKEN_BYTES: Final = 16
 FINGERPRINT_BYTES: Final = 17
@@ -171,6 +174,15 @@ def row_of(columns: Sequence[Any]) -> Row:
         if not isinstance(kid, str) or len(kid) > KID_LETTERS or not isinstance(number, int) or not 0 <= number <= _BIG:
             raise CorruptRecord("the row's wrapping key or data key number is invalid")
     found: Row = row
+    return found
+
+
+def readable(rows: Iterable[Any], decode: Callable[[Any], RowT]) -> list[RowT]:
+    """Decode these rows. Skip damaged ones: the next claim of their key reports them."""
+    found = []
+    for row in rows:
+        with suppress(CorruptRecord):
+            found.append(decode(row))
     return found
 
 

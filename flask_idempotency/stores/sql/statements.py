@@ -261,6 +261,9 @@ LAST_FENCE: Final = "fence"
 RELEASED_KEEP: Final = 86_400_000_000
 """A released row affects no request. It stays for a day, so that an operator can see what happened to the key."""
 
+AFTER_LAST_KEY: Final = b"\xff" * 33
+"""Sorts after every record id: an id has 32 bytes."""
+
 LEASE_EXPIRED: Final = "lease-expired"
 COMMITTED_EARLY: Final = "committed-early"
 
@@ -283,7 +286,7 @@ def renew(dialect: Dialect) -> ReturningUpdate[Any]:
     """
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     lapsing = sa.or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED))
-    longer: sa.ColumnElement[int] = getattr(sa.func, dialect.greatest)(_r.lease_expires_at, now + bigint("lease"))
+    longer = dialect.larger(_r.lease_expires_at, now + bigint("lease"))
     return statement.where(lapsing).values(lease_expires_at=longer).returning(_r.fence)
 
 
@@ -395,7 +398,7 @@ def next_fence(dialect: Dialect) -> ReturningInsert[Any]:
     written = sa.select(meta.c.value).where(meta.c.name == sa.literal_column(f"'{LAST_FENCE}'")).scalar_subquery()
     # `coalesce` reads the records only if that row is missing.
     last = sa.func.coalesce(written, sa.select(sa.func.max(_r.fence)).scalar_subquery(), ZERO)
-    risen = getattr(sa.func, dialect.greatest)(last + sa.literal_column("1"), dialect.now)
+    risen = dialect.larger(last + sa.literal_column("1"), dialect.now)
     first: Any = sa.select(sa.literal_column(f"'{LAST_FENCE}'"), risen).where(ONE == ONE)
     source = first.suffix_with("ON CONFLICT (name) DO UPDATE SET value = excluded.value")
     return sa.insert(meta).from_select(["name", "value"], source).returning(meta.c.value)

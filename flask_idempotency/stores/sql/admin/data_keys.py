@@ -26,15 +26,12 @@ from flask_idempotency.stores.sql.completion import CompletionWriter, entry, fac
 from flask_idempotency.stores.sql.database import Database, transaction, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE, Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, identity_bytes, number_lost
-from flask_idempotency.stores.sql.rows import row_of
+from flask_idempotency.stores.sql.rows import readable, row_of
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, data_keys, meta, tenants
-from flask_idempotency.stores.sql.statements import ONE, ZERO, word
+from flask_idempotency.stores.sql.statements import AFTER_LAST_KEY, ONE, ZERO, word
 
 STORE: Final = "store"
 """The row of `idempotency_meta` that holds this database's own number."""
-
-AFTER_LAST_KEY: Final = b"\xff" * 33
-"""Sorts after every record id: an id has 32 bytes."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -133,12 +130,7 @@ class SqlDataKeys(SqlCapability):
 
     def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         rows = self._rows(wrapped_by_other, my_wrapping_key_id=kid, long=True)
-        found = []
-        for row in rows:
-            try:
-                found.append((row.tenant_id, _key(row)))
-            except CorruptRecord:
-                continue
+        found = readable(rows, lambda row: (row.tenant_id, _key(row)))
         if len(found) < len(rows):
             _log.error(
                 "Skipped %d data keys in the database that cannot be read. Restore them, or the responses that they "
@@ -243,7 +235,7 @@ def delete_disabled_key(dialect: Dialect) -> sa.Delete:
 
 def mark_shredded(dialect: Dialect) -> sa.Update:
     """Note that all data keys of the tenant are shredded, and all responses to keys that were used before are erased."""
-    later = getattr(sa.func, dialect.greatest)(sa.func.coalesce(_t.erased_at, ZERO), dialect.now)
+    later = dialect.larger(sa.func.coalesce(_t.erased_at, ZERO), dialect.now)
     return (
         sa.update(tenants)
         .where(_t.tenant_id == binary("my_tenant_id"))
@@ -302,13 +294,7 @@ class SqlResponses(SqlCapability):
 
         # Use a connection without the read timeout of records: a page of large responses takes longer.
         rows, last = self._database.run(page, long=True)
-        found = []
-        for rid, owner, *columns in rows:
-            try:
-                found.append(Answer(StorageKey(rid, owner), row_of(columns).record()))
-            except CorruptRecord:
-                continue
-        return Page(tuple(found), after=last)
+        return Page(tuple(readable(rows, _answer)), after=last)
 
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         parameters = {**self._seen(key, old), **facts_of(new, "my")}
@@ -382,6 +368,11 @@ class SqlResponses(SqlCapability):
         dialect = self._database.dialect
         added = entry(bucket_end=bucket_end, records=records, stored=stored)
         connection.execute(completion.book(dialect), {"my_tenant_id": key.tid, "my_shard": shard_of(key), **added})
+
+
+def _answer(row: Any) -> Answer:
+    rid, tid, *columns = row
+    return Answer(StorageKey(rid, tid), row_of(columns).record())
 
 
 def _is_countable(row: Any) -> bool:

@@ -43,7 +43,7 @@ from flask_idempotency.stores.sql.dialects import (
 )
 from flask_idempotency.stores.sql.naming import prefix
 from flask_idempotency.stores.sql.quota import SqlLedger
-from flask_idempotency.stores.sql.rows import row_of
+from flask_idempotency.stores.sql.rows import readable, row_of
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
     FAILED,
@@ -56,6 +56,7 @@ from flask_idempotency.stores.sql.schema import (
     tasks,
 )
 from flask_idempotency.stores.sql.statements import (
+    AFTER_LAST_KEY,
     LEASE_EXPIRED,
     ONE,
     RELEASED_KEEP,
@@ -83,9 +84,6 @@ COUNTED: Final = 10_000
 
 LOOKED_AT: Final = 2000
 """Rows that a page of one tenant's completed records looks at: some milliseconds. No index has them by tenant."""
-
-AFTER_LAST_KEY: Final = b"\xff" * 33
-"""Sorts after every record id: an id has 32 bytes."""
 
 _TIME_BYTES: Final = 8
 
@@ -224,7 +222,7 @@ class SqlRecovery(SqlCapability):
         rows = self._rows(expired_leases, my_horizon=by, my_first=first, my_after=after_key, my_limit=limit)
         last = rows[-1] if len(rows) == limit else None
         return RecordPage(
-            _readable(rows),
+            tuple(readable(rows, _seen_record)),
             None if last is None else last.lease_expires_at.to_bytes(_TIME_BYTES, "big") + last.record_id,
         )
 
@@ -243,7 +241,7 @@ class SqlRecovery(SqlCapability):
         }
         while True:
             rows = self._rows(next_for_resolver if owner is None else next_for_resolver_of_owner, **parameters)
-            found = _readable(rows)
+            found = readable(rows, _seen_record)
             # Unreadable records have had their turn, too, so the next round returns other records.
             if found or len(rows) < limit:
                 return sorted(found, key=lambda each: each.record.deadline)
@@ -301,7 +299,7 @@ class SqlRecovery(SqlCapability):
         parameters: dict[str, Any] = {"my_after": after, "my_limit": limit, "my_tenant_id": tid}
         if state is not State.COMPLETED:
             rows = self._rows(scan_processing if state is State.PROCESSING else scan_quarantined, **parameters)
-            return RecordPage(_readable(rows), rows[-1].record_id if len(rows) == limit else None)
+            return RecordPage(tuple(readable(rows, _seen_record)), rows[-1].record_id if len(rows) == limit else None)
 
         def page(connection: sa.Connection) -> tuple[Sequence[Any], bytes | None]:
             # Read the end of a page first: most records are completed, and one tenant may own few of them.
@@ -313,7 +311,7 @@ class SqlRecovery(SqlCapability):
             return rows, rows[-1].record_id if len(rows) == limit < looked else last
 
         rows, last = self._database.run(page)
-        return RecordPage(_readable(rows), after=last)
+        return RecordPage(tuple(readable(rows, _seen_record)), after=last)
 
     def counts(self) -> UnfinishedCounts:
         (row,) = self._rows(count_unfinished)
@@ -349,18 +347,11 @@ class SqlRecovery(SqlCapability):
         }
 
 
-def _readable(rows: Sequence[Any]) -> tuple[SeenRecord, ...]:
-    """Return the records of these rows. Skip damaged rows: the next claim of their key reports them."""
-    found = []
-    for row in rows:
-        rid, tid, *columns = row
-        # Only `next_for_resolver` selects this column.
-        asked = bool(columns.pop()) if "asked" in row._fields else False
-        try:
-            found.append(SeenRecord(StorageKey(rid, tid), row_of(columns).record(), asked))
-        except CorruptRecord:
-            continue
-    return tuple(found)
+def _seen_record(row: Any) -> SeenRecord:
+    rid, tid, *columns = row
+    # Only `next_for_resolver` selects this column.
+    asked = bool(columns.pop()) if "asked" in row._fields else False
+    return SeenRecord(StorageKey(rid, tid), row_of(columns).record(), asked)
 
 
 def _seconds(microseconds: int | None) -> float | None:
@@ -417,8 +408,8 @@ def _next_for_resolver(dialect: Dialect, *conditions: sa.ColumnElement[bool]) ->
         .limit(integer("my_limit")),
     )
     age = dialect.now - _lease_expires_at(dialect)
-    pause = _call(dialect.least, _call(dialect.greatest, age, bigint("least")), bigint("most"))
-    following = _call(dialect.least, dialect.now, bigint("my_horizon")) + pause
+    pause = dialect.smaller(dialect.larger(age, bigint("least")), bigint("most"))
+    following = dialect.smaller(dialect.now, bigint("my_horizon")) + pause
     # An odd time says that a resolver had a turn since the worker last renewed: RETURNING only sees the new row.
     # Use `following` once: a second expression would read the clock again and get another time.
     half = following.op("/", precedence=8, return_type=sa.BigInteger())(TWO)
@@ -555,9 +546,4 @@ def _is_due(dialect: Dialect, when: sa.ColumnElement[Any]) -> tuple[sa.ColumnEle
 
 def _lease_expires_at(dialect: Dialect) -> sa.ColumnElement[int]:
     # A flipped sign bit makes a time whose age overflows, and the statement would fail for all records.
-    return _call(dialect.greatest, _r.lease_expires_at, ZERO)
-
-
-def _call(function: str, one: sa.ColumnElement[int], other: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-    result: sa.ColumnElement[int] = getattr(sa.func, function)(one, other)
-    return result
+    return dialect.larger(_r.lease_expires_at, ZERO)
