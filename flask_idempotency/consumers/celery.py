@@ -6,7 +6,6 @@ last copy. A message that was done returns the stored value, so that results, li
 
 from __future__ import annotations
 
-import atexit
 import gc
 import inspect
 import logging
@@ -18,7 +17,7 @@ from copy import deepcopy
 from functools import wraps
 from os import cpu_count
 from typing import Any, Final, ParamSpec, TypeVar, assert_never
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from celery import Celery, Task, signals
 from celery._state import get_current_task
@@ -39,7 +38,7 @@ from flask_idempotency.consumers.celery_messages import (
     send_again,
     visibility_timeout,
 )
-from flask_idempotency.consumers.inbox import Inbox, check_names
+from flask_idempotency.consumers.inbox import Inbox, check_names, drain, drain_at_exit
 from flask_idempotency.consumers.verdicts import (
     Dead,
     Later,
@@ -61,9 +60,6 @@ __all__ = ["idempotent_task", "serve"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-DRAIN_SECONDS: Final = 10.0
-"""How long a process that ends repeats the writes that the store has not taken."""
 
 IGNORED: Final = {"flask_idempotency": "ignored"}
 """What is stored for a body that ended with `Ignore`, which `self.replace()` raises."""
@@ -416,8 +412,6 @@ def serve(celery_app: Celery, flask_app: Flask) -> None:
     signals.worker_init.connect(_check_worker, weak=False, dispatch_uid=_SERVED)
     for ending in (signals.worker_process_shutdown, signals.worker_shutdown):
         ending.connect(_drain, weak=False, dispatch_uid=_SERVED)
-    atexit.unregister(_drain)
-    atexit.register(_drain)
 
 
 def _is_gone(served: list[_Served]) -> bool:
@@ -458,7 +452,8 @@ class _Served:
         state.checks.append(self.findings)
         if state.consumers is not None:
             state.consumers.operations.discover(self.declare)
-        _served.add(self)
+        if self._engine is not None:
+            drain_at_exit(self._engine)
 
     @property
     def _engine(self) -> Engine | None:
@@ -481,12 +476,6 @@ class _Served:
             registry: Any = extension.session.registry.registry
             for session in list(registry.values()) if isinstance(registry, dict) else []:
                 self._database.abandon_inherited(session)
-
-    def drain(self) -> None:
-        """Write what the store has not taken, before the process ends."""
-        engine = self._engine
-        if engine is not None and (left := engine.drain(DRAIN_SECONDS)):
-            _log.error("%d records could not be written before the process ended: their leases expire", left)
 
     def tasks(self) -> list[tuple[AnyTask, _Body]]:
         """Return the idempotent tasks, by name."""
@@ -616,12 +605,10 @@ def _check_worker(sender: Any, **_: Any) -> None:
 
 
 def _drain(**_: Any) -> None:
-    for served in list(_served):
-        served.drain()
+    drain()
     # A process of the pool ends without the functions of `atexit`.
     add_the_last()
 
 
-_served: WeakSet[_Served] = WeakSet()
 _bodies: WeakKeyDictionary[Any, _Body] = WeakKeyDictionary()
 """By the function that Celery gets."""

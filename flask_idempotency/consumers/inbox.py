@@ -339,9 +339,7 @@ class Inbox:
             if not noted.repeating:
                 self._unstored.pop(rid, None)
         self._unstored[claim.key.rid] = os.getpid(), claim
-        _engines.add(engine)
-        atexit.unregister(drain)
-        atexit.register(drain)
+        drain_at_exit(engine)
 
     def _is_unstored(self, rid: bytes) -> bool:
         """Wait for the write that an earlier delivery left to be repeated. Return whether the store has still not taken it.
@@ -470,7 +468,14 @@ def _ignore() -> None:
 
 
 _engines: WeakSet[Engine] = WeakSet()
-"""Those of inboxes that have met a store that did not take a result."""
+"""Those that `drain` is for."""
+
+
+def drain_at_exit(engine: Engine) -> None:
+    """Drain this engine before this process ends, and before whatever else runs at its end."""
+    _engines.add(engine)
+    atexit.unregister(drain)
+    atexit.register(drain)
 
 
 def drain() -> None:
