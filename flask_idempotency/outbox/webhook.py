@@ -15,9 +15,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import httpx
 
-from flask_idempotency.client.errors import CarriedOut, ClientError, NotSent
-from flask_idempotency.client.httpx import IdempotentTransport
-from flask_idempotency.client.retries import Retries
+from flask_idempotency.client.responses import Verdict, read
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.outbox import Message, Undeliverable
 from flask_idempotency.engine.values import fits
@@ -140,11 +138,6 @@ class Webhook:
             # Last, so that no function of the application changes the id.
             fields.update({"webhook-id": message.message_id, "Idempotency-Key": message.message_id})
             response = self._post(self._url_of(message), message.body, fields)
-        except CarriedOut:
-            return None
-        except ClientError as error:
-            # Its text has no URL, and its `response` tells more.
-            return SendFailed("no response") if error.response is None else _judged(error.response)
         except (SendFailed, Undeliverable) as error:
             return error
         except httpx.HTTPError as error:
@@ -190,7 +183,7 @@ class Webhook:
         for number, address in enumerate(allowed, 1):
             there = url.copy_with(host=str(address))
             named = {"sni_hostname": host}
-            with suppress(*((NotSent,) if number < len(allowed) else ())):
+            with suppress(*((httpx.ConnectError, httpx.ConnectTimeout) if number < len(allowed) else ())):
                 response = client.post(there, content=body, headers=fields, extensions=named, timeout=timeout)
                 break
         if response is None:
@@ -222,11 +215,8 @@ class Webhook:
                 given = {name: value for name, value in self._http.items() if name in ("verify", "cert", "trust_env")}
                 self._verify = httpx.create_ssl_context(**given)
         options = {name: value for name, value in self._http.items() if name not in ("verify", "cert")}
-        # The relay repeats, so this sends once: a body of unknown length is never sent again.
-        retries = Retries(attempts=1, deadline=TIMEOUT_SECONDS)
-        transport = _Bounded(httpx.HTTPTransport(verify=self._verify, **options))
         return httpx.Client(
-            transport=IdempotentTransport(transport, retries=retries, max_body=-1),
+            transport=_Bounded(httpx.HTTPTransport(verify=self._verify, **options)),
             timeout=TIMEOUT_SECONDS,
             follow_redirects=False,
             trust_env=False,
@@ -278,7 +268,8 @@ def _judged(response: httpx.Response) -> Exception | None:
     if response.headers.get("Idempotency-Status") == "paused":
         # Steps of it are done, whatever the status says of the next one. Only this id goes on behind them.
         return SendFailed(f"the receiver paused it with status {status}")
-    if 200 <= status < 300:
+    carried_out = read(status, response.headers, response.content).verdict in (Verdict.NOT_KEPT, Verdict.ERASED)
+    if carried_out or 200 <= status < 300:
         return None
     if 400 <= status < 500 and status not in AGAIN:
         return Undeliverable(f"the receiver refused it with status {status}")
