@@ -8,7 +8,7 @@ calls it in a thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeAlias
@@ -84,14 +84,7 @@ class Rules:
     """The settings of one transport, and the budget and the doubts that its calls share."""
 
     def __init__(
-        self,
-        retries: Retries | None,
-        *,
-        header: str,
-        methods: Iterable[str],
-        automatic: bool,
-        max_body: int,
-        make_key: Callable[[], str] = new_key,
+        self, retries: Retries | None, *, header: str, methods: Iterable[str], automatic: bool, max_body: int
     ) -> None:
         if not isinstance(retries, Retries | None):
             raise TypeError(f"retries must be a Retries, not {type(retries).__name__}.")
@@ -104,7 +97,6 @@ class Rules:
         self.max_body = max_body
         self.budget = Budget(retries.budget)
         self._challenged: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        self._make_key = make_key
 
     def delivery(self, method: str, own_key: str | None, *, aside: bool = False) -> Delivery | None:
         """Return the delivery of this request, or None if it is to be passed on untouched.
@@ -120,7 +112,7 @@ class Rules:
             return Delivery(self, intent, intent.key)
         if own_key is not None:
             return Delivery(self, None, own_key)
-        return Delivery(self, None, self._make_key()) if self.automatic else None
+        return Delivery(self, None, new_key()) if self.automatic else None
 
     def challenged(self, error: ClientError, response: Any) -> None:
         """Note that an authentication flow gets this response, and that the outcome under its key is not known yet."""

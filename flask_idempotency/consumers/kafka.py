@@ -48,6 +48,8 @@ KNOWN_CONFLUENT: Final = (2, 16)
 """The last release of confluent-kafka whose objects we have read."""
 
 Partition: TypeAlias = tuple[str, int]
+Changed: TypeAlias = Callable[[list[Partition]], None]
+"""Takes the partitions that this consumer got or lost."""
 
 _log = logging.getLogger("flask_idempotency")
 
@@ -68,9 +70,7 @@ class Polled:
 class Client(Protocol):
     """What `consume` needs of a client library. All methods run in the thread that polls."""
 
-    def subscribe(
-        self, topics: list[str], assigned: Callable[[list[Partition]], None], lost: Callable[[list[Partition]], None]
-    ) -> None: ...
+    def subscribe(self, topics: list[str], assigned: Changed, lost: Changed) -> None: ...
     def poll(self, seconds: float) -> list[Polled]: ...
     def pause(self, partition: Partition) -> None: ...
     def resume(self, partition: Partition) -> None: ...
@@ -259,10 +259,8 @@ class _Confluent:
         self._error = KafkaException
         self._reported: set[int] = set()
 
-    def subscribe(
-        self, topics: list[str], assigned: Callable[[list[Partition]], None], lost: Callable[[list[Partition]], None]
-    ) -> None:
-        def call(tell: Callable[[list[Partition]], None], consumer: Any, places: Any) -> None:
+    def subscribe(self, topics: list[str], assigned: Changed, lost: Changed) -> None:
+        def call(tell: Changed, consumer: Any, places: Any) -> None:
             tell([(place.topic, place.partition) for place in places])
 
         gone = partial(call, lost)
@@ -338,9 +336,7 @@ class _KafkaPython:
         """The messages that a poll has not returned yet."""
         self._paused: set[Partition] = set()
 
-    def subscribe(
-        self, topics: list[str], assigned: Callable[[list[Partition]], None], lost: Callable[[list[Partition]], None]
-    ) -> None:
+    def subscribe(self, topics: list[str], assigned: Changed, lost: Changed) -> None:
         class Listener(self._listener):  # type: ignore[misc,name-defined]
             def on_partitions_assigned(self, places: Any) -> None:
                 assigned([tuple(place) for place in places])

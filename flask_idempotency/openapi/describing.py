@@ -359,12 +359,9 @@ def _schema_of_key(key: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a key as a header carries it without quotes."""
     schema = {"type": "string", "minLength": key["min_length"], "maxLength": key["max_length"]}
     if key["format"] == "uuid":
-        schema["format"] = "uuid"
-    elif key["format"] == "any":
-        schema["pattern"] = _BARE_KEY
-    elif key["pattern"] is not None:
-        schema["pattern"] = key["pattern"]
-    return schema
+        return {**schema, "format": "uuid"}
+    pattern = _BARE_KEY if key["format"] == "any" else key["pattern"]
+    return schema if pattern is None else {**schema, "pattern": pattern}
 
 
 def _about_key(facts: Mapping[str, Any]) -> str:

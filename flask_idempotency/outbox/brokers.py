@@ -243,10 +243,9 @@ class Kafka:
 
         fatal: list[bool] = []
         for number, message in enumerate(messages):
-            key = None if message.key is None else message.key.encode()
             try:
                 self._producer.produce(
-                    message.topic, message.body, key=key, headers=_kafka_headers(message), on_delivery=report(number)
+                    message.topic, message.body, **_kafka_fields(message), on_delivery=report(number)
                 )
             except Exception as error:  # noqa: BLE001 - KafkaException, or BufferError for a full queue
                 argument: Any = error.args[0] if error.args else None
@@ -266,15 +265,12 @@ class Kafka:
         futures: list[Any] = []
         began = time.monotonic()
         for message in messages:
-            key = None if message.key is None else message.key.encode()
             if futures and time.monotonic() - began >= BEGIN_SECONDS:
                 # Without metadata, each one blocks for `max_block_ms`.
                 futures.append(NotTried())
                 continue
             try:
-                futures.append(
-                    self._producer.send(message.topic, value=message.body, key=key, headers=_kafka_headers(message))
-                )
+                futures.append(self._producer.send(message.topic, value=message.body, **_kafka_fields(message)))
             except Exception as error:  # noqa: BLE001 - one that is too large fails here
                 futures.append(error)
         for future in futures:
@@ -291,9 +287,12 @@ class Kafka:
         return results
 
 
-def _kafka_headers(message: Message) -> list[tuple[str, bytes]]:
-    headers = [(name, value.encode("ascii")) for name, value in message.headers.items()]
-    return [("message-id", message.message_id.encode("ascii")), *headers]
+def _kafka_fields(message: Message) -> dict[str, Any]:
+    headers = {"message-id": message.message_id, **message.headers}
+    return {
+        "key": None if message.key is None else message.key.encode(),
+        "headers": [(name, value.encode("ascii")) for name, value in headers.items()],
+    }
 
 
 def _kafka_error(name: str) -> Exception:

@@ -312,10 +312,14 @@ class Outbox:
 
 
 def _checked(name: str, value: object, pattern: re.Pattern[str]) -> str:
+    if not pattern.fullmatch(text := _text(name, value)):
+        raise ValueError(f"{name}: must match {pattern.pattern}.")
+    return text
+
+
+def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name}: must be a string, not {type(value).__name__}.")
-    if not pattern.fullmatch(value):
-        raise ValueError(f"{name}: must match {pattern.pattern}.")
     return value
 
 
@@ -323,11 +327,9 @@ def _name(name: str, value: object) -> str | None:
     """Return a key or a tenant. Databases and brokers refuse some characters, or drop them."""
     if value is None:
         return None
-    if not isinstance(value, str):
-        raise TypeError(f"{name}: must be a string, not {type(value).__name__}.")
-    if not is_name(value):
+    if not is_name(text := _text(name, value)):
         raise ValueError(f"{name}: must have 1 to {NAME_CHARACTERS} printable characters.")
-    return value
+    return text
 
 
 def _message_id(topic: str, given: str | None, work: Running | None) -> str:
