@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextvars import ContextVar, Token
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -230,7 +229,7 @@ class Delivery:
         self._token = _under_way.set(self)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         """Note in the ledger how the call ended, by a response or an exception."""
         if self._token is not None:
             _under_way.reset(self._token)
@@ -240,9 +239,7 @@ class Delivery:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         await in_thread(self._finish, on_disk=self.on_disk, shield=True)
         self._confirm(error)
 

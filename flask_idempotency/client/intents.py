@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from dataclasses import replace
-from types import TracebackType
 from typing import Final, Self
 from weakref import WeakValueDictionary
 
@@ -166,9 +165,7 @@ class Intent:
         self._token = _current.set(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._token is not None:
             _reset(self._token)
         self.leave(normally=kind is None)
@@ -180,9 +177,7 @@ class Intent:
         self._token = _current.set(self)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._token is not None:
             _reset(self._token)
         await in_thread(lambda: self.leave(normally=kind is None), on_disk=self.on_disk)

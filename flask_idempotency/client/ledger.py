@@ -292,7 +292,10 @@ class Ledger:
                 self._refuse_another_file()
                 yield connection
             except sqlite3.Error as error:
-                raise _unusable(error) from error
+                # SQLite's text names no value: the statements have parameters.
+                raise LedgerError(
+                    f"The ledger cannot be used ({error}). Nothing was sent. Check the file, its folder and the free space."
+                ) from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -390,14 +393,28 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _refuse_open_folder(path: str) -> None:
-    """Raise `LedgerError` if every user may replace files of this folder."""
+def _prepare(path: str) -> Place:
+    """Create the file if there is none, and return where its files are. Raise `LedgerError` if another user could change it."""
+    # SQLite would create the file with the umask's mode. A file that exists is never opened here: closing any descriptor
+    # of it would drop all locks that this process has on it (POSIX).
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise LedgerError(
+            f"The ledger's file cannot be created ({error.strerror}). Nothing was sent. Give a path in a folder that "
+            "exists and that this process may write to."
+        ) from error
     folder = os.stat(os.path.dirname(path) or ".")
     if hasattr(os, "geteuid") and folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
         raise LedgerError(
             "Every user may write to the ledger's folder, and could take the ledger away. Nothing was sent. Run chmod o-w on "
             "the folder, or give a path in another one."
         )
+    # SQLite takes what another user put beside it for the newest pages of the file.
+    _identity(path + "-journal")
+    return _examine(path)
 
 
 def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqlite3.Connection, bytes | None]:
@@ -407,21 +424,7 @@ def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqli
     """
     place = secret = None
     if path is not None:
-        # SQLite would create the file with the umask's mode. A file that exists is never opened here: closing any descriptor
-        # of it would drop all locks that this process has on it (POSIX).
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise LedgerError(
-                f"The ledger's file cannot be created ({error.strerror}). Nothing was sent. Give a path in a folder that "
-                "exists and that this process may write to."
-            ) from error
-        _refuse_open_folder(path)
-        # SQLite takes what another user put beside it for the newest pages of the file.
-        place = _examine(path)
-        _identity(path + "-journal")
+        place = _prepare(path)
         if former is not None and place[0] != former[0]:
             raise LedgerError(_REPLACED)
     connection = sqlite3.connect(
@@ -479,13 +482,6 @@ def _secret_beside(path: str) -> bytes:
             "in a folder that this process may write to."
         ) from error
     return secret
-
-
-def _unusable(error: sqlite3.Error) -> LedgerError:
-    # SQLite's text names no value: the statements have parameters.
-    return LedgerError(
-        f"The ledger cannot be used ({error}). Nothing was sent. Check the file, its folder and the free space."
-    )
 
 
 def _find(connection: sqlite3.Connection, name: str) -> Entry | None:

@@ -258,7 +258,8 @@ class _Description:
             name = next((each for each in responses if str(each) == str(status)), None)
             if name is None:
                 name = str(status)
-                responses[name] = {**self._general(responses, status), "description": _about_problems(codes)}
+                about = " ".join(f"`{code}`: {PROBLEMS[code].title}." for code in codes)
+                responses[name] = {**self._general(responses, status), "description": about}
             response = responses[name] = self._resolved(responses[name])
             if "$ref" not in response:
                 self._add_problem(response, profile, codes)
@@ -372,7 +373,3 @@ def _about_key(facts: Mapping[str, Any]) -> str:
         "A key that you choose for this request, such as a random UUID. Send the same key with each retry: a retry gets the "
         f"stored response for {facts['lifetime']} seconds. Do not use the key for another request.{form}"
     )
-
-
-def _about_problems(codes: list[str]) -> str:
-    return " ".join(f"`{code}`: {PROBLEMS[code].title}." for code in codes)

@@ -51,13 +51,9 @@ _here: Final = threading.local()
 """`sends` is set in the threads that send webhooks."""
 
 
-def _is_of_others(record: logging.LogRecord) -> bool:
-    """Leave out what these libraries log of our requests. Those of the application are logged as before."""
-    return not getattr(_here, "sends", False)
-
-
 for _name in _LOGGERS:
-    logging.getLogger(_name).addFilter(_is_of_others)
+    # Requests of the application are logged as before.
+    logging.getLogger(_name).addFilter(lambda record: not getattr(_here, "sends", False))
 
 
 class Webhook:
