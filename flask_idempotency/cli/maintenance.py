@@ -29,7 +29,7 @@ from flask_idempotency.cli.progress import Counts, show_progress
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.events import ResponsesSealed
 from flask_idempotency.engine.keys import owner_mark
-from flask_idempotency.maintenance.janitor import Batcher, ExpireReport, ReconcileReport, Task
+from flask_idempotency.maintenance.janitor import Batcher, ReconcileReport, Task
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, RotateReport, SealReport, seal_plain
 from flask_idempotency.operations.records import AuditNote, Refused, never_happened
@@ -51,14 +51,13 @@ class _TaskCommand:
 
     what: str
     """What it handles, in the plural."""
+    budget: float
     total: Callable[[Services, Settings], int | None]
     """Return how much there is to handle, for the progress line. None: only the task itself can find out."""
-    counts: Callable[[Any], Counts]
-    budget: float
-    said: Callable[[Any], list[str]]
-    in_order: Callable[[Any], bool]
     refusal: Callable[[Services, Settings], str]
     """Return why this application has no such work."""
+    told: Callable[[Any], tuple[Counts, bool, list[str]]]
+    """Return the counts of a report, whether it found all in order, and its sentences."""
 
 
 def _run(task: Task, budget: float) -> Output:
@@ -69,12 +68,12 @@ def _run(task: Task, budget: float) -> Output:
     with show_progress(command.what, total=partial(command.total, parts, chosen), as_json=prints_json()) as progress:
         drain = with_budget(drain_of(task, chosen), budget=budget, on_progress=progress)
         report = janitor.run(task, drain)
-        progress.counts = None if report is None else command.counts(report)
-    if report is None:
-        return Output({"busy": True}, [_BUSY])
+        if report is None:
+            return Output({"busy": True}, [_BUSY])
+        progress.counts, in_order, lines = command.told(report)
     done = {"done": report.done} if isinstance(report, RotateReport) else {}
-    lines = [*command.said(report), *([] if report.finished else [_UNFINISHED])]
-    return Output({"busy": False, **asdict(report), **done}, lines, 0 if command.in_order(report) else NOT_IN_ORDER)
+    lines += [] if report.finished else [_UNFINISHED]
+    return Output({"busy": False, **asdict(report), **done}, lines, 0 if in_order else NOT_IN_ORDER)
 
 
 def _some(count: float, sentence: str) -> list[str]:
@@ -86,8 +85,9 @@ def _keys(count: int) -> str:
     return f"{count} key{'' if count == 1 else 's'}"
 
 
-def _reaped(report: ReapReport) -> list[str]:
-    return [
+def _reaped(report: ReapReport) -> tuple[Counts, bool, list[str]]:
+    done = report.quarantined + report.completed + report.released
+    lines = [
         f"Quarantined, because their leases expired: {report.quarantined}.",
         *_some(report.never_resumed, "Quarantined, because no retry resumed them: {}."),
         *_some(report.waiting, "Their next retries take over: {}."),
@@ -102,14 +102,12 @@ def _reaped(report: ReapReport) -> list[str]:
         ),
         *_some(report.failed, "The log says which resolver failed, and how."),
     ]
+    skipped = report.waiting + report.overtaken + report.unknown
+    return Counts(done, skipped, report.failed), not report.failed, lines
 
 
-def _expired(report: ExpireReport) -> list[str]:
-    return [f"Removed, because they expired: {report.removed}."]
-
-
-def _rotated(report: RotateReport) -> list[str]:
-    return [
+def _rotated(report: RotateReport) -> tuple[Counts, bool, list[str]]:
+    lines = [
         f"Sealed again: {report.resealed}. Wiped, because they were erased: {report.wiped}.",
         f"Data keys disabled: {report.closed}. Data keys deleted: {report.retired}.",
         *_some(
@@ -124,10 +122,12 @@ def _rotated(report: RotateReport) -> list[str]:
         *_some(report.blocked, "Left alone, because their tenants' data keys cannot be used for now: {}."),
         *_some(not report.done, f"Run it again after {GRACE_SECONDS / 60:g} minutes, to delete the old data keys too."),
     ]
+    failed = report.unreadable + report.blocked
+    return Counts(report.resealed + report.wiped, report.passed_over + report.plain, failed), not failed, lines
 
 
-def _reconciled(report: ReconcileReport) -> list[str]:
-    return [
+def _reconciled(report: ReconcileReport) -> tuple[Counts, bool, list[str]]:
+    lines = [
         f"Tenants: {report.tenants}. Ledgers corrected: {report.drifted}.",
         *_some(
             report.drifted,
@@ -135,10 +135,7 @@ def _reconciled(report: ReconcileReport) -> list[str]:
         ),
         *_some(report.busy, "Changed during the count, and left for the next run: {}."),
     ]
-
-
-def _claims(parts: Services, chosen: Settings) -> int | None:
-    return None if parts.recovery is None else parts.recovery.counts().lapsed
+    return Counts(report.tenants, report.busy), not report.drifted, lines
 
 
 def _old_responses(parts: Services, chosen: Settings) -> int | None:
@@ -149,10 +146,6 @@ def _old_responses(parts: Services, chosen: Settings) -> int | None:
     return sum(count for kid, count in parts.responses.count().items() if kid != newest)
 
 
-def _tenants(parts: Services, chosen: Settings) -> int | None:
-    return None if parts.ledger is None else len(parts.ledger.tenants())
-
-
 def _no_rotation(parts: Services, chosen: Settings) -> str:
     if chosen.encryption == "off":
         return "Encryption is off, so there is nothing to seal again: set IDEMPOTENCY_ENCRYPTION to on."
@@ -161,54 +154,31 @@ def _no_rotation(parts: Services, chosen: Settings) -> str:
     return "There is no key ring: set IDEMPOTENCY_KEY_RING."
 
 
-def _no_reconciling(parts: Services, chosen: Settings) -> str:
-    if parts.ledger is None:
-        return "The store of this application does not count, so there is nothing to reconcile."
-    return "Quotas are off in this application, so there is nothing to reconcile."
-
-
 _COMMANDS: Final[Mapping[Task, _TaskCommand]] = {
     "reap": _TaskCommand(
         "claims",
-        _claims,
-        lambda report: Counts(
-            report.quarantined + report.completed + report.released,
-            report.waiting + report.overtaken + report.unknown,
-            report.failed,
-        ),
         300.0,
-        _reaped,
-        lambda report: not report.failed,
+        lambda parts, chosen: None if parts.recovery is None else parts.recovery.counts().lapsed,
         lambda parts, chosen: "The store of this application cannot be searched for claims: it has no `recovery`.",
+        _reaped,
     ),
     "expire": _TaskCommand(
         "expired records",
-        lambda parts, chosen: None,
-        lambda report: Counts(report.removed),
         300.0,
-        _expired,
-        lambda report: True,
+        lambda parts, chosen: None,
         lambda parts, chosen: "The store of this application removes expired records by itself: it has no `expiry`.",
+        lambda report: (Counts(report.removed), True, [f"Removed, because they expired: {report.removed}."]),
     ),
-    "rotate": _TaskCommand(
-        "responses",
-        _old_responses,
-        lambda report: Counts(
-            report.resealed + report.wiped, report.passed_over + report.plain, report.unreadable + report.blocked
-        ),
-        3600.0,
-        _rotated,
-        lambda report: not report.unreadable and not report.blocked,
-        _no_rotation,
-    ),
+    "rotate": _TaskCommand("responses", 3600.0, _old_responses, _no_rotation, _rotated),
     "reconcile": _TaskCommand(
         "tenants",
-        _tenants,
-        lambda report: Counts(report.tenants, report.busy),
         3600.0,
+        lambda parts, chosen: None if parts.ledger is None else len(parts.ledger.tenants()),
+        lambda parts, chosen: (
+            ("Quotas are off in this application" if parts.ledger else "The store of this application does not count")
+            + ", so there is nothing to reconcile."
+        ),
         _reconciled,
-        lambda report: not report.drifted,
-        _no_reconciling,
     ),
 }
 

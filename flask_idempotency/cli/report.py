@@ -22,9 +22,8 @@ from flask_idempotency.operations.report import (
     Suggestion,
     as_object,
     report,
-    time,
 )
-from flask_idempotency.operations.times import format_duration, moment
+from flask_idempotency.operations.times import format_duration, format_edge, moment
 from flask_idempotency.web.operator import built, settings
 from flask_idempotency.web.policy_table import suggested
 
@@ -96,7 +95,7 @@ def _row(name: str, policy: Policy | None, found: EndpointReport) -> dict[str, s
     known = found.callers or (policy is not None and policy.required)
     share = f" ({100 * found.keyed // found.seen} %)" if found.seen and known else ""
     apart = [percentile(found.apart, fraction) for fraction in (0.5, 0.99)]
-    median, most = ("-" if value is None else time(value) for value in apart)
+    median, most = map(format_edge, apart)
     counts = {
         "mismatches": names.MISMATCH,
         "unknown": names.UNKNOWN,

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from math import inf
 from typing import Any, Final
 
 import click
@@ -19,7 +18,7 @@ from flask_idempotency.assembly import Services
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import Output, duration, prints_json, prints_output, wide_option
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, ago, clean, say, table
-from flask_idempotency.engine.activity import EDGES, ENDINGS, NEW, NOT_KEPT, OUTCOMES
+from flask_idempotency.engine.activity import ENDINGS, NEW, NOT_KEPT, OUTCOMES
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.operations.activity import (
@@ -35,7 +34,7 @@ from flask_idempotency.operations.activity import (
 from flask_idempotency.operations.admin import Stats, stats
 from flask_idempotency.operations.identity import IdentityChange, look
 from flask_idempotency.operations.records import Refused
-from flask_idempotency.operations.times import format_duration, moment
+from flask_idempotency.operations.times import format_duration, format_edge, moment
 from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.operator import built, policies, recovery, settings, state
 
@@ -231,16 +230,7 @@ def _row(name: str, figures: Figures) -> dict[str, Cell]:
         "conflicts": f"{groups['conflicts']:,}",
         "mismatches": f"{groups['mismatches']:,}",
         "quarantined": Styled(quarantined, Style.BAD) if groups["quarantined"] else quarantined,
-        **{edge: _time(getattr(new, edge)) for edge in ("p50", "p95", "p99")},
-        **{f"replay {edge}": _time(getattr(replayed, edge)) for edge in ("p50", "p95", "p99")},
+        **{edge: format_edge(getattr(new, edge), over="> ") for edge in ("p50", "p95", "p99")},
+        **{f"replay {edge}": format_edge(getattr(replayed, edge), over="> ") for edge in ("p50", "p95", "p99")},
         **{counter: f"{figures.of(counter):,}" for counter in _MORE_COUNTERS},
     }
-
-
-def _time(seconds: float | None) -> str:
-    """Return an upper edge as a person reads it: `7.5 ms`, `1.5 s`."""
-    if seconds is None:
-        return "-"
-    if seconds == inf:
-        return f"> {EDGES[-1]:g} s"
-    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
-from math import inf
 from typing import Final
 
 from markupsafe import Markup
@@ -17,6 +16,7 @@ from markupsafe import Markup
 from flask_idempotency.engine.activity import EDGES, HOUR
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.activity import GROUPS, Point, Summary
+from flask_idempotency.operations.times import format_edge
 
 WIDTH: Final = 520
 HEIGHT: Final = 190
@@ -198,12 +198,7 @@ def _nice(number: int) -> float:
 
 
 def _took(seconds: float | None) -> str:
-    """Return the edge of a duration: `under 20 ms` would be longer than the label of an axis."""
-    if seconds is None:
-        return "–"
-    if seconds == inf:
-        return "over 60 s"
-    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
+    return format_edge(seconds, over="over ", none="–")
 
 
 def _clock(start: int, length: int) -> str:

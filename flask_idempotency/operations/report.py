@@ -12,11 +12,11 @@ from math import inf
 from typing import Final
 
 from flask_idempotency.engine import activity as names
-from flask_idempotency.engine.activity import CALLERS, EDGES, OBSERVED, OUTCOMES, WOULD, ActivityLog, percentile
+from flask_idempotency.engine.activity import CALLERS, OBSERVED, OUTCOMES, WOULD, ActivityLog, percentile
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.activity import edges_object, summary
-from flask_idempotency.operations.times import moment
+from flask_idempotency.operations.times import format_edge, moment
 
 FEW: Final = 20
 """With fewer requests than this, an endpoint gets no suggestion: a share of so few says little."""
@@ -196,8 +196,10 @@ def _of_waiting(found: EndpointReport, policy: Policy) -> Suggestion | None:
     apart, ran = percentile(found.apart, 0.5), percentile(found.ran, 0.99)
     if not found.concurrent or ran is None or (ran <= policy.wait and policy.in_flight == "wait"):
         return None
-    soon = "" if apart is None else f", half of them within {time(apart)}"
-    took = f"99 % of the views took at most {time(ran)}" if ran != inf else f"some views took over {time(ran)}"
+    soon = "" if apart is None else f", half of them within {format_edge(apart)}"
+    took = (
+        f"{'some' if ran == inf else '99 % of the'} views took {'over' if ran == inf else 'at most'} {format_edge(ran)}"
+    )
     said = f"{_counted(found.concurrent, 'duplicate')} came while the first request ran{soon}, and {took}"
     if ran <= policy.wait:
         return Suggestion("in_flight", '"wait"', f"{said}: within `wait` ({policy.wait:g} s) they get its response.")
@@ -229,13 +231,6 @@ def _of_effects(found: EndpointReport, policy: Policy, *, joint: bool) -> Sugges
 
 def _counted(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
-
-
-def time(seconds: float) -> str:
-    """Return an upper edge of a histogram as a person reads it: `7.5 ms`, `1.5 s`, `60 s` past the last."""
-    if seconds == inf:
-        return f"{EDGES[-1]:g} s"
-    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
 
 
 # For machines.

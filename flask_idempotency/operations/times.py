@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from math import inf
 from typing import Final
+
+from flask_idempotency.engine.activity import EDGES
 
 _UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -29,3 +32,15 @@ def seconds_of(typed: str) -> float | None:
     """Return the seconds of a duration that a person typed: `90`, `90s`, `15m`, `2h`, `3d`. None: it is none."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", typed, re.ASCII)
     return None if match is None else float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def format_edge(seconds: float | None, *, over: str = "", none: str = "-") -> str:
+    """Return an upper edge of a histogram as a person reads it: `7.5 ms`, `1.5 s`, `60 s` past the last.
+
+    `over` stands before the last, if the true value is above it.
+    """
+    if seconds is None:
+        return none
+    if seconds == inf:
+        return f"{over}{EDGES[-1]:g} s"
+    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"

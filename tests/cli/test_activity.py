@@ -25,6 +25,7 @@ from flask_idempotency.engine.activity import EDGES, HOUR, MINUTE, Counts
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.operations.activity import summary
+from flask_idempotency.operations.times import format_edge
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.apps import NAME, World, new_world, paid, refusal, run, said, shop
@@ -336,7 +337,7 @@ def test_a_dumb_terminal_gets_no_control_sequence(tmp_path: Path) -> None:
 
 
 def test_times_read_as_a_person_writes_them() -> None:
-    assert [command._time(each) for each in (None, EDGES[0], 0.0075, 0.75, 1.0, 7.5, 60.0, float("inf"))] == [
+    assert [format_edge(each, over="> ") for each in (None, EDGES[0], 0.0075, 0.75, 1.0, 7.5, 60.0, float("inf"))] == [
         "-",
         *("1 ms", "7.5 ms", "750 ms", "1 s", "7.5 s", "60 s", "> 60 s"),
     ]

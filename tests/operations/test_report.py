@@ -11,7 +11,8 @@ import pytest
 
 from flask_idempotency.engine.activity import would
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.operations.report import EndpointReport, as_object, report, suggestions, time
+from flask_idempotency.operations.report import EndpointReport, as_object, report, suggestions
+from flask_idempotency.operations.times import format_edge
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 
@@ -175,4 +176,4 @@ def test_json_has_every_number_and_no_infinity() -> None:
 
 @pytest.mark.parametrize(("seconds", "shown"), ((0.0075, "7.5 ms"), (1.5, "1.5 s"), (inf, "60 s")))
 def test_a_time_is_shown_in_its_unit(seconds: float, shown: str) -> None:
-    assert shown == time(seconds)
+    assert shown == format_edge(seconds)
