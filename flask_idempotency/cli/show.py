@@ -27,15 +27,13 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.operations import Operation
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.operations.browse import CONDITIONS, UNFINISHED, Browsing, listing
 from flask_idempotency.operations.records import (
-    UNFINISHED,
     Condition,
-    RecordFilter,
     RecordView,
     Refused,
     believed_in,
     changes_of,
-    listing,
     never_happened,
 )
 from flask_idempotency.operations.times import format_duration
@@ -225,12 +223,14 @@ def list_command(
     """
     everybody = tenant is None and not no_tenant
     whose = None if everybody else chosen(tenant, no_tenant=no_tenant)
-    states = UNFINISHED if of_state is None else (State.PROCESSING if of_state == _PAUSED else State(of_state),)
     journals = built().journals if of_state == _PAUSED else None
     if of_state == _PAUSED and journals is None:
         raise Refused("The store of this application keeps no steps, so no request of it is paused.")
-    wanted = RecordFilter(states, (None,) if everybody else tids(whose), older_than, endpoint, journals)
-    found = listing(recovery(), wanted, limit=limit)
+    conditions = (
+        UNFINISHED if of_state is None else CONDITIONS[State(of_state)] if of_state != _PAUSED else {Condition.PAUSED}
+    )
+    wanted = Browsing(conditions, (None,) if everybody else tids(whose), endpoint, older_than)
+    found = listing(recovery(), wanted, limit=limit, journals=journals)
     views = [show_of(each) for each in found.found]
     none = "No record matches." if of_state else "No record is unfinished. Completed ones: --state completed."
     lines = table((_line(each, found.ids[each.handle]) for each in views), without=() if wide else _RARE_OF_RECORDS)

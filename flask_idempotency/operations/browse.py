@@ -1,4 +1,4 @@
-"""Browse records by pages with bounded work, tell the life of one, and give it a version.
+"""List records, browse them by pages with bounded work, tell the life of one, and give it a version.
 
 A list that sorts all records, as the command `list` does, reads up to a hundred thousand of them. A page that a browser loads
 again and again must not. So it goes through the store's index in the order of the store, and remembers where it stopped.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import binascii
 import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from heapq import nsmallest
+from itertools import islice
 from typing import Final
 
 from flask_idempotency.engine.audit import RESOLVER, AuditEntry
-from flask_idempotency.engine.capabilities import Recovery, SeenRecord
+from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.journal import Journal, Journals
 from flask_idempotency.engine.keys import KeyedDigest, encode
 from flask_idempotency.engine.model import OnExpiry, Record, State
@@ -29,6 +32,8 @@ from flask_idempotency.operations.records import (
     handle_of,
     is_paused,
     is_paused_in,
+    short_ids,
+    urgency,
 )
 
 ROWS: Final = 50
@@ -46,7 +51,7 @@ MAC_BYTES: Final = 16
 
 UNFINISHED: Final = frozenset(Condition) - {Condition.COMPLETED}
 
-_STATES: Final = {
+CONDITIONS: Final = {
     State.QUARANTINED: frozenset({Condition.QUARANTINED}),
     State.PROCESSING: frozenset({Condition.LEASE_EXPIRED, Condition.PAUSED, Condition.IN_FLIGHT}),
     State.COMPLETED: frozenset({Condition.COMPLETED}),
@@ -67,10 +72,13 @@ class Browsing:
     beginning: str = ""
     """The first characters of the handle, or the whole id from a log."""
 
+    @property
+    def states(self) -> list[State]:
+        return [state for state, conditions in CONDITIONS.items() if conditions & set(self.conditions)]
+
     def scans(self) -> list[tuple[State, bytes | None]]:
         """Return the parts of the index to go through, in this order."""
-        states = [state for state, conditions in _STATES.items() if conditions & set(self.conditions)]
-        return [(state, tid) for state in states for tid in self.tids]
+        return [(state, tid) for state in self.states for tid in self.tids]
 
     def encoded(self) -> bytes:
         """Return bytes that no other filter has."""
@@ -137,7 +145,7 @@ def browse(
             if each.record.token not in found and _wants(wanted, each, None if journals is None else paused, labels):
                 found[each.record.token] = each
         scan, after = (scan + 1, b"") if page.after is None else (scan, page.after)
-    ordered = sorted(found.values(), key=_urgency)
+    ordered = sorted(found.values(), key=urgency)
     return BrowsePage(tuple(ordered), looked_at, None if scan >= len(scans) else Place(scan, after))
 
 
@@ -145,7 +153,7 @@ def _wants(
     wanted: Browsing,
     found: SeenRecord,
     paused: Callable[[SeenRecord], bool] | None,
-    labels: Callable[[SeenRecord], Collection[str]],
+    labels: Callable[[SeenRecord], Collection[str]] = lambda found: (),
 ) -> bool:
     record = found.record
     if wanted.endpoint not in (None, record.info.operation) or age(record) < wanted.older_than:
@@ -161,11 +169,61 @@ def _wants(
     return (Condition.PAUSED if paused is not None and paused(found) else seen) in wanted.conditions
 
 
-_ORDER: Final = list(Condition)
+MOST_LISTED: Final = 100_000
+"""The most records of a state that a list reads: some ten seconds on Redis, and fewer on a database."""
 
 
-def _urgency(found: SeenRecord) -> tuple[int, float, bytes]:
-    return _ORDER.index(condition(found.record)), found.record.requested_at, found.key.rid
+@valueclass(frozen=True, slots=True)
+class Listing:
+    """The first records that pass a filter."""
+
+    found: tuple[SeenRecord, ...]
+    more: int | None
+    """How many others pass it. None: some do, and counting them would take too long."""
+    ids: Mapping[str, str]
+    """The short id of each handle."""
+
+
+def listing(recovery: Recovery, wanted: Browsing, *, limit: int, journals: Journals | None = None) -> Listing:
+    """Return the records that need an operator first: quarantined, then with an expired lease, the oldest first.
+
+    Completed records come in no order, because there may be millions. If one use of a key has records under several secrets,
+    the list has one of them. Raises `StoreUnavailable` if the store does not answer.
+    """
+    if State.COMPLETED in wanted.states:
+        some = list(islice(_listed(recovery, State.COMPLETED, wanted, set()), limit + 1))
+        ids = short_ids(handle_of(each.key) for each in some)
+        return Listing(tuple(some[:limit]), None if len(some) > limit else 0, ids)
+    paused = None if journals is None else partial(is_paused_in, journals=journals)
+    handles, tokens, whole = list[str](), set[bytes](), True
+
+    def listed() -> Iterator[SeenRecord]:
+        nonlocal whole
+        # A record goes from processing to quarantined, so a scan in this order misses none on its way. Many records in one
+        # state hide none in another.
+        for state in reversed(wanted.states):
+            before = len(handles)
+            for each in islice(_listed(recovery, state, wanted, tokens, paused), MOST_LISTED):
+                handles.append(handle_of(each.key))
+                yield each
+            whole = whole and len(handles) - before < MOST_LISTED
+
+    first = nsmallest(limit, listed(), key=urgency)
+    return Listing(tuple(first), len(handles) - len(first) if whole else None, short_ids(handles))
+
+
+def _listed(
+    recovery: Recovery,
+    state: State,
+    wanted: Browsing,
+    tokens: set[bytes],
+    paused: Callable[[SeenRecord], bool] | None = None,
+) -> Iterator[SeenRecord]:
+    """Yield every record in this state that passes the filter, and remember their tokens: of each, only one record."""
+    for found in every(recovery, state, tids=wanted.tids):
+        if found.record.token not in tokens and _wants(wanted, found, paused):
+            tokens.add(found.record.token)
+            yield found
 
 
 def cursor_of(place: Place, wanted: Browsing, digest: KeyedDigest) -> str:

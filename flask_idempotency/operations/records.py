@@ -9,11 +9,10 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b32decode, b32encode
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from enum import Enum
-from heapq import nsmallest
-from itertools import islice, pairwise
+from itertools import pairwise
 from math import ceil, inf
 from typing import Final
 
@@ -166,16 +165,7 @@ def changes_of(audit: AuditTrail | None, key: StorageKey) -> tuple[ChangeView, .
     if audit is None:
         return None
     return tuple(
-        ChangeView(
-            moment(entry.at),
-            entry.verb,
-            entry.step or None,
-            entry.was,
-            entry.actor,
-            entry.reason,
-            entry.forced,
-            entry.certain,
-        )
+        ChangeView(**{**asdict(entry), "at": moment(entry.at), "step": entry.step or None})
         for entry in audit.entries(key)
         if entry.verb not in (SAYS_NEVER, SAYS_UNKNOWN)
     )
@@ -266,85 +256,12 @@ UNFINISHED: Final = (State.PROCESSING, State.QUARANTINED)
 """In this order, because a record goes from the first state to the second: a scan of both misses none on its way."""
 
 
-@valueclass(frozen=True, slots=True)
-class RecordFilter:
-    """Which records a list shows."""
-
-    states: Sequence[State] = UNFINISHED
-    tids: Sequence[bytes | None] = (None,)
-    """The ids of all parts of the tenant, under every secret in use. None: of all tenants."""
-    older_than: float = 0.0
-    endpoint: str | None = None
-    paused_in: Journals | None = None
-    """Only records that are paused, by these journals. None: all."""
-
-    def wants(self, record: Record) -> bool:
-        return age(record) >= self.older_than and self.endpoint in (None, record.info.operation)
-
-
-@valueclass(frozen=True, slots=True)
-class Listing:
-    """The first records that pass a filter."""
-
-    found: tuple[SeenRecord, ...]
-    more: int | None
-    """How many others pass it. None: some do, and counting them would take too long."""
-    ids: Mapping[str, str]
-    """The short id of each handle."""
-
-
-def listing(recovery: Recovery, wanted: RecordFilter, *, limit: int) -> Listing:
-    """Return the records that need an operator first: quarantined, then with an expired lease, the oldest first.
-
-    Completed records come in no order, because there may be millions. Raises `StoreUnavailable` if the store does not answer.
-    """
-    all_found, handles = listed(recovery, wanted, most=MOST_LOOKED_AT), list[str]()
-    if State.COMPLETED in wanted.states:
-        some = list(islice(all_found, limit + 1))
-        ids = short_ids(handle_of(each.key) for each in some)
-        return Listing(tuple(some[:limit]), None if len(some) > limit else 0, ids)
-
-    of_each = Counter[State]()
-
-    def counted() -> Iterator[SeenRecord]:
-        for each in all_found:
-            handles.append(handle_of(each.key))
-            of_each[each.record.state] += 1
-            yield each
-
-    first = nsmallest(limit, counted(), key=_urgency)
-    whole = max(of_each.values(), default=0) < MOST_LOOKED_AT
-    return Listing(tuple(first), len(handles) - len(first) if whole else None, short_ids(handles))
-
-
 _ORDER: Final = list(Condition)
 
 
-def _urgency(found: SeenRecord) -> tuple[int, float, bytes]:
+def urgency(found: SeenRecord) -> tuple[int, float, bytes]:
+    """Return what sorts records: those first that need an operator most, the oldest first."""
     return _ORDER.index(condition(found.record)), found.record.requested_at, found.key.rid
-
-
-def listed(
-    recovery: Recovery, wanted: RecordFilter, *, one_of_each: bool = True, most: float = inf
-) -> Iterator[SeenRecord]:
-    """Yield every record that passes the filter, once. Raises `StoreUnavailable` if the store does not answer.
-
-    `one_of_each`: if one use of a key has records under several secrets, yield one of them. `most`: of each state, so that
-    many records in one state hide none in another.
-    """
-    tokens: set[bytes] = set()
-    for state in wanted.states:
-        left = most
-        for found in every(recovery, state, tids=wanted.tids):
-            if not wanted.wants(found.record) or (one_of_each and found.record.token in tokens):
-                continue
-            if wanted.paused_in is not None and not is_paused_in(found, wanted.paused_in):
-                continue
-            tokens.add(found.record.token)
-            yield found
-            left -= 1
-            if left <= 0:
-                break
 
 
 def is_paused_in(found: SeenRecord, journals: Journals) -> bool:
@@ -393,8 +310,7 @@ SHORT: Final = re.compile(rf"[0-9a-z]{{{SHORTEST},76}}")
 quotes it."""
 
 MOST_LOOKED_AT: Final = 100_000
-"""The most records of a state that a list reads, and the most completed ones that a search reads: some ten seconds on
-Redis, and fewer on a database."""
+"""The most completed records that a search reads: some ten seconds on Redis, and fewer on a database."""
 
 Read = Callable[[StorageKey], "Record | None"]
 
@@ -498,7 +414,7 @@ MOST_NAMED: Final = 10
 
 def _ambiguous(found: Sequence[SeenRecord]) -> str:
     ids = short_ids(handle_of(each.key) for each in found)
-    ordered = sorted(found, key=_urgency)
+    ordered = sorted(found, key=urgency)
     lines = [
         f"  {ids[handle_of(each.key)]}  {condition(each.record).value}  {printable(each.record.info.operation)}"
         for each in ordered[:MOST_NAMED]
@@ -526,9 +442,10 @@ def with_rotated(case: Case, recovery: Recovery, read: Read, theirs: Sequence[Se
             "together: name it by --key, or add --tenant T or --no-tenant beside the id of one that is not completed."
         )
     met = {first.key: first}
-    for found in listed(recovery, RecordFilter(tids=tuple(secret_of)), one_of_each=False):
-        if found.record.token == first.record.token and (record := read(found.key)) is not None:
-            met.setdefault(found.key, SeenRecord(found.key, record))
+    for state in UNFINISHED:
+        for found in every(recovery, state, tids=tuple(secret_of)):
+            if found.record.token == first.record.token and (record := read(found.key)) is not None:
+                met.setdefault(found.key, SeenRecord(found.key, record))
     return Case(tuple(sorted(met.values(), key=lambda found: -secret_of[found.key.tid])))
 
 

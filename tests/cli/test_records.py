@@ -11,7 +11,7 @@ from flask import Flask
 
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import OnExpiry
-from flask_idempotency.operations import records
+from flask_idempotency.operations import browse
 from flask_idempotency.operations.records import handle_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
@@ -181,7 +181,7 @@ def test_a_list_of_too_many_records_counts_no_further(monkeypatch: pytest.Monkey
     world = shop()
     for number in range(4):
         vanished(world, str(number))
-    monkeypatch.setattr(records, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(browse, "MOST_LISTED", 3)
 
     assert "More records match: see" in run(world, "list", "--limit", "2").stderr
 
@@ -192,7 +192,7 @@ def test_many_records_in_one_state_hide_none_in_another(monkeypatch: pytest.Monk
     lapsed(world, "held")
     for number in range(4):
         vanished(world, str(number))
-    monkeypatch.setattr(records, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(browse, "MOST_LISTED", 3)
 
     told = run(world, "list", "--limit", "2")
 

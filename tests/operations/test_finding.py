@@ -9,7 +9,8 @@ import pytest
 from flask_idempotency.engine.capabilities import RecordPage, SeenRecord
 from flask_idempotency.engine.keys import Identity, Scope, new_token
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry, State
-from flask_idempotency.operations.records import Case, RecordFilter, by_short, handle_of, listing, with_rotated
+from flask_idempotency.operations.browse import Browsing, listing
+from flask_idempotency.operations.records import Case, by_short, handle_of, with_rotated
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 
@@ -44,7 +45,7 @@ def test_a_record_that_is_quarantined_during_the_search_is_found() -> None:
             return page
 
     def listed(recovery: Any) -> str:
-        return handle_of(listing(recovery, RecordFilter(), limit=1).found[0].key)
+        return handle_of(listing(recovery, Browsing(), limit=1).found[0].key)
 
     def looked_up(recovery: Any) -> str:
         return by_short(recovery, [who], handle_of(key)[:8], tids=[None])
