@@ -27,7 +27,7 @@ from flask_idempotency.assembly import Services
 from flask_idempotency.engine import events
 from flask_idempotency.engine.activity import OBSERVED
 from flask_idempotency.engine.audit import RESOLVER
-from flask_idempotency.engine.capabilities import DataLoss, TaskReport, UnfinishedCounts
+from flask_idempotency.engine.capabilities import DataLoss
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import Effects
@@ -245,15 +245,8 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a store answered at a scrape."""
-
-    up: bool
-    standing: UnfinishedCounts | None = None
-    last: Mapping[str, TaskReport] = field(default_factory=dict)
-    outbox: OutboxCounts | None = None
-    """None: the application has no outbox, or its database did not respond."""
+Reading: TypeAlias = list[tuple[str, tuple[str, ...], float]]
+"""What a store answered at a scrape: the gauges, their labels and values."""
 
 
 class Gauges(Collector):
@@ -281,8 +274,8 @@ class Gauges(Collector):
         with self._lock:
             for name in list(self._apps):
                 reading = self._reading(name)
-                if reading is not None:
-                    _show(families, name, reading)
+                for gauge, labels, value in reading or ():
+                    families[f"idempotency_{gauge}"].add_metric((name, *labels), value)
         return families.values()
 
     def _reading(self, name: str) -> Reading | None:
@@ -329,48 +322,34 @@ def gauges_of(app: Flask) -> Gauges:
 
 
 def _ask(built: Services, outbox: Any) -> Reading:
-    waiting: OutboxCounts | None = None
+    read: Reading = []
     if outbox is not None:
         # It may be in another database than the store.
         with suppress(Exception):
-            waiting = outbox.table.counts()
+            waiting: OutboxCounts = outbox.table.counts()
+            read += [("outbox_messages", (state,), getattr(waiting, state)) for state in ("waiting", "dead")]
+            read.append(("outbox_age_seconds", (), waiting.oldest))
     try:
         standing = None if built.recovery is None else built.recovery.counts()
         last = {} if built.tasks is None else built.tasks.reports()
     except Exception:  # noqa: BLE001 - a scrape must still get the other metrics
-        return Reading(up=False, outbox=waiting)
-    return Reading(up=True, standing=standing, last=last, outbox=waiting)
+        return [*read, ("store_up", (), 0.0)]
+    read.append(("store_up", (), 1.0))
+    if standing is not None:
+        read += [
+            ("unsettled_records", ("in-flight",), standing.in_flight),
+            ("unsettled_records", ("lapsed",), standing.lapsed),
+            ("unsettled_records", ("quarantined",), standing.quarantined),
+            ("unsettled_age_seconds", ("lapsed",), standing.lapsed_for or 0.0),
+            ("unsettled_age_seconds", ("quarantined",), standing.quarantined_for or 0.0),
+        ]
+    read += [("task_age_seconds", (task,), last[task].ago) for task in TASKS if task in last]
+    skew_ms = last["heartbeat"].whole("skew_ms") if "heartbeat" in last else None
+    return read if skew_ms is None else [*read, ("clock_skew_seconds", (), skew_ms / 1000)]
 
 
 def _families() -> dict[str, GaugeMetricFamily]:
     return {name: GaugeMetricFamily(name, about, labels=(APP, *labels)) for name, (about, labels) in GAUGES.items()}
-
-
-def _show(families: Mapping[str, GaugeMetricFamily], app: str, reading: Reading) -> None:
-    def show(name: str, value: float | None, *labels: str) -> None:
-        if value is not None:
-            families[f"idempotency_{name}"].add_metric((app, *labels), value)
-
-    show("store_up", float(reading.up))
-    if (standing := reading.standing) is not None:
-        show("unsettled_records", standing.in_flight, "in-flight")
-        show("unsettled_records", standing.lapsed, "lapsed")
-        show("unsettled_records", standing.quarantined, "quarantined")
-        show("unsettled_age_seconds", standing.lapsed_for or 0.0, "lapsed")
-        show("unsettled_age_seconds", standing.quarantined_for or 0.0, "quarantined")
-    for task in TASKS:
-        if (entry := reading.last.get(task)) is not None:
-            show("task_age_seconds", entry.ago, task)
-    if (waiting := reading.outbox) is not None:
-        show("outbox_messages", waiting.waiting, "waiting")
-        show("outbox_messages", waiting.dead, "dead")
-        show("outbox_age_seconds", waiting.oldest)
-    show("clock_skew_seconds", _skew(reading.last.get("heartbeat")))
-
-
-def _skew(entry: TaskReport | None) -> float | None:
-    skew_ms = None if entry is None else entry.whole("skew_ms")
-    return None if skew_ms is None else skew_ms / 1000
 
 
 # The metrics of each event.

@@ -45,7 +45,7 @@ class LazyGroup(AppGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         self._load()
-        return sorted(super().list_commands(ctx), key=_place)
+        return sorted(super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         self._load()
@@ -85,10 +85,6 @@ def migrating() -> bool:
         # `flask` loads the application to find its commands, and click has not named the command yet.
         return any(word == "db" and not before.startswith("-") for before, word in pairwise(sys.argv))
     return " db " in f"{command.command_path} "
-
-
-def _place(name: str) -> tuple[int, str]:
-    return (ORDER.index(name) if name in ORDER else len(ORDER), name)
 
 
 cli = LazyGroup(

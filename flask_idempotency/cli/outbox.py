@@ -7,7 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
@@ -94,8 +94,7 @@ def relay_command(once: bool, poll: float) -> Output:
             total += relay.finish()
         else:
             total = run(relay, stop=stop, poll=poll, on_pass=_reporter())
-    shown = {"sent": total.sent, "delayed": total.delayed, "dead": total.dead}
-    return Output(shown, [f"Sent: {total.sent}. Delayed: {total.delayed}. Dead: {total.dead}."])
+    return Output(_counted(total), [f"Sent: {total.sent}. Delayed: {total.delayed}. Dead: {total.dead}."])
 
 
 @contextmanager
@@ -114,24 +113,24 @@ def _reporter() -> Callable[[RelayReport], None]:
     """Return a function that tells the task log, now and then, what the relay did since."""
     built = state().built
     task_log = None if built is None else built.tasks
-    counts = {"sent": 0, "delayed": 0, "dead": 0}
-    last = -REPORT_SECONDS
+    since, last = RelayReport(), -REPORT_SECONDS
 
     def report(done: RelayReport) -> None:
-        nonlocal last
-        for name in counts:
-            counts[name] += getattr(done, name)
+        nonlocal since, last
+        since += done
         if task_log is None or time.monotonic() - last < REPORT_SECONDS:
             return
         last = time.monotonic()
-        try:
-            task_log.report("relay", json.dumps({**counts, "finished": True}, separators=(",", ":")))
-        except StoreUnavailable:
-            # The outbox may be in another database, and its messages must not wait for this one.
-            return
-        counts.update(dict.fromkeys(counts, 0))
+        # The outbox may be in another database, and its messages must not wait for this one.
+        with suppress(StoreUnavailable):
+            task_log.report("relay", json.dumps({**_counted(since), "finished": True}, separators=(",", ":")))
+            since = RelayReport()
 
     return report
+
+
+def _counted(report: RelayReport) -> dict[str, int]:
+    return {"sent": report.sent, "delayed": report.delayed, "dead": report.dead}
 
 
 outbox = AppGroup("outbox", help="Show, retry and discard messages that are not sent.")

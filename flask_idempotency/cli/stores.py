@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
@@ -28,14 +27,12 @@ from flask_idempotency.engine.store import RoleSchema, Schema
 from flask_idempotency.operations.admin import (
     DataLossReport,
     KeyStatus,
-    SchemaReport,
     acknowledge,
     check_acknowledgeable,
-    db_check,
-    db_upgrade,
     initialise,
     keys_status,
     memory_status,
+    schema_report,
 )
 from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.operations.times import format_duration, moment
@@ -61,7 +58,7 @@ def upgrade() -> Output:
     Example:
       $ flask idempotency db upgrade
     """
-    return _of_schema(db_upgrade, "The schema is up to date.")
+    return _of_schema("The schema is up to date.", upgrade=True)
 
 
 @db.command("check")
@@ -85,7 +82,7 @@ def check(role: str | None) -> Output:
       $ flask idempotency db check
     """
     if role is None:
-        return _of_schema(db_check, "The schema is in order.")
+        return _of_schema("The schema is in order.", upgrade=False)
     checked = [place for place in _schemas() if isinstance(place, RoleSchema)]
     if not checked:
         raise Refused("The records of this application are not in a database with roles: --role has nothing to check.")
@@ -106,15 +103,11 @@ def _schemas() -> list[Schema]:
     return [each for each in (state().schema, None if outbox is None else outbox.table) if each is not None]
 
 
-def _of_schema(verb: Callable[[Schema], SchemaReport], fine: str) -> Output:
-    reports = list(map(verb, _schemas()))
-    report = SchemaReport(
-        done=tuple(each for one in reports for each in one.done),
-        faults=tuple(each for one in reports for each in one.faults),
-        advice=tuple(each for one in reports for each in one.advice),
-    )
-    found = {"schema": bool(reports), "in_order": report.in_order, **asdict(report)}
-    verdict = () if report.done or report.faults else (fine if reports else _NO_SCHEMA,)
+def _of_schema(fine: str, *, upgrade: bool) -> Output:
+    schemas = _schemas()
+    report = schema_report(schemas, upgrade=upgrade)
+    found = {"schema": bool(schemas), "in_order": report.in_order, **asdict(report)}
+    verdict = () if report.done or report.faults else (fine if schemas else _NO_SCHEMA,)
     lines = [*report.done, *report.faults, *verdict, *(f"Advice: {each}" for each in report.advice)]
     return Output(found, lines, 0 if report.in_order else NOT_IN_ORDER)
 

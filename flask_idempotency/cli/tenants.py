@@ -145,7 +145,7 @@ def _not_counting() -> list[str]:
 @quota.command("set")
 @tenant_options
 @click.option("--records", type=click.IntRange(0, MAX_LIMIT), help="Most live records.")
-@click.option("--bytes", "byte_count", type=click.IntRange(0, MAX_LIMIT), help="Most bytes of stored responses.")
+@click.option("--bytes", type=click.IntRange(0, MAX_LIMIT), help="Most bytes of stored responses.")
 @click.option("--in-flight", type=click.IntRange(0, MAX_LIMIT), help="Most requests that run at once.")
 @click.option("--new-keys", type=click.IntRange(0, MAX_LIMIT), help="Most new keys in each window; needs --per.")
 @click.option("--per", type=float, metavar="SECONDS", help="The length of each window.")
@@ -155,13 +155,11 @@ def _not_counting() -> list[str]:
 def set_(
     tenant: str | None,
     no_tenant: bool,
-    records: int | None,
-    byte_count: int | None,
-    in_flight: int | None,
     new_keys: int | None,
     per: float | None,
     clear: bool,
     word: AuditNote,
+    **most: int | None,
 ) -> Output:
     """Set limits of one tenant, from its next new key on.
 
@@ -177,7 +175,7 @@ def set_(
     tenant = chosen(tenant, no_tenant=no_tenant)
     rate = None if new_keys is None or per is None else NewKeys(new_keys, per)
     try:
-        named = Quota(records, byte_count, in_flight, rate)
+        named = Quota(**most, new_keys=rate)
     except ConfigurationError as error:
         raise Refused(" ".join(error.faults)) from error
     if named.unlimited and not clear:

@@ -104,12 +104,5 @@ def state(condition: str) -> Markup:
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "name": name,
-    "whole": whole,
-    "lines": lines,
-    "ago": ago,
-    "duration": duration,
-    "number": number,
-    "state": state,
-    "moment": moment,
+    each.__name__: each for each in (name, whole, lines, ago, duration, number, state, moment)
 }

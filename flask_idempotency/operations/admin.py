@@ -239,7 +239,9 @@ def initialise(
     It calls `confirm` before it gives an empty store the id in the settings: an emptied store may have had that id.
     """
     before = memory.status()
-    if before.store_id is None and not before.parts.keys() - {DataLoss.MISSING.value} and _in_use(recovery):
+    counts = None if recovery is None or before.store_id is not None else recovery.counts()
+    used = counts is not None and bool(counts.in_flight or counts.lapsed or counts.quarantined)
+    if used and not before.parts.keys() - {DataLoss.MISSING.value}:
         raise Refused(
             "Claims of requests are in this Redis, so it is not new: it was emptied, and workers have restored their claims; "
             f"or an earlier release wrote them. {_STATUS} shows more, and {_ACK} lets new keys run. Nothing was changed."
@@ -250,13 +252,6 @@ def initialise(
         return Initialised(memory.initialise(), created=before.store_id is None)
     except ConfigurationError as error:
         raise Refused(" ".join(error.faults)) from error
-
-
-def _in_use(recovery: Recovery | None) -> bool:
-    if recovery is None:
-        return False
-    counts = recovery.counts()
-    return bool(counts.in_flight or counts.lapsed or counts.quarantined)
 
 
 def check_acknowledgeable(status: DataLossReport, *, forced: bool) -> None:
@@ -393,15 +388,8 @@ class SchemaReport:
         return not self.faults
 
 
-def db_upgrade(schema: Schema) -> SchemaReport:
-    """Upgrade the schema to this release, then check it: what the upgrade cannot repair stays a fault."""
-    return _report(schema, done=schema.upgrade())
-
-
-def db_check(schema: Schema) -> SchemaReport:
-    """Check the schema. Never writes."""
-    return _report(schema, done=[])
-
-
-def _report(schema: Schema, *, done: list[str]) -> SchemaReport:
-    return SchemaReport(done=tuple(done), faults=tuple(schema.faults()), advice=tuple(schema.advice()))
+def schema_report(schemas: Sequence[Schema], *, upgrade: bool = False) -> SchemaReport:
+    """Check these schemas. `upgrade`: first upgrade them to this release; what that cannot repair stays a fault."""
+    done = [each for schema in schemas if upgrade for each in schema.upgrade()]
+    faults, advice = ([each for schema in schemas for each in getattr(schema, of)()] for of in ("faults", "advice"))
+    return SchemaReport(tuple(done), tuple(faults), tuple(advice))

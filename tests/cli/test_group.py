@@ -20,7 +20,7 @@ import flask_idempotency.cli
 from docs.commands import subcommands
 from flask_idempotency.cli import cli, migrating
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.operations.admin import SchemaReport, db_check, db_upgrade
+from flask_idempotency.operations.admin import SchemaReport, schema_report
 
 FAULT, ADVICE, STEP = "A thing is missing. Run something.", "Another way is better.", "0001: a thing"
 
@@ -172,8 +172,8 @@ def test_the_verbs_need_no_flask() -> None:
             return [STEP]
 
     assert (SchemaReport((STEP,), (FAULT,), ()), SchemaReport((), (FAULT,), ())) == (
-        db_upgrade(Plain(broken=[FAULT])),
-        db_check(Plain(broken=[FAULT])),
+        schema_report([Plain(broken=[FAULT])], upgrade=True),
+        schema_report([Plain(broken=[FAULT])]),
     )
 
 
