@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Final
 
 from celery import Celery
@@ -70,7 +69,7 @@ def register(celery_app: Celery, flask_app: Flask) -> None:
     for task in janitor.tasks:
         if task not in added:
             added.add(task)
-            _add_task(celery_app, task, settings, partial(_do, served, task))
+            _add_task(celery_app, task, settings, served)
     if former is None:
         _add_schedule(celery_app, served)
     elif vars(celery_app)["configured"]:
@@ -99,7 +98,13 @@ def schedule_of(janitor: Janitor, settings: Settings) -> dict[str, dict[str, Any
     }
 
 
-def _add_task(celery_app: Celery, task: Task, settings: Settings, do: Callable[[], object]) -> None:
+def _add_task(
+    celery_app: Celery, task: Task, settings: Settings, served: Sequence[tuple[Flask, Janitor, object]]
+) -> None:
+    def run() -> object:
+        return _do(served, task)
+
+    run.__name__ = run.__qualname__ = task  # Celery makes a class of it
     budget = drain_of(task, settings).budget
     celery_app.task(
         name=name_of(task),
@@ -113,17 +118,7 @@ def _add_task(celery_app: Celery, task: Task, settings: Settings, do: Callable[[
         # A pool that can end a task does so before its lock expires and another worker begins.
         soft_time_limit=round(budget + LOCK_SECONDS / 2),
         time_limit=round(budget + LOCK_SECONDS),
-    )(_named(do, task))
-
-
-def _named(do: Callable[[], object], task: Task) -> Callable[[], object]:
-    """Return a new function with the name of the task, because Celery makes a class of it."""
-
-    def run() -> object:
-        return do()
-
-    run.__name__ = run.__qualname__ = task
-    return run
+    )(run)
 
 
 def _do(served: Sequence[tuple[Flask, Janitor, object]], task: Task) -> Mapping[str, object] | str:

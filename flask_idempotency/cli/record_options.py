@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
-from itertools import product
+from itertools import chain, product
 from typing import Any, Final
 
 import click
@@ -14,12 +14,14 @@ from flask import current_app
 
 from flask_idempotency.assembly import identities
 from flask_idempotency.cli.completion import complete_endpoint
-from flask_idempotency.cli.context import CommandT, tenant_options
+from flask_idempotency.cli.context import tenant_options
 from flask_idempotency.cli.output import clean
 from flask_idempotency.engine.claim_requests import BrokerId, message_key
 from flask_idempotency.engine.errors import InvalidKey
 from flask_idempotency.engine.keys import Scope, parse_key
 from flask_idempotency.engine.model import RequestInfo, State
+from flask_idempotency.engine.recovery import SeenStep
+from flask_idempotency.engine.step_rules import StepRules
 from flask_idempotency.operations.records import (
     SHORT,
     SHOWN,
@@ -45,6 +47,7 @@ from flask_idempotency.web.principals import identifies
 from flask_idempotency.web.webhooks import PRINCIPAL
 
 STDIN: Final = "-"
+endpoint_option = partial(click.option, "--endpoint", metavar="E", shell_complete=complete_endpoint)
 LONGEST_KEY: Final = 4096
 """Characters. No policy allows more."""
 UNKNOWN_ENDPOINT: Final = (
@@ -87,32 +90,30 @@ class RecordOptions:
         return self.principal
 
 
-def naming_options(command: CommandT) -> CommandT:
+def naming_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ID and `--key` with its scope. The command receives them as `named`."""
 
+    @click.argument("handle", metavar="[ID]", required=False)
+    @click.option("--key", metavar="KEY", help="The client's key; - reads it from standard input.")
+    @click.option("--principal", metavar="P", help="The principal that sent the key, as the principal_loader names it.")
+    @click.option("--anonymous", is_flag=True, help="The client sent the key without a principal.")
+    @endpoint_option(help="The endpoint that the key was used for.")
+    @tenant_options
     @wraps(command)
     def named(*args: Any, **options: Any) -> Any:
         typed = {name: options.pop(name) for name in RecordOptions.__dataclass_fields__}
         return command(*args, named=RecordOptions(**typed), **options)
 
-    decorated: Any = tenant_options(named)
-    for option in (
-        click.option(
-            "--endpoint",
-            metavar="E",
-            shell_complete=complete_endpoint,
-            help="The endpoint that the key was used for.",
-        ),
-        click.option("--anonymous", is_flag=True, help="The client sent the key without a principal."),
-        click.option(
-            "--principal", metavar="P", help="The principal that sent the key, as the principal_loader names it."
-        ),
-        click.option("--key", metavar="KEY", help="The client's key; - reads it from standard input."),
-        click.argument("handle", metavar="[ID]", required=False),
-    ):
-        decorated = option(decorated)
-    found: CommandT = decorated
-    return found
+    return named
+
+
+def steps_named(
+    steps: Sequence[SeenStep], rules: StepRules | None, name: str, item: str | None
+) -> tuple[list[SeenStep], list[SeenStep]]:
+    """Return the recorded steps of this name, and those of them with this item."""
+    name = name if rules is None else rules.recorded_as(name)
+    named = [step for step in steps if step.name == name]
+    return named, [step for step in named if item == (None if step.item is None else str(step.item))]
 
 
 def find_record(named: RecordOptions, *, whole: bool) -> Case:
@@ -141,7 +142,9 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
                 f"{len(handle)} characters of an id are enough to read a record, and {SHOWN} to change one. Copy the id as "
                 "`flask idempotency list` prints it."
             )
-        handle = by_short(searched, identities(settings()), handle, tids=_concerned(named))
+        anyone = named.tenant is None and not named.no_tenant
+        concerned = [None] if anyone else list(chain.from_iterable(every_tids(named.whose)))
+        handle = by_short(searched, identities(settings()), handle, tids=concerned)
     case = by_handle(read, handle)
     if whole:
         check_own(case.first.record)
@@ -158,13 +161,6 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
 def _may_be(named: RecordOptions, about: RequestInfo) -> bool:
     """Return whether this record may belong to the named tenant and principal. A record without names may."""
     return is_spelled(about.tenant, named.whose) and is_spelled(about.principal, named.who)
-
-
-def _concerned(named: RecordOptions) -> list[bytes | None]:
-    """Return the ids of the named tenant, or None for all tenants."""
-    if named.tenant is None and not named.no_tenant:
-        return [None]
-    return [tid for parts in every_tids(named.whose) for tid in parts]
 
 
 def _by_key(named: RecordOptions) -> Iterator[Case]:

@@ -13,7 +13,7 @@ import click
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import Output, confirm, prints_json, prints_output, word_options, yes_option
 from flask_idempotency.cli.output import facts_of, say
-from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options
+from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options, steps_named
 from flask_idempotency.engine.errors import IdempotencyError, ResultNotRebuilt
 from flask_idempotency.engine.model import RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import MESSAGE
@@ -131,9 +131,7 @@ class GivenStep:
 
         Raises `Refused` if it is not recorded, or if the code that runs now cannot return the result.
         """
-        name = self.name if rules is None or self.name is None else rules.recorded_as(self.name)
-        named = [step for step in steps if step.name == name]
-        met = [step for step in named if self.item == (None if step.item is None else str(step.item))]
+        named, met = steps_named(steps, rules, self.name or "", self.item)
         if len(met) == 1:
             result, rule = self.value(), None if rules is None else rules.of_recorded(met[0].name)
             if result is not None and rule is not None:

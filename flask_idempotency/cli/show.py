@@ -20,7 +20,14 @@ from flask_idempotency.cli.context import (
     wide_option,
 )
 from flask_idempotency.cli.output import Cell, Line, ago, clean, facts, facts_of, state_of, table
-from flask_idempotency.cli.record_options import UNKNOWN_ENDPOINT, RecordOptions, find_record, naming_options
+from flask_idempotency.cli.record_options import (
+    UNKNOWN_ENDPOINT,
+    RecordOptions,
+    endpoint_option,
+    find_record,
+    naming_options,
+    steps_named,
+)
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
@@ -198,7 +205,7 @@ _PAUSED: Final = Condition.PAUSED.value
     metavar="DURATION",
     help="First used longer ago than this: 90s, 15m, 2h, 3d.",
 )
-@click.option("--endpoint", metavar="E", shell_complete=complete_endpoint, help="Only this endpoint.")
+@endpoint_option(help="Only this endpoint.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many records.")
 @wide_option
 @prints_output
@@ -280,10 +287,7 @@ def show_command(named: RecordOptions, downstream: str | None, item: str | None)
 
 def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:
     """Return the key of this step, or of any name. Raises `Refused` rather than show a key that no call has sent."""
-    rules = policy_for(found.record.info).step_rules
-    name = name if rules is None else rules.recorded_as(name)
-    named = [step for step in recorded_of(found)[1] if step.name == name]
-    met = [step for step in named if item == (None if step.item is None else str(step.item))]
+    named, met = steps_named(recorded_of(found)[1], policy_for(found.record.info).step_rules, name, item)
     if (named or item is not None) and len(met) != 1:
         what = "is recorded for items" if named and item is None else "is not recorded with this item"
         raise Refused(f"The step {printable(name)} {what}. Give --item as `show` prints it.")

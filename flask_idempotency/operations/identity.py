@@ -141,7 +141,9 @@ def shape_of(
 ) -> IdentityShape:
     """Return the shape of an application. `former` is the former namespace, and the former kinds of tenants and principals."""
     return IdentityShape(
-        application=sha256(b"flask_idempotency/1/application" + _bytes(application)).hexdigest()[:12],
+        application=sha256(
+            b"flask_idempotency/1/application" + application.encode("utf-8", "surrogatepass")
+        ).hexdigest()[:12],
         present=LoaderUse(owner_mark(namespace).hex(), tenant, principal),
         former=None if former is None else LoaderUse(owner_mark(former[0]).hex(), *former[1:]),
         secrets=tuple(who.fingerprint(encode(b"identity of keys: secret"))[:6].hex() for who in identities),
@@ -402,7 +404,3 @@ def _time(value: Any) -> float:
     if not 0 <= seconds < 1e11:
         raise ValueError("no time")
     return seconds
-
-
-def _bytes(name: str) -> bytes:
-    return name.encode("utf-8", "surrogatepass")
