@@ -22,27 +22,9 @@ from flask_idempotency.engine.keys import Scope, parse_key
 from flask_idempotency.engine.model import RequestInfo, State
 from flask_idempotency.engine.recovery import SeenStep
 from flask_idempotency.engine.step_rules import StepRules
-from flask_idempotency.operations.records import (
-    SHORT,
-    SHOWN,
-    Case,
-    Refused,
-    by_handle,
-    by_key,
-    by_short,
-    handle_of,
-    with_rotated,
-)
-from flask_idempotency.web.operator import (
-    check_own,
-    every_tids,
-    is_spelled,
-    policies,
-    read,
-    recovery,
-    settings,
-    state,
-)
+from flask_idempotency.operations import records
+from flask_idempotency.operations.records import Case, Refused
+from flask_idempotency.web import operator
 from flask_idempotency.web.principals import identifies
 from flask_idempotency.web.webhooks import PRINCIPAL
 
@@ -73,7 +55,7 @@ class RecordOptions:
         """The tenant. Required if the application has a tenant_loader."""
         if self.tenant == "" or (self.tenant is not None and self.no_tenant):
             raise click.UsageError("Name the tenant: --tenant T, or --no-tenant.")
-        if self.tenant is None and not self.no_tenant and state().loaders.tenant is not None:
+        if self.tenant is None and not self.no_tenant and operator.state().loaders.tenant is not None:
             raise click.UsageError("This application has a tenant_loader. Name the tenant: --tenant T, or --no-tenant.")
         return self.tenant
 
@@ -82,7 +64,7 @@ class RecordOptions:
         """The principal. Required if the application names principals."""
         if self.principal == "" or (self.principal is not None and self.anonymous):
             raise click.UsageError("Name the principal: --principal P, or --anonymous.")
-        known = state().loaders.principal is not None or identifies(current_app)
+        known = operator.state().loaders.principal is not None or identifies(current_app)
         if self.principal is None and not self.anonymous and known:
             raise click.UsageError(
                 "This application has principals. Name the one that sent the key: --principal P, or --anonymous."
@@ -123,52 +105,52 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
     """
     if (named.handle is None) == (named.key is None):
         raise click.UsageError("Name one record: by the start of its ID, by its id from a log, or by --key.")
-    searched = recovery()
+    searched = operator.recovery()
     if named.key is not None:
         case = _one(list(_by_key(named)), named)
-        former = settings().former_identity
+        former = operator.settings().former_identity
         told = former is None or not (callable(former.tenant) or former.principal)
         if not whole or told or case.first.record.state is State.COMPLETED:
             return case
         # Only a request can tell the former name, and no command has one. The record under it has the same token.
-        return with_rotated(case, searched, read, every_tids(named.whose))
+        return records.with_rotated(case, searched, operator.read, operator.every_tids(named.whose))
     if named.principal is not None or named.anonymous or named.endpoint is not None:
         raise click.UsageError("--principal, --anonymous and --endpoint go with --key.")
     handle = (named.handle or "").lower()
-    if SHORT.fullmatch(handle):
-        if whole and len(handle) < SHOWN:
+    if records.SHORT.fullmatch(handle):
+        if whole and len(handle) < records.SHOWN:
             # A typed start outlives its record: a few characters may begin the id of another one by then.
             raise Refused(
-                f"{len(handle)} characters of an id are enough to read a record, and {SHOWN} to change one. Copy the id as "
-                "`flask idempotency list` prints it."
+                f"{len(handle)} characters of an id are enough to read a record, and {records.SHOWN} to change one. Copy the "
+                "id as `flask idempotency list` prints it."
             )
         anyone = named.tenant is None and not named.no_tenant
-        concerned = [None] if anyone else list(chain.from_iterable(every_tids(named.whose)))
-        handle = by_short(searched, identities(settings()), handle, tids=concerned)
-    case = by_handle(read, handle)
+        concerned = [None] if anyone else list(chain.from_iterable(operator.every_tids(named.whose)))
+        handle = records.by_short(searched, identities(operator.settings()), handle, tids=concerned)
+    case = records.by_handle(operator.read, handle)
     if whole:
-        check_own(case.first.record)
+        operator.check_own(case.first.record)
     if named.tenant is not None or named.no_tenant:
-        theirs = every_tids(named.whose)
+        theirs = operator.every_tids(named.whose)
         about = case.first.record.info.tenant
-        if not any(case.first.key.tid in parts for parts in theirs) or not is_spelled(about, named.whose):
+        if not any(case.first.key.tid in parts for parts in theirs) or not operator.is_spelled(about, named.whose):
             raise Refused("This record belongs to another tenant.")
     else:
-        theirs = every_tids(case.first.record.info.tenant or None)
-    return with_rotated(case, searched, read, theirs) if whole else case
+        theirs = operator.every_tids(case.first.record.info.tenant or None)
+    return records.with_rotated(case, searched, operator.read, theirs) if whole else case
 
 
 def _may_be(named: RecordOptions, about: RequestInfo) -> bool:
     """Return whether this record may belong to the named tenant and principal. A record without names may."""
-    return is_spelled(about.tenant, named.whose) and is_spelled(about.principal, named.who)
+    return operator.is_spelled(about.tenant, named.whose) and operator.is_spelled(about.principal, named.who)
 
 
 def _by_key(named: RecordOptions) -> Iterator[Case]:
-    former = settings().former_identity
+    former = operator.settings().former_identity
     before = None if former is None else former.namespace
-    if named.endpoint is not None and state().loaders.operations.get(named.endpoint) is not None:
+    if named.endpoint is not None and operator.state().loaders.operations.get(named.endpoint) is not None:
         # An inbox or a task: the key is the id of a message, which may be any text.
-        scopes = [Scope(settings().namespace, tenant=named.whose, principal=None, operation=named.endpoint)]
+        scopes = [Scope(operator.settings().namespace, tenant=named.whose, principal=None, operation=named.endpoint)]
         if before is not None:
             scopes.append(replace(scopes[0], namespace=before))
         message_id = _typed_key(named.key or "")
@@ -181,7 +163,7 @@ def _by_key(named: RecordOptions) -> Iterator[Case]:
     # A loader may call a caller what we call a provider. Only the endpoint tells the two apart.
     callers = (False, True) if (named.who or "").startswith(PRINCIPAL) else (False,)
     for operation, of_package in product(_operations(named.endpoint), callers):
-        scopes = [Scope(settings().namespace, named.whose, named.who, operation, of_package)]
+        scopes = [Scope(operator.settings().namespace, named.whose, named.who, operation, of_package)]
         if former is not None:
             # A removed loader needs a request, and there is none here: name its records by their handles.
             tenant, principal = None if former.tenant is False else named.whose, named.who
@@ -195,8 +177,12 @@ def _under_both(scopes: Sequence[Scope], key: str, may_be: Callable[[RequestInfo
 
     `may_be` tells whether a record that only the former name has may be one of the caller's.
     """
-    cases = by_key(read, identities(settings()), scopes[:1], key)
-    before = [each for case in by_key(read, identities(settings()), scopes[1:], key) for each in case.found]
+    cases = records.by_key(operator.read, identities(operator.settings()), scopes[:1], key)
+    before = [
+        each
+        for case in records.by_key(operator.read, identities(operator.settings()), scopes[1:], key)
+        for each in case.found
+    ]
     own = cases[0].found if cases else ()
     # Resolve one use under both names together, as under several secrets. Others may have the former name too.
     tokens = {each.record.token for each in own}
@@ -209,10 +195,10 @@ def _under_both(scopes: Sequence[Scope], key: str, may_be: Callable[[RequestInfo
 def _operations(endpoint: str | None) -> list[str | None]:
     """Return the key spaces to search: that of all endpoints, and those of single endpoints."""
     if endpoint is not None:
-        if endpoint not in current_app.view_functions and state().loaders.operations.get(endpoint) is None:
+        if endpoint not in current_app.view_functions and operator.state().loaders.operations.get(endpoint) is None:
             raise Refused(UNKNOWN_ENDPOINT)
         return [None, endpoint]
-    rules = policies()
+    rules = operator.policies()
     own = {each for each, method in rules.pairs() if rules.resolve(each, method).policy.scope == "operation"}
     return [None, *sorted(own)]
 
@@ -237,7 +223,9 @@ def _one(cases: list[Case], named: RecordOptions) -> Case:
     if len(meant) == 1:
         return meant[0]
     if meant:
-        each = "; ".join(f"{clean(case.first.record.info.operation)}: {handle_of(case.first.key)}" for case in meant)
+        each = "; ".join(
+            f"{clean(case.first.record.info.operation)}: {records.handle_of(case.first.key)}" for case in meant
+        )
         raise Refused(f"This key was used for several endpoints. Add --endpoint, or name one record by its id: {each}.")
     if cases:
         other = clean(cases[0].first.record.info.operation)

@@ -20,32 +20,11 @@ from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, SettledStep
 from flask_idempotency.engine.step_rules import StepRules
-from flask_idempotency.operations.records import (
-    AuditNote,
-    Case,
-    Refused,
-    ResolveReport,
-    alive,
-    check_quarantined,
-    complete,
-    release,
-    reopen,
-    resume,
-)
+from flask_idempotency.operations import records
+from flask_idempotency.operations.records import AuditNote, Case, Refused, ResolveReport
 from flask_idempotency.settings.consumers import LONGEST_RESULT
 from flask_idempotency.steps import values
-from flask_idempotency.web.operator import (
-    PAUSED,
-    check_cache,
-    is_erased,
-    objections,
-    policy_for,
-    recorded_of,
-    response_for,
-    settler,
-    show_of,
-    value_for,
-)
+from flask_idempotency.web import operator
 from flask_idempotency.web.recorded_steps import result_of_step
 
 _FASTER: Final = (
@@ -88,7 +67,7 @@ def release_command(named: RecordOptions, force: bool, yes: bool, word: AuditNot
       $ flask idempotency release 3f9a1c7e --reason "the bank has no such payment"
     """
     case = find_record(named, whole=True)
-    check_cache(case)
+    operator.check_cache(case)
     done, forced = _freed(case, force=force, yes=yes, word=word)
     return _output(done, "released", _RELEASED, forced=forced)
 
@@ -213,12 +192,12 @@ def resolve_command(
     _check(verdict, given, of_step, named, force=force, yes=yes)
     forced, notes = False, list[str]()
     case = find_record(named, whole=True)
-    if show_of(case.first).paused:
-        raise Refused(PAUSED)
-    check_quarantined(case)
-    check_cache(case)
+    if operator.show_of(case.first).paused:
+        raise Refused(operator.PAUSED)
+    records.check_quarantined(case)
+    operator.check_cache(case)
     about = case.first.record.info
-    policy, of_message = policy_for(about), about.method == MESSAGE
+    policy, of_message = operator.policy_for(about), about.method == MESSAGE
     if verdict == "resume" or step_name is not None:
         done, forced, said = _resumed(case, verdict == "never", of_step, force=force, yes=yes, word=word)
         verdict = "resume"
@@ -227,18 +206,21 @@ def resolve_command(
     elif verdict == "happened":
         stored, dropped = (_value(given, about), []) if of_message else _result(given, policy)
         _ask(case, policy, f"Give this {'value' if of_message else 'response'} to retries from now on?", yes=yes)
-        done = complete(settler(), case, stored, word, keep=policy.keep)
+        done = records.complete(operator.settler(), case, stored, word, keep=policy.keep)
         if dropped:
             notes.append(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.")
         said = f"Resolved: retries get {stored.status}" + ("." if stored.kept else ", and `response-not-kept`.")
         if of_message:
             said = "Resolved: the next delivery gets " + ("this value." if stored.kept else "no value.")
-        if done.settled and is_erased(case):
+        if done.settled and operator.is_erased(case):
             said = _ERASED
             notes += [_ERASED] if prints_json() else []
     else:
         _ask(case, policy, "Give the stored response to retries from now on?", yes=yes)
-        done, said = reopen(settler(), case, word, keep=policy.keep), "Reopened: retries get the stored response."
+        done, said = (
+            records.reopen(operator.settler(), case, word, keep=policy.keep),
+            "Reopened: retries get the stored response.",
+        )
     return _output(done, _VERBS[verdict or ""], said, forced=forced, notes=notes)
 
 
@@ -279,13 +261,13 @@ def _check(
 def _freed(case: Case, *, force: bool, yes: bool, word: AuditNote) -> tuple[ResolveReport, bool]:
     """Release the key. Return the report, and whether a warning was overruled."""
     against = _warnings(case, force=force)
-    _ask(case, policy_for(case.first.record.info), "Let the next retry run?", yes=yes, against=against)
-    return release(settler(), case, word, forced=bool(against)), bool(against)
+    _ask(case, operator.policy_for(case.first.record.info), "Let the next retry run?", yes=yes, against=against)
+    return records.release(operator.settler(), case, word, forced=bool(against)), bool(against)
 
 
 def _warnings(case: Case, *, force: bool, steps: bool = True) -> list[str]:
     """Return why the key should not run again. Raises `Refused` for any reason, unless `force` overrules it."""
-    against, out = objections(case, steps=steps)
+    against, out = operator.objections(case, steps=steps)
     if against and not force:
         raise Refused(" ".join([*against, "Nothing was changed.", out]))
     return against
@@ -295,12 +277,12 @@ def _resumed(
     case: Case, never_happened: bool, of_step: GivenStep, *, force: bool, yes: bool, word: AuditNote
 ) -> tuple[ResolveReport, bool, str]:
     """Settle a step, or let the next retry go on. Return the report, whether a warning was overruled, and what to say."""
-    policy = policy_for(case.first.record.info)
-    journals, steps = zip(*map(recorded_of, case.found), strict=True)
+    policy = operator.policy_for(case.first.record.info)
+    journals, steps = zip(*map(operator.recorded_of, case.found), strict=True)
     settled = [() if of_step.name is None else (of_step.settled(each, policy.step_rules),) for each in steps]
     against = _warnings(case, force=force, steps=False) if never_happened else []
     _ask(case, policy, "Settle this step?" if settled[0] else "Let the next retry go on?", yes=yes, against=against)
-    done = resume(settler(), case, journals, settled, word)
+    done = records.resume(operator.settler(), case, journals, settled, word)
     settled_ids = {each.step.entry.id for each in settled[0]}
     left = [entry.name for entry in journals[0].entries if entry.in_doubt and entry.id not in settled_ids]
     said = "Resumed: the next retry goes on after the finished steps."
@@ -311,8 +293,8 @@ def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[
     """Show the record and its worker, and ask for a yes."""
     if yes:
         return
-    lives = alive(case.first.record, policy) if against is None else None
-    shown = [*facts_of(show_of(case.first, steps=True)), *(against or []), *([lives] if lives else [])]
+    lives = records.alive(case.first.record, policy) if against is None else None
+    shown = [*facts_of(operator.show_of(case.first, steps=True)), *(against or []), *([lives] if lives else [])]
     try:
         confirm(question, *shown, yes=False)
     except click.Abort as error:
@@ -330,7 +312,7 @@ def _value(given: GivenResponse, about: RequestInfo) -> StoredResponse:
             "--body-file, as JSON, or leave it out."
         )
     body = None if given.body_file is None else _read(given.body_file, most=LONGEST_RESULT + 1)
-    return value_for(about, body, named="--body-file")
+    return operator.value_for(about, body, named="--body-file")
 
 
 def _result(given: GivenResponse, policy: Policy) -> tuple[StoredResponse, list[str]]:
@@ -339,7 +321,7 @@ def _result(given: GivenResponse, policy: Policy) -> tuple[StoredResponse, list[
         raise click.UsageError(_STATUS)
     fields = [(match[1], match[2]) for header in given.headers if (match := _FIELD.fullmatch(header)) is not None]
     body = None if given.body_file is None else _read(given.body_file, most=policy.max_body + 1)
-    return response_for(policy, given.status, body, content_type=given.content_type, fields=fields)
+    return operator.response_for(policy, given.status, body, content_type=given.content_type, fields=fields)
 
 
 def _read(path: str, *, most: int) -> bytes:

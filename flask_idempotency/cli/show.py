@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from flask_idempotency.assembly import identities
-from flask_idempotency.cli import cli
+from flask_idempotency.cli import cli, record_options
 from flask_idempotency.cli.completion import complete_endpoint
 from flask_idempotency.cli.context import (
     Output,
@@ -20,14 +20,6 @@ from flask_idempotency.cli.context import (
     wide_option,
 )
 from flask_idempotency.cli.output import Cell, Line, ago, clean, facts, facts_of, state_of, table
-from flask_idempotency.cli.record_options import (
-    UNKNOWN_ENDPOINT,
-    RecordOptions,
-    endpoint_option,
-    find_record,
-    naming_options,
-    steps_named,
-)
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
@@ -44,29 +36,8 @@ from flask_idempotency.operations.records import (
     never_happened,
 )
 from flask_idempotency.operations.times import format_duration
+from flask_idempotency.web import operator, policy_table
 from flask_idempotency.web.janitor import downstream_key
-from flask_idempotency.web.operator import (
-    built,
-    policies,
-    policy_for,
-    recorded_of,
-    recovery,
-    settings,
-    show_of,
-    state,
-    tids,
-)
-from flask_idempotency.web.policy_table import (
-    PolicyRow,
-    abandoned,
-    consumer_values,
-    consumers,
-    failed,
-    plain_value,
-    policy_rows,
-    scope_of,
-    spelled,
-)
 
 _RARE_OF_POLICIES: Final = ("keep", "lease", "max runtime", "profile", "resolver")
 _RARE_OF_RECORDS: Final = ("principal", "attempt", "owner seen", "reason")
@@ -87,11 +58,11 @@ def policy_command(endpoint: str | None, wide: bool) -> Output:
     Example:
       $ flask idempotency policy
     """
-    rules = policies()
-    inboxes = [each for each in consumers() if endpoint in (None, each.name)]
+    rules = operator.policies()
+    inboxes = [each for each in policy_table.consumers() if endpoint in (None, each.name)]
     if endpoint is not None and not inboxes and endpoint not in {each for each, _ in rules.pairs()}:
-        raise Refused(UNKNOWN_ENDPOINT)
-    rows = [row for row in policy_rows(rules) if endpoint in (None, row.endpoint)]
+        raise Refused(record_options.UNKNOWN_ENDPOINT)
+    rows = [row for row in policy_table.policy_rows(rules) if endpoint in (None, row.endpoint)]
     if endpoint is None:
         rare = () if wide else _RARE_OF_POLICIES
         parts = [table(map(_as_line, rows), without=rare), table(map(_consumer_line, inboxes), without=rare)]
@@ -107,32 +78,33 @@ def policy_command(endpoint: str | None, wide: bool) -> Output:
 def _consumer_object(each: Operation) -> dict[str, object]:
     return {
         "operation": each.name,
-        "resolver": each.name in state().loaders.resolvers,
+        "resolver": each.name in operator.state().loaders.resolvers,
         "abandoned": each.policy.on_expiry.value,
-        "policy": {name: plain_value(value) for name, value in consumer_values(each).items()},
+        "policy": {name: policy_table.plain_value(value) for name, value in policy_table.consumer_values(each).items()},
     }
 
 
 def _consumer_line(each: Operation) -> dict[str, str]:
-    policy, values = each.policy, consumer_values(each)
+    policy, values = each.policy, policy_table.consumer_values(each)
     return {
         "messages": each.name,
         "effects": policy.effects,
-        "on abandoned": abandoned(policy),
+        "on abandoned": policy_table.abandoned(policy),
         "attempts": str(values["max_attempts"]),
         "keep": format_duration(policy.keep),
         "lease": format_duration(policy.lease),
         "max runtime": format_duration(policy.max_runtime),
-        "resolver": "yes" if each.name in state().loaders.resolvers else "-",
+        "resolver": "yes" if each.name in operator.state().loaders.resolvers else "-",
     }
 
 
 def _consumer_lines(each: Operation) -> list[Line]:
-    values = ({"value": name, "is": spelled(name, value)} for name, value in consumer_values(each).items())
-    return [f"{printable(each.name)}: a vanished worker's key is {abandoned(each.policy)}", *table(values)]
+    values = policy_table.consumer_values(each).items()
+    rows = ({"value": name, "is": policy_table.spelled(name, value)} for name, value in values)
+    return [f"{printable(each.name)}: a vanished worker's key is {policy_table.abandoned(each.policy)}", *table(rows)]
 
 
-def _as_line(row: PolicyRow) -> dict[str, str]:
+def _as_line(row: policy_table.PolicyRow) -> dict[str, str]:
     policy, resolved = row.policy, row.explained.resolved
     guarded = resolved.chosen and not resolved.exempt
     return {
@@ -140,35 +112,39 @@ def _as_line(row: PolicyRow) -> dict[str, str]:
         "methods": ",".join(row.methods),
         "required": "yes" if policy.required else "no",
         "effects": policy.effects,
-        "on abandoned": abandoned(policy) if guarded and policy.mode == "enforce" else "-",
+        "on abandoned": policy_table.abandoned(policy) if guarded and policy.mode == "enforce" else "-",
         "keep": format_duration(policy.keep),
         "lease": format_duration(policy.lease),
         "profile": policy.profile,
         "resolver": "yes" if row.resolver else "-",
-        "": scope_of(row),
+        "": policy_table.scope_of(row),
     }
 
 
-def _policy_lines(row: PolicyRow) -> list[Line]:
+def _policy_lines(row: policy_table.PolicyRow) -> list[Line]:
     policy, origins = row.policy, row.explained.origins
     values = (
-        {"value": field.name, "is": spelled(field.name, getattr(policy, field.name)), "from": origins[field.name]}
+        {
+            "value": field.name,
+            "is": policy_table.spelled(field.name, getattr(policy, field.name)),
+            "from": origins[field.name],
+        }
         for field in fields(Policy)
     )
     said = [
         "not protected, and under enforce" if row.explained.resolved.observed else "",
-        f"a vanished worker's key is {abandoned(policy)}",
-        f"a failed view's is {failed(policy)}",
+        f"a vanished worker's key is {policy_table.abandoned(policy)}",
+        f"a failed view's is {policy_table.failed(policy)}",
         "calls its resolver" if row.resolver else "has no resolver",
-        scope_of(row),
+        policy_table.scope_of(row),
     ]
     return [f"{printable(row.endpoint)} {','.join(row.methods)}: {'; '.join(filter(None, said))}", *table(values)]
 
 
-def _as_object(row: PolicyRow) -> dict[str, object]:
+def _as_object(row: policy_table.PolicyRow) -> dict[str, object]:
     origins, resolved = row.explained.origins, row.explained.resolved
     values = {
-        field.name: {"value": plain_value(getattr(row.policy, field.name)), "from": origins[field.name]}
+        field.name: {"value": policy_table.plain_value(getattr(row.policy, field.name)), "from": origins[field.name]}
         for field in fields(Policy)
     }
     return {
@@ -180,7 +156,7 @@ def _as_object(row: PolicyRow) -> dict[str, object]:
         "faults": list(resolved.faults),
         "resolver": row.resolver,
         "abandoned": row.policy.on_expiry.value,
-        "failed": failed(row.policy),
+        "failed": policy_table.failed(row.policy),
         "policy": values,
     }
 
@@ -205,7 +181,7 @@ _PAUSED: Final = Condition.PAUSED.value
     metavar="DURATION",
     help="First used longer ago than this: 90s, 15m, 2h, 3d.",
 )
-@endpoint_option(help="Only this endpoint.")
+@record_options.endpoint_option(help="Only this endpoint.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many records.")
 @wide_option
 @prints_output
@@ -230,15 +206,15 @@ def list_command(
     """
     everybody = tenant is None and not no_tenant
     whose = None if everybody else chosen(tenant, no_tenant=no_tenant)
-    journals = built().journals if of_state == _PAUSED else None
+    journals = operator.built().journals if of_state == _PAUSED else None
     if of_state == _PAUSED and journals is None:
         raise Refused("The store of this application keeps no steps, so no request of it is paused.")
     conditions = (
         UNFINISHED if of_state is None else CONDITIONS[State(of_state)] if of_state != _PAUSED else {Condition.PAUSED}
     )
-    wanted = Browsing(conditions, (None,) if everybody else tids(whose), endpoint, older_than)
-    found = listing(recovery(), wanted, limit=limit, journals=journals)
-    views = [show_of(each) for each in found.found]
+    wanted = Browsing(conditions, (None,) if everybody else operator.tids(whose), endpoint, older_than)
+    found = listing(operator.recovery(), wanted, limit=limit, journals=journals)
+    views = [operator.show_of(each) for each in found.found]
     none = "No record matches." if of_state else "No record is unfinished. Completed ones: --state completed."
     lines = table((_line(each, found.ids[each.handle]) for each in views), without=() if wide else _RARE_OF_RECORDS)
     count = "More records match" if found.more is None else f"{found.more:,} more"
@@ -248,13 +224,13 @@ def list_command(
 
 
 @cli.command("show")
-@naming_options
+@record_options.naming_options
 @click.option(
     "--downstream", metavar="NAME", help="Show the key that `current_claim.downstream_key(NAME)` gave the view too."
 )
 @click.option("--item", metavar="ITEM", help="With --downstream: the item of the step, as this command prints it.")
 @prints_output
-def show_command(named: RecordOptions, downstream: str | None, item: str | None) -> Output:
+def show_command(named: record_options.RecordOptions, downstream: str | None, item: str | None) -> Output:
     """Show one record, without the body of its response.
 
     Changes nothing. It lists the recorded steps of the request too, without their results, and who changed the record and
@@ -267,10 +243,10 @@ def show_command(named: RecordOptions, downstream: str | None, item: str | None)
     """
     if item is not None and downstream is None:
         raise click.UsageError("--item goes with --downstream.")
-    case = find_record(named, whole=False)
-    shown = show_of(case.first, steps=True)
-    changes = changes_of(built().audit, case.first.key)
-    wait = believed_in(built().audit, case.first, policy_for(case.first.record.info))
+    case = record_options.find_record(named, whole=False)
+    shown = operator.show_of(case.first, steps=True)
+    changes = changes_of(operator.built().audit, case.first.key)
+    wait = believed_in(operator.built().audit, case.first, operator.policy_for(case.first.record.info))
     found: dict[str, Any] = {
         **asdict(shown),
         "also": list(case.also),
@@ -287,14 +263,15 @@ def show_command(named: RecordOptions, downstream: str | None, item: str | None)
 
 def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:
     """Return the key of this step, or of any name. Raises `Refused` rather than show a key that no call has sent."""
-    named, met = steps_named(recorded_of(found)[1], policy_for(found.record.info).step_rules, name, item)
+    rules = operator.policy_for(found.record.info).step_rules
+    named, met = record_options.steps_named(operator.recorded_of(found)[1], rules, name, item)
     if (named or item is not None) and len(met) != 1:
         what = "is recorded for items" if named and item is None else "is not recorded with this item"
         raise Refused(f"The step {printable(name)} {what}. Give --item as `show` prints it.")
     try:
         if met:
             return met[0].downstream_key
-        return downstream_key(identities(settings()), settings().namespace, found, name)
+        return downstream_key(identities(operator.settings()), operator.settings().namespace, found, name)
     except ConfigurationError:
         raise Refused(
             "The downstream key of this record is unknown: the key was claimed by another application, under a secret that "

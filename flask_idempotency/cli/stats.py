@@ -21,16 +21,7 @@ from flask_idempotency.cli.output import Cell, Line, Style, Styled, ago, clean, 
 from flask_idempotency.engine.activity import ENDINGS, NEW, NOT_KEPT, OUTCOMES
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import owner_mark
-from flask_idempotency.operations.activity import (
-    GROUPS,
-    LONGEST_SPAN,
-    REFUSED,
-    SHORTEST_SPAN,
-    Figures,
-    Summary,
-    as_objects,
-    summary,
-)
+from flask_idempotency.operations import activity
 from flask_idempotency.operations.admin import Stats, stats
 from flask_idempotency.operations.identity import IdentityChange, look
 from flask_idempotency.operations.records import Refused
@@ -53,10 +44,10 @@ def span(context: click.Context, parameter: click.Parameter, value: str | None) 
     if value is None:
         return None
     seconds = duration(context, parameter, value)
-    if not SHORTEST_SPAN <= seconds <= LONGEST_SPAN:
+    if not activity.SHORTEST_SPAN <= seconds <= activity.LONGEST_SPAN:
+        days = f"{activity.LONGEST_SPAN // 86400}d"
         raise click.BadParameter(
-            f"must be from 1m to {LONGEST_SPAN // 86400}d: the store keeps activity by minute for 24h, and by hour for "
-            f"{LONGEST_SPAN // 86400}d."
+            f"must be from 1m to {days}: the store keeps activity by minute for 24h, and by hour for {days}."
         )
     return seconds
 
@@ -159,7 +150,8 @@ _RARE: Final = (*("requests", "conflicts", "mismatches", "p95", "replay p50", "r
 _MORE_COUNTERS: Final = tuple(
     counter
     for counter in (*OUTCOMES, *ENDINGS, NOT_KEPT)
-    if counter not in (NEW, *(counter for counters in GROUPS.values() if len(counters) == 1 for counter in counters))
+    if counter
+    not in (NEW, *(counter for counters in activity.GROUPS.values() if len(counters) == 1 for counter in counters))
 )
 """The counters that only a wide table shows. The others have a column in any case."""
 
@@ -170,9 +162,9 @@ def _activity(seconds: float, *, watch: bool, wide: bool) -> Output | None:
     if log is None:
         raise Refused("The store of this application keeps no activity.")
     owner = owner_mark(settings().namespace)
-    found, old = summary(log, owner, seconds=seconds), ""
+    found, old = activity.summary(log, owner, seconds=seconds), ""
     if not watch:
-        return Output(as_objects(found), _page(found, wide=wide))
+        return Output(activity.as_objects(found), _page(found, wide=wide))
     machine = prints_json()
     terminal = not machine and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
     try:
@@ -180,14 +172,14 @@ def _activity(seconds: float, *, watch: bool, wide: bool) -> Output | None:
             if terminal:
                 click.clear()
             if machine:
-                say(json.dumps({**as_objects(found), **({"error": old} if old else {})}))
+                say(json.dumps({**activity.as_objects(found), **({"error": old} if old else {})}))
             else:
                 lines = shutil.get_terminal_size().lines if terminal else None
                 say(*_page(found, wide=wide, lines=lines, old=old), *([] if terminal else [""]))
             sys.stdout.flush()
             time.sleep(WATCH_SECONDS)
             try:
-                found, old = summary(log, owner, seconds=seconds), ""
+                found, old = activity.summary(log, owner, seconds=seconds), ""
             except StoreUnavailable as error:
                 old = f"The store does not answer: {error} The numbers are those of {moment(found.now)}."
     except KeyboardInterrupt:
@@ -196,7 +188,7 @@ def _activity(seconds: float, *, watch: bool, wide: bool) -> Output | None:
     return None
 
 
-def _page(found: Summary, *, wide: bool, lines: int | None = None, old: str = "") -> list[Line]:
+def _page(found: activity.Summary, *, wide: bool, lines: int | None = None, old: str = "") -> list[Line]:
     """Return the page. `lines`: those of the terminal, which endpoints beyond would scroll away."""
     notes: list[Line] = [Styled(old, Style.WARNING)] if old else []
     if not found.endpoints:
@@ -218,7 +210,7 @@ def why_none() -> str:
     return " IDEMPOTENCY_ACTIVITY is False here." if settings().activity is False else ""
 
 
-def _row(name: str, figures: Figures) -> dict[str, Cell]:
+def _row(name: str, figures: activity.Figures) -> dict[str, Cell]:
     groups, new, replayed = figures.groups, figures.new_times, figures.replayed_times
     quarantined = f"{groups['quarantined']:,}"
     return {
@@ -226,7 +218,7 @@ def _row(name: str, figures: Figures) -> dict[str, Cell]:
         "requests": f"{figures.requests:,}",
         "new": f"{groups['new']:,}",
         "replayed": f"{groups['replayed']:,}",
-        "refused": f"{figures.of(*REFUSED):,}",
+        "refused": f"{figures.of(*activity.REFUSED):,}",
         "conflicts": f"{groups['conflicts']:,}",
         "mismatches": f"{groups['mismatches']:,}",
         "quarantined": Styled(quarantined, Style.BAD) if groups["quarantined"] else quarantined,

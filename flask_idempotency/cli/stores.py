@@ -24,16 +24,7 @@ from flask_idempotency.engine.capabilities import DataLossDetector
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import DataLossAcknowledged, StoreInitialised
 from flask_idempotency.engine.store import RoleSchema, Schema
-from flask_idempotency.operations.admin import (
-    DataLossReport,
-    KeyStatus,
-    acknowledge,
-    check_acknowledgeable,
-    initialise,
-    keys_status,
-    memory_status,
-    schema_report,
-)
+from flask_idempotency.operations import admin
 from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.operations.times import format_duration, moment
 from flask_idempotency.web.operator import built, publish, settings, state
@@ -105,7 +96,7 @@ def _schemas() -> list[Schema]:
 
 def _of_schema(fine: str, *, upgrade: bool) -> Output:
     schemas = _schemas()
-    report = schema_report(schemas, upgrade=upgrade)
+    report = admin.schema_report(schemas, upgrade=upgrade)
     found = {"schema": bool(schemas), "in_order": report.in_order, **asdict(report)}
     verdict = () if report.done or report.faults else (fine if schemas else _NO_SCHEMA,)
     lines = [*report.done, *report.faults, *verdict, *(f"Advice: {each}" for each in report.advice)]
@@ -159,7 +150,7 @@ def status() -> Output:
         raise Refused("There is no key ring: set IDEMPOTENCY_KEY_RING.")
     if parts.responses is None or parts.data_keys is None:
         raise Refused("The store of this application keeps no data keys, so nothing is sealed in it.")
-    report = keys_status(ring, parts.responses, parts.data_keys, parts.journals)
+    report = admin.keys_status(ring, parts.responses, parts.data_keys, parts.journals)
     shown = [{**asdict(key), "may_go": key.may_go} for key in report.keys]
     rows = (
         {"key": key.kid, "records": str(key.records), "data keys": str(key.data_keys), "": _verdict(key)}
@@ -172,7 +163,7 @@ def status() -> Output:
     )
 
 
-def _verdict(key: KeyStatus) -> Cell:
+def _verdict(key: admin.KeyStatus) -> Cell:
     if not key.known:
         return Styled("NOT IN THE RING: put it back, after the newest", Style.BAD)
     if key.newest:
@@ -218,7 +209,7 @@ def init(is_new: bool, word: AuditNote) -> Output:
     """
     memory = _memory()
     risk = _RISK_OF_INIT.format(store_id=clean(memory.rules.store_id))
-    done = initialise(memory, built().recovery, confirm=lambda: confirm("Is this Redis new?", risk, yes=is_new))
+    done = admin.initialise(memory, built().recovery, confirm=lambda: confirm("Is this Redis new?", risk, yes=is_new))
     if done.created:
         publish(StoreInitialised("", "", actor=word.actor, reason=word.reason, store_id=done.store_id))
     head = f"{'Made ready' if done.created else 'It was ready before'}: this Redis is {clean(done.store_id)}."
@@ -244,7 +235,7 @@ def status_() -> Output:
       $ flask idempotency redis status
     """
     memory = _memory()
-    status = memory_status(memory)
+    status = admin.memory_status(memory)
     standing = status.standing
     found = {
         "store_id": standing.store_id,
@@ -277,13 +268,13 @@ def ack(force: bool, yes: bool, word: AuditNote) -> Output:
       $ flask idempotency redis ack --reason "restored from the 03:00 snapshot"
     """
     memory = _memory()
-    before = memory_status(memory)
-    check_acknowledgeable(before, forced=force)
+    before = admin.memory_status(memory)
+    admin.check_acknowledgeable(before, forced=force)
     lost, finished = before.standing.losses, False
     if lost:
         confirm("Let keys run that it may have forgotten?", *_redis_lines(before, memory), yes=yes)
         try:
-            acknowledge(memory, seen=before.standing, forced=bool(before.wait))
+            admin.acknowledge(memory, seen=before.standing, forced=bool(before.wait))
             finished = True
         finally:  # Ctrl-C too: some parts may have been
             publish(
@@ -297,7 +288,7 @@ def ack(force: bool, yes: bool, word: AuditNote) -> Output:
                     finished=finished,
                 )
             )
-    store_id = before.standing.store_id or memory_status(memory).standing.store_id
+    store_id = before.standing.store_id or admin.memory_status(memory).standing.store_id
     head = "Acknowledged: new keys run." if lost else "There is nothing to acknowledge: new keys run."
     named = memory.rules.store_id is not None
     found = {"acknowledged": dict(lost), "store_id": store_id, "named": named}
@@ -311,7 +302,7 @@ def _memory() -> DataLossDetector:
     return memory
 
 
-def _redis_lines(status: DataLossReport, memory: DataLossDetector) -> list[Line]:
+def _redis_lines(status: admin.DataLossReport, memory: DataLossDetector) -> list[Line]:
     standing, unnamed = status.standing, "" if memory.rules.store_id else ", and IDEMPOTENCY_STORE_ID is not set"
     rows: list[tuple[str, Cell]] = [
         ("store id", clean(standing.store_id) + unnamed),

@@ -27,18 +27,7 @@ from flask_idempotency.engine.events import QuotaSet
 from flask_idempotency.engine.quota import LIMITS, MAX_LIMIT, NewKeys, Quota
 from flask_idempotency.operations.admin import TenantUsage, quota_set, quota_show
 from flask_idempotency.operations.records import AuditNote, Refused
-from flask_idempotency.web.operator import (
-    NOT_COUNTING,
-    built,
-    check_layout,
-    counting,
-    ledger_of,
-    pseudonym,
-    publish,
-    settings,
-    tids,
-    tids_by_secret,
-)
+from flask_idempotency.web import operator
 from flask_idempotency.web.purge import SHREDDED, WIPED, Purge, cache_unknown, check_purge, purge_text
 
 
@@ -62,7 +51,7 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: Aud
       $ flask idempotency purge --tenant acme --reason "contract ended"
     """
     tenant = chosen(tenant, no_tenant=no_tenant)
-    whom = tids(tenant)
+    whom = operator.tids(tenant)
     check_purge(whom, shred=shred)
     if shred:
         confirm("Destroy its data keys?", SHREDDED, yes=yes)
@@ -76,7 +65,7 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: Aud
             ) as progress:
                 erased = running.wipe(whom, on_progress=progress)
                 progress.counts = Counts(running.wiped, running.passed_over)
-    unknown, secrets = cache_unknown(), len(settings().secrets)
+    unknown, secrets = cache_unknown(), len(operator.settings().secrets)
     wiped = {"wiped": erased.wiped, "condemned": erased.condemned, "still_open": erased.still_open}
     return Output(
         {"data_keys": erased.data_keys, "secrets": secrets, "cache_unknown": unknown, **({} if shred else wiped)},
@@ -86,8 +75,8 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: Aud
 
 def _responses_of(whom: Sequence[bytes]) -> int | None:
     """Return how many records the tenant has. None: no quota applies, so the store does not count them."""
-    ledger = built().ledger
-    return sum(ledger.usage(tid).records for tid in whom) if ledger is not None and counting() else None
+    ledger = operator.built().ledger
+    return sum(ledger.usage(tid).records for tid in whom) if ledger is not None and operator.counting() else None
 
 
 # `flask idempotency quota …`
@@ -115,13 +104,13 @@ def show(tenant: str | None, no_tenant: bool, every_tenant: bool) -> Output:
     """
     if every_tenant == (no_tenant or tenant is not None):
         raise click.UsageError("Name the tenant: --tenant T, --no-tenant, or --all.")
-    ledger, configured = ledger_of(), settings().quota
+    ledger, configured = operator.ledger_of(), operator.settings().quota
     if every_tenant:
         shown = [quota_show(ledger, [[tid]], name=tid.hex()) for tid in sorted(ledger.tenants())]
     else:
-        shown = [quota_show(ledger, tids_by_secret(tenant), name=tenant)]
+        shown = [quota_show(ledger, operator.tids_by_secret(tenant), name=tenant)]
     found = {
-        "counting": counting(),
+        "counting": operator.counting(),
         "configured": _limits(configured),
         "tenants": [{"tenant": each.name, "usage": _used(each), "limits": _limits(each.limits)} for each in shown],
     }
@@ -139,7 +128,7 @@ def _quota_lines(shown: TenantUsage, configured: Quota | None) -> list[Line]:
 
 
 def _not_counting() -> list[str]:
-    return [] if counting() else [NOT_COUNTING]
+    return [] if operator.counting() else [operator.NOT_COUNTING]
 
 
 @quota.command("set")
@@ -180,14 +169,16 @@ def set_(
         raise Refused(" ".join(error.faults)) from error
     if named.unlimited and not clear:
         raise click.UsageError("Name a limit, or --clear.")
-    check_layout()
-    now_set = _limits(quota_set(ledger_of(), tids_by_secret(tenant), named, clear=clear))
-    publish(QuotaSet("", "", tenant=pseudonym(tenant), actor=word.actor, reason=word.reason, limits=now_set))
+    operator.check_layout()
+    now_set = _limits(quota_set(operator.ledger_of(), operator.tids_by_secret(tenant), named, clear=clear))
+    operator.publish(
+        QuotaSet("", "", tenant=operator.pseudonym(tenant), actor=word.actor, reason=word.reason, limits=now_set)
+    )
     lines = [f"{name}: {_shown(value)}" for name, value in now_set.items() if value is not None]
-    if lines and settings().tenant_shards > 1:
-        lines.append(_DIVIDED.format(parts=settings().tenant_shards))
+    if lines and operator.settings().tenant_shards > 1:
+        lines.append(_DIVIDED.format(parts=operator.settings().tenant_shards))
     none = "No limits set here: those of the application hold."
-    return Output({"counting": counting(), "limits": now_set}, [*(lines or [none]), *_not_counting()])
+    return Output({"counting": operator.counting(), "limits": now_set}, [*(lines or [none]), *_not_counting()])
 
 
 def _limits(quota: Quota | None) -> dict[str, object]:

@@ -24,37 +24,8 @@ from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.recovery import resume_fault
 from flask_idempotency.operations import records
 from flask_idempotency.operations.browse import version_of
-from flask_idempotency.operations.records import (
-    AuditNote,
-    Case,
-    RecordView,
-    Refused,
-    ResolveReport,
-    alive,
-    check_quarantined,
-    handle_of,
-    one_line,
-    with_rotated,
-)
-from flask_idempotency.web.operator import (
-    PAUSED,
-    built,
-    check_cache,
-    check_own,
-    every_tids,
-    identity,
-    is_erased,
-    objections,
-    policy_for,
-    read,
-    recorded_of,
-    recovery,
-    response_for,
-    settings,
-    settler,
-    tids,
-    value_for,
-)
+from flask_idempotency.operations.records import AuditNote, Case, RecordView, Refused, ResolveReport
+from flask_idempotency.web import operator
 from flask_idempotency.web.purge import WIPED, Purge, cache_unknown, check_purge, purge_text
 
 Page: TypeAlias = "str | tuple[str, int]"
@@ -80,18 +51,18 @@ def settle(visit: Visit, handle: str) -> Page:
     """Say what became of a quarantined request."""
     view, case, fields = _opened(visit, handle, "settle")
     if view.paused:
-        raise Refused(PAUSED)
-    check_quarantined(case)
-    check_cache(case)
-    policy, message = policy_for(case.first.record.info), view.method == MESSAGE
-    against, out = objections(case)
+        raise Refused(operator.PAUSED)
+    records.check_quarantined(case)
+    operator.check_cache(case)
+    policy, message = operator.policy_for(case.first.record.info), view.method == MESSAGE
+    against, out = operator.objections(case)
     possible = _possible(case)
     shared = {
         **_shared(view, case),
         "verdicts": {name: words for name, words in VERDICTS.items() if name in possible},
         "message": message,
         "against": against,
-        "lives": alive(case.first.record, policy),
+        "lives": records.alive(case.first.record, policy),
     }
 
     def do(fields: Mapping[str, str]) -> Page:
@@ -109,16 +80,16 @@ def settle(visit: Visit, handle: str) -> Page:
             )
         word = _counted(visit, reason)
         if stored is not None:
-            done = records.complete(settler(), case, stored, word, keep=policy.keep)
-            if done.settled and is_erased(case):
+            done = records.complete(operator.settler(), case, stored, word, keep=policy.keep)
+            if done.settled and operator.is_erased(case):
                 said = "Retries get 410 `response-erased`, and not your response: its tenant was purged before."
         elif verdict == "never":
-            done = records.release(settler(), case, word, forced=forced)
+            done = records.release(operator.settler(), case, word, forced=forced)
         elif verdict == "reopen":
-            done = records.reopen(settler(), case, word, keep=policy.keep)
+            done = records.reopen(operator.settler(), case, word, keep=policy.keep)
         else:
-            journals = [recorded_of(each)[0] for each in case.found]
-            done = records.resume(settler(), case, journals, [() for _ in journals], word)
+            journals = [operator.recorded_of(each)[0] for each in case.found]
+            done = records.resume(operator.settler(), case, journals, [() for _ in journals], word)
         return _done(visit, view, case, done, said)
 
     return _form(visit, "settle.html", fields, do, **shared)
@@ -127,8 +98,8 @@ def settle(visit: Visit, handle: str) -> Page:
 def release(visit: Visit, handle: str) -> Page:
     """Let the next retry of a request run, in whatever state its record is."""
     view, case, fields = _opened(visit, handle, "release")
-    check_cache(case)
-    against, out = objections(case)
+    operator.check_cache(case)
+    against, out = operator.objections(case)
     forced = bool(against)
     shared = {**_shared(view, case), "against": against, "out": _without_options(out)}
 
@@ -138,7 +109,7 @@ def release(visit: Visit, handle: str) -> Page:
             said = "The record is removed, and the next retry runs the request."
             ask = {"page": "release", "consequence": said, "dropped": [], "carried": {}}
             return visit.render("confirm.html", **shared, **ask, reason=reason, forced=forced)
-        done = records.release(settler(), case, _counted(visit, reason), forced=forced)
+        done = records.release(operator.settler(), case, _counted(visit, reason), forced=forced)
         return _done(visit, view, case, done, "The next retry runs the request.")
 
     return _form(visit, "release.html", fields, do, **shared)
@@ -152,7 +123,7 @@ def purge(visit: Visit) -> Page:
     tenant = (request.args if fields is None else fields).get("tenant", "")
     if len(tenant) > LONGEST_NAME or not tenant.isprintable():
         raise Stopped(400, "That is no tenant", f"A tenant has at most {LONGEST_NAME} characters. Nothing was changed.")
-    whom = tids(tenant) if tenant else []
+    whom = operator.tids(tenant) if tenant else []
     check_purge(whom, shred=False)
 
     def do(fields: Mapping[str, str]) -> Page:
@@ -162,7 +133,7 @@ def purge(visit: Visit) -> Page:
         with Purge(tenant, _counted(visit, reason)) as running:
             running.shred(whom)
             report = running.wipe(whom, budget=PURGE_SECONDS)
-        said = purge_text(report, shred=False, secrets=len(settings().secrets), cache_unknown=cache_unknown())
+        said = purge_text(report, shred=False, secrets=len(operator.settings().secrets), cache_unknown=cache_unknown())
         return visit.render("purged.html", tenant=tenant, said=said, finished=report.finished)
 
     return _form(visit, "purge.html", fields, do, tenant=tenant, consequence=WIPED)
@@ -202,7 +173,7 @@ def _confirmed(fields: Mapping[str, str], *, forced: bool) -> bool:
 
 
 def _reason(fields: Mapping[str, str]) -> str:
-    reason = one_line(fields.get("reason", ""))
+    reason = records.one_line(fields.get("reason", ""))
     if not reason:
         raise Invalid(
             f"Give a reason: one line of 1 to {LONGEST_NAME} characters, which names no key, person or body. Nothing was "
@@ -213,7 +184,7 @@ def _reason(fields: Mapping[str, str]) -> str:
 
 def _counted(visit: Visit, reason: str) -> AuditNote:
     """Count a change that the operator confirmed, and return the note about it. Stop one too many."""
-    actor, most, audit = visit.who.name, visit.mounted.changes_per_hour, built().audit
+    actor, most, audit = visit.who.name, visit.mounted.changes_per_hour, operator.built().audit
     wait = visit.mounted.attempts.take(actor)
     if wait is None and audit is not None and audit.count(actor, seconds=HOUR_SECONDS) >= most:
         wait = HOUR_SECONDS  # made by other processes too, and the trail does not say when
@@ -235,7 +206,7 @@ def _opened(visit: Visit, handle: str, action: Action) -> tuple[RecordView, Case
     """Return the record of this handle, for an operator who may do this to it, and the form about its present version."""
     seen = visit.find(handle)
     if seen.found is None or seen.view is None:
-        audit = built().audit
+        audit = operator.built().audit
         if request.method == "POST" and audit is not None and audit.entries(seen.key, limit=1):
             raise _changed(visit, seen.key, None)
         raise visit.not_found()
@@ -243,7 +214,7 @@ def _opened(visit: Visit, handle: str, action: Action) -> tuple[RecordView, Case
     fields, case = _posted(visit), _case(visit, seen.found)
     if fields is not None:
         sent = fields.get("version", "").encode("utf-8", "surrogatepass")
-        versions = [version_of(case, who.console) for who in identities(settings())]
+        versions = [version_of(case, who.console) for who in identities(operator.settings())]
         if not any(hmac.compare_digest(sent, each.encode()) for each in versions):
             raise _changed(visit, case.first.key, seen.view)
     return seen.view, case, fields
@@ -251,29 +222,29 @@ def _opened(visit: Visit, handle: str, action: Action) -> tuple[RecordView, Case
 
 def _case(visit: Visit, found: SeenRecord) -> Case:
     """Return the case of this record: with those of the same use under other secrets."""
-    check_own(found.record)
+    operator.check_own(found.record)
     tenant: str | None = found.record.info.tenant or None
     if visit.tenants is not None:
         # The record may have a hash in place of the name.
-        tenant = next((each for each in visit.tenants if found.key.tid in tids(each)), tenant)
-    return with_rotated(Case((found,)), recovery(), read, every_tids(tenant))
+        tenant = next((each for each in visit.tenants if found.key.tid in operator.tids(each)), tenant)
+    return records.with_rotated(Case((found,)), operator.recovery(), operator.read, operator.every_tids(tenant))
 
 
 def _shared(view: RecordView, case: Case) -> dict[str, Any]:
-    return {"view": view, "short": view.handle[:8], "version": version_of(case, identity().console)}
+    return {"view": view, "short": view.handle[:8], "version": version_of(case, operator.identity().console)}
 
 
 def _changed(visit: Visit, key: StorageKey, view: RecordView | None) -> Stopped:
     """Return what to say to an operator whose form is about an earlier version of this record."""
     now = "It is gone." if view is None else f"It is {view.condition.value} now."
-    audit = built().audit
+    audit = operator.built().audit
     entries = [] if audit is None else audit.entries(key, limit=1)
     last = "".join(f" The last change was by {each.actor} ({each.verb}): {each.reason}." for each in entries[-1:])
     return Stopped(
         409,
         "The record has changed since you opened this form",
         f"Nothing was changed. {now}{last}",
-        page=visit.url("record", handle=handle_of(key)),
+        page=visit.url("record", handle=records.handle_of(key)),
     )
 
 
@@ -283,7 +254,7 @@ def _possible(case: Case) -> list[str]:
     verdicts = ["happened", "never"]
     if payload is not None and not case.first.record.erased and payload.sealed_by != ERASED:
         verdicts.append("reopen")
-    if not any(resume_fault(found.record, recorded_of(found)[0], ()) for found in case.found):
+    if not any(resume_fault(found.record, operator.recorded_of(found)[0], ()) for found in case.found):
         verdicts.append("resume")
     return verdicts
 
@@ -291,12 +262,12 @@ def _possible(case: Case) -> list[str]:
 def _response(fields: Mapping[str, str], view: RecordView, case: Case) -> tuple[StoredResponse, list[str]]:
     """Return what retries will get, and the names of the header fields that they will not."""
     about = case.first.record.info
-    policy, typed = policy_for(about), fields.get("body", "")
+    policy, typed = operator.policy_for(about), fields.get("body", "")
     # A browser sends the lines of a text field with CR and LF.
     body = typed.replace("\r\n", "\n").encode("utf-8", "surrogatepass") or None
     if view.method == MESSAGE:
         try:
-            return value_for(about, body, named="The value"), []
+            return operator.value_for(about, body, named="The value"), []
         except Refused as refused:
             raise Invalid(str(refused)) from None
     status, media_type = fields.get("status", "").strip(), fields.get("content_type", "").strip()
@@ -312,7 +283,7 @@ def _response(fields: Mapping[str, str], view: RecordView, case: Case) -> tuple[
         raise Invalid(
             f"The body has {len(body):,} bytes, and this endpoint keeps {policy.max_body:,}. Nothing was changed."
         )
-    return response_for(policy, int(status), body, content_type=media_type or None)
+    return operator.response_for(policy, int(status), body, content_type=media_type or None)
 
 
 def _consequence(verdict: str, stored: StoredResponse | None, *, message: bool) -> str:

@@ -38,35 +38,9 @@ from flask_idempotency.operations.records import (
 )
 from flask_idempotency.operations.report import report
 from flask_idempotency.operations.times import seconds_of
+from flask_idempotency.web import operator, policy_table
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import is_known
-from flask_idempotency.web.operator import (
-    NOT_COUNTING,
-    built,
-    check_own,
-    counting,
-    identity,
-    ledger_of,
-    policies,
-    policy_for,
-    recorded_of,
-    recovery,
-    settings,
-    show_of,
-    state,
-    tids,
-    tids_by_secret,
-)
-from flask_idempotency.web.policy_table import (
-    abandoned,
-    consumer_values,
-    consumers,
-    failed,
-    policy_rows,
-    scope_of,
-    spelled,
-    suggested,
-)
 
 HANDLE: Final = re.compile(r"[a-z2-7]{77}")
 
@@ -92,7 +66,7 @@ def unknown(visit: Visit, rest: str = "") -> Response:
 
 def overview(visit: Visit) -> str:
     visit.admit_to_all()
-    parts, span = built(), _span("1h")
+    parts, span = operator.built(), _span("1h")
     began = time.perf_counter()
     now = parts.tasks.now() if parts.tasks is not None else None
     took = time.perf_counter() - began
@@ -103,7 +77,7 @@ def overview(visit: Visit) -> str:
             found = parts.recovery.scan(State.QUARANTINED, limit=MOST_URGENT).found[:MOST_URGENT]
             urgent = _seen(visit, found)
     log = parts.activity
-    shown = None if log is None else summary(log, owner_mark(settings().namespace), seconds=SPANS[span])
+    shown = None if log is None else summary(log, owner_mark(operator.settings().namespace), seconds=SPANS[span])
     return visit.render(
         "overview.html",
         counts=counts,
@@ -141,7 +115,7 @@ def _states(counts: UnfinishedCounts, completed: int | None) -> list[tuple[str, 
 
 def _seen(visit: Visit, found: Sequence[SeenRecord]) -> list[RecordView]:
     """Return what to show of these records. An operator who may list records may not see each of them."""
-    return [view for each in found if visit.sees(each, view := show_of(each)) is not None]
+    return [view for each in found if visit.sees(each, view := operator.show_of(each)) is not None]
 
 
 def _janitor(tasks: TaskLog | None) -> dict[str, Any] | None:
@@ -149,7 +123,7 @@ def _janitor(tasks: TaskLog | None) -> dict[str, Any] | None:
     if tasks is None:
         return None
     ago = {name: each.ago for name, each in tasks.reports().items()}
-    silence, interval = min(ago.values(), default=None), settings().heartbeat_interval
+    silence, interval = min(ago.values(), default=None), operator.settings().heartbeat_interval
     late = interval is not None and (silence is None or silence > 2 * interval)
     return {"silence": silence, "late": late, "tasks": sorted(ago.items())}
 
@@ -177,23 +151,23 @@ def records(visit: Visit) -> str | Response:
         older_than=_seconds(args["older"]),
         beginning=given,
     )
-    cursor, every = request.args.get("cursor", ""), identities(settings())
+    cursor, every = request.args.get("cursor", ""), identities(operator.settings())
     try:
         place = place_of(cursor, wanted, [who.console for who in every]) if cursor else Place()
     except Refused as refused:
         raise Stopped(400, "There is no such page of the list", str(refused)) from None
     page = browse(
-        recovery(),
+        operator.recovery(),
         wanted,
         place,
-        journals=built().journals,
+        journals=operator.built().journals,
         labels=lambda found: [who.label(found.key) for who in every],
     )
     views = _seen(visit, page.found)
     kept = {name: value for name, value in args.items() if value} | ({"no_tenant": "1"} if no_tenant else {})
     more = None
     if page.next is not None:
-        more = _address(visit, {**kept, "cursor": cursor_of(page.next, wanted, identity().console)})
+        more = _address(visit, {**kept, "cursor": cursor_of(page.next, wanted, operator.identity().console)})
     return visit.render(
         "records.html",
         views=views,
@@ -246,16 +220,16 @@ def _whose(visit: Visit, tenant: str, *, no_tenant: bool) -> Sequence[bytes | No
     """Return the ids of the tenants to list. A tenant that is not the operator's has none, like one without records."""
     allowed = visit.tenants
     if allowed is None:
-        return (None,) if not tenant and not no_tenant else tuple(tids(tenant or None))
+        return (None,) if not tenant and not no_tenant else tuple(operator.tids(tenant or None))
     if no_tenant or (tenant and tenant not in allowed):
         return ()
-    return tuple(chain.from_iterable(tids(each) for each in ([tenant] if tenant else sorted(allowed))))
+    return tuple(chain.from_iterable(operator.tids(each) for each in ([tenant] if tenant else sorted(allowed))))
 
 
 def _endpoints() -> list[str]:
     """Return what records may be of, for the filter."""
-    found = {name for name, method in policies().pairs() if not policies().look(name, method).exempt}
-    return sorted(found | {each.name for each in consumers()})
+    found = {name for name, method in operator.policies().pairs() if not operator.policies().look(name, method).exempt}
+    return sorted(found | {each.name for each in policy_table.consumers()})
 
 
 # One record.
@@ -265,7 +239,7 @@ def record(visit: Visit, handle: str) -> str:
     """Show one record; or what became of one that is gone, if the audit trail knows."""
     seen = visit.find(handle)
     key = seen.key
-    audit = built().audit
+    audit = operator.built().audit
     entries = [] if audit is None else list(audit.entries(key))
     if seen.found is None or seen.view is None:
         if not entries:
@@ -274,17 +248,17 @@ def record(visit: Visit, handle: str) -> str:
         return visit.render("gone.html", handle=handle, episodes=episodes)
     found, view = seen.found, seen.view
     about = found.record.info
-    policy = policy_for(about)
-    journal, steps = recorded_of(found)
+    policy = operator.policy_for(about)
+    journal, steps = operator.recorded_of(found)
     return visit.render(
         "record.html",
         view=view,
         short=view.handle[:8],
         episodes=life_of(found.record, policy, journal=journal, steps=steps, audit=entries),
         audit=audit is not None,
-        known=is_known(current_app, state().loaders.operations, about),
-        abandoned=abandoned(policy),
-        failed=failed(policy),
+        known=is_known(current_app, operator.state().loaders.operations, about),
+        abandoned=policy_table.abandoned(policy),
+        failed=policy_table.failed(policy),
         policy=_policy_lines(about.operation, about.method, policy),
         settle=view.condition is Condition.QUARANTINED and may(visit.mounted.authorize, "settle", view),
         release=may(visit.mounted.authorize, "release", view),
@@ -294,7 +268,7 @@ def record(visit: Visit, handle: str) -> str:
 
 def _is_foreign(found: SeenRecord) -> bool:
     try:
-        check_own(found.record)
+        operator.check_own(found.record)
     except Refused:
         return True
     return False
@@ -303,15 +277,17 @@ def _is_foreign(found: SeenRecord) -> bool:
 def _policy_lines(endpoint: str, method: str, policy: Policy) -> list[tuple[str, str, str]]:
     """Return each value of the policy in force, in words, and where it was written."""
     if method == MESSAGE:
-        each = state().loaders.operations.get(endpoint)
+        each = operator.state().loaders.operations.get(endpoint)
         if each is None:
             return []
-        return [(name, spelled(name, value), "") for name, value in consumer_values(each).items()]
-    if (endpoint, method) not in policies().pairs():
+        return [
+            (name, policy_table.spelled(name, value), "") for name, value in policy_table.consumer_values(each).items()
+        ]
+    if (endpoint, method) not in operator.policies().pairs():
         return []
-    explained = policies().explain(endpoint, method)
+    explained = operator.policies().explain(endpoint, method)
     return [
-        (field.name, spelled(field.name, getattr(policy, field.name)), explained.origins[field.name])
+        (field.name, policy_table.spelled(field.name, getattr(policy, field.name)), explained.origins[field.name])
         for field in fields(Policy)
     ]
 
@@ -324,9 +300,9 @@ def tenants(visit: Visit) -> str:
     name, after = _argument("tenant"), request.args.get("after", "")
     if not re.fullmatch(r"(?:[0-9a-f]{32})?", after):
         raise Stopped(400, "There is no such page of the list", "Begin at Tenants.")
-    ledger, configured, parts = ledger_of(), settings().quota, 1
+    ledger, configured, parts = operator.ledger_of(), operator.settings().quota, 1
     if name:
-        shown, more = [quota_show(ledger, tids_by_secret(name), name=name)], None
+        shown, more = [quota_show(ledger, operator.tids_by_secret(name), name=name)], None
     else:
         known = visit.mounted.tenants.fresh()
         every = visit.mounted.tenants.keep(sorted(ledger.tenants())) if known is None else known[1]
@@ -334,15 +310,15 @@ def tenants(visit: Visit) -> str:
         page = every[begin : begin + MOST_TENANTS]
         shown = [quota_show(ledger, [[tid]], name=tid.hex()) for tid in page]
         more = visit.url("tenants", after=page[-1].hex()) if begin + MOST_TENANTS < len(every) else None
-        parts = settings().tenant_shards
+        parts = operator.settings().tenant_shards
         configured = None if configured is None else configured.divided(parts)
     return visit.render(
         "tenants.html",
         tenant=name,
         rows=[(each, _bars(each, configured)) for each in shown],
         parts=parts,
-        counting=counting(),
-        not_counting=NOT_COUNTING,
+        counting=operator.counting(),
+        not_counting=operator.NOT_COUNTING,
         more=more,
         purge=visit.may_purge(),
     )
@@ -366,21 +342,21 @@ def _bars(shown: TenantUsage, configured: Quota | None) -> list[dict[str, Any]]:
 
 def endpoints(visit: Visit) -> str:
     visit.admit_to_all()
-    span, log = _span("7d"), built().activity
-    found = None if log is None else report(log, owner_mark(settings().namespace), seconds=SPANS[span])
+    span, log = _span("7d"), operator.built().activity
+    found = None if log is None else report(log, owner_mark(operator.settings().namespace), seconds=SPANS[span])
     counted = {} if found is None else found.endpoints
-    made = {} if found is None else suggested(found)[1]
+    made = {} if found is None else policy_table.suggested(found)[1]
     own = f"{request.blueprint}."  # the console's own views are exempt
-    rows = [row for row in policy_rows(policies()) if not row.endpoint.startswith(own)]
+    rows = [row for row in policy_table.policy_rows(operator.policies()) if not row.endpoint.startswith(own)]
     return visit.render(
         "endpoints.html",
         rows=rows,
-        consumers=consumers(),
+        consumers=policy_table.consumers(),
         counted=counted,
-        abandoned=abandoned,
-        scope_of=scope_of,
-        attempts=lambda each: consumer_values(each)["max_attempts"],
-        resolvers=state().loaders.resolvers,
+        abandoned=policy_table.abandoned,
+        scope_of=policy_table.scope_of,
+        attempts=lambda each: policy_table.consumer_values(each)["max_attempts"],
+        resolvers=operator.state().loaders.resolvers,
         callers={
             name: [(caller, *each.keyed_of(caller)) for caller in CALLERS if each.keyed_of(caller)[1]]
             for name, each in counted.items()
