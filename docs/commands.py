@@ -22,8 +22,7 @@ _HEAD: Final = """\
 
 {notice}
 You operate the records of your application with `flask idempotency …`, by hand or from cron.
-[Records](../operate/records.md) says which command helps in which situation.
-[See what the commands print](../operate/screenshots.md) has pictures of the most used ones.
+[Records](../operate/records.md) says which command helps, and [pictures](../operate/screenshots.md) show what they print.
 
 | exit code | means |
 | --- | --- |
