@@ -14,7 +14,6 @@ from flask_idempotency.engine.values import valueclass
 __all__ = [
     "CALLER_UNKNOWN",
     "CORRUPT",
-    "IN_DOUBT",
     "TRANSITIONS",
     "Callers",
     "ClaimRequest",
