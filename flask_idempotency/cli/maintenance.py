@@ -389,7 +389,7 @@ def seal_command(yes: bool, word: AuditNote) -> Output:
             progress.counts = Counts(report.sealed, report.passed_over, report.unreadable + report.blocked)
         finished = True
     finally:  # the audit event also if the run is interrupted
-        publish(ResponsesSealed("", "", actor=word.actor, reason=word.reason, sealed=sealed, finished=finished))
+        publish(ResponsesSealed("", "", **asdict(word), sealed=sealed, finished=finished))
     lines = [
         f"Sealed: {report.sealed}.",
         *_some(report.passed_over, "Left alone, because they were erased or changed during the run: {}."),

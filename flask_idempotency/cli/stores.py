@@ -211,7 +211,7 @@ def init(is_new: bool, word: AuditNote) -> Output:
     risk = _RISK_OF_INIT.format(store_id=clean(memory.rules.store_id))
     done = admin.initialise(memory, built().recovery, confirm=lambda: confirm("Is this Redis new?", risk, yes=is_new))
     if done.created:
-        publish(StoreInitialised("", "", actor=word.actor, reason=word.reason, store_id=done.store_id))
+        publish(StoreInitialised("", "", **asdict(word), store_id=done.store_id))
     head = f"{'Made ready' if done.created else 'It was ready before'}: this Redis is {clean(done.store_id)}."
     named = memory.rules.store_id is not None
     found = {"store_id": done.store_id, "new": done.created, "named": named}
@@ -277,17 +277,8 @@ def ack(force: bool, yes: bool, word: AuditNote) -> Output:
             admin.acknowledge(memory, seen=before.standing, forced=bool(before.wait))
             finished = True
         finally:  # Ctrl-C too: some parts may have been
-            publish(
-                DataLossAcknowledged(
-                    "",
-                    "",
-                    actor=word.actor,
-                    reason=word.reason,
-                    forced=bool(before.wait),
-                    parts=dict(before.parts),
-                    finished=finished,
-                )
-            )
+            parts, forced = dict(before.parts), bool(before.wait)
+            publish(DataLossAcknowledged("", "", **asdict(word), forced=forced, parts=parts, finished=finished))
     store_id = before.standing.store_id or admin.memory_status(memory).standing.store_id
     head = "Acknowledged: new keys run." if lost else "There is nothing to acknowledge: new keys run."
     named = memory.rules.store_id is not None

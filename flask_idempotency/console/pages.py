@@ -18,7 +18,7 @@ from flask_idempotency.console import charts
 from flask_idempotency.console.access import Stopped, may
 from flask_idempotency.console.visit import ConsoleResponse, Visit
 from flask_idempotency.engine.activity import CALLERS
-from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts, Verdict
+from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts
 from flask_idempotency.engine.journal import EMPTY
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
 from flask_idempotency.engine.model import State
@@ -27,7 +27,7 @@ from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
 from flask_idempotency.operations.activity import summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show
-from flask_idempotency.operations.browse import MOST_LOOKED_AT, UNFINISHED, Browsing, Place, browse, cursor_of, place_of
+from flask_idempotency.operations.browse import UNFINISHED, Browsing, Place, browse, cursor_of, place_of
 from flask_idempotency.operations.browse import timeline as life_of
 from flask_idempotency.operations.records import (
     SHORT,
@@ -177,7 +177,6 @@ def records(visit: Visit) -> str | Response:
         conditions=[each.value for each in Condition],
         endpoints=_endpoints(),
         page=page,
-        most=MOST_LOOKED_AT,
         more=more,
         first=bool(cursor),
         first_page=_address(visit, kept),
@@ -377,4 +376,4 @@ def health(visit: Visit) -> str:
     app = current_app._get_current_object()  # type: ignore[attr-defined]
     report = run_checks(app)
     visit.mounted.health.keep(report)
-    return visit.render("health.html", report=report, health=visit.mounted.health.fresh(), verdicts=list(Verdict))
+    return visit.render("health.html", report=report)

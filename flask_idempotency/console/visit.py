@@ -19,21 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from werkzeug.exceptions import HTTPException
 
-from flask_idempotency.console import wording
-from flask_idempotency.console.access import (
-    COOKIE,
-    TOKEN_FIELD,
-    Action,
-    Attempts,
-    Authorize,
-    Operator,
-    Stopped,
-    ask,
-    cookie_of,
-    form_tokens,
-    may,
-    new_cookie,
-)
+from flask_idempotency.console import access, wording
+from flask_idempotency.console.access import Action, Attempts, Authorize, Operator, Stopped
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import StorageKey
@@ -193,14 +180,14 @@ class Visit:
 
     def _ask_in_general(self) -> Operator | None:
         """Ask for the pages about everything, and remember the tenants that the answer names."""
-        operator = ask(self.mounted.authorize, "view", None)
+        operator = access.ask(self.mounted.authorize, "view", None)
         if operator is not None and operator.tenants is not None:
             self._limit = frozenset(operator.tenants)
         return operator
 
     def _ask(self, action: Action, view: RecordView | None) -> Operator | None:
         """Ask for this action. The tenants of the general answer limit this one too."""
-        operator = ask(self.mounted.authorize, action, view)
+        operator = access.ask(self.mounted.authorize, action, view)
         if operator is None or self._limit is None:
             return operator
         named = self._limit if operator.tenants is None else self._limit.intersection(operator.tenants)
@@ -264,7 +251,7 @@ class Visit:
 
     def may_purge(self) -> bool:
         """Return whether to offer a purge."""
-        return self.everything and may(self.mounted.authorize, "purge", None)
+        return self.everything and access.may(self.mounted.authorize, "purge", None)
 
     def find(self, handle: str) -> Found:
         """Return the record of this handle for the operator who may see it.
@@ -319,17 +306,17 @@ class Visit:
         """Send this page, and the cookie that its forms need."""
         page, status = made if isinstance(made, tuple) else (made, 200)
         response = page if isinstance(page, Response) else ConsoleResponse(page, status=status, mimetype="text/html")
-        if self.cookie is not None and cookie_of(request) is None:
+        if self.cookie is not None and access.cookie_of(request) is None:
             path, secure = self.url("overview"), request.is_secure
-            response.set_cookie(COOKIE, self.cookie, path=path, secure=secure, httponly=True, samesite="Strict")
+            response.set_cookie(access.COOKIE, self.cookie, path=path, secure=secure, httponly=True, samesite="Strict")
         return response
 
     def form_fields(self) -> Markup:
         """Return the hidden fields that every form of the console needs: our token, and that of Flask-WTF if it is there."""
         if self.cookie is None:
-            self.cookie = cookie_of(request) or new_cookie()
+            self.cookie = access.cookie_of(request) or access.new_cookie()
         hidden = Markup('<input type="hidden" name="{}" value="{}">')
-        fields = hidden.format(TOKEN_FIELD, form_tokens(self.cookie, self.who)[0])
+        fields = hidden.format(access.TOKEN_FIELD, access.form_tokens(self.cookie, self.who)[0])
         csrf = current_app.jinja_env.globals.get("csrf_token")
         if callable(csrf):
             fields += hidden.format(current_app.config.get("WTF_CSRF_FIELD_NAME") or "csrf_token", csrf())

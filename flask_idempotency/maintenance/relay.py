@@ -477,22 +477,17 @@ class Relay:
         counts: Counter[str],
     ) -> None:
         """Write the results down. Later messages of a topic and key whose message was not sent must wait."""
-        for each, result in zip(chosen, results, strict=True):
-            if result is not None and each.lane is not None:
-                one.barred.add(each.lane)
+        failed = [(each, result) for each, result in zip(chosen, results, strict=True) if result is not None]
+        one.barred.update(each.lane for each, _ in failed if each.lane is not None)
         confirmed = [each.seq for each, result in zip(chosen, results, strict=True) if result is None]
         if confirmed:
-            holds = self._queue.confirm(one.holder, confirmed) == len(confirmed)
             counts["sent"] += len(confirmed)
-            if not holds:
+            if self._queue.confirm(one.holder, confirmed) != len(confirmed):
                 # This host was suspended, and its clock with it: other relays send the rest.
                 one.began = self._monotonic() - PASS_SECONDS
-        untried: list[int] = []
-        for each, result in zip(chosen, results, strict=True):
-            if result is None:
-                continue
+        untried = [each.seq for each, result in failed if isinstance(result, NotTried)]
+        for each, result in failed:
             if isinstance(result, NotTried):
-                untried.append(each.seq)
                 continue
             error = text_of(result)
             if isinstance(result, Undeliverable):
@@ -502,10 +497,8 @@ class Relay:
             else:
                 self._queue.delay(one.holder, each.seq, pause=pause_after(each.attempts), error=error)
                 counts["delayed"] += 1
-                attempt = each.attempts + 1
-                _log.warning(
-                    "message %d of %s was not sent (%s), attempt %d", each.seq, each.message.topic, error, attempt
-                )
+                facts = each.seq, each.message.topic, error, each.attempts + 1
+                _log.warning("message %d of %s was not sent (%s), attempt %d", *facts)
         if untried:
             self._queue.release(one.holder, untried)
 

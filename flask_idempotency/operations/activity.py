@@ -10,27 +10,15 @@ from math import inf
 from typing import Final
 
 from flask_idempotency.engine import activity as names
-from flask_idempotency.engine.activity import (
-    EDGES,
-    ENDINGS,
-    HOUR,
-    KEPT_SECONDS,
-    MINUTE,
-    NEW_TIME,
-    OUTCOMES,
-    REPLAYED_TIME,
-    ActivityLog,
-    merged,
-    percentile,
-)
+from flask_idempotency.engine.activity import ActivityLog, merged, percentile
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.times import moment
 
-SHORTEST_SPAN: Final = MINUTE
-LONGEST_SPAN: Final = KEPT_SECONDS[HOUR]
+SHORTEST_SPAN: Final = names.MINUTE
+LONGEST_SPAN: Final = names.KEPT_SECONDS[names.HOUR]
 """The spans that can be summed up, in seconds."""
 
-MINUTES_UP_TO: Final = 3 * HOUR
+MINUTES_UP_TO: Final = 3 * names.HOUR
 """The longest span, in seconds, that is shown by minute. A chart of more minutes has no room for them."""
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -43,12 +31,14 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 """The lines of a chart, and the counters that each of them adds up."""
 
 REFUSED: Final = tuple(
-    outcome for outcome in OUTCOMES if outcome not in (names.NEW, names.TAKEN_OVER, names.REPLAYED, names.UNPROTECTED)
+    outcome
+    for outcome in names.OUTCOMES
+    if outcome not in (names.NEW, names.TAKEN_OVER, names.REPLAYED, names.UNPROTECTED)
 )
 """The outcomes of requests whose view did not run, and whose client got no stored response."""
 
 _OBSERVED_WITH_KEY: Final = frozenset(names.OBSERVED) - {
-    *ENDINGS, names.NOT_KEPT, names.SETS_COOKIE, names.UNKEYED, names.MISSING_KEY,
+    *names.ENDINGS, names.NOT_KEPT, names.SETS_COOKIE, names.UNKEYED, names.MISSING_KEY,
 }  # fmt: skip
 
 
@@ -79,7 +69,7 @@ class Figures:
     @property
     def requests(self) -> int:
         """Requests with a key, requests that lack the key they need, and messages."""
-        return self.of(*OUTCOMES)
+        return self.of(*names.OUTCOMES)
 
     @property
     def observed(self) -> int:
@@ -94,12 +84,12 @@ class Figures:
     @property
     def outcomes(self) -> dict[str, int]:
         """What became of them when they came, also with 0."""
-        return {outcome: self.of(outcome) for outcome in OUTCOMES}
+        return {outcome: self.of(outcome) for outcome in names.OUTCOMES}
 
     @property
     def endings(self) -> dict[str, int]:
         """How claims ended, also with 0. `not-kept` is a part of `completed`."""
-        return {ending: self.of(ending) for ending in (*ENDINGS, names.NOT_KEPT)}
+        return {ending: self.of(ending) for ending in (*names.ENDINGS, names.NOT_KEPT)}
 
     @property
     def groups(self) -> dict[str, int]:
@@ -109,12 +99,12 @@ class Figures:
     @property
     def new_times(self) -> Times:
         """From the claim to the final response, of requests that ran. Messages are not measured."""
-        return self._times(NEW_TIME)
+        return self._times(names.NEW_TIME)
 
     @property
     def replayed_times(self) -> Times:
         """From the look at the key to the final response, of requests that got a stored response."""
-        return self._times(REPLAYED_TIME)
+        return self._times(names.REPLAYED_TIME)
 
     def _times(self, prefix: str) -> Times:
         slots = {
@@ -161,8 +151,8 @@ def summary(log: ActivityLog, owner: bytes, *, seconds: float, length: int | Non
     longer than the store keeps such buckets is shortened. Raises `StoreUnavailable` if the store does not answer.
     """
     if length is None:
-        length = MINUTE if seconds <= MINUTES_UP_TO else HOUR
-    seconds = min(seconds, KEPT_SECONDS[length])
+        length = names.MINUTE if seconds <= MINUTES_UP_TO else names.HOUR
+    seconds = min(seconds, names.KEPT_SECONDS[length])
     page = log.read(owner, length=length, seconds=seconds)
     found = {bucket.start: bucket.counts for bucket in page.buckets}
     first, last = (int(time // length * length) for time in (page.now - seconds, page.now))
@@ -222,4 +212,4 @@ def times_object(figures: Figures) -> dict[str, object]:
 
 def edges_object(count: int, **edges: float | None) -> dict[str, float | None]:
     """Return percentiles for JSON. One above the last edge is that edge: JSON has no infinity."""
-    return {"count": count, **{name: EDGES[-1] if edge == inf else edge for name, edge in edges.items()}}
+    return {"count": count, **{name: names.EDGES[-1] if edge == inf else edge for name, edge in edges.items()}}

@@ -537,17 +537,13 @@ def alive(record: Record, policy: Policy) -> str | None:
 
 def release(settler: Settler, case: Case, word: AuditNote, *, forced: bool) -> ResolveReport:
     """Release the key, so that its next retry runs. `forced`: an operator overruled warnings."""
-    return _each(
-        case.found, lambda found: settler.force_release(found, actor=word.actor, reason=word.reason, forced=forced)
-    )
+    return _each(case.found, lambda found: settler.force_release(found, forced=forced, **asdict(word)))
 
 
 def complete(settler: Settler, case: Case, result: StoredResponse, word: AuditNote, *, keep: float) -> ResolveReport:
     """Complete the key, so that retries get this response. Raises `Refused` unless it is quarantined."""
     check_quarantined(case)
-    return _each(
-        case.found, lambda found: settler.complete(found, result, keep=keep, actor=word.actor, reason=word.reason)
-    )
+    return _each(case.found, lambda found: settler.complete(found, result, keep=keep, **asdict(word)))
 
 
 def reopen(settler: Settler, case: Case, word: AuditNote, *, keep: float) -> ResolveReport:
@@ -556,7 +552,7 @@ def reopen(settler: Settler, case: Case, word: AuditNote, *, keep: float) -> Res
 
     def reopened(found: SeenRecord) -> bool:
         try:
-            return settler.reopen(found, keep=keep, actor=word.actor, reason=word.reason)
+            return settler.reopen(found, keep=keep, **asdict(word))
         except CorruptRecord as error:
             if found is not case.first:
                 return False
@@ -578,7 +574,7 @@ def resume(
         if fault := resume_fault(found.record, journal, steps):
             raise Refused(f"{fault} Nothing was changed.")
     of = {found.key: (journal, steps) for found, journal, steps in parts}
-    return _each(case.found, lambda found: settler.resume(found, *of[found.key], actor=word.actor, reason=word.reason))
+    return _each(case.found, lambda found: settler.resume(found, *of[found.key], **asdict(word)))
 
 
 def check_quarantined(case: Case) -> None:
