@@ -117,18 +117,12 @@ def ago(seconds: float | None, *, units: int = 2) -> str:
     return "-" if seconds is None else f"{format_duration(seconds, units=units)} ago"
 
 
+_OF_TONES: Final = {"bad": Style.BAD, "warning": Style.WARNING, "good": Style.GOOD}
+
+
 def state_of(view: RecordView) -> Styled:
     """Return the state of a record as an operator sees it, and its colour."""
-    return Styled(view.condition.value, _COLOURS[view.condition])
-
-
-_COLOURS: Final = {
-    Condition.QUARANTINED: Style.BAD,
-    Condition.LEASE_EXPIRED: Style.WARNING,
-    Condition.PAUSED: Style.WARNING,
-    Condition.IN_FLIGHT: None,
-    Condition.COMPLETED: Style.GOOD,
-}
+    return Styled(view.condition.value, _OF_TONES.get(view.condition.tone))
 
 
 def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> list[Line]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from flask_idempotency.engine.escape import printable, printable_lines
+from flask_idempotency.operations.records import Condition
 from flask_idempotency.operations.times import format_duration, moment
 
 LONGEST_NAME: Final = 80
@@ -89,18 +90,8 @@ def number(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
 
 
-STATES: Final[Mapping[str, str]] = {
-    "quarantined": "bad",
-    "lease expired": "warning",
-    "paused": "warning",
-    "in flight": "active",
-    "completed": "good",
-}
-"""The tone of each condition. A word always stands beside it."""
-
-
-def state(condition: str) -> Markup:
-    return Markup('<span class="state {}">{}</span>').format(STATES.get(condition, ""), condition)
+def state(condition: Condition) -> Markup:
+    return Markup('<span class="state {}">{}</span>').format(condition.tone, condition.value)
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {

@@ -47,6 +47,14 @@ class Condition(Enum):
     IN_FLIGHT = "in flight"
     COMPLETED = "completed"
 
+    @property
+    def tone(self) -> str:
+        """How a face shows it: `bad`, `warning`, `active` or `good`. A word always stands beside it."""
+        return _TONES[self]
+
+
+_TONES: Final = dict(zip(Condition, ("bad", "warning", "warning", "active", "good"), strict=True))
+
 
 def condition(record: Record) -> Condition:
     return _condition(record.state, over=record.remaining <= 0)
