@@ -1,8 +1,9 @@
 """The group `flask idempotency`: its modules parse the arguments, call an operation or a task, and print the result.
 
-To add a command, write a function with `@cli.command(...)` in the module of its topic, and put its name in `ORDER`. Its
-docstring starts with an imperative, says what the command changes, and ends with one example. A command exits with 0 if all
-is in order, with 1 if it is not or the command was refused, with 2 if the result is unknown, and with 130 after Ctrl-C.
+To add a command, write a function with `@cli.command(...)` and `@prints_output` in the module of its topic, and put its name
+in `ORDER`. It returns an `Output`: the same facts as an object and as lines, and the exit code. Its docstring starts with an
+imperative, says what the command changes, and ends with one example. A command exits with 0 if all is in order, with 1 if it
+is not or the command was refused, with 2 if the result is unknown, and with 130 after Ctrl-C.
 `import flask_idempotency` loads no command: the modules load when the group is first used.
 """
 

@@ -217,10 +217,8 @@ def resolve_command(
             notes += [_ERASED] if prints_json() else []
     else:
         _ask(case, policy, "Give the stored response to retries from now on?", yes=yes)
-        done, said = (
-            records.reopen(operator.settler(), case, word, keep=policy.keep),
-            "Reopened: retries get the stored response.",
-        )
+        done = records.reopen(operator.settler(), case, word, keep=policy.keep)
+        said = "Reopened: retries get the stored response."
     return _output(done, _VERBS[verdict or ""], said, forced=forced, notes=notes)
 
 
