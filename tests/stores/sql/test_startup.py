@@ -19,6 +19,7 @@ from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.tiered import TieredStore
 from tests.lab.redis import connect
+from tests.stores.cached import PATIENT
 from tests.stores.sql.counting import sent
 from tests.stores.sql.shops import SECRET, Shop, open_shop, paying
 
@@ -263,7 +264,7 @@ def test_a_database_that_may_lose_commits_is_refused(postgres_url: str) -> None:
 
 @pytest.fixture
 def tiered(url: str, redis_server: RedisServer) -> Iterator[Shop]:
-    shop = open_shop(url, IDEMPOTENCY_REDIS_URL=redis_server.url)
+    shop = open_shop(url, IDEMPOTENCY_REDIS_URL=redis_server.url + PATIENT)
     yield shop
     shop.close()
 
@@ -315,7 +316,7 @@ def test_two_databases_may_share_a_redis(tmp_path: Path, redis_server: RedisServ
             engine = create_engine(url)
             upgrade(engine)
             engine.dispose()
-        shops.append(open_shop(url, IDEMPOTENCY_REDIS_URL=redis_server.url))
+        shops.append(open_shop(url, IDEMPOTENCY_REDIS_URL=redis_server.url + PATIENT))
         paying(shops[-1])
 
     answers = [shop.post() for _ in range(2) for shop in shops]
@@ -328,7 +329,7 @@ def test_two_databases_may_share_a_redis(tmp_path: Path, redis_server: RedisServ
 
 def test_a_hot_replay_is_not_one_statement(tiered: Shop, url: str, redis_server: RedisServer) -> None:
     """Neither in the process that gave the answer nor, after its first request, in any other."""
-    other = open_shop(url, existing=True, IDEMPOTENCY_REDIS_URL=redis_server.url)
+    other = open_shop(url, existing=True, IDEMPOTENCY_REDIS_URL=redis_server.url + PATIENT)
     for shop in (tiered, other):
         paying(shop)
         shop.post()
