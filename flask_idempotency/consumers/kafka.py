@@ -344,8 +344,7 @@ class _KafkaPython:
             def on_partitions_revoked(self, places: Any) -> None:
                 lost([tuple(place) for place in places])
 
-            def on_partitions_lost(self, places: Any) -> None:
-                lost([tuple(place) for place in places])
+            on_partitions_lost = on_partitions_revoked
 
         self._consumer.subscribe(topics=topics, listener=Listener())
 

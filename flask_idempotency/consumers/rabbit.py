@@ -186,13 +186,11 @@ def on_message(
     connection of its own. If it sees none, it raises `MessageStopped` for a message that no worker may do, and leaves it
     unacknowledged: close the connection, and the broker has it again.
     """
-    made: list[Deliveries] = []
     seen: dict[str, bool] = {}
 
     def received(message: Any) -> None:
-        if not made:
-            # Now: this function may be made where there is no application yet.
-            made.append(Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born))
+        # Now: this function may be made where there is no application yet.
+        deliveries = Deliveries(inbox, handler, dead=dead, retries=retries, tenant=tenant, born=born)
         queue = _queue_of(message)
         if queue not in seen:
             # Of each queue: one consumer may have several, and not all of them a dead-letter exchange.
@@ -203,7 +201,7 @@ def on_message(
         payload = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
         delivery = Delivery(message, message_id, payload)
         interval, beat = _heartbeat(message)
-        with HeldMessages(made[0]) as held:
+        with HeldMessages(deliveries) as held:
             held.hold(delivery)
             while not held.ending:
                 for _, step in held.settled(interval):
