@@ -29,7 +29,6 @@ from flask_idempotency.assembly import (
 )
 from flask_idempotency.cli import cli, completing, migrating
 from flask_idempotency.engine.capabilities import Finding
-from flask_idempotency.engine.ending import work_here
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Observers
@@ -489,7 +488,7 @@ class Idempotency:
                 raise ConfigurationError(
                     "outbox() needs Flask-SQLAlchemy: pip install 'flask-idempotency[sql]'."
                 ) from error
-            self._outbox = Made(keep=float(seconds), running=work_here)
+            self._outbox = Made(keep=float(seconds))
             for app in list(self._apps):
                 self._serve_outbox(app, self._outbox)
         elif self._outbox.keep != seconds:
@@ -520,7 +519,6 @@ class Idempotency:
             sealer=codec if isinstance(codec, SealsBodies) else None,
             data_keys=None if state.built is None else getattr(state.built.data_keys, "within", None),
             encrypts=settings.encryption != "off",
-            running=outbox.running,
             observers=state.observers,
             context=app.app_context,
             kept=outbox.set_up(),

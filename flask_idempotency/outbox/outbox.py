@@ -21,7 +21,7 @@ from flask import current_app, has_app_context
 
 from flask_idempotency.client import new_key
 from flask_idempotency.engine.capabilities import DataKeys
-from flask_idempotency.engine.ending import Running
+from flask_idempotency.engine.ending import Running, work_here
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.outbox import (
@@ -76,8 +76,6 @@ class OutboxServices:
     """Return the data keys as the transaction on a connection sees them, if another connection must wait to add one."""
     encrypts: bool
     """Whether IDEMPOTENCY_ENCRYPTION is on."""
-    running: Callable[[], Running | None]
-    """Return the work that runs here under a claim."""
     observers: Callable[[Event], None]
     context: Callable[[], AbstractContextManager[Any]]
     """Return a new application context."""
@@ -158,10 +156,9 @@ class Outbox:
     commands. `flask idempotency relay` sends the messages.
     """
 
-    def __init__(self, *, keep: float, running: Callable[[], Running | None]) -> None:
+    def __init__(self, *, keep: float) -> None:
         self.keep = keep
         """Seconds for which a confirmed message stays in the table. 0: it is deleted immediately."""
-        self.running = running
         self._routes: dict[str, _Routed] = {}
         self._registrations = Registrations()
 
@@ -257,7 +254,7 @@ class Outbox:
                 "application."
             )
         data, content_type = _encoded(body)
-        work = self.running()
+        work = work_here()
         if work is not None and work.claim is None:
             work = None
         if tenant is None and work is not None:
