@@ -44,7 +44,7 @@ from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.lease import LeaseRenewer
 from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.stores.sql import database
+from flask_idempotency.stores.sql import engines
 from flask_idempotency.testing import FaultyStore
 from flask_idempotency.web.doctor import run_checks
 from tests.stores.sql.shops import open_shop
@@ -231,7 +231,7 @@ def test_an_eager_task_does_not_wait(task: Register) -> None:
 def test_an_eager_task_beside_uncommitted_rows_on_sqlite_names_the_lock_and_the_outbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effects: str, around: str
 ) -> None:
-    monkeypatch.setattr(database, "BUSY_MS", 0)
+    monkeypatch.setattr(engines, "BUSY_MS", 0)
     shop = open_shop(f"sqlite:///{tmp_path / 'shop.sqlite3'}?timeout=0")
     celery_app: Any = make_celery(task_always_eager=True)
     serve(celery_app, shop.app)

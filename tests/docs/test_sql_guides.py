@@ -20,8 +20,9 @@ from flask_idempotency.operations.doctor import LEAST_LEASE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.replay_cache import FIRST_PAUSE_SECONDS, LARGEST_BYTES, LAST_PAUSE_SECONDS
 from flask_idempotency.stores.sql.claiming import STRATEGIES
-from flask_idempotency.stores.sql.database import BUSY_MS, CONNECT_SECONDS, READ_TIMEOUT_SECONDS, TRIES
+from flask_idempotency.stores.sql.database import TRIES
 from flask_idempotency.stores.sql.dialects import LOCK_TIMEOUT_MS
+from flask_idempotency.stores.sql.engines import BUSY_MS, CONNECT_SECONDS, READ_TIMEOUT_SECONDS
 from flask_idempotency.stores.sql.migrations.runner import LOCK_MS
 from flask_idempotency.stores.sql.quota import MARGIN
 from flask_idempotency.stores.sql.statements import RELEASED_KEEP

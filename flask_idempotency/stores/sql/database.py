@@ -1,34 +1,36 @@
-"""Open connections for records, separate from those of the application's sessions.
+"""Run work in the database of the records, and keep the connections of other processes apart.
 
-An application passes a URL or an Engine. Records get a separate pool, which bounds every wait and logs no row. A forked
-child neither uses nor closes connections that its parent opened. Both would write to one socket, and read each other's
-results. `Connection.close()` in the child would end the parent's session at the server. SQLAlchemy also sends ROLLBACK when
-it collects a checked-out connection. Source: SQLAlchemy, "Using Connection Pools with Multiprocessing or os.fork()".
+A forked child neither uses nor closes connections that its parent opened. Both would write to one socket, and read each
+other's results. `Connection.close()` in the child would end the parent's session at the server. SQLAlchemy also sends ROLLBACK
+when it collects a checked-out connection. Source: SQLAlchemy, "Using Connection Pools with Multiprocessing or os.fork()".
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
-from sqlalchemy import URL, Connection, Engine, Pool, QueuePool, StaticPool, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import SingletonThreadPool, reset_none
+from sqlalchemy import Connection, Engine, Pool, QueuePool, event
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, InheritedConnection, StoreUnavailable
-from flask_idempotency.engine.escape import without_password
 from flask_idempotency.engine.forks import after_fork, before_fork, notice
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of, refuse_relative
-from flask_idempotency.stores.sql.driver import DRIVERS, Driver, DriverConnection, RecordConnection
+from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
+from flask_idempotency.stores.sql.driver import Driver, DriverConnection, RecordConnection
+from flask_idempotency.stores.sql.engines import (
+    Bind,
+    Engines,
+    Joining,
+    hide_parameters,
+    is_read_timeout,
+    names_memory,
+    open_engines,
+)
 from flask_idempotency.stores.sql.errors import (
     explained,
     forbidden,
@@ -36,335 +38,13 @@ from flask_idempotency.stores.sql.errors import (
     is_serialization_failure,
     lacks_grants,
 )
-from flask_idempotency.stores.sql.naming import PATH, READ_PATH, SCHEMA, find, options
+from flask_idempotency.stores.sql.naming import SCHEMA, find, options
 from flask_idempotency.stores.sql.schema import metadata
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session  # a large part of SQLAlchemy, which only applications with its sessions need
 
-EngineT = TypeVar("EngineT", bound=Engine)
 AnswerT = TypeVar("AnswerT")
-
-
-def hide_parameters(engine: EngineT) -> EngineT:
-    """Stop this engine from logging result rows. It still logs its statements. Return the engine."""
-    engine._should_log_debug = _never  # type: ignore[method-assign]
-    return engine
-
-
-@contextmanager
-def without_logging(connection: Connection) -> Iterator[None]:
-    """Log no statement of this connection. The engine of the application may log parameters too."""
-    echo = connection._echo
-    connection._echo = False
-    try:
-        yield
-    finally:
-        connection._echo = echo
-
-
-def _never() -> bool:
-    return False
-
-
-READ_TIMEOUT_SECONDS: Final = 5.0
-"""How long psycopg waits for a reply: longer than the lock timeout, and than any of our statements takes.
-
-No setting of the server or of the kernel gives this bound. A server process that is stopped, or a pooler that holds the
-statement, runs no `statement_timeout`, and its host still acknowledges our bytes and keepalives: `tcp_user_timeout` does not
-pass. libpq would wait for ever. psycopg2 waits inside libpq, so it notices only a host that is gone.
-"""
-
-_READ_TIMED_OUT: Final = "the server did not answer in time"
-
-
-def set_read_timeout(connection: Any, record: object) -> None:
-    """Make this psycopg connection close and raise if a reply takes too long. The outcome is then unknown."""
-    wait = connection.wait
-
-    def wait_with_timeout(generator: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
-        return wait(_with_deadline(generator, connection), *arguments, **options)
-
-    connection.wait = wait_with_timeout
-
-
-def is_read_timeout(error: BaseException | None) -> bool:
-    """Return True for the error of `set_read_timeout`. Do not try again: it would take as long again."""
-    return _READ_TIMED_OUT in getattr(error, "args", ())
-
-
-def _with_deadline(generator: Generator[Any, Any, Any], connection: Any) -> Generator[Any, Any, Any]:
-    """Run this generator while the server replies. Without a reply, psycopg resumes it with 0 several times a second."""
-    deadline = time.monotonic() + READ_TIMEOUT_SECONDS
-    try:
-        wanted = next(generator)
-        while True:
-            ready = yield wanted
-            if ready == 0 and time.monotonic() >= deadline:
-                from psycopg import OperationalError
-
-                # The reply may still come, and the next statement would take it as its result.
-                connection.close()
-                raise OperationalError(_READ_TIMED_OUT)
-            wanted = generator.send(ready)
-    except StopIteration as done:
-        return done.value
-
-
-CONNECT_SECONDS: Final = 3
-UNANSWERED_MS: Final = 5000
-"""How long the kernel waits for a network that drops our packets. Its default is fifteen minutes."""
-
-POOL_SECONDS: Final = 5
-"""A statement takes milliseconds. If no connection is free for this long, the database is gone."""
-
-BUSY_MS: Final = 5000
-"""SQLite has one writer at a time. This wait is Python's default."""
-
-_for_records: ContextVar[bool] = ContextVar("flask_idempotency_for_records", default=False)
-"""True while this thread opens a connection for records."""
-
-Bind: TypeAlias = str | URL | Engine | Callable[[], Engine]
-
-
-@dataclass(frozen=True, slots=True)
-class Engines:
-    base: Engine
-    records: Engine
-    dialect: Dialect
-    ours: bool
-    """True if this module made `base` from a URL."""
-    driver: Driver | None
-    """For the statements of the request path. None: send them through SQLAlchemy's `Connection`."""
-
-
-ON_A_CONNECTION: Final = (
-    "db.session, or the engine in db.engines, stands on a connection with a transaction of its own, as in a test suite that "
-    "rolls back after each test. A record that is committed with it would be gone when that transaction is rolled back. "
-    "In tests set TESTING = True; elsewhere use an Engine."
-)
-
-
-class Joining(Protocol):
-    """Runs work on the connection that the application's session stands on, in tests: see `transactional/joining.py`."""
-
-    def here(self) -> bool: ...
-
-    def run(self, work: Callable[[Connection], AnswerT]) -> AnswerT: ...
-
-
-def open_engines(bind: Bind, *, driver_cursor: bool = True, joining: Joining | None = None) -> Engines:
-    ours = isinstance(bind, str | URL)
-    base: Any = _engine_from(bind) if isinstance(bind, str | URL) else bind() if callable(bind) else bind
-    joined = joining is not None and joining.here()
-    if joined and isinstance(base, Connection):
-        # A test has put its connection in the engine's place.
-        base = base.engine
-    if isinstance(base, Connection):
-        raise ConfigurationError(ON_A_CONNECTION)
-    if not isinstance(base, Engine) or base.dialect.is_async:
-        raise ConfigurationError(
-            f"IDEMPOTENCY_STORE: {type(base).__module__}.{type(base).__name__} is not a database that Flask can use. "
-            "Pass an Engine of SQLAlchemy's (none of its asyncio kin), a function that returns one, or a URL."
-        )
-    dialect = dialect_of(base.dialect.name)
-    if is_in_memory(base):
-        if not joined:
-            raise _in_memory()
-        return Engines(base, base, dialect, ours, None)
-    records = hide_parameters(_engine_for_records(base, dialect))
-    driver = Driver(records) if driver_cursor and records.driver in DRIVERS else None
-    return Engines(base, records, dialect, ours, driver)
-
-
-def _engine_from(bind: str | URL) -> Engine:
-    # Do not quote or chain the original errors: they may contain the password.
-    try:
-        url = make_url(bind)
-    except (ArgumentError, ValueError):
-        raise ConfigurationError(
-            f"IDEMPOTENCY_STORE: {without_password(_written(bind))} names no database. "
-            "Write postgresql+psycopg://user:password@host/name or "
-            "sqlite:////path/to/file.db; in a password, write / as %2F, @ as %40 and % as %25."
-        ) from None
-    if names_memory(url):
-        raise _in_memory()
-    try:
-        engine = create_engine(url, connect_args=_connect_args(url), pool_timeout=POOL_SECONDS, hide_parameters=True)
-    except (NoSuchModuleError, ModuleNotFoundError):
-        raise ConfigurationError(
-            f"IDEMPOTENCY_STORE: there is no driver for {url.drivername} ({without_password(_written(bind))}). "
-            "Write postgresql+psycopg://… and install "
-            "psycopg, or sqlite:///…, which needs nothing."
-        ) from None
-    if engine.driver == "psycopg":
-        # The pool for records copies the listeners of this one.
-        event.listen(engine, "connect", _never_prepare)
-    return engine
-
-
-def _written(bind: str | URL) -> str:
-    return bind if isinstance(bind, str) else bind.render_as_string(hide_password=True)
-
-
-def _connect_args(url: URL) -> dict[str, Any]:
-    if url.get_backend_name() != POSTGRESQL or url.get_driver_name() not in ("psycopg", "psycopg2"):
-        return {}
-    wanted = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": UNANSWERED_MS}
-    return {name: value for name, value in wanted.items() if name not in url.query}
-
-
-def _in_memory() -> ConfigurationError:
-    return ConfigurationError(
-        "IDEMPOTENCY_STORE: a SQLite database in memory is one connection's own, and records need another. Name a "
-        "file, as in sqlite:////path/to/file.db. In tests set TESTING = True: with flask-sqlalchemy:// the records are then "
-        "written on the session's own connection. Without a database there is memory://."
-    )
-
-
-def is_in_memory(engine: Engine) -> bool:
-    """Return True if all connections of this engine are one: a SQLite database in memory."""
-    return names_memory(engine.url) or isinstance(engine.pool, StaticPool | SingletonThreadPool)
-
-
-def names_memory(url: URL) -> bool:
-    """Return True for a SQLite database that lives in a process's memory, and in no file."""
-    if url.get_backend_name() != SQLITE:
-        return False
-    name = url.database or ""
-    return name in ("", ":memory:") or "memory" in (url.query.get("mode"), *name.split("=")) or ":memory:" in name
-
-
-def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
-    # The new pool connects in the same way, and keeps the listeners that the application added.
-    pool = base.pool.recreate()
-    # The first statement notices a stale connection, and is repeated. A ping would double every call.
-    pool._pre_ping = False
-    # No transaction is open when a connection returns: SQLAlchemy's `Connection` and `send` see to it.
-    pool._reset_on_return = reset_none
-    _connect_in_time(base, pool)
-    # After the application's listeners, and before SQLAlchemy's, which cannot change a transaction that has begun.
-    event.listen(pool, "connect", _end_transaction)
-    if dialect.name == POSTGRESQL:
-        event.listen(pool, "connect", _know_server())
-    options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
-    if dialect.name == SQLITE and base.driver in DRIVERS:
-        # Both drivers then take parameters by name, as the statements have them.
-        options["paramstyle"] = "named"
-    engine = create_engine(base.url, pool=pool, **options)
-    if dialect.name == SQLITE:
-        event.listen(engine, "connect", _prepare_sqlite)
-        return engine
-    if engine.driver == "psycopg":
-        event.listen(engine, "connect", set_read_timeout)
-    event.listen(engine, "connect", _insist_on_durability)
-    event.listen(engine, "connect", _note_path)
-    return engine
-
-
-def _connect_in_time(base: Engine, pool: Pool) -> None:
-    """Make this pool give up on a server that accepts connections but stays silent, also if the application waits longer.
-
-    The application's connect arguments are in a closure of SQLAlchemy's. So mark our connections while they open.
-    """
-    wanted = _connect_args(base.url)
-    connect = pool._invoke_creator
-
-    def connect_for_records(rec: Any) -> Any:
-        before = _for_records.set(True)
-        try:
-            return connect(rec)
-        finally:
-            _for_records.reset(before)
-
-    def in_time(dialect: Any, record: object, arguments: Any, options: Any) -> Any:
-        return dialect.connect(*arguments, **{**wanted, **options}) if _for_records.get() else None
-
-    if wanted:
-        pool._creator = connect_for_records
-        event.listen(base, "do_connect", in_time)
-
-
-def _end_transaction(connection: Any, record: object) -> None:
-    """Commit the settings of the application's listeners, such as `SET search_path`.
-
-    An application may open SQLite with `autocommit=False` (Python 3.12): sqlite3 would then begin a transaction after each
-    COMMIT, and commit no statement of ours.
-    """
-    connection.commit()
-    if isinstance(connection, sqlite3.Connection) and getattr(connection, "autocommit", None) is False:
-        legacy: Any = sqlite3
-        connection.autocommit = legacy.LEGACY_TRANSACTION_CONTROL  # type: ignore[attr-defined, unused-ignore]
-
-
-def _know_server() -> Callable[[Any, object], None]:
-    """Return a listener that refuses a relative of PostgreSQL. SQLAlchemy, which is next, fails at some of their versions."""
-    known: list[str] = []
-
-    def know(connection: Any, record: object) -> None:
-        if known:
-            return
-        cursor = connection.cursor()
-        try:
-            cursor.execute("SELECT version()")
-            version = str(cursor.fetchone()[0])
-            refuse_relative(version)
-        except ConfigurationError:
-            connection.close()
-            raise
-        cursor.close()
-        connection.rollback()
-        known.append(version)
-
-    return know
-
-
-def _never_prepare(connection: Any, record: object) -> None:
-    """Disable prepared statements: PgBouncer may send the next statement to a server connection that lacks them.
-
-    An application's own Engine keeps its setting: its sessions use the same PgBouncer.
-    """
-    connection.prepare_threshold = None
-
-
-def _insist_on_durability(connection: Any, record: object) -> None:
-    """Raise `ConfigurationError` if commits do not wait for the disk: then a crash may lose a granted claim.
-
-    Measured: a crash lost two of 10,425 claims (correctness.md, section 3).
-    """
-    cursor = connection.cursor()
-    cursor.execute("SELECT current_setting('synchronous_commit')")
-    if cursor.fetchone()[0] == "off":
-        connection.close()
-        raise ConfigurationError(
-            "IDEMPOTENCY_STORE: synchronous_commit is off in this database, so a crash of it could lose a claim that was "
-            "granted, and run a payment again. Set it to on for the role that the application connects as: "
-            "ALTER ROLE … SET synchronous_commit = on."
-        )
-    cursor.close()
-    connection.rollback()
-
-
-def _note_path(connection: Any, record: Any) -> None:
-    """Note the search path, before a listener of the application's pool changes it for a checkout."""
-    cursor = connection.cursor()
-    cursor.execute(READ_PATH)
-    record.info[PATH] = cursor.fetchone()[0]
-    cursor.close()
-    connection.rollback()
-
-
-def _prepare_sqlite(connection: Any, record: object) -> None:
-    cursor = connection.cursor()
-    waits = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
-    cursor.execute("PRAGMA busy_timeout=0")
-    # SQLite refuses this during a write, and in a read-only file. Then a later connection tries again.
-    with suppress(sqlite3.OperationalError):
-        cursor.execute("PRAGMA journal_mode=WAL").fetchone()
-    cursor.execute(f"PRAGMA busy_timeout={max(waits, BUSY_MS)}")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
-
 
 PROCESS: Final = "flask_idempotency_process"
 """The entry of a pooled connection's `info` that holds the id of the process which opened it."""

@@ -31,7 +31,7 @@ from flask_idempotency.engine.store import Clock, MissingGrant, store_time
 from flask_idempotency.stores.sql import outbox_statements as statements
 from flask_idempotency.stores.sql.admin.grants import OUTBOX_NUMBERS, to_publish
 from flask_idempotency.stores.sql.capability import Make, SqlCapability
-from flask_idempotency.stores.sql.database import Database, refuse_inherited, transaction, without_logging
+from flask_idempotency.stores.sql.database import Database, refuse_inherited, transaction
 from flask_idempotency.stores.sql.dialects import (
     POSTGRESQL,
     SQLITE,
@@ -39,6 +39,7 @@ from flask_idempotency.stores.sql.dialects import (
     dialect_of,
     in_microseconds,
 )
+from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.errors import explained, forbidden, lacks_grants
 from flask_idempotency.stores.sql.migrations import upgrade_outbox
 from flask_idempotency.stores.sql.naming import NamedConnection, named, options

@@ -22,8 +22,7 @@ from sqlalchemy.exc import OperationalError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import Grant
-from flask_idempotency.stores.sql import database as engines
-from flask_idempotency.stores.sql import database as silence
+from flask_idempotency.stores.sql import engines
 from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
@@ -456,7 +455,7 @@ def test_a_silent_server_is_an_outage(
     """
     store, key = open_store(), a_key()
     pid = store.database.run(lambda connection: connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
-    monkeypatch.setattr(silence, "READ_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(engines, "READ_TIMEOUT_SECONDS", 0.3)
     with stopped(pid):
         with pytest.raises(StoreUnavailable):
             store.read(key)

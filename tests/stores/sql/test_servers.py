@@ -8,7 +8,7 @@ from sqlalchemy.pool import NullPool
 
 from flask_idempotency.engine.capabilities import Verdict
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.stores.sql import database
+from flask_idempotency.stores.sql import engines
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.dialects import refuse_relative
 from flask_idempotency.stores.sql.schema import FENCES
@@ -117,7 +117,7 @@ def test_the_log_of_a_refusal_has_what_the_server_said_and_no_value(
     open_: OpenShop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, named: bool
 ) -> None:
     """`named`: the store has claimed before. Otherwise it opens on a database that takes no write."""
-    monkeypatch.setattr(database, "BUSY_MS", 1)
+    monkeypatch.setattr(engines, "BUSY_MS", 1)
     shop = open_()
     paying(shop)
     if named:

@@ -260,7 +260,7 @@ def test_a_writer_that_never_ends_is_an_outage(
     open_store: OpenStore, make_engine: MakeEngine, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After SQLite's own patience. What needs no lock goes on meanwhile, and a free key is granted afterwards."""
-    monkeypatch.setattr("flask_idempotency.stores.sql.database.BUSY_MS", 50)
+    monkeypatch.setattr("flask_idempotency.stores.sql.engines.BUSY_MS", 50)
     store, done = open_store(f"{make_engine().url.render_as_string()}?timeout=0.05"), a_key()
     stand(store, clock, done, "completed")
     with make_engine(isolation_level="AUTOCOMMIT").connect() as elsewhere:

@@ -23,8 +23,9 @@ from flask_idempotency.engine.model import StoredPayload
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import CompletionWriter, entry, facts_of, is_sealed, shard_of
-from flask_idempotency.stores.sql.database import Database, transaction, without_logging
+from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import SQLITE, Dialect, bigint, binary, integer, string
+from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, identity_bytes, number_lost
 from flask_idempotency.stores.sql.rows import readable, row_of
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, data_keys, meta, tenants

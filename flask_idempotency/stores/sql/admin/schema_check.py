@@ -17,8 +17,8 @@ from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.store import MissingGrant
 from flask_idempotency.stores.sql import errors, migrations
 from flask_idempotency.stores.sql.admin import grants
-from flask_idempotency.stores.sql.database import Joining
 from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.engines import Joining
 from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
 from flask_idempotency.stores.sql.naming import look, named

@@ -22,8 +22,8 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.stores.sql.database import ON_A_CONNECTION, is_in_memory, without_logging
 from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.engines import ON_A_CONNECTION, is_in_memory, without_logging
 from flask_idempotency.stores.sql.transactional.listeners import SAVEPOINT, aside, levels_of, start, watch
 
 AnswerT = TypeVar("AnswerT")

@@ -26,15 +26,10 @@ from flask_idempotency.engine.model import ClaimRequest, Record, StoredPayload
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores.sql.completion import answer_of, facts_of
-from flask_idempotency.stores.sql.database import (
-    Database,
-    abandon_inherited,
-    is_opened_here,
-    refuse_inherited,
-    without_logging,
-)
+from flask_idempotency.stores.sql.database import Database, abandon_inherited, is_opened_here, refuse_inherited
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, commits_each_statement
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
+from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.errors import forbidden, lacks_grants
 from flask_idempotency.stores.sql.journals import parameters_of
 from flask_idempotency.stores.sql.naming import NamedConnection

@@ -21,7 +21,7 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.journal import Entry, JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnExpiry, Record, State
-from flask_idempotency.stores.sql import database as silence
+from flask_idempotency.stores.sql import engines as silence
 from flask_idempotency.stores.sql import migrations, schema
 from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
 from flask_idempotency.stores.sql.database import Database

@@ -20,7 +20,7 @@ from flask_idempotency.engine.errors import ConfigurationError, LeaseLost, NotCo
 from flask_idempotency.engine.journal import Entry, Journal, JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import Grant, OnExpiry, StoredPayload
-from flask_idempotency.stores.sql import database
+from flask_idempotency.stores.sql import engines
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
 from flask_idempotency.stores.sql.transactional.steps import SessionStep
@@ -322,7 +322,7 @@ def test_a_thread_without_an_application_context_takes_steps(shop: Shop) -> None
 @pytest.fixture
 def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections to SQLite that are made from now on wait for the one writer for an hour."""
-    monkeypatch.setattr(database, "BUSY_MS", 3_600_000)
+    monkeypatch.setattr(engines, "BUSY_MS", 3_600_000)
 
 
 @on_sqlite
