@@ -1,4 +1,4 @@
-"""The Lua scripts that Redis runs: one file in `lua/` for each operation, and a constant of its name here.
+"""The Lua scripts that Redis runs: for each operation, one file in `lua/` and one constant here.
 
 Two comments in a script stand for text that the loader puts in their place:
 

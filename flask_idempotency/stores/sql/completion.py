@@ -34,11 +34,13 @@ from flask_idempotency.stores.sql.schema import (
     QUARANTINED,
     RESPONSES,
     data_keys,
+    quota_buckets,
     records,
     steps,
     tenants,
 )
 from flask_idempotency.stores.sql.statements import (
+    BOOKED,
     ONE,
     ZERO,
     booked,
@@ -76,17 +78,9 @@ def drop_journal(dialect: Dialect) -> sa.Delete:
 
 def book(dialect: Dialect) -> sa.Insert:
     """Add these amounts to an entry of the quota ledger. Negative amounts subtract."""
-    names = (
-        ("my_tenant_id", sa.LargeBinary),
-        ("my_kind", sa.String),
-        ("my_bucket_end", sa.BigInteger),
-        ("my_window_length", sa.BigInteger),
-    )
-    entry = [sa.bindparam(name, type_=kind) for name, kind in names]
-    amounts = [bigint(name) for name in ("my_records", "my_bytes")]
+    entry = [sa.bindparam(f"my_{name}", type_=quota_buckets.c[name].type) for name in BOOKED]
     # SQLite's parser needs some WHERE before ON CONFLICT.
-    selected: list[sa.ColumnElement[Any]] = [*entry, _shard(), *amounts]
-    return booked(sa.select(*selected).where(ONE == ONE))
+    return booked(sa.select(*entry).where(ONE == ONE))
 
 
 def why_not_sealed(dialect: Dialect) -> sa.Select[Any]:

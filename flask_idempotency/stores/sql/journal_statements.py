@@ -65,16 +65,7 @@ ENTERED: Final = (
 )
 """The columns of a step that a caller passes. The others come from the record and from the clock."""
 
-_WRITTEN: Final = (
-    "record_id",
-    "step_id",
-    "tenant_id",
-    "requested_at",
-    "fence",
-    "began_at",
-    "finished_at",
-    *ENTERED,
-)
+_WRITTEN: Final = ("record_id", "step_id", "tenant_id", "requested_at", "fence", "began_at", "finished_at", *ENTERED)
 
 
 class Form(NamedTuple):
@@ -408,23 +399,7 @@ def _journal() -> sa.Select[Any]:
 
 
 def _shown() -> tuple[sa.ColumnElement[Any], ...]:
-    columns = (
-        "step_id",
-        "name",
-        "effects",
-        "state",
-        "in_line",
-        "kept",
-        "fence",
-        "digest",
-        "took",
-        "began_at",
-        "finished_at",
-        "payload_size",
-        "payload",
-        "wrapping_key_id",
-        "data_key_number",
-    )
+    columns = ("step_id", "fence", "began_at", "finished_at", *(name for name in ENTERED if name != "position"))
     by_key = sa.case(
         (_s.data_key_number.is_(None), _s.requested_at <= _t.erased_at),
         else_=_s.data_key_number <= _t.shredded_key_number,

@@ -185,21 +185,16 @@ def _new(dialect: Dialect) -> dict[str, sa.ColumnElement[Any]]:
     return {"state": word(PROCESSING), "fence": _fence(dialect), **values}
 
 
+OF_RESPONSE: Final = ("completed_at", "status", "response", "wrapping_key_id", "data_key_number")
+"""The columns that only a row with a response has. Its size stays, so that the tenant's quota can be reduced by it."""
+
+
 def regranted(
     dialect: Dialect, statement: sa.Update, *, attempt: sa.ColumnElement[int], requested_at: sa.ColumnElement[int]
 ) -> sa.Update:
     """Extend this update: make the row a claim in flight."""
-    response = (
-        "completed_at",
-        "expires_at",
-        "status",
-        "response_size",
-        "response",
-        "wrapping_key_id",
-        "data_key_number",
-        "succeeded",
-    )
-    values = {**{name: sa.null() for name in (*response, "reason")}, **_new(dialect), "step_write": ZERO}
+    cleared = (*OF_RESPONSE, "expires_at", "response_size", "succeeded", "reason")
+    values = {**{name: sa.null() for name in cleared}, **_new(dialect), "step_write": ZERO}
     if dialect.name == POSTGRESQL:
         # A sequence may go back: a new table has a new one, logical replication skips it, and an administrator may restart it.
         values["fence"] = sa.func.greatest(values["fence"], _r.fence + ONE)
@@ -249,10 +244,13 @@ def cancelled(dialect: Dialect, keep: sa.ColumnElement[int]) -> sa.Insert:
     return sa.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING"))
 
 
+BOOKED: Final = ["tenant_id", "kind", "bucket_end", "window_length", "shard", "records", "bytes"]
+"""The columns of an entry of the quota ledger."""
+
+
 def booked(source: sa.Select[Any]) -> sa.Insert:
     """Add what this selects to `idempotency_quota`: tenant, kind, bucket end, window length, shard, records, bytes."""
-    names = ["tenant_id", "kind", "bucket_end", "window_length", "shard", "records", "bytes"]
-    return sa.insert(quota_buckets).from_select(names, source.suffix_with(_ADDED))
+    return sa.insert(quota_buckets).from_select(BOOKED, source.suffix_with(_ADDED))
 
 
 LAST_FENCE: Final = "fence"

@@ -214,14 +214,9 @@ def reserve_number(dialect: Dialect) -> ReturningUpdate[Any]:
 
 def insert_key(dialect: Dialect) -> sa.Insert:
     """Insert the data key of a reserved number."""
-    values = [
-        ("tenant_id", binary("my_tenant_id")),
-        ("number", integer("my_number")),
-        ("wrapping_key_id", string("my_wrapping_key_id")),
-        ("wrapped_key", binary("my_wrapped_key")),
-        ("created_at", dialect.now),
-    ]
-    return sa.insert(data_keys).values(dict(values))
+    names = ("tenant_id", "number", "wrapping_key_id", "wrapped_key")
+    given = {name: sa.bindparam(f"my_{name}", type_=_k[name].type) for name in names}
+    return sa.insert(data_keys).values(**given, created_at=dialect.now)
 
 
 def disable_key(dialect: Dialect) -> sa.Update:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
@@ -266,19 +266,8 @@ def _parameters(driver: Any) -> dict[str, str]:
 OVERDUE_SECONDS: Final = 3600
 """A janitor may be behind by this much."""
 
-Check: TypeAlias = Callable[[Connection], Finding]
-
-_EVERYWHERE: Final[tuple[tuple[str, Check], ...]] = (
-    ("schema", schema),
-    ("indexes", indexes),
-    ("durability", durability),
-)
-_ON_POSTGRESQL: Final[tuple[tuple[str, Check], ...]] = (
-    ("server", server),
-    ("isolation", isolation),
-    ("dead-rows", dead_rows),
-    ("storage", storage),
-)
+_EVERYWHERE: Final = (schema, indexes, durability)
+_ON_POSTGRESQL: Final = (server, isolation, dead_rows, storage)
 
 
 class SqlHealth(SqlCapability):
@@ -296,10 +285,10 @@ class SqlHealth(SqlCapability):
             self._finding("expiry", self._expiry),
         ]
 
-    def _run(self, checks: Sequence[tuple[str, Check]]) -> list[Finding]:
-        return [self._finding(name, check) for name, check in checks]
+    def _run(self, checks: Sequence[Callable[[Connection], Finding]]) -> list[Finding]:
+        return [self._finding(check.__name__.replace("_", "-"), check) for check in checks]
 
-    def _finding(self, name: str, check: Check) -> Finding:
+    def _finding(self, name: str, check: Callable[[Connection], Finding]) -> Finding:
         try:
             return self._database.run(check, long=True)
         except ConfigurationError:

@@ -58,6 +58,7 @@ from flask_idempotency.stores.sql.schema import (
 from flask_idempotency.stores.sql.statements import (
     AFTER_LAST_KEY,
     LEASE_EXPIRED,
+    OF_RESPONSE,
     ONE,
     RELEASED_KEEP,
     ZERO,
@@ -425,15 +426,6 @@ def force_release(dialect: Dialect) -> ReturningUpdate[Any]:
     """Release a key whose record is as seen, in any state. Clear the response, which no longer counts, and set a token
     that no worker has."""
     statement, now = others_update(dialect, *_is_present(dialect))
-    cleared = (
-        "lease_expires_at",
-        "completed_at",
-        "status",
-        "response",
-        "reason",
-        "wrapping_key_id",
-        "data_key_number",
-    )
     released = statement.values(
         state=word(RELEASED),
         token=binary("my_token"),
@@ -441,7 +433,7 @@ def force_release(dialect: Dialect) -> ReturningUpdate[Any]:
         resolver_due_at=ZERO,
         steps=ZERO,
         succeeded=ended_wait(dialect),
-        **{name: sa.null() for name in cleared},
+        **{name: sa.null() for name in (*OF_RESPONSE, "lease_expires_at", "reason")},
     )
     # `response_size` stays: the tenant's quota is reduced by it.
     return released.returning(_r.in_quota, _r.response_size)
