@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -155,23 +155,7 @@ def _index(table: sa.Table, name: str, *columns: str, where: str | None = None, 
     )
 
 
-class Tables(NamedTuple):
-    records: sa.Table
-    meta: sa.Table
-    tenants: sa.Table
-    data_keys: sa.Table
-    quota_buckets: sa.Table
-    tasks: sa.Table
-    fence_numbers: sa.Table
-    outbox: sa.Table
-    steps: sa.Table
-    activity: sa.Table
-    activity_tokens: sa.Table
-    observations: sa.Table
-    audit: sa.Table
-
-
-def define(metadata: sa.MetaData) -> Tables:
+def define(metadata: sa.MetaData) -> None:
     """Declare the tables in this metadata. They have no schema name, even if the metadata has one."""
     records = _table(
         RECORDS,
@@ -258,22 +242,22 @@ def define(metadata: sa.MetaData) -> Tables:
         _required("value", sa.BigInteger),
         comment="The schema's version, the store's own number, and on SQLite the last fence.",
     )
-    tenants, data_keys, quota_buckets = _of_tenants(metadata)
-    tasks = _of_janitors(metadata)
+    quota_buckets = _of_tenants(metadata)
+    _of_janitors(metadata)
     fence_numbers = _table(
         FENCE_NUMBERS,
         metadata,
         sa.Column("number", sa.BigInteger, primary_key=True),
         comment="Always empty: on PostgreSQL, fences come from the sequence of its key.",
     )
-    outbox, steps = _of_messages(metadata), _of_journals(metadata)
+    _of_messages(metadata)
+    steps = _of_journals(metadata)
     complete(records, meta, fence_numbers, quota_buckets, steps, version=VERSION)
-    beside = _of_consoles(metadata)
-    return Tables(records, meta, tenants, data_keys, quota_buckets, tasks, fence_numbers, outbox, steps, *beside)
+    _of_consoles(metadata)
 
 
-def _of_tenants(metadata: sa.MetaData) -> tuple[sa.Table, sa.Table, sa.Table]:
-    tenants = _table(
+def _of_tenants(metadata: sa.MetaData) -> sa.Table:
+    _table(
         TENANTS,
         metadata,
         _key("tenant_id", sa.LargeBinary(16)),
@@ -287,7 +271,7 @@ def _of_tenants(metadata: sa.MetaData) -> tuple[sa.Table, sa.Table, sa.Table]:
         _optional("limit_window", sa.BigInteger, "window of limit_new_keys, in microseconds"),
         comment="One row for each tenant that has had a data key or its own limits.",
     )
-    data_keys = _table(
+    _table(
         DATA_KEYS,
         metadata,
         _key("tenant_id", sa.LargeBinary(16)),
@@ -298,7 +282,7 @@ def _of_tenants(metadata: sa.MetaData) -> tuple[sa.Table, sa.Table, sa.Table]:
         _optional("disabled_at", sa.BigInteger, "since then the key decrypts, and encrypts nothing new"),
         comment="Wrapped data keys that encrypt responses. Deleting a row erases every response under it.",
     )
-    quota_buckets = _table(
+    return _table(
         QUOTA,
         metadata,
         _key("tenant_id", sa.LargeBinary(16)),
@@ -310,11 +294,10 @@ def _of_tenants(metadata: sa.MetaData) -> tuple[sa.Table, sa.Table, sa.Table]:
         _required("bytes", sa.BigInteger),
         comment="What each tenant uses, by the time it expires. Add up the shards: one may be below 0.",
     )
-    return tenants, data_keys, quota_buckets
 
 
-def _of_janitors(metadata: sa.MetaData) -> sa.Table:
-    return _table(
+def _of_janitors(metadata: sa.MetaData) -> None:
+    _table(
         TASKS,
         metadata,
         _key("name", sa.String(40)),
@@ -326,7 +309,7 @@ def _of_janitors(metadata: sa.MetaData) -> sa.Table:
     )
 
 
-def _of_messages(metadata: sa.MetaData) -> sa.Table:
+def _of_messages(metadata: sa.MetaData) -> None:
     outbox = _table(
         OUTBOX,
         metadata,
@@ -383,7 +366,6 @@ def _of_messages(metadata: sa.MetaData) -> sa.Table:
     )
     _index(outbox, "idempotency_outbox_former", "seq", where="published_at IS NULL AND namespace IS NULL")
     _index(outbox, "idempotency_outbox_kept", "published_at", where="published_at IS NOT NULL")
-    return outbox
 
 
 def _of_journals(metadata: sa.MetaData) -> sa.Table:
@@ -421,7 +403,7 @@ def _of_journals(metadata: sa.MetaData) -> sa.Table:
     return steps
 
 
-def _of_consoles(metadata: sa.MetaData) -> tuple[sa.Table, sa.Table, sa.Table, sa.Table]:
+def _of_consoles(metadata: sa.MetaData) -> None:
     activity = _table(
         ACTIVITY,
         metadata,
@@ -477,7 +459,6 @@ def _of_consoles(metadata: sa.MetaData) -> tuple[sa.Table, sa.Table, sa.Table, s
     _index(audit, "idempotency_audit_of_actor", "actor", "changed_at")
     _index(audit, "idempotency_audit_of_tenant", "tenant_id")
     _index(audit, "idempotency_audit_expiry", "expires_at")
-    return activity, tokens, observations, audit
 
 
 def include_in(metadata: sa.MetaData, *, records: bool = True) -> None:
@@ -503,21 +484,19 @@ _defining: Final = Lock()
 
 
 metadata = sa.MetaData()
-(
-    records,
-    meta,
-    tenants,
-    data_keys,
-    quota_buckets,
-    tasks,
-    fence_numbers,
-    outbox,
-    steps,
-    activity,
-    activity_tokens,
-    observations,
-    audit,
-) = define(metadata)
+define(metadata)
+records = metadata.tables[RECORDS]
+meta = metadata.tables[META]
+tenants = metadata.tables[TENANTS]
+data_keys = metadata.tables[DATA_KEYS]
+quota_buckets = metadata.tables[QUOTA]
+tasks = metadata.tables[TASKS]
+outbox = metadata.tables[OUTBOX]
+steps = metadata.tables[STEPS]
+activity = metadata.tables[ACTIVITY]
+activity_tokens = metadata.tables[ACTIVITY_TOKENS]
+observations = metadata.tables[OBSERVATIONS]
+audit = metadata.tables[AUDIT]
 fences = sa.Sequence(FENCES, data_type=sa.BigInteger)
 """In no metadata: PostgreSQL creates it with its table."""
 
