@@ -64,13 +64,22 @@ def declare_tables(app: Flask, *, records: bool = True) -> None:
 
 
 def _with_records(app: Flask, **_: Any) -> None:
-    if _declared(app, records=True):
+    if _declared_late(app, records=True):
         appcontext_pushed.disconnect(_with_records, app)
 
 
 def _without_records(app: Flask, **_: Any) -> None:
-    if _declared(app, records=False):
+    if _declared_late(app, records=False):
         appcontext_pushed.disconnect(_without_records, app)
+
+
+def _declared_late(app: Flask, *, records: bool) -> bool:
+    """Declare the tables while a context is pushed. Never raises: Flask would leave it to the next request of the thread."""
+    try:
+        return _declared(app, records=records)
+    except Exception as error:  # noqa: BLE001 - whatever it is; a claim raises it again where it matters
+        _log.error("The tables of the store are not in the metadata of the application: %s", error)
+        return True
 
 
 def _declared(app: Flask, *, records: bool) -> bool:
@@ -123,11 +132,11 @@ class ApplicationDatabase:
     def engine(self) -> Any:
         """Return the engine of the default bind, which holds the application's rows and the records."""
         with self._app.app_context():
-            return self._extension().engine
+            return self._engine()
 
     def here(self) -> Any:
         """Return the same engine, in the current application context."""
-        return self._extension().engine
+        return self._engine()
 
     def engines(self) -> list[Any]:
         """Return every engine that its sessions may use by now, also of other binds and applications.
@@ -157,12 +166,22 @@ class ApplicationDatabase:
                 "IDEMPOTENCY_STORE is flask-sqlalchemy://, or the application has an outbox, and this application has no "
                 "Flask-SQLAlchemy. Call db.init_app(app) before the first request, or give the URL of a database."
             )
+        _refuse_others(found)
         return found
+
+    def _engine(self) -> Any:
+        try:
+            return self._extension().engine
+        except KeyError:
+            raise ConfigurationError(
+                "IDEMPOTENCY_STORE is flask-sqlalchemy://, and Flask-SQLAlchemy-Lite has no default engine: set "
+                'SQLALCHEMY_ENGINES["default"].'
+            ) from None
 
 
 def _is_lite(database: Any) -> bool:
-    # By its class: outside of an application context its attributes raise.
-    return hasattr(type(database), "sessionmaker")
+    # By its class: outside of an application context its attributes raise. Flask-SQLAlchemy's session is the object's own.
+    return hasattr(type(database), "sessionmaker") and "session" not in getattr(database, "__dict__", ())
 
 
 def _refuse_others(database: Any) -> None:

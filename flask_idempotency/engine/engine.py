@@ -306,6 +306,11 @@ class Engine:
         except StoreUnavailable as error:
             # The store is up: it has just granted the claim, to a request that may have recorded effects.
             raise ResponseUnavailable(str(error)) from error
+        except Exception:
+            # Such as a module that an upgrade of this package has taken away. The view has not started.
+            if all(grant.attempt == 1 for _, grant in granted):
+                claim.release_unstarted()
+            raise
         if held:
             with suppress(LeaseLost):  # another attempt has taken over since, and finds the same
                 claim.quarantine(held)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import permutations, product
 from threading import Barrier, Thread
 from typing import Any
@@ -20,6 +21,7 @@ from sqlalchemy.exc import OperationalError
 from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency, Step, current_claim, current_step, durable_step
+from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.errors import NotStorable, StoreUnavailable
 from flask_idempotency.stores.memory import MemoryStore
 
@@ -125,6 +127,17 @@ def test_a_step_in_doubt_keeps_everybody_out() -> None:
     assert (503, None) == (failed.status_code, failed.headers.get("Idempotency-Status"))
     assert (409, "outcome-unknown") == (retried.status_code, retried.get_json()["code"])
     assert {"charge": 1} == shop.ran
+
+
+def test_an_error_before_the_view_leaves_the_key_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a module that an upgrade has taken away under a running worker. Nothing has happened."""
+    shop = Shop(testing=False)
+    shop.view(failing_then(shop, None), steps=("charge", "ship"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Claim, "begin_steps", lambda claim, rules: import_module("flask_idempotency.gone"))
+        assert 500 == shop.post().status_code
+
+    assert (201, 1) == (shop.post().status_code, shop.ran["charge"])
 
 
 def test_without_an_effect_the_key_is_free() -> None:

@@ -92,7 +92,9 @@ def _split(text: str) -> list[str]:
 
 
 # All at once, so that a worker runs the scripts of one release, whatever an upgrade does to the files later.
-_NAMES: Final = [file.name.removesuffix(".lua") for file in _FOLDER.iterdir() if file.name.endswith(".lua")]
+_NAMES: Final = [
+    name.removesuffix(".lua") for name in (file.name for file in _FOLDER.iterdir()) if re.fullmatch(r"\w+\.lua", name)
+]
 globals().update({name.upper(): load(name) for name in _NAMES})
 
 if TYPE_CHECKING:

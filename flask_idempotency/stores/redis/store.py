@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import TID_BYTES, StorageKey, paused_token
 from flask_idempotency.engine.model import (
     CALLER_UNKNOWN,
@@ -76,11 +77,24 @@ _NO_LIMITS = (b"-",) * 5
 _SIZES = TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES
 
 
-_importing: Final = threading.RLock()
+class _Imports:
+    """One thread imports at a time. A fork waits for it, and a child that Python does not know of has a lock of its own."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        after_fork(self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.RLock()
+
+
+_imports: Final = _Imports()
 if hasattr(os, "register_at_fork"):
     # A child that is forked in the middle of an import of another thread would wait for that thread for ever.
     os.register_at_fork(
-        before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+        before=lambda: _imports.lock.acquire(),
+        after_in_parent=lambda: _imports.lock.release(),
+        after_in_child=_imports.renew,
     )
 
 
@@ -97,7 +111,7 @@ class Deferred:
         if attribute.startswith("__"):
             # `copy` looks attributes up before it sets any.
             raise AttributeError(attribute)
-        with _importing:
+        with _imports.lock:
             if type(self) is Deferred:
                 module, name, arguments = self._made_of
                 made = getattr(import_module(f"{__package__}.{module}"), name)(*arguments)

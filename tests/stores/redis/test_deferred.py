@@ -76,7 +76,7 @@ def test_a_fork_waits_for_an_import_of_another_thread() -> None:
     os.register_at_fork(before=forking.set)
 
     def hold() -> None:
-        with redis_store._importing:
+        with redis_store._imports.lock:
             importing.set()
             forking.wait(10)
 
@@ -85,7 +85,7 @@ def test_a_fork_waits_for_an_import_of_another_thread() -> None:
     assert importing.wait(10)
     child = os.fork()
     if child == 0:
-        os._exit(0 if redis_store._importing.acquire(timeout=5) else 1)
+        os._exit(0 if redis_store._imports.lock.acquire(timeout=5) else 1)
     thread.join()
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -9,7 +9,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from flask import Flask
+from flask import Flask, g, has_app_context, request
+from flask_sqlalchemy import SQLAlchemy as FlaskSQLAlchemy
 from flask_sqlalchemy_lite import SQLAlchemy
 from sqlalchemy import create_engine, func, insert, select
 
@@ -17,6 +18,7 @@ from flask_idempotency import Idempotency, Step, current_claim, idempotent
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.extension import ApplicationDatabase, ContextSessions
 from flask_idempotency.stores.sql.schema import include_in, records
+from flask_idempotency.stores.sql.transactional.joining import lent
 from tests.stores.sql.conftest import on_both, on_sqlite
 from tests.stores.sql.shops import SECRET, Account, Base, OpenShop, Payment, Shop, paying
 from tests.stores.sql.transactional.test_joining import begin_explicitly, left
@@ -187,6 +189,48 @@ def test_any_other_extension_is_refused_by_name() -> None:
 
     with pytest.raises(ConfigurationError, match="is a Peewee"):
         Idempotency(app, store="flask-sqlalchemy://", secret=SECRET)
+
+
+def test_one_that_comes_later_closes_keyed_requests_and_leaves_no_context_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error while a context is pushed would leave it on the thread, and the next caller would share `g` with this one."""
+
+    class Peewee:
+        database = None
+
+    app = Flask("shop")
+    Idempotency(app, store="flask-sqlalchemy://", secret=SECRET)
+    app.extensions["sqlalchemy"] = Peewee()
+
+    @app.post("/pay")
+    def pay() -> str:
+        return str(g.setdefault("caller", request.headers.get("X-User")))
+
+    client = app.test_client()
+    callers = [client.post("/pay", headers={"X-User": name}).text for name in ("alice", "bob")]
+    keyed = client.post("/pay", headers={"Idempotency-Key": "k"})
+
+    assert (["alice", "bob"], 500, False) == (callers, keyed.status_code, has_app_context())
+    assert "is a Peewee" in caplog.text
+
+
+def test_a_subclass_with_a_sessionmaker_is_flask_sqlalchemy_still() -> None:
+    class Extended(FlaskSQLAlchemy):
+        sessionmaker = None
+
+    app = Flask("shop")
+    app.config["SQLALCHEMY_DATABASE_URI"] = "sqlite://"
+    app.extensions["sqlalchemy"] = db = Extended()
+
+    assert ApplicationDatabase(app).session() is db.session
+
+
+def test_an_engine_that_others_instrument_is_not_connected_by_a_look() -> None:
+    engine: Any = create_engine("sqlite://")
+    engine.connect = lambda **options: pytest.fail("a connection was taken")
+
+    assert lent(engine) is None
 
 
 def test_an_application_of_its_own_metadata_makes_the_tables(tmp_path: Any) -> None:
