@@ -190,6 +190,8 @@ def retry_command(seq: int | None, topic: str | None, word: AuditNote) -> Output
     Changes the outbox: dead messages live again, and those that wait for their next attempt are due. Refuses while a relay
     sends the message. The receiver may get it a second time, under the same id.
 
+    With `--topic`, it leaves and counts those that a relay is sending, that are due already, or that have not failed.
+
     \b
     Example:
       $ flask idempotency outbox retry 4711 --reason "the receiver is repaired"

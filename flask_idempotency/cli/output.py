@@ -1,8 +1,8 @@
 """Print the output of a command: sentences, facts and tables, in plain lines and in colour.
 
-Every text is escaped, because stores hold names that clients choose. No line is shortened or wrapped, so that a pipe and a
-terminal get the same text. A colour only repeats what a word says. `NO_COLOR` and `TERM=dumb` turn it off; `FORCE_COLOR`
-turns it on for a pipe too.
+Every text is escaped, because stores hold names that clients choose, and those are shortened. No line is wrapped, so that a
+pipe and a terminal get the same text. A colour only repeats what a word says. `NO_COLOR` and `TERM=dumb` turn it off;
+`FORCE_COLOR` turns it on for a pipe too.
 """
 
 from __future__ import annotations
@@ -106,10 +106,20 @@ def facts(rows: Iterable[tuple[str, Cell]], *, width: int = 14) -> list[Line]:
 
 # Names, times and records.
 
+NAME_CHARACTERS: Final = 48
+"""The most that is shown of a name which a client may choose."""
+
 
 def clean(text: str | None) -> str:
     """Return this text with control characters escaped: names come from clients."""
     return "-" if text is None else printable(text) or "-"
+
+
+def short_name(text: str | None) -> str:
+    """Return the name of a tenant or caller, escaped and short: a client may choose it, and a long one would wrap into a line
+    that looks like another. `--json` prints it whole."""
+    name = clean(text)
+    return name if len(name) <= NAME_CHARACTERS else name[: NAME_CHARACTERS - 1] + "…"
 
 
 def ago(seconds: float | None, *, units: int = 2) -> str:
@@ -133,8 +143,8 @@ def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> list[Line]
         ("in logs", view.record),
         ("state", Styled(state.text + reason, state.style)),
         ("request", f"{clean(view.method)} {clean(view.endpoint)}"),
-        ("tenant", clean(view.tenant)),
-        ("principal", clean(view.principal)),
+        ("tenant", short_name(view.tenant)),
+        ("principal", short_name(view.principal)),
         ("attempt", f"{view.attempt} (fence {view.fence})"),
         ("first used", f"{view.requested_at}, {ago(view.first_used_ago)}"),
     ]

@@ -19,7 +19,7 @@ from flask_idempotency.cli.context import (
     tenant_options,
     wide_option,
 )
-from flask_idempotency.cli.output import Cell, Line, ago, clean, facts, facts_of, state_of, table
+from flask_idempotency.cli.output import Cell, Line, ago, clean, facts, facts_of, short_name, state_of, table
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
@@ -264,9 +264,10 @@ def show_command(named: record_options.RecordOptions, downstream: str | None, it
 def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:
     """Return the key of this step, or of any name. Raises `Refused` rather than show a key that no call has sent."""
     rules = operator.policy_for(found.record.info).step_rules
-    named, met = record_options.steps_named(operator.recorded_of(found)[1], rules, name, item)
-    if (named or item is not None) and len(met) != 1:
-        what = "is recorded for items" if named and item is None else "is not recorded with this item"
+    name = name if rules is None else rules.recorded_as(name)
+    recorded, met = record_options.steps_named(operator.recorded_of(found)[1], rules, name, item)
+    if (recorded or item is not None) and len(met) != 1:
+        what = "is recorded for items" if recorded and item is None else "is not recorded with this item"
         raise Refused(f"The step {printable(name)} {what}. Give --item as `show` prints it.")
     try:
         if met:
@@ -285,10 +286,10 @@ def _line(view: RecordView, id: str) -> dict[str, Cell]:
         "id": id,
         "state": state_of(view),
         "request": f"{clean(view.method)} {clean(view.endpoint)}",
-        "tenant": clean(view.tenant),
+        "tenant": short_name(view.tenant),
         "first used": ago(view.first_used_ago, units=1),
         "lease": _lease(view),
-        "principal": clean(view.principal),
+        "principal": short_name(view.principal),
         "attempt": str(view.attempt),
         "owner seen": ago(None if view.owner is None else view.owner.last_seen_ago, units=1),
         "reason": clean(view.reason),

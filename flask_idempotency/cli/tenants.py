@@ -20,7 +20,7 @@ from flask_idempotency.cli.context import (
     word_options,
     yes_option,
 )
-from flask_idempotency.cli.output import Cell, Line, Style, Styled, clean, table
+from flask_idempotency.cli.output import Cell, Line, Style, Styled, short_name, table
 from flask_idempotency.cli.progress import Counts, show_progress
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import QuotaSet
@@ -124,7 +124,7 @@ def _quota_lines(shown: TenantUsage, configured: Quota | None) -> list[Line]:
         {"limit": limit, "has": str(used), "set by hand": _shown(own[limit]), "configured": _shown(theirs[limit])}
         for limit, used in _used(shown).items()
     ]
-    return [Styled(clean(shown.name or "(no tenant)"), Style.HEAD), *table(rows)]
+    return [Styled(short_name(shown.name or "(no tenant)"), Style.HEAD), *table(rows)]
 
 
 def _not_counting() -> list[str]:

@@ -206,6 +206,11 @@ class HeldMessages:
         """Whether no handler is started any more."""
         return self._error is not None or self._stop.is_set()
 
+    @property
+    def failed(self) -> bool:
+        """Whether an error ends it, such as a fault of the configuration."""
+        return self._error is not None
+
     def hold(self, delivery: Delivery, seconds: float = 0.0) -> None:
         """Keep this message, and try it after this time."""
         self._due[delivery] = time.monotonic() + seconds

@@ -482,7 +482,7 @@ def drain() -> None:
     """Give the writes that stores have not taken some time before this process ends, because they would end with it."""
     for engine in list(_engines):
         if left := engine.drain(DRAIN_SECONDS):
-            _log.error("%d results of messages are lost with this process: the store did not take them", left)
+            _log.error("%d records could not be written before the process ended: their leases expire", left)
 
 
 def to_json(value: Any) -> bytes:

@@ -96,7 +96,8 @@ def receive(
                     if now - last >= visibility / 3:
                         prolonged[delivery] = now
                         _show_after(visibility, client, queue_url, delivery)
-            for delivery in prolonged:
+            # After a fault, a supervisor starts this again: each receipt at once would count towards the dead-letter queue.
+            for delivery in () if held.failed else prolonged:
                 _show_after(0, client, queue_url, delivery)
 
 

@@ -1,7 +1,7 @@
 """Administer a store: erase a tenant, report key ring and statistics, handle a data loss, set quotas, upgrade tables.
 
 Each function takes the part of the store that it needs and returns a report. Only `shred`, `initialise`, `acknowledge`,
-`quota_set` and `db_upgrade` write.
+`quota_set` and `schema_report` with `upgrade` write.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flask_idempotency.cli.output import Style, Styled, ago, facts, in_colour, say, table
+from flask_idempotency.cli.output import NAME_CHARACTERS, Style, Styled, ago, facts, in_colour, say, short_name, table
 
 RED, YELLOW, BOLD, END = "\x1b[1;31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"
 HOSTILE = "[red]x[/red] \x1b[2J\u202e :smile: [link=http://e]"
@@ -148,6 +148,14 @@ def test_no_cell_begins_a_line(capsys: pytest.CaptureFixture[str]) -> None:
         r"tenant:       a\nb",
         r"tenant a\nb",
     ] == capsys.readouterr().out.splitlines()
+
+
+def test_a_long_name_is_cut() -> None:
+    """A terminal would wrap it, and what follows its spaces would begin a row."""
+    shown = short_name("evil" + 60 * " " + "bank  completed")
+
+    assert (NAME_CHARACTERS, "…") == (len(shown), shown[-1])
+    assert 12 * "x" == short_name(12 * "x")
 
 
 @pytest.mark.parametrize("encoding", ("cp1252", "utf-8"))

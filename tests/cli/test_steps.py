@@ -216,6 +216,23 @@ def test_show_gives_the_downstream_key_of_a_renamed_step_under_both_names() -> N
         assert sent == [said(run(world, "show", *ALICES, "--downstream", name, "--json"))["downstream_key"]]
 
 
+def test_show_gives_that_key_also_where_the_step_is_not_recorded() -> None:
+    """A worker may have paid with the key, and vanished before its journal was written."""
+    world = shop()
+
+    @world.app.post("/ship")
+    @idempotent(required=True, steps=(Step("post", was="ship"),))
+    def ship_all() -> tuple[dict[str, Any], int]:
+        return {}, 201
+
+    vanished(world, endpoint="ship_all")
+    keys = [
+        said(run(world, "show", *ALICES, "--downstream", name, "--json"))["downstream_key"] for name in ("post", "ship")
+    ]
+
+    assert keys[0] == keys[1]
+
+
 def test_a_resolver_finds_a_renamed_step_and_its_downstream_key_under_both_names() -> None:
     world, sent = shipping(Step("post", was="ship"))
     keys: list[str] = []
