@@ -1,8 +1,7 @@
 """Print the output of a command: sentences, facts and tables, in plain lines and in colour.
 
-Every text is escaped, because stores hold names that clients choose, and those are shortened. No line is wrapped, so that a
-pipe and a terminal get the same text. A colour only repeats what a word says. `NO_COLOR` and `TERM=dumb` turn it off;
-`FORCE_COLOR` turns it on for a pipe too.
+Every text is escaped, because stores hold names that clients choose. A terminal gets those names shortened; no line is
+wrapped. A colour only repeats what a word says. `NO_COLOR` and `TERM=dumb` turn it off; `FORCE_COLOR` turns it on for a pipe.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def facts(rows: Iterable[tuple[str, Cell]], *, width: int = 14) -> list[Line]:
 # Names, times and records.
 
 NAME_CHARACTERS: Final = 48
-"""The most that is shown of a name which a client may choose."""
+"""The most that a terminal shows of a name which a client may choose."""
 
 
 def clean(text: str | None) -> str:
@@ -116,10 +115,10 @@ def clean(text: str | None) -> str:
 
 
 def short_name(text: str | None) -> str:
-    """Return the name of a tenant or caller, escaped and short: a client may choose it, and a long one would wrap into a line
-    that looks like another. `--json` prints it whole."""
+    """Return the name of a tenant or caller, escaped, and short on a terminal: a client may choose it, and a long one would
+    wrap into a line that looks like another. A pipe and `--json` get it whole."""
     name = clean(text)
-    return name if len(name) <= NAME_CHARACTERS else name[: NAME_CHARACTERS - 1] + "…"
+    return name if len(name) <= NAME_CHARACTERS or not sys.stdout.isatty() else name[: NAME_CHARACTERS - 1] + "…"
 
 
 def ago(seconds: float | None, *, units: int = 2) -> str:

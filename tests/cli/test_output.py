@@ -150,9 +150,13 @@ def test_no_cell_begins_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     ] == capsys.readouterr().out.splitlines()
 
 
-def test_a_long_name_is_cut() -> None:
-    """A terminal would wrap it, and what follows its spaces would begin a row."""
-    shown = short_name("evil" + 60 * " " + "bank  completed")
+def test_a_long_name_is_cut_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wrap there, and what follows its spaces would begin a row."""
+    forged = "evil" + 60 * " " + "bank  completed"
+    assert forged == short_name(forged)
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown = short_name(forged)
 
     assert (NAME_CHARACTERS, "…") == (len(shown), shown[-1])
     assert 12 * "x" == short_name(12 * "x")
