@@ -349,9 +349,9 @@ def _sql_store(strategy: str | None, bind: str | ApplicationDatabase | None) -> 
 
 def build_outbox_names(settings: Settings) -> OutboxNames:
     """Return what derives the names of messages, from the secret that stays the longest in a rotation."""
-    former = settings.former_identity
-    from flask_idempotency.engine.outbox import OutboxNames  # for the applications that have one
+    from flask_idempotency.engine.outbox import OutboxNames  # for the applications that have an outbox
 
+    former = settings.former_identity
     return OutboxNames(
         settings.namespace, identities(settings)[-1].outbox, None if former is None else former.namespace
     )

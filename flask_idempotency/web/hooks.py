@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from flask_idempotency.web.key_status import KeyStatusView
 
 STATUS_MODULE: Final = "flask_idempotency.web.key_status"
+"""Where the status view is. Most applications never load it."""
 
 Hooked: TypeAlias = "dict[str | None, list[Callable[..., Any]]]"
 """Flask's hooks of one kind, by blueprint."""

@@ -27,7 +27,7 @@ from flask_idempotency.stores.redis.connection import (
 from flask_idempotency.stores.redis.urls import Address, MultiHostUrl, is_multi_host, parse_multi_host
 
 if TYPE_CHECKING:
-    from flask_idempotency.stores.redis.cluster import Cluster  # only for those who have one
+    from flask_idempotency.stores.redis.cluster import Cluster  # for the stores on a Cluster
 
 SENTINEL_SECONDS: Final = 0.3
 """Time-out of a Sentinel, which answers from memory. Three silent Sentinels cost as much as one silent Redis."""
