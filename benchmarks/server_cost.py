@@ -45,12 +45,21 @@ def server_times(client: redis.Redis, cases: Sequence[Case], *, rounds: int) -> 
         _requests(case)
     for _ in range(rounds):
         for number in random.sample(range(len(cases)), len(cases)):
-            client.config_resetstat()
-            before = _processor(client)
-            _requests(cases[number])
-            processor[number].append((_processor(client) - before) / AT_ONCE)
+            taken = _round(client, cases[number])
+            # The peer has no scripts: one that ran renewed the lease of a request that another application holds in flight.
+            while cases[number].app == PEER and "evalsha" in _statistics(client):
+                taken = _round(client, cases[number])
+            processor[number].append(taken)
             commands[number].append(_commands(client, cases[number]))
     return [ServerTime(_medians(each), median(taken)) for each, taken in zip(commands, processor, strict=True)]
+
+
+def _round(client: redis.Redis, case: Case) -> float:
+    """Return the processor time of the server for one request of the case, in µs."""
+    client.config_resetstat()
+    before = _processor(client)
+    _requests(case)
+    return (_processor(client) - before) / AT_ONCE
 
 
 def _requests(case: Case) -> None:
@@ -67,8 +76,7 @@ def _commands(client: redis.Redis, case: Case) -> dict[str, float]:
     """Return the µs of each command of one request since the last reset. The server counts a script with its commands."""
     taken = _statistics(client)
     if case.app == PEER:
-        # It has no scripts. One that ran now renewed the lease of a request that another application holds in flight.
-        return {name.upper(): usec / AT_ONCE for name, usec in taken.items() if name != "evalsha"}
+        return {name.upper(): usec / AT_ONCE for name, usec in taken.items()}
     if case.path != FIRST:
         return {"claim": taken["evalsha"] / AT_ONCE}
     claims = _claims(client, case)

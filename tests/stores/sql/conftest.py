@@ -43,6 +43,12 @@ class MakeEngine(Protocol):
     def __call__(self, url: str | None = None, **options: Any) -> Engine: ...
 
 
+@pytest.fixture(autouse=True)
+def _no_listener_of_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLAlchemy keeps this flag of the class when a listener is removed, and our stores leave the driver's cursor by it."""
+    monkeypatch.setattr(Engine, "_has_events", False)
+
+
 @pytest.fixture(scope="session")
 def records_database(postgres_server: PostgresServer) -> Iterator[LentDatabase]:
     with closing(LentDatabase(postgres_server, make_tables, renew=RENEW.format("floor(random() * 1e15)"))) as database:

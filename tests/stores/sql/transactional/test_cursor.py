@@ -71,13 +71,9 @@ def listening(target: Any, name: str, listener: Callable[..., Any]) -> Iterator[
 
 
 @pytest.mark.parametrize("place", ("engine", "every engine", "connection"))
-def test_a_listener_hears_the_completion(
-    shop: Shop, cursors: Ways, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listener_hears_the_completion(shop: Shop, cursors: Ways, place: str) -> None:
     heard: list[str] = []
     heard_of = ""
-    # SQLAlchemy keeps this flag of the class when a listener is removed.
-    monkeypatch.setattr(Engine, "_has_events", Engine._has_events)
 
     def hear(connection: Any, *arguments: Any) -> None:
         heard.extend(str(each) for each in arguments[:2] if "UPDATE idempotency_records" in str(each))
