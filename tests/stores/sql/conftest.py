@@ -18,7 +18,7 @@ from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.doubles import FrozenClock
 from tests.lab.postgres import LentDatabase, PostgresServer
 from tests.sql_backends import make_tables
-from tests.stores.sql.shops import open_, shop
+from tests.stores.sql.shops import make_shop, open_, shop
 
 __all__ = ["open_", "shop"]
 on_both = pytest.mark.parametrize("database_url", ("postgresql", "sqlite"), indirect=True)
@@ -55,6 +55,18 @@ def records_database(postgres_server: PostgresServer) -> Iterator[LentDatabase]:
         yield database
 
 
+def _make_shop(url: str) -> None:
+    engine = create_engine(url)
+    make_shop(engine)
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def shop_database(postgres_server: PostgresServer) -> Iterator[LentDatabase]:
+    with closing(LentDatabase(postgres_server, _make_shop, renew=RENEW.format("floor(random() * 1e15)"))) as database:
+        yield database
+
+
 @pytest.fixture(scope="session")
 def records_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SQLite file with our tables, to copy."""
@@ -63,18 +75,28 @@ def records_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def shop_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with the tables of a shop, to copy."""
+    file = tmp_path_factory.mktemp("shop") / "database.sqlite"
+    _make_shop(f"sqlite:///{file}")
+    return file
+
+
 def lent_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database of the kind `request.param`. It is empty unless the test uses `records_url` too."""
-    with_tables = "records_url" in request.fixturenames
+    """A database of the kind `request.param`: that of a shop for a test that uses `open_`, with our tables for one that uses
+    `records_url`, otherwise empty."""
+    names = request.fixturenames
+    made = "shop" if "open_" in names else "records" if "records_url" in names else ""
     if request.param == "sqlite":
         file = tmp_path / "database.sqlite"
-        if with_tables:
-            shutil.copy(request.getfixturevalue("records_file"), file)
+        if made:
+            shutil.copy(request.getfixturevalue(f"{made}_file"), file)
             with closing(sqlite3.connect(file)) as connection, connection:
                 connection.execute(RENEW.format("random() & 9223372036854775807"))
         yield f"sqlite:///{file}"
     else:
-        database: LentDatabase = request.getfixturevalue("records_database" if with_tables else "empty_database")
+        database: LentDatabase = request.getfixturevalue(f"{made or 'empty'}_database")
         with database.lent() as url:
             yield url
 

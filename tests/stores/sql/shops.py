@@ -11,7 +11,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 from flask_sqlalchemy import SQLAlchemy
 from flask_sqlalchemy_lite import SQLAlchemy as Lite
-from sqlalchemy import ForeignKey, event, func, insert, select
+from sqlalchemy import Engine, ForeignKey, event, func, insert, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from werkzeug.test import TestResponse
@@ -117,16 +117,21 @@ def open_shop(url: str, *, existing: bool = False, lite: bool = False, **config:
     db.init_app(app)
     idempotency = Idempotency(app)
     shop = Shop(app, db, idempotency)
-    include_in(Base.metadata)
     engine = shop.db_engine
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
     if not existing:
-        Base.metadata.create_all(engine)
-        with engine.begin() as connection:
-            connection.execute(insert(Account).values(id=1))
+        make_shop(engine)
     record_events(app, shop.events)
     return shop
+
+
+def make_shop(engine: Engine) -> None:
+    """Create the tables of a shop and ours, with the account to pay from."""
+    include_in(Base.metadata)
+    Base.metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(insert(Account).values(id=1))
 
 
 OpenShop: TypeAlias = Callable[..., Shop]
@@ -134,11 +139,11 @@ OpenShop: TypeAlias = Callable[..., Shop]
 
 @pytest.fixture
 def open_(database_url: str) -> Iterator[OpenShop]:
-    """Opens shops on the test's database: one on each kind, in turn."""
+    """Opens shops on the test's database, which has their tables: one on each kind, in turn."""
     opened: list[Shop] = []
 
     def open_one(**config: Any) -> Shop:
-        opened.append(open_shop(database_url, **config))
+        opened.append(open_shop(database_url, **{"existing": True, **config}))
         return opened[-1]
 
     yield open_one

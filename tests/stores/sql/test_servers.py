@@ -114,11 +114,12 @@ def test_a_role_that_may_not_read_the_catalogue_of_sequences_claims(records_url:
 
 @pytest.mark.parametrize("named", (True, False))
 def test_the_log_of_a_refusal_has_what_the_server_said_and_no_value(
-    open_: OpenShop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, named: bool
+    open_: OpenShop, database_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, named: bool
 ) -> None:
     """`named`: the store has claimed before. Otherwise it opens on a database that takes no write."""
     monkeypatch.setattr(engines, "BUSY_MS", 1)
-    shop = open_()
+    patience = "timeout" if database_url.startswith("sqlite") else "connect_timeout"
+    shop = open_(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {patience: 1}})
     paying(shop)
     if named:
         assert 201 == shop.post(key="before").status_code

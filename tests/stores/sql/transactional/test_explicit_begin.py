@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, event, select, text, update
 from flask_idempotency import Step, current_claim, idempotent
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.journal import Effects
+from flask_idempotency.stores.sql import engines
 from flask_idempotency.stores.sql.transactional.listeners import has_written, is_locking, watch
 from tests.stores.sql.conftest import on_sqlite
 from tests.stores.sql.shops import Account, OpenShop, Payment, Shop
@@ -40,7 +41,8 @@ def immediate(open_: OpenShop, **config: Any) -> Shop:
 
 def autocommit_off(open_: OpenShop, **config: Any) -> Shop:
     """SQLAlchemy's recipe for Python 3.12: a transaction is open all the time."""
-    return open_(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"autocommit": False}}, **config)
+    config.setdefault("SQLALCHEMY_ENGINE_OPTIONS", {"connect_args": {}})["connect_args"]["autocommit"] = False
+    return open_(**config)
 
 
 NEEDS_312 = pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has the parameter from Python 3.12 on")
@@ -48,8 +50,10 @@ MODES = [legacy, recipe, pytest.param(autocommit_off, marks=NEEDS_312)]
 
 
 @pytest.fixture(params=MODES, ids=lambda mode: mode.__name__)
-def begun(request: pytest.FixtureRequest, open_: OpenShop) -> Shop:
-    made: Shop = request.param(open_)
+def begun(request: pytest.FixtureRequest, open_: OpenShop, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    # What is refused waits for the lock that its own view holds.
+    monkeypatch.setattr(engines, "BUSY_MS", 1)
+    made: Shop = request.param(open_, SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"timeout": 0.001}})
     return made
 
 
