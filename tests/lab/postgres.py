@@ -55,6 +55,8 @@ SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "on",
+    "min_wal_size": "32MB",
+    "max_wal_size": "128MB",
     # In files that go with the folder; the default would leave them in /dev/shm after a kill.
     "dynamic_shared_memory_type": "mmap",
 }
