@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from flask import Blueprint, Flask, Response
+from flask.testing import FlaskClient
 from flask.views import MethodView
 from flask.views import View as ViewClass
 from flask_restx import Api, Resource  # type: ignore[import-untyped]
 from werkzeug.local import LocalProxy
+from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency, webhook
 from flask_idempotency.engine.errors import ConfigurationError
@@ -417,59 +419,57 @@ def hiding_shop(guard: str = "all") -> Flask:
 IDEMPOTENT = idempotent(required=True, effects="marked")
 
 
-CASES = [("all", IDEMPOTENT), ("all", exempt), ("chosen", IDEMPOTENT), ("chosen", exempt), ("chosen", claim_here)]
+HIDDEN: dict[str, tuple[Callable[[View], View], ...]] = {
+    "all": (IDEMPOTENT, exempt),
+    "chosen": (IDEMPOTENT, exempt, claim_here),
+}
 
 
-def a_view_whose_mark_is_hidden_does_not_run(
-    guard: str, annotate: Callable[[View], View], hide: Callable[[View], View]
-) -> None:
-    app = hiding_shop(guard)
-    runs: list[str] = []
-
+def noting(runs: list[str]) -> View:
     def pay() -> str:
         runs.append("pay")
         return "paid"
 
-    app.add_url_rule("/pay", "pay", hide(annotate(pay)), methods=["POST", "GET"])
-
-    client = app.test_client()
-    answers = [client.post("/pay", headers=headers) for headers in ({}, {"Idempotency-Key": "k"})]
-
-    assert [500, 500] == [answer.status_code for answer in answers]
-    assert "functools.wraps" in answers[0].get_data(as_text=True)
-    assert runs == []
+    return pay
 
 
-def test_a_view_whose_mark_is_hidden_does_not_run() -> None:
+def served(client: FlaskClient, path: str) -> list[TestResponse]:
+    return [client.post(path, headers=headers) for headers in ({}, {"Idempotency-Key": "k"})]
+
+
+@pytest.mark.parametrize("guard", ("all", "chosen"))
+def test_a_view_whose_mark_is_hidden_does_not_run(guard: str) -> None:
     """Else `required`, `effects` and `@exempt` would be ignored: a second payment, rows without a commit, a stored token."""
-    for hide, (guard, annotate) in product(HIDING.values(), CASES):
-        a_view_whose_mark_is_hidden_does_not_run(guard, annotate, hide)
-
-
-def a_method_of_a_class_whose_mark_is_hidden_does_not_run(
-    guard: str, annotate: Callable[[View], View], hide: Callable[[View], View]
-) -> None:
-    app = hiding_shop(guard)
-    runs: list[str] = []
-
-    def pay(self: Any = None) -> str:
-        runs.append("pay")
-        return "paid"
-
-    view = type("Pay", (MethodView,), {"post": staticmethod(hide(annotate(pay))), "put": staticmethod(lambda: "put")})
-    app.add_url_rule("/pay", view_func=view.as_view("pay"))  # type: ignore[attr-defined]
-
+    app, runs = hiding_shop(guard), list[str]()
+    views = {
+        f"/{name}{n}": hide(mark(noting(runs))) for name, hide in HIDING.items() for n, mark in enumerate(HIDDEN[guard])
+    }
+    for path, view in views.items():
+        app.add_url_rule(path, path.replace(".", ""), view, methods=["POST", "GET"])
     client = app.test_client()
-    answers = [client.post("/pay", headers=headers) for headers in ({}, {"Idempotency-Key": "k"})]
 
-    assert [500, 500] == [answer.status_code for answer in answers]
+    for path in views:
+        answers = served(client, path)
+        assert [500, 500] == [answer.status_code for answer in answers], path
+        assert "functools.wraps" in answers[0].get_data(as_text=True), path
     assert runs == []
-    assert 200 == client.put("/pay").status_code
 
 
-def test_a_method_of_a_class_whose_mark_is_hidden_does_not_run() -> None:
-    for hide, (guard, annotate) in product([closure, without_dict], CASES):
-        a_method_of_a_class_whose_mark_is_hidden_does_not_run(guard, annotate, hide)
+@pytest.mark.parametrize("guard", ("all", "chosen"))
+def test_a_method_of_a_class_whose_mark_is_hidden_does_not_run(guard: str) -> None:
+    app, runs = hiding_shop(guard), list[str]()
+    paths = []
+    for hide, (number, mark) in product((closure, without_dict), enumerate(HIDDEN[guard])):
+        paths.append(f"/{hide.__name__}{number}")
+        post = staticmethod(hide(mark(noting(runs))))
+        view: Any = type("Pay", (MethodView,), {"post": post, "put": staticmethod(lambda: "put")})
+        app.add_url_rule(paths[-1], view_func=view.as_view(paths[-1]))
+    client = app.test_client()
+
+    for path in paths:
+        assert [500, 500] == [answer.status_code for answer in served(client, path)], path
+        assert 200 == client.put(path).status_code, path
+    assert runs == []
 
 
 def of_object(pay: View) -> View:
@@ -530,39 +530,34 @@ def of_init(pay: View) -> View:
 
 
 @pytest.mark.parametrize("guard", ("all", "chosen"))
-@pytest.mark.parametrize(
-    "made", (of_object, of_base, of_annotated_classes, of_instance, of_bound_method, of_class_method, of_init)
-)
-def test_a_view_that_is_an_object_has_the_policy_of_what_is_called(made: Callable[[View], View], guard: str) -> None:
-    app = hiding_shop(guard)
-    runs: list[str] = []
-
-    def pay() -> str:
-        runs.append("pay")
-        return "paid"
-
-    app.add_url_rule("/pay", "pay", made(pay), methods=["POST"])
-
+def test_a_view_that_is_an_object_has_the_policy_of_what_is_called(guard: str) -> None:
+    app, runs = hiding_shop(guard), list[str]()
+    made = (of_object, of_base, of_annotated_classes, of_instance, of_bound_method, of_class_method, of_init)
+    names = [make.__name__ for make in made]
+    for make in made:
+        app.add_url_rule(f"/{make.__name__}", make.__name__, make(noting(runs)), methods=["POST"])
     client = app.test_client()
-    statuses = [client.post("/pay", headers=headers).status_code for headers in ({}, *[{"Idempotency-Key": "k"}] * 2)]
 
-    assert ([400, 200, 200], ["pay"]) == (statuses, runs)
-    assert "marked" == app.extensions["idempotency"].policies.resolve("pay", "POST").policy.effects
-
-
-class Taken(MethodView):
-    @IDEMPOTENT
-    def post(self) -> str:
-        return "paid"
-
-
-def replacing(**more: Any) -> View:
-    return type("Replaces", (Taken,), more).as_view("pay")  # type: ignore[attr-defined, no-any-return]
+    for name in names:
+        statuses = [client.post(f"/{name}").status_code]
+        statuses += [client.post(f"/{name}", headers={"Idempotency-Key": name}).status_code for _ in range(2)]
+        assert ([400, 200, 200], ["pay"]) == (statuses, runs), name
+        assert "marked" == app.extensions["idempotency"].policies.resolve(name, "POST").policy.effects, name
+        runs.clear()
 
 
 @pytest.mark.parametrize("guard", ("all", "chosen"))
 def test_a_method_that_replaces_an_annotated_one_needs_an_annotation(guard: str) -> None:
     """Else it takes the place of a guarded payment, and runs again."""
+
+    class Taken(MethodView):
+        @IDEMPOTENT
+        def post(self) -> str:
+            return "paid"
+
+    def replacing(**more: Any) -> View:
+        return type("Replaces", (Taken,), more).as_view("pay")  # type: ignore[attr-defined, no-any-return]
+
     views = {
         "bare": replacing(post=lambda self: "paid"),
         "annotated": replacing(post=IDEMPOTENT(lambda self: "paid")),
@@ -571,15 +566,15 @@ def test_a_method_that_replaces_an_annotated_one_needs_an_annotation(guard: str)
         "exempt": replacing(post=exempt(lambda self: "paid")),
         "other": replacing(put=lambda self: "put"),
     }
-    statuses: dict[str, int] = {}
+    app = hiding_shop(guard)
     for name, view in views.items():
-        app = hiding_shop(guard)
-        app.add_url_rule("/pay", "pay", view, methods=["POST"])
-        answer = app.test_client().post("/pay")
-        statuses[name] = answer.status_code
-        assert name != "bare" or "Taken.post is annotated" in answer.get_data(as_text=True)
+        app.add_url_rule(f"/{name}", name, view, methods=["POST"])
+    answers = {name: app.test_client().post(f"/{name}") for name in views}
 
-    assert {"bare": 500, "annotated": 400, "wraps": 400, "class": 400, "exempt": 200, "other": 400} == statuses
+    assert {"bare": 500, "annotated": 400, "wraps": 400, "class": 400, "exempt": 200, "other": 400} == {
+        name: answer.status_code for name, answer in answers.items()
+    }
+    assert "Taken.post is annotated" in answers["bare"].get_data(as_text=True)
 
 
 @pytest.mark.parametrize("guard", ("all", "chosen"))
