@@ -44,22 +44,23 @@ def shop(**settings: Any) -> Guise:
 
 def test_no_response_and_no_run_changes() -> None:
     """Not a byte and no header: the first request, its retry, another payload, a malformed key, and none."""
-    for do, effects in product(DEEDS, ("plain", "marked", "deduplicated")):
+    for effects in ("plain", "marked", "deduplicated"):
         observed, bare = shop(effects=effects, required=True), plain()
-        requests: list[dict[str, Any]] = [
-            {"do": do},
-            {"do": do},
-            {"do": do, "data": b"other"},
-            {"do": do, "key": "a,b"},
-            {"do": do, "key": None},
-            {"do": do, "data": b"x" * 5000},
-            {"do": do, "data": {"a": "1"}},
-        ]
-
-        for about in requests:
-            assert bare.send(**about) == observed.send(**about), (do, effects)
-        assert bare.runs == observed.runs, (do, effects)
-        assert "failed" not in observed.outcomes(), (do, effects)
+        for do in DEEDS:
+            about: dict[str, Any]
+            for about in (
+                {},
+                {},
+                {"data": b"other"},
+                {"key": "a,b"},
+                {"key": None},
+                {"data": b"x" * 5000},
+                {"data": {"a": "1"}},
+            ):
+                request = {"do": do, "key": f"k{do}", **about}
+                assert bare.send(**request) == observed.send(**request), (do, effects)
+        assert bare.runs == observed.runs, effects
+        assert "failed" not in observed.outcomes(), effects
 
 
 def test_the_view_has_no_claim() -> None:
@@ -554,7 +555,7 @@ class OneWay:
 def reading(guise: Guise, how: str) -> None:
     """Register a view that returns what it reads of its body, and how that ended."""
 
-    @guise.app.post("/read")
+    @guise.app.post(f"/read/{how}", endpoint=how)
     def read() -> Any:
         got: list[bytes] = []
         try:
@@ -576,9 +577,9 @@ def reading(guise: Guise, how: str) -> None:
 
 BODIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "whole": (lambda: OneWay(b"line\n" * 300), {"CONTENT_LENGTH": "1500"}),
-    "large": (lambda: OneWay(b"line\n" * 40_000), {"CONTENT_LENGTH": "200000"}),
+    "large": (lambda: OneWay(b"line of a large body\n" * 3_300), {"CONTENT_LENGTH": "69300"}),
     "truncated": (lambda: OneWay(b"line\n" * 300), {"CONTENT_LENGTH": "1600"}),
-    "truncated large": (lambda: OneWay(b"line\n" * 40_000), {"CONTENT_LENGTH": "200001"}),
+    "truncated large": (lambda: OneWay(b"line of a large body\n" * 3_300), {"CONTENT_LENGTH": "69301"}),
     "disconnected": (lambda: OneWay(b"line\n" * 300, OSError("reset")), {"CONTENT_LENGTH": "1600"}),
     "chunked": (
         lambda: OneWay(b"line\n" * 300),
@@ -593,22 +594,29 @@ BODIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-def test_the_view_reads_the_body_as_if_it_were_unread() -> None:
-    """Also one that cannot be compared, because it is truncated or over the limit."""
-    for mode, body, how in product(("observe", "warn"), BODIES, ("data", "pieces", "lines", "environ", "form")):
-        observed, bare = shop(mode=mode, form_field="key_field"), plain()
-        make, environ = BODIES[body]
-        answers = []
-        for guise in (bare, observed):
-            reading(guise, how)
-            about = {**environ, "wsgi.input": make()}
-            kind = "application/x-www-form-urlencoded" if how == "form" else "text/plain"
-            answer = guise.send("/read", environ=about, content_type=kind)
-            answer.headers = [pair for pair in answer.headers if pair[0] != "Idempotency-Status"]
-            answers.append(answer)
+SMALL = [name for name in BODIES if "large" not in name]
 
-        assert answers[0] == answers[1], (mode, body, how)
-        assert 1 <= len(observed.outcomes()), (mode, body, how)
+
+@pytest.mark.parametrize("mode", ("observe", "warn"))
+def test_the_view_reads_the_body_as_if_it_were_unread(mode: str) -> None:
+    """Also one that cannot be compared, because it is truncated or over the limit."""
+    observed, bare = shop(mode=mode, form_field="key_field"), plain()
+    ways = ("data", "pieces", "lines", "environ", "form")
+    for guise, how in product((observed, bare), ways):
+        reading(guise, how)
+    # Reading the lines of a large body is slow in Werkzeug: once is enough.
+    for body, how in product(BODIES if mode == "observe" else SMALL, ways):
+        make, environ = BODIES[body]
+        kind = "application/x-www-form-urlencoded" if how == "form" else "text/plain"
+        about: Any = {"key": f"{body}-{how}", "content_type": kind}
+        answers = [
+            guise.send(f"/read/{how}", environ={**environ, "wsgi.input": make()}, **about) for guise in (bare, observed)
+        ]
+        answers[1].headers = [pair for pair in answers[1].headers if pair[0] != "Idempotency-Status"]
+
+        assert answers[0] == answers[1], (body, how)
+        assert observed.outcomes(), (body, how)
+        observed.events.clear()
 
 
 class FullDisk(TemporaryBody):
@@ -616,7 +624,7 @@ class FullDisk(TemporaryBody):
 
     def __init__(self) -> None:
         super().__init__()
-        self._left = 100_000
+        self._left = 70_000
 
     raw: Any = property(lambda self: self)
 
@@ -637,10 +645,10 @@ def test_a_full_disk_costs_no_byte_of_a_body(how: str, module: str, monkeypatch:
     answers = []
     for guise in (bare, observed):
         reading(guise, how)
-        about = {"CONTENT_LENGTH": "270000", "wsgi.input": OneWay(b"line %d\n" * 33_750)}
-        answers.append(guise.send("/read", environ=about, content_type="text/plain"))
+        about = {"CONTENT_LENGTH": str(101 * 800), "wsgi.input": OneWay((b"line" * 24 + b"ends\n") * 800)}
+        answers.append(guise.send(f"/read/{how}", environ=about, content_type="text/plain"))
 
-    assert 270_000 == len(answers[0].body)
+    assert 101 * 800 == len(answers[0].body)
     assert answers[0] == answers[1]
     assert ["failed"] == observed.outcomes()
 
@@ -690,7 +698,6 @@ def test_a_body_goes_with_its_request(do: str) -> None:
         made(shadow, *arguments)
         bodies.append(weakref.ref(shadow))
 
-    gc.collect()
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:

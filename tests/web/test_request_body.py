@@ -144,9 +144,10 @@ def test_view_sees_what_it_sees_without_the_extension(kind: str) -> None:
     data, media_type = BODIES[kind]
     plain, guarded = reading(as_the_header_asks), reading(as_the_header_asks, ours)
     wrong = []
-    for reader, delivery, limit in product(READERS, DELIVERIES, (None, len(data), len(data) + 1)):
+    limits = (None, len(data), len(data) + 1) if kind in LIMITED else (None,)
+    for reader, delivery, limit in product(READERS, DELIVERIES, limits):
         plain.config["MAX_CONTENT_LENGTH"] = guarded.config["MAX_CONTENT_LENGTH"] = limit
-        if limit != len(data) or reader in AT_THE_LIMIT:
+        if limit is None or reader in AT_THE_LIMIT:
             about = {"delivery": delivery, "headers": {"X-Reader": reader}}
             expected, got = (send(app, environ_of(data, media_type, **about)) for app in (plain, guarded))
             wrong += [(reader, delivery, limit, expected, got)] if expected != got else []
@@ -154,6 +155,7 @@ def test_view_sees_what_it_sees_without_the_extension(kind: str) -> None:
     assert [] == wrong
 
 
+LIMITED = ("json", "multipart", "large octets", "empty")
 AT_THE_LIMIT = ("get_data", "stream", "stream in pieces", "iteration", "json")
 
 
@@ -397,14 +399,14 @@ def test_large_body_leaves_no_file_and_no_warning() -> None:
 
 def test_file_in_a_cycle_is_closed_without_a_warning() -> None:
     """Tracebacks make cycles, and a user's test suite may turn warnings into errors."""
-    gc.collect()  # what other tests left open
+    gc.collect(1)  # What other tests left open is in an older generation now.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(20):
             cycle: list[Any] = [read_body(request_of(b"x" * 300_000))]
             cycle.append(cycle)
         del cycle
-        gc.collect()
+        gc.collect(0)
 
     assert [] == caught
 
