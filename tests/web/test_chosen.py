@@ -13,9 +13,7 @@ from flask.views import MethodView
 from flask_login import LoginManager, UserMixin, login_user  # type: ignore[import-untyped]
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web.policies import claim_here, exempt, idempotent
-from flask_idempotency.web.request_state import RequestState, context
 from tests.apps import World, is_replay, new_world, run, said
 
 
@@ -479,17 +477,3 @@ def test_a_session_that_cannot_tell_whether_it_was_changed_is_not_warned_of(capl
     world.post()
 
     assert [] == warnings(caplog)
-
-
-def test_flask_keeps_the_session_where_it_is_looked_for() -> None:
-    """`session` on Flask 3.0, `_session` on later ones: else no view would ever be warned of."""
-    world = new_world()
-    with world.app.test_request_context("/"):
-        held = vars(context.get())
-        assert isinstance(held.get("_session", held.get("session")), SecureCookieSession)
-        state = RequestState(Policy(), "pay", None, False, lambda state: None)
-        state.note_session()
-        assert not state.session_changed()
-        state.note_session()
-        session["user"] = "alice"
-        assert state.session_changed()
