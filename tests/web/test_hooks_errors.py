@@ -28,14 +28,6 @@ PROPAGATION: dict[str, dict[str, Any]] = {
 }
 
 
-def post_through(world: World, **options: Any) -> int | None:
-    """Return the status, or None if the application raised."""
-    try:
-        return world.post(**options).status_code
-    except ValueError:
-        return None
-
-
 @pytest.mark.parametrize("handled", (True, False))
 def test_p35_an_abort_is_stored_even_if_its_body_is_not_read(handled: bool) -> None:
     """abort(422) is a final response, with an error handler or without; replayed byte for byte."""
@@ -61,69 +53,52 @@ def test_p35_an_abort_is_stored_even_if_its_body_is_not_read(handled: bool) -> N
 @pytest.mark.parametrize("config", PROPAGATION)
 def test_p36_an_unhandled_exception_of_a_plain_view_quarantines_in_every_mode(config: str) -> None:
     """In production, under TESTING, DEBUG and PROPAGATE_EXCEPTIONS alike: how far the view came is unknown."""
-    world = new_world(config=PROPAGATION[config])
+    world = crashing_once(config)
 
-    @world.view()
-    def pay() -> str:
-        world.runs.append(1)
-        raise ValueError("crash")
-
-    assert post_through(world) in (500, None)
     assert ["quarantine"] == world.settled()
     assert (409, "outcome-unknown") == (world.post().status_code, world.post().json["code"])  # type: ignore[index]
     assert 1 == len(world.runs)
 
 
-@pytest.mark.parametrize("effects", ("marked", "deduplicated"))
+@pytest.mark.parametrize(
+    ("policy", "settled", "status"),
+    (
+        ({"effects": "marked"}, "release", 200),
+        ({"effects": "deduplicated"}, "release", 200),
+        # Stripe's rule: once the view began, even a crash is the response.
+        ({"profile": "stripe"}, "complete", 500),
+        # The effect may have happened, and must not happen twice.
+        ({"effects": "marked", "past_point": True}, "quarantine", 409),
+    ),
+    ids=("marked", "deduplicated", "keep", "past the point"),
+)
 @pytest.mark.parametrize("config", PROPAGATION)
-def test_p36_if_effects_allow_it_an_unhandled_exception_releases_in_every_mode(config: str, effects: str) -> None:
-    """The next attempt runs the view."""
-    world = new_world(config=PROPAGATION[config], effects=effects)
+def test_p36_the_policy_decides_about_an_unhandled_exception_in_every_mode(
+    config: str, policy: dict[str, Any], settled: str, status: int
+) -> None:
+    world = crashing_once(config, **policy)
+
+    assert [settled] == world.settled()
+    assert status == world.post().status_code
+    assert (2 if settled == "release" else 1) == len(world.runs)
+
+
+def crashing_once(config: str, *, past_point: bool = False, **policy: Any) -> World:
+    """Send the first request to a view whose first run fails."""
+    world = new_world(config=PROPAGATION[config], **policy)
 
     @world.view()
     def pay() -> str:
         world.runs.append(1)
+        if past_point:
+            current_claim.point_of_no_return()
         if len(world.runs) == 1:
             raise ValueError("crash")
         return "paid"
 
-    assert post_through(world) in (500, None)
-    assert ["release"] == world.settled()
-    assert 200 == world.post().status_code
-    assert 2 == len(world.runs)
-
-
-@pytest.mark.parametrize("config", PROPAGATION)
-def test_p36_under_keep_a_tombstone_of_a_500_remains_in_every_mode(config: str) -> None:
-    """Stripe's rule: once the view began, even a crash is the response."""
-    world = new_world(config=PROPAGATION[config], profile="stripe")
-
-    @world.view()
-    def pay() -> str:
-        world.runs.append(1)
-        raise ValueError("crash")
-
-    post_through(world)
-
-    assert ["complete"] == world.settled()
-    assert 500 == world.post().status_code
-    assert [1] == world.runs
-
-
-@pytest.mark.parametrize("config", PROPAGATION)
-def test_an_exception_past_the_point_of_no_return_quarantines(config: str) -> None:
-    """The effect may have happened, and must not happen twice."""
-    world = new_world(config=PROPAGATION[config], effects="marked")
-
-    @world.view()
-    def pay() -> str:
-        current_claim.point_of_no_return()
-        raise ValueError("crash")
-
-    post_through(world)
-
-    assert ["quarantine"] == world.settled()
-    assert 409 == world.post().status_code
+    with contextlib.suppress(ValueError):
+        assert 500 == world.post().status_code
+    return world
 
 
 GOING: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt, GeneratorExit, GreenletExit, gevent.Timeout)
