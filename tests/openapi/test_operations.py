@@ -200,7 +200,7 @@ VALUES = ("a", "b", "c", "1", "a-b", "a-1", "1-b")
 GUARDS = (KEYED, exempt, idempotent(keep=5))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_whatever_fits_an_entry_gets_what_the_entry_says(seed: int) -> None:
     """A client takes the entry whose path fits and whose exceptions do not. Compare that with Werkzeug's choice."""
     draw, entries = random.Random(seed), 0

@@ -76,28 +76,14 @@ def shop(guard: str | None, **policy: Any) -> World:
 
 
 CHOSEN = {
-    "POST marked",
-    "POST valued",
-    "POST claimed",
-    "POST configured.plain",
-    "POST configured.inner.plain",
-    "POST free.marked",
-    "POST free.nested.plain",
-    "POST Orders",
-    "POST Chosen",
-    "POST Inherits",
-    "PATCH Inherits",
-}
+    "POST marked", "POST valued", "POST claimed", "POST configured.plain", "POST configured.inner.plain",
+    "POST free.marked", "POST free.nested.plain", "POST Orders", "POST Chosen", "POST Inherits", "PATCH Inherits",
+}  # fmt: skip
 UNCHOSEN = {"POST plain", "POST free.plain", "PUT Orders"}
 EXEMPT = {
-    "POST exempt",
-    "POST configured.exempt",
-    "POST configured.inner.exempt",
-    "POST free.exempt",
-    "POST free.nested.exempt",
-    "PUT Chosen",
-    "PUT Inherits",
-}
+    "POST exempt", "POST configured.exempt", "POST configured.inner.exempt", "POST free.exempt",
+    "POST free.nested.exempt", "PUT Chosen", "PUT Inherits",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -129,12 +115,8 @@ def test_a_view_that_was_chosen_is_guarded() -> None:
     world = shop("chosen", required=True)
 
     for path in (
-        "/tests.web.app-marked",
-        "/tests.web.app-claimed",
-        "/configured-plain",
-        "/inner-plain",
-        "/nested-plain",
-    ):
+        "/tests.web.app-marked", "/tests.web.app-claimed", "/configured-plain", "/inner-plain", "/nested-plain",
+    ):  # fmt: skip
         assert [False, True] == [is_replay(world.post(path, key=path)) for _ in range(2)], path
         assert 400 == world.post(path, key=None).status_code
 

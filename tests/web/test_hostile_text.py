@@ -75,18 +75,10 @@ def planted(world: World) -> None:
 
 
 COMMANDS = (
-    ("list", "--state", "processing"),
-    ("list", "--state", "quarantined"),
-    ("stats",),
-    ("doctor",),
-    ("policy",),
-    ("policy", ORDERS),
-    ("db", "check"),
-    ("reap",),
-    ("quota", "show", "--tenant", ORDERS),
-    ("quota", "show", "--all"),
+    ("list", "--state", "processing"), ("list", "--state", "quarantined"), ("stats",), ("doctor",), ("policy",),
+    ("policy", ORDERS), ("db", "check"), ("reap",), ("quota", "show", "--tenant", ORDERS), ("quota", "show", "--all"),
     ("purge", "--tenant", ORDERS, "--yes", *WHY),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

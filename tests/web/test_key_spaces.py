@@ -12,13 +12,9 @@ from flask_idempotency.engine.model import State
 from tests.apps import KEY, World, is_replay, new_world
 
 CALLERS = (
-    {"X-User": "alice"},
-    {"X-User": "bob"},
-    {"X-User": "alice", "X-Tenant": "acme"},
-    {"X-User": "alice", "X-Tenant": "globex"},
-    {"X-User": ""},
-    {"X-User": "", "X-Tenant": "acme"},
-)
+    {"X-User": "alice"}, {"X-User": "bob"}, {"X-User": "alice", "X-Tenant": "acme"},
+    {"X-User": "alice", "X-Tenant": "globex"}, {"X-User": ""}, {"X-User": "", "X-Tenant": "acme"},
+)  # fmt: skip
 """The same name in two tenants, none in either, and no caller at all."""
 
 

@@ -263,15 +263,9 @@ def test_the_stripe_client_repeats_what_may_end_better_and_nothing_else(service:
 
 def test_a_client_may_repeat_these_problems_only() -> None:
     repeatable = {
-        "in-flight",
-        "memory-lost",
-        "not-committed",
-        "quota-exceeded",
-        "request-paused",
-        "store-unavailable",
-        "transaction-conflict",
-        "truncated-body",
-    }
+        "in-flight", "memory-lost", "not-committed", "quota-exceeded", "request-paused", "store-unavailable",
+        "transaction-conflict", "truncated-body",
+    }  # fmt: skip
 
     assert repeatable == {code for code in CODES if PROBLEMS[code].retry}
 
