@@ -6,10 +6,8 @@ import io
 from collections.abc import Callable, Iterable
 from typing import IO, Any
 
-from flask import Flask, Request, request
+from flask import Flask, Request
 from werkzeug.test import EnvironBuilder, run_wsgi_app
-
-from flask_idempotency.web.request_body import TruncatedBody, chunks, read_body
 
 Environ = dict[str, Any]
 Delivery = Callable[[Environ, bytes], None]
@@ -98,25 +96,3 @@ def multipart(*parts: tuple[str, str | None, str | None, bytes], boundary: str =
         body += f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{named}\r\n{typed}\r\n'.encode()
         body += content + b"\r\n"
     return body + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
-
-
-def create_app() -> Flask:
-    """Build the application that gunicorn serves in `test_requests.py`: it returns each body, or the reason for none."""
-    app = Flask(__name__)
-
-    @app.before_request
-    def read() -> tuple[str, int] | None:
-        try:
-            read_body(request._get_current_object())  # type: ignore[attr-defined]
-        except TruncatedBody:
-            return "truncated", 400
-        return None
-
-    @app.post("/")
-    def view() -> bytes:
-        stream = read_body(request._get_current_object()).stream  # type: ignore[attr-defined]
-        assert stream is not None
-        assert b"".join(chunks(stream)) == request.get_data(cache=False)
-        return b"".join(chunks(stream))
-
-    return app

@@ -430,16 +430,6 @@ def test_cookies_of_the_applications_hooks_are_not_the_views(where: str, caplog:
     assert [] == warnings(caplog)
 
 
-def test_looking_at_the_session_does_not_mark_it_as_accessed() -> None:
-    """It would add `Vary: Cookie` to every response with a key, and caches would be of no use."""
-    world = new_world()
-    world.view()(lambda: "paid")
-
-    first, again = world.post(), world.post()
-
-    assert [None, None] == [answer.headers.get("Vary") for answer in (first, again)]
-
-
 def test_a_session_that_cannot_tell_whether_it_was_changed_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """Flask's mixin says of such a class that it was always modified."""
 

@@ -457,16 +457,6 @@ def test_p18_a_session_cookie_with_a_new_signature_is_the_same_user() -> None:
     assert [1] == world.runs
 
 
-def test_p19_a_rotated_bearer_token_of_the_same_subject_replays() -> None:
-    """Refreshing a token between two attempts does not run the payment twice."""
-    subjects = {"Bearer old": "alice", "Bearer new": "alice"}
-    world = with_view(new_world(principal=lambda: subjects.get(request.headers["Authorization"])))
-    world.post(headers={"Authorization": "Bearer old"})
-
-    assert is_replay(world.post(headers={"Authorization": "Bearer new"}))
-    assert [1] == world.runs
-
-
 @pytest.mark.parametrize("status", (401, 403, 429))
 def test_p20_a_refusal_by_a_view_decorator_is_not_stored(status: int) -> None:
     """The claim came first, so it is released, and a later good attempt runs the view."""

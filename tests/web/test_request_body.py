@@ -21,6 +21,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from werkzeug.exceptions import RequestEntityTooLarge
 
+from flask_idempotency.engine.keys import Identity
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.web import request_body
 from flask_idempotency.web.request_body import (
     MEMORY_BYTES,
@@ -31,6 +33,7 @@ from flask_idempotency.web.request_body import (
     read_body,
     watch_body,
 )
+from flask_idempotency.web.requests import fingerprints
 from tests.web.sending import (
     DELIVERIES,
     Delivery,
@@ -121,7 +124,7 @@ def as_the_header_asks() -> Any:
 
 
 def ours() -> None:
-    read_body(request)
+    fingerprints(request, Policy(), [Identity(b"s")], body=read_body(request))
 
 
 def taken(

@@ -25,60 +25,6 @@ from flask_idempotency.engine.errors import ConfigurationError
 from tests.apps import KEY, World, is_replay, new_world
 from tests.web.sending import DELIVERIES, Delivery, chunked, endless, environ_of, send, terminated
 
-MULTIPART = (
-    b'--b\r\nContent-Disposition: form-data; name="amount"\r\n\r\n5\r\n'
-    b'--b\r\nContent-Disposition: form-data; name="file"; filename="f.txt"\r\nContent-Type: text/plain\r\n\r\nfile\r\n--b--\r\n'
-)
-
-BODIES: dict[str, tuple[str, bytes]] = {
-    "json": ("application/json", b'{"amount": 5}'),
-    "form": ("application/x-www-form-urlencoded", b"amount=5&note=%C3%A4"),
-    "multipart": ("multipart/form-data; boundary=b", MULTIPART),
-    "broken multipart": ("multipart/form-data; boundary=b", b"--b\r\nnonsense"),
-    "octets": ("application/octet-stream", b"\0\1\2\n" * 9),
-    "no type": ("", b"bytes"),
-    "empty": ("application/json", b""),
-}
-
-READINGS: dict[str, Callable[[Request], Any]] = {
-    "get_data": lambda request: request.get_data(),
-    "get_data, uncached": lambda request: request.get_data(cache=False),
-    "data": lambda request: request.data,
-    "json": lambda request: request.get_json(silent=True),
-    "form": lambda request: [sorted(request.form.items()), sorted(request.files)],
-    "files": lambda request: {name: file.read() for name, file in request.files.items()},
-    "values": lambda request: sorted(request.values.items()),
-    "stream": lambda request: request.stream.read(),
-    "lines": lambda request: list(request.stream),
-    "wsgi.input": lambda request: request.environ["wsgi.input"].read(request.content_length or -1),
-    "mixed": lambda request: [request.stream.read(3), request.get_data()],
-}
-
-
-def test_p56_the_view_reads_what_it_would_read_without_the_extension() -> None:
-    """Seven kinds of body, eleven ways to read them, with Content-Length and without."""
-    without_length = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
-    plain, guarded = new_world(init=False), new_world()
-    for world in (plain, guarded):
-        world.view()(lambda: repr(READINGS[request.headers["X-Reading"]](request)))
-    wrong = []
-    for number, (reading, body, in_chunks) in enumerate(product(READINGS, BODIES, (True, False))):
-        content_type, data = BODIES[body]
-        expected, got = (
-            world.post(
-                key=str(number),
-                headers={"X-Reading": reading},
-                input_stream=BytesIO(data),
-                content_type=content_type,
-                content_length=len(data),
-                environ_overrides=without_length if in_chunks else {},
-            )
-            for world in (plain, guarded)
-        )
-        wrong += [(reading, body, in_chunks)] if (expected.status, expected.text) != (got.status, got.text) else []
-
-    assert [] == wrong
-
 
 def test_p58_a_form_that_csrf_protection_parsed_first_is_still_compared() -> None:
     """amount=1 and amount=999 under one key are two requests, though get_data() is empty for both."""

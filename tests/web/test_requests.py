@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -690,48 +684,3 @@ def test_reading_for_the_key_and_for_the_fingerprint_is_reading_once() -> None:
     assert digest(b"idempotency_key=k", FORM) == digest_of(asked)
     assert body is read_body(asked)
     assert isinstance(body.stream, io.BytesIO)
-
-
-@pytest.fixture
-def gunicorn() -> Iterator[int]:
-    """The port of a real gunicorn: its socket listens before it starts, so nothing has to wait."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = ["-m", "gunicorn", "--no-control-socket", "--worker-class", "gthread", "--threads", "2"]
-        command += ["--bind", f"fd://{listener.fileno()}", "--timeout", "300", "tests.web.sending:create_app()"]
-        server = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=Path(__file__).parents[2],
-            pass_fds=[listener.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-
-
-def exchange(port: int, message: bytes) -> bytes:
-    """Sends this, says that no more will come, and returns the answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(message)
-        connection.shutdown(socket.SHUT_WR)
-        return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
-def test_truncated_upload_is_refused_by_gunicorn(gunicorn: int) -> None:
-    """Property 59: 3 bytes of 1000, over a real socket. The whole body passes, with a length and in chunks."""
-    head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
-
-    truncated = exchange(gunicorn, head + b"Content-Length: 1000\r\n\r\nabc")
-    whole = exchange(gunicorn, head + b"Content-Length: 3\r\n\r\nabc")
-    in_chunks = exchange(gunicorn, head + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
-    broken_off = exchange(gunicorn, head + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab")
-
-    assert (truncated[:12], truncated[-9:]) == (b"HTTP/1.1 400", b"truncated")
-    assert (whole[:12], whole[-7:]) == (b"HTTP/1.1 200", b"\r\n\r\nabc")
-    assert (in_chunks[:12], in_chunks[-7:]) == (b"HTTP/1.1 200", b"\r\n\r\nabc")
-    assert b"HTTP/1.1 400" == broken_off[:12]
