@@ -28,8 +28,11 @@ Loss = Callable[[], None]
 
 
 @pytest.fixture(name="store")
-def ready_store(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisStore]:
-    """Made ready in time: no claim is as old as that."""
+def ready_store(
+    redis_server: RedisServer, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RedisStore]:
+    """Made ready in time: no claim is as old as that. With few partitions: each check asks all of them."""
+    monkeypatch.setattr(layout, "PARTITIONS", 16)
     with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as store:
         store.data_loss.initialise()
         clock.advance(1)

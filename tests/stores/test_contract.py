@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flask_idempotency.engine.store import Store
+from flask_idempotency.testing import contract
 from flask_idempotency.testing.contract import (
     ActivityContract,
     AuditTrailContract,
@@ -27,9 +28,22 @@ from flask_idempotency.testing.contract.settling import Settling
 from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
 from flask_idempotency.testing.doubles import FrozenClock
 from tests.backends import BACKENDS, HELD_TO, held_to
+from tests.long import LONG
 from tests.sql_backends import sql_databases, sql_stores
 
 __all__ = ["sql_databases", "sql_stores"]
+
+
+FEWER = {"MACHINE_EXAMPLES": 8, "RECOUNT_EXAMPLES": 6, "ROUNDS": 3}
+"""How much chance is given on every push. The shipped contract has more, and so has this suite before a release."""
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [contract.activity, contract.encryption, contract.maintenance, contract.recovery, contract.resolution]
+    for module in [] if LONG else [contract.stress, *parts]:
+        for name in FEWER.keys() & vars(module).keys():
+            monkeypatch.setattr(module, name, FEWER[name])
 
 
 def store_of(part: str) -> Any:

@@ -506,7 +506,7 @@ def test_a_different_status_is_a_different_payload(store: RedisStore, clock: Fro
     assert found(store, key).state is State.COMPLETED
 
 
-PROCESSES, THREADS, ROUNDS = 4, 8, 40
+PROCESSES, THREADS, ROUNDS = 2, 8, 20
 
 
 def test_exactly_one_thread_of_all_processes_is_granted(redis_server: RedisServer) -> None:
