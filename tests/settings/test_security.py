@@ -16,6 +16,7 @@ from flask_idempotency.settings import Settings, derived_secret, load_settings, 
 from flask_idempotency.settings.security import NO_RING
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
+from tests.long import unless_long
 
 KEY, OLD = (b64encode(letter * 32).decode() for letter in (b"k", b"o"))
 
@@ -564,7 +565,7 @@ def test_a_secret_that_is_derived_is_as_strong_as_its_secret_key() -> None:
 
 
 def test_random_secrets_are_accepted() -> None:
-    for _ in range(300):
+    for _ in range(unless_long(40, long=1_000)):
         for strong in (
             secrets.token_bytes(16),
             secrets.token_hex(8),

@@ -33,7 +33,7 @@ KINDS: Final = (
     "postgres-insert",
     f"tiered-{REDIS_KINDS[0]}-telling",
 )
-LIVES: Final = int(os.environ.get("AGREEMENT_LIVES", "6"))
+LIVES: Final = int(os.environ.get("AGREEMENT_LIVES", "3"))
 CALLS: Final = 60
 
 EFFECTS: Final[tuple[Effects, ...]] = ("plain", "plain", "deduplicated", "transactional", "pure")

@@ -49,6 +49,7 @@ from flask_idempotency.testing.contract.support import (
 )
 from flask_idempotency.web.problems import refusal
 from tests.damage import Watched, damaged
+from tests.long import unless_long
 
 TID = bytes(range(16))
 COMPLETED = Record(
@@ -228,7 +229,7 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=unless_long(40, long=1_000))
 @given(data=st.data())
 def test_a_damaged_text_in_redis_raises_only_corrupt(name: str, data: st.DataObject) -> None:
     """Numbers of thousands of digits, letters that are none, and one field too many."""
@@ -316,7 +317,7 @@ STORED = [name for name in Row._fields if name not in ("now", "erased")]
 
 
 @pytest.mark.parametrize("name", ROWS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=unless_long(50, long=1_000))
 @given(changed=st.dictionaries(st.sampled_from(STORED), ODD, min_size=1, max_size=3))
 @example(changed={"requested_at": 2**63 - 1})
 @example(changed={"reason": 5})

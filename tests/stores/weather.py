@@ -22,6 +22,10 @@ class Exposed:
         """These, one script each, and `after` once they are used up."""
         self._fates, self._after = tuple(fates), after
 
+    @property
+    def unspent(self) -> bool:
+        return bool(self._fates)
+
     def thaw(self, now: float) -> None:
         """What the server was sent while it was frozen it does now, in this order, and nobody listens any more."""
         commands, self._frozen = self._frozen, ()

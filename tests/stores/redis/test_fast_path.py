@@ -201,7 +201,9 @@ CLAIM = Claim(0, 0, FINGERPRINT, OnExpiry.QUARANTINE, waits=False, quota=None)
 steps = st.sampled_from([*[claims] * 8, *[ends] * 8, *[times] * 2, damage]).flatmap(lambda kind: kind)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=unless_long(60, long=2_000))
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=unless_long(60, long=2_000)
+)
 @given(steps=st.lists(steps, min_size=8, max_size=24))
 @example(steps=[CLAIM, End("complete", 0, 1), End("complete", 0, 0), End("complete", 0, 0), CLAIM])
 @example(steps=[CLAIM, End("complete", 0, 0), KEEP + 1, CLAIM])

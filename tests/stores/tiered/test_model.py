@@ -33,19 +33,15 @@ from flask_idempotency.testing.contract.support import (
     a_token,
 )
 from tests.backends import OneAtATime
+from tests.long import unless_long
 from tests.stores.tiered.test_faults import HeldUp
 from tests.stores.weather import FATES, Exposed, Fate
 from tests.tiered_backends import TellingStore
 
+EXAMPLES = unless_long(20, long=500)
 KEYS = a_key(), a_key()
-
-
 keys = st.sampled_from(KEYS)
-
-
 durations = st.integers(1, 40)
-
-
 payloads = st.builds(
     StoredPayload,
     data=st.binary(max_size=4),
@@ -191,10 +187,7 @@ class TieredMachine(RuleBasedStateMachine):
 
 
 TestTiered = TieredMachine.TestCase
-
-
-TestTiered.settings = settings(max_examples=50, stateful_step_count=50, deadline=None, database=None)
-
+TestTiered.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None, database=None)
 
 hosts = st.integers(0, 1)
 
@@ -265,6 +258,4 @@ class WithdrawnMachine(RuleBasedStateMachine):
 
 
 TestWithdrawn = WithdrawnMachine.TestCase
-
-
-TestWithdrawn.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, database=None)
+TestWithdrawn.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, database=None)

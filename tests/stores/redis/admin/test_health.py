@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -23,13 +22,9 @@ from tests.forgiving import FORGIVING, redis_store
 from tests.lab.cluster import Clusters
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, StartRedis
-
-DEADLINE = 60.0
-
+from tests.tooling.processes import eventually
 
 GOOD = "--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "1gb"
-
-
 CHECKS = ["eviction", "persistence", "persistence-errors", "memory", "replication"]
 
 
@@ -50,12 +45,6 @@ def findings_of(server: Any, *, replicas: int = 0) -> dict[str, Finding]:
 
 def verdicts(server: Any) -> dict[str, Verdict]:
     return {check: finding.verdict for check, finding in findings_of(server).items()}
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < deadline, "the server never came to be so"
 
 
 def worse(told: dict[str, Finding]) -> dict[str, Verdict]:
@@ -119,7 +108,7 @@ def test_a_disk_that_cannot_be_written_to_is_found(start_redis: StartRedis, redi
         with suppress(redis.exceptions.ResponseError):  # some say so at once
             client.execute_command(command)
         status = "rdb_last_bgsave_status" if command == "BGSAVE" else "aof_last_bgrewrite_status"
-        until(lambda: bool(client.info("persistence")[status] != "ok"))
+        assert eventually(lambda: bool(client.info("persistence")[status] != "ok"))
 
     assert {"persistence": Verdict.FAULT, "persistence-errors": Verdict.FAULT} == worse(findings_of(server.url))
 
@@ -131,7 +120,7 @@ def pair(start_redis: StartRedis, redis_kind: str) -> Iterator[tuple[RedisServer
     with redis.Redis.from_url(replica.url) as client:
         client.replicaof("127.0.0.1", str(primary.port))
     with redis.Redis.from_url(primary.url) as client:
-        until(lambda: bool(client.info("replication").get("slave0", {}).get("state") == "online"))
+        assert eventually(lambda: bool(client.info("replication").get("slave0", {}).get("state") == "online"))
     yield primary, replica
     for server in (replica, primary):
         server.kill()  # asked to end, they wait for each other
@@ -168,7 +157,7 @@ def test_a_replica_that_is_behind_is_found(
     with redis.Redis.from_url(primary.url) as client:
         client.config_set("min-replicas-to-write", 1)
         replica.pause()
-        until(lambda: bool(int(client.info("replication")["slave0"]["lag"]) > 2))
+        assert eventually(lambda: bool(int(client.info("replication")["slave0"]["lag"]) > 2))
     told = findings_of(primary.url, replicas=1)
     replica.resume()
 
