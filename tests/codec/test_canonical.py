@@ -171,7 +171,6 @@ DOUBTFUL = {
 
 
 def test_doubtful_bodies_are_left_to_the_engine() -> None:
-    """Each has another form in RFC 8785 than orjson prints, none at all, or is not worth a proof."""
     assert [] == [name for name, body in DOUBTFUL.items() if canonical_json(body) is not None]
     for body in DOUBTFUL.values():
         check(body)

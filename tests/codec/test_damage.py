@@ -87,7 +87,6 @@ def test_an_envelope_has_the_status_and_size_that_stand_beside_it(status: int, s
 
 
 def test_an_envelope_unfolds_to_no_more_than_its_record_says(unfolding: Unfolding) -> None:
-    """Five kilobytes that would be five megabytes. All that unfolds is counted, and thrown away after it."""
     bomb = envelope(zlib.compress(b"200\r\n\r\n" + b"\0" * 5_000_000, 9), 0x12)
     for size in (-(2**63), 0, 1, 100, 5_000):
         unfolding.made = 0
@@ -218,7 +217,6 @@ def test_a_ring_unwraps_what_it_wrapped_or_nothing(wrapped: bytes) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_key_file_is_a_fault_of_the_configuration(data: st.DataObject, tmp_path: Path) -> None:
-    """Or it is a ring: a line that was doubled, say, or cut where another begins. Nothing else comes of it."""
     path = tmp_path / "ring"
     path.write_bytes(data.draw(damaged(f"new:{text(NEW)}\nold:{text(OLD)}\n".encode())))
     path.chmod(0o600)

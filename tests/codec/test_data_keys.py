@@ -37,7 +37,6 @@ def shelf() -> Shelf:
 
 
 def test_the_first_key_of_a_tenant_is_made(shelf: Shelf) -> None:
-    """Each tenant has its own, under the newest key of the ring; what the store has of it is wrapped."""
     ours, theirs = (ring_on(shelf).for_sealing(tid) for tid in (TENANT, OTHER_TENANT))
     stored = shelf.inner.read_keys(TENANT).keys[0]
 
@@ -71,7 +70,6 @@ def test_the_highest_number_seals(shelf: Shelf) -> None:
 
 
 def test_closed_keys_open_and_do_not_seal(shelf: Shelf) -> None:
-    """A store would not take what they seal: a new one is made, and what they sealed still opens."""
     first = ring_on(shelf).for_sealing(TENANT)
     shelf.inner.disable(TENANT, 1)
 
@@ -80,7 +78,6 @@ def test_closed_keys_open_and_do_not_seal(shelf: Shelf) -> None:
 
 
 def test_many_threads_make_one_key(shelf: Shelf) -> None:
-    """All that ask at the same moment get the one that was added, and no other is on the shelf."""
     threads = 16
     barrier = threading.Barrier(threads, timeout=60)
     rings = [ring_on(shelf) for _ in range(4)]  # four processes of four threads
@@ -97,7 +94,6 @@ def test_many_threads_make_one_key(shelf: Shelf) -> None:
 
 
 def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
-    """Eight processes have seen an empty shelf before any of them adds a key; seven look again and use the eighth's."""
     processes = 8
     barrier = threading.Barrier(processes, timeout=60)
 
@@ -116,7 +112,6 @@ def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
 
 
 def test_a_process_that_is_too_late_reads_the_keys_again(shelf: Shelf) -> None:
-    """A few times; a shelf that never takes a key is a store that does not work."""
     shelf.refuses = TRIES - 1
     assert 1 == ring_on(shelf).for_sealing(TENANT).number
 
@@ -126,7 +121,6 @@ def test_a_process_that_is_too_late_reads_the_keys_again(shelf: Shelf) -> None:
 
 
 def test_numbers_go_on_from_the_last_that_was_given(shelf: Shelf) -> None:
-    """After all keys were destroyed, too; and the destroyed one is gone."""
     ring = ring_on(shelf)
     ring.for_sealing(TENANT)
     shelf.inner.shred(TENANT)
@@ -277,7 +271,6 @@ def test_a_key_is_remembered_for_a_minute(shelf: Shelf) -> None:
 
 
 def test_work_that_was_begun_can_be_finished(shelf: Shelf) -> None:
-    """The provider may be gone by the time a payment has been made. But not for ever."""
     time, service = Monotonic(), Service()
     ring = ring_on(shelf, service, time)
     ring.prepare(TENANT)
@@ -318,7 +311,6 @@ def test_forgetting_is_of_one_tenant(shelf: Shelf) -> None:
 
 
 def test_memory_is_bounded(shelf: Shelf) -> None:
-    """Any number of tenants takes so much and no more; the oldest goes first."""
     ring = ring_on(shelf, limit=6)
     for number in range(20):
         ring.prepare(b"tenant %9d" % number)

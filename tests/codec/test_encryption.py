@@ -58,7 +58,6 @@ def assert_corrupt(payload: StoredPayload, binding: SealContext = BINDING, opene
 
 @given(RESULTS, st.integers(1), st.binary(min_size=1, max_size=32))
 def test_opening_gives_what_was_sealed(result: StoredResponse, fence: int, token: bytes) -> None:
-    """For every response and token, and for a tombstone."""
     binding = replace(BINDING, fence=fence, token=token)
 
     assert result == CODEC.open(CODEC.seal(result, binding), binding)
@@ -79,7 +78,6 @@ def test_no_two_sealings_are_alike() -> None:
 
 
 def test_flipped_bytes_are_found_wherever_they_are() -> None:
-    """Version, algorithm, nonce, ciphertext, tag: a bit of every byte."""
     for place in range(len(SEALED.data)):
         damaged = bytearray(SEALED.data)
         damaged[place] ^= 1 << place % 8
@@ -117,7 +115,6 @@ PAYLOADS = {
 
 @pytest.mark.parametrize("binding", BINDINGS.values(), ids=BINDINGS)
 def test_an_answer_opens_for_no_other_record(binding: SealContext) -> None:
-    """Not another key's, tenant's, attempt's or request's. The other tenant has a data key of that number too."""
     CODEC.prepare(binding.key)
 
     assert RESULT == CODEC.open(CODEC.seal(RESULT, binding), binding)
@@ -141,7 +138,6 @@ def test_every_field_is_tampered_with() -> None:
 
 
 def test_answers_cannot_change_places() -> None:
-    """Two records of one tenant with the same clear facts: each opens in its own, and neither in the other's."""
     other = replace(BINDING, key=StorageKey(b"s" * 32, TENANT))
     theirs = replace(RESULT, body=b'{"id":"pay_2"}')
     sealed = CODEC.seal(theirs, other)
@@ -196,8 +192,6 @@ def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
 
 @given(st.binary(max_size=60))
 def test_authentic_bytes_that_are_no_envelope_are_corrupt(content: bytes) -> None:
-    """Sealed with the right key, and still not what this release seals."""
-
     class Anything(EnvelopeCodec):
         def seal(self, result: StoredResponse, binding: SealContext) -> StoredPayload:
             return replace(super().seal(result, binding), data=content)
@@ -223,7 +217,6 @@ def test_the_key_of_a_record_is_derived_as_the_standard_says() -> None:
 
 
 def test_errors_and_logs_show_no_secret(caplog: pytest.LogCaptureFixture) -> None:
-    """Not in a repr, an error, or a log, of whatever kind: an answer and the keys to it, raw, in hex, or in base64."""
     caplog.set_level(0)
     shelf = MemoryStore().data_keys
     data_keys = keyring(shelf)
@@ -269,7 +262,6 @@ def test_required_refuses_answers_that_are_not_encrypted() -> None:
 
 
 def test_answers_from_when_encryption_was_on_still_open() -> None:
-    """Switched off, nothing new is sealed or prepared for; what was sealed opens as long as the ring is there."""
     shelf = MemoryStore().data_keys
     sealed = codec(shelf).seal(RESULT, BINDING)
     off = codec(shelf, sealing=False)
@@ -341,7 +333,6 @@ def test_a_key_that_the_store_has_forgotten_is_not_taken_for_the_next_one() -> N
 
 
 def test_a_forgotten_key_seals_no_more() -> None:
-    """The store has said that it is gone: what is sealed next has a key that the store has."""
     shelf = MemoryStore().data_keys
     sealing = codec(shelf)
     sealing.seal(RESULT, BINDING)
@@ -354,7 +345,6 @@ def test_a_forgotten_key_seals_no_more() -> None:
 
 
 def test_a_destroyed_key_opens_nothing_anywhere_it_is_not_remembered() -> None:
-    """The ciphertext and the ring are complete, but the data key is gone."""
     shelf = MemoryStore().data_keys
     sealed = codec(shelf).seal(RESULT, BINDING)
     shelf.shred(TENANT)
@@ -389,7 +379,6 @@ def test_compression_is_the_envelopes_and_may_be_left_out() -> None:
 
 
 def test_a_store_that_lost_its_data_keys_gets_an_answer_that_it_can_keep() -> None:
-    """It says so when the answer is stored; then that is sealed with a new key, and opens everywhere."""
     store = MemoryStore()
     sealing = codec(store.data_keys)
     sealing.prepare(KEY)

@@ -89,7 +89,6 @@ def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
 
 @given(RESULTS, st.data())
 def test_flipped_bits_are_found(result: StoredResponse, data: st.DataObject) -> None:
-    """One damaged byte anywhere, flags included, and the envelope does not open."""
     sealed = bytearray(CODEC.wrap(result))
     sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
 
@@ -99,7 +98,6 @@ def test_flipped_bits_are_found(result: StoredResponse, data: st.DataObject) -> 
 
 @given(RESULTS, st.data())
 def test_cut_or_lengthened_envelopes_are_found(result: StoredResponse, data: st.DataObject) -> None:
-    """Half an answer is no answer, nor is one with something behind it."""
     sealed = CODEC.wrap(result)
 
     with pytest.raises(CorruptRecord):
@@ -191,7 +189,6 @@ def test_unanswerable_results_are_not_storable() -> None:
 
 
 def test_large_answers_are_compressed_and_small_ones_are_not() -> None:
-    """From the first byte above 1 KiB, and only when it saves anything."""
     at_limit = StoredResponse(200, body=b"x" * (1024 - len(b"200\r\n\r\n")))
     above = StoredResponse(200, body=at_limit.body + b"x")
 
@@ -208,7 +205,6 @@ def test_what_does_not_shrink_stays_as_it_is() -> None:
 
 
 def test_bombs_are_refused_without_being_unfolded() -> None:
-    """A few kilobytes that unfold to five megabytes are corrupt where one is allowed."""
     small, unfolded = EnvelopeCodec(max_bytes=1_000_000), b"200\r\n\r\n" + b"\0" * 5_000_000
 
     for content, head in ((zlib.compress(unfolded), 0x12), (zstd.compress(unfolded), 0x14)):

@@ -56,7 +56,6 @@ def test_a_file_is_made_and_wraps(path: Path) -> None:
 
 
 def test_keys_come_and_go(path: Path) -> None:
-    """A key is known before it is the newest, and gone when nothing needs it; what the others wrapped still opens."""
     wrapped = PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP).wrap("spring", b"k" * 32, context=CONTEXT)
 
     assert ("spring", "summer") == PassphraseKeyFile.add(path, PASSPHRASE, "summer", newest=False).kids()
@@ -69,7 +68,6 @@ def test_keys_come_and_go(path: Path) -> None:
 
 
 def test_only_its_owner_can_read_it(path: Path) -> None:
-    """From its first byte on, whatever the umask; and a file that others can read is refused."""
     before = os.umask(0)
     try:
         PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
@@ -85,9 +83,6 @@ def test_only_its_owner_can_read_it(path: Path) -> None:
 
 
 def test_refusals_change_nothing(path: Path) -> None:
-    """
-    A second file in its place, a second key of an id, an id that is none, an arrangement that loses or invents keys.
-    """
     PassphraseKeyFile.make(path, PASSPHRASE, "spring", cost=CHEAP)
     before = path.read_bytes()
 
@@ -191,7 +186,6 @@ def test_any_keys_are_refused(path: Path, content: bytes, keys: object) -> None:
 
 
 def test_the_default_cost_is_what_is_recommended() -> None:
-    """Read from a file that is made with it: too slow to do more than once."""
     assert 2**17 == key_sources.COST
     assert key_sources.COST in key_sources.COSTS
 
@@ -216,7 +210,6 @@ def test_the_recipe_seals_and_opens(recipe: dict[str, Any]) -> None:
 
 
 def test_the_recipe_binds_keys_to_their_place(recipe: dict[str, Any]) -> None:
-    """Another context, another key, and what it never wrapped are corrupt."""
     ring = recipe["KmsRing"](recipe["FakeKms"](), {"new": "arn:new", "old": "arn:old"})
     wrapped = ring.wrap("new", b"k" * 32, context=b"here")
 

@@ -219,7 +219,6 @@ def test_links_without_an_end_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
-    """A missing file, a folder, a pipe without a writer, a large file, and bytes that are no text."""
     os.mkfifo(tmp_path / "pipe", 0o600)
     private(tmp_path / "large", "#" * 65537)
     (tmp_path / "bytes").write_bytes(b"new:\xff")
@@ -232,7 +231,6 @@ def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_ring_that_a_function_makes() -> None:
-    """Named as `package.module:function`: as text, or a provider."""
     assert opens(f"{__name__}:ring_as_text")
     assert opens(f"{__name__}:ring_as_provider")
 
@@ -287,7 +285,6 @@ FAULTY = {
 
 
 def test_a_faulty_ring_is_refused_and_not_shown() -> None:
-    """The text says what to do, and no part of what may have been a key, even if it stands in the place of an id."""
     for name, source in FAULTY.items():
         with pytest.raises(ConfigurationError) as caught:
             load_ring(source)
@@ -313,7 +310,6 @@ def test_any_text_is_a_ring_or_refused(source: str) -> None:
 
 
 def test_a_generated_key_is_a_line_of_a_ring() -> None:
-    """Its id is the day unless one is given, and no two keys are the same."""
     line = generate(today=date(2026, 11, 21))
     kid, _, key = line.partition(":")
 
@@ -327,7 +323,6 @@ def test_a_generated_key_is_a_line_of_a_ring() -> None:
 
 
 def test_a_wrapped_key_opens_under_its_own_id_and_context_only() -> None:
-    """Every byte of it matters, and so does what is left out or added."""
     assert b"k" * 32 == RING.unwrap("old", WRAPPED, context=CONTEXT)
     assert 61 == len(WRAPPED)
     for kid, wrapped, context in (

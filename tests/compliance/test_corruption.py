@@ -107,9 +107,6 @@ def assert_condemned(bank: Bank, key: str = "k", *, runs: int = 1) -> None:
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_64_a_changed_answer_is_quarantined_and_not_run_again(bank: Bank, change: Change) -> None:
-    """
-    Whatever was changed: the answer, its label, or what stands in clear beside it. A stored success is not a miss.
-    """
     assert 201 == bank.pay().status_code
     bank.vault.forge(bank.key_of(), change)
 
@@ -148,7 +145,6 @@ def test_64_an_answer_of_an_earlier_life_is_quarantined(bank: Bank) -> None:
 
 
 def test_64_a_record_that_nobody_can_read_is_never_a_miss(bank: Bank) -> None:
-    """Not only its answer: nothing in it makes sense. It is left where time does not end it, and told every time."""
     bank.pay()
     bank.vault.garble(bank.key_of())
     answers = [bank.pay() for _ in range(2)]
@@ -158,7 +154,6 @@ def test_64_a_record_that_nobody_can_read_is_never_a_miss(bank: Bank) -> None:
 
 
 def test_what_was_not_touched_is_replayed(bank: Bank) -> None:
-    """And one who changed nothing after all has changed nothing."""
     first = bank.pay()
     bank.vault.forge(bank.key_of(), lambda record: record)
     again = bank.pay()

@@ -58,7 +58,6 @@ def under_load(banks: list[Bank], task: Callable[[], None]) -> list[tuple[int, s
 
 
 def test_43_keys_are_rotated_under_load_and_no_replay_fails(vault: Vault) -> None:
-    """Some processes have the new ring already and some have not: all give every answer, before, during and after."""
     before = new_bank(vault, IDEMPOTENCY_KEY_RING=f"{OLD},{NEW}")
     after = new_bank(vault, IDEMPOTENCY_KEY_RING=f"{NEW},{OLD}")
     for number in range(KNOWN):
@@ -79,9 +78,6 @@ def test_43_keys_are_rotated_under_load_and_no_replay_fails(vault: Vault) -> Non
 
 
 def test_67_an_erased_tenant_is_erased_for_every_process_at_once(vault: Vault) -> None:
-    """
-    Also for one that has its data key in mind. Its retries get one stable answer and are not run; others notice nothing.
-    """
     banks = [new_bank(vault), new_bank(vault)]
     for bank in banks:
         bank.pay("mine"), bank.pay("other", **{"X-Tenant": "globex"})
@@ -116,7 +112,6 @@ def test_67_a_payment_in_flight_cannot_bring_an_erased_tenant_back(vault: Vault)
 
 
 def test_an_erased_tenant_may_come_back(vault: Vault) -> None:
-    """With keys that it has not used before."""
     bank = new_bank(vault)
     bank.pay("before")
     run(bank, "purge", "--tenant", "acme", "--shred", "--reason", "they have left", "--yes", "--json")

@@ -20,15 +20,7 @@ from flask_idempotency.engine.recovery import SeenStep, SettledStep, Settler
 from flask_idempotency.engine.store import SealContext
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.support import (
-    KEEP,
-    LEASE,
-    a_key,
-    a_request,
-    a_token,
-    found,
-    granted,
-)
+from flask_idempotency.testing.contract.support import KEEP, LEASE, a_key, a_request, a_token, found, granted
 
 PAID = StoredResponse(201, body=b"paid")
 WHY: dict[str, Any] = {"actor": "alice", "reason": "ticket 7"}
@@ -72,7 +64,6 @@ def clock() -> FrozenClock:
 
 
 def test_a_completion_and_a_release_are_in_the_trail(office: Office, clock: FrozenClock) -> None:
-    """With the state before, the time, and whether a warning was overruled."""
     held = office.held()
     office.settler().complete(held, PAID, keep=KEEP, **WHY)
     clock.advance(5)
@@ -88,7 +79,6 @@ def test_a_completion_and_a_release_are_in_the_trail(office: Office, clock: Froz
 
 
 def test_a_change_that_did_not_happen_is_not_in_the_trail(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record has changed since, or the store says that it changed nothing."""
     held = office.held()
     office.settler().force_release(held, **WHY)
     assert not office.settler().complete(held, PAID, keep=KEEP, **WHY)
@@ -114,7 +104,6 @@ def test_a_change_in_doubt_is_in_the_trail_as_such(
 
 
 def test_each_settled_step_is_in_the_trail(office: Office) -> None:
-    """By its name, and then that the request goes on. Nothing of its item or its result."""
     seen, journal, steps = in_steps(office, "charge", "mail")
     settled = [SettledStep(steps[0], happened=True, result=b'"id 7"'), SettledStep(steps[1], happened=False)]
 
@@ -147,7 +136,6 @@ class Broken:
 def test_a_trail_that_fails_neither_undoes_nor_hides_the_change(
     office: Office, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    """The event is published as ever, and one error names the record and the change."""
     held = office.held()
 
     with caplog.at_level(logging.ERROR, logger="flask_idempotency"):

@@ -47,7 +47,6 @@ def test_it_knows_whether_the_store_has_its_end(house: House) -> None:
 
 
 def test_an_end_that_came_too_late_is_not_stored(house: House) -> None:
-    """Another attempt has the key: the late response is in no record."""
     claim = house.won(effects="deduplicated")
     house.store.down |= {"complete", "renew"}
     claim.complete(DONE)
@@ -72,7 +71,6 @@ def test_renewal_ends_with_the_claim(house: House, settle: str) -> None:
 
 
 def test_p59_a_store_that_fails_at_complete_costs_the_caller_nothing(house: House) -> None:
-    """The call returns, the key stays claimed, and the write is repeated until the store takes it."""
     claim = house.won()
     house.store.down |= {"complete"}
     claim.complete(DONE)
@@ -114,7 +112,6 @@ def test_a_delayed_result_is_taken_from_quarantine(house: House) -> None:
 
 
 def test_a_result_that_is_never_taken_is_given_up_and_told(house: House) -> None:
-    """Memory is not for ever; the record quarantines itself by its lease."""
     claim = house.won(max_runtime=60.0)
     house.store.down |= {"complete"}
     claim.complete(DONE)
@@ -127,7 +124,6 @@ def test_a_result_that_is_never_taken_is_given_up_and_told(house: House) -> None
 
 
 def test_a_delayed_settlement_that_was_overtaken_is_dropped(house: House) -> None:
-    """Somebody else settled the key meanwhile; theirs stands, and the loss is told."""
     claim = house.won(on_abandoned="takeover")
     house.store.down |= {"complete"}
     claim.complete(DONE)
@@ -240,7 +236,6 @@ def test_a_delayed_settlement_is_made_once(house: House) -> None:
 
 
 def test_the_end_of_renewing_is_told(house: House) -> None:
-    """From here on the lease lapses under a living view: an operator wants to know."""
     house.won(max_runtime=60.0)
     for _ in range(10):
         house.pass_time(10)
@@ -271,7 +266,6 @@ def test_the_point_of_no_return_turns_take_over_into_quarantine(house: House) ->
 
 
 def test_the_point_of_no_return_costs_nothing_where_it_changes_nothing(house: House) -> None:
-    """A plain claim is quarantined anyway; passing the point twice is passing it once."""
     plain = house.won()
     plain.point_of_no_return()
     assert "mark_point_of_no_return" not in house.store.calls
@@ -352,8 +346,6 @@ def test_what_the_record_says_for_the_case_of_a_lapse_is_frozen_at_the_claim(hou
 
 
 def test_an_observer_that_fails_breaks_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    """A payment does not fail for the sake of its metrics; the failure is logged."""
-
     def fail(event: object) -> None:
         raise ValueError("metrics are down")
 

@@ -11,14 +11,7 @@ from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.engine import Replay
 from flask_idempotency.engine.errors import CorruptRecord, StoreDataLoss, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import (
-    InFlight,
-    Mismatched,
-    State,
-    StoredPayload,
-    StoredResponse,
-    Unknown,
-)
+from flask_idempotency.engine.model import InFlight, Mismatched, State, StoredPayload, StoredResponse, Unknown
 from tests.engine.conftest import House
 
 DONE = StoredResponse(201, metadata=(("Content-Type", "text/plain"),), body=b"paid")
@@ -117,7 +110,6 @@ def test_giving_back_what_was_never_granted_is_no_lost_lease(house: House) -> No
 
 
 def test_a_worker_that_dies_in_the_claim_gives_it_back(house: House) -> None:
-    """Failing before the view starts leaves no record, whatever ended it."""
     claim = house.store._store.claim
 
     def interrupted(*args: Any, **kwargs: Any) -> None:
@@ -262,7 +254,6 @@ class TestWaiting:
         assert ["StoreFailed", "ConflictRefused"] == house.told()[-2:]
 
     def test_a_waiter_asks_a_store_once_that_has_forgotten_its_key(self, house: House) -> None:
-        """And goes on looking: the owner may put its claim back, and completes it then."""
         claim, read, ask = house.won(), house.store.read, house.store.claim
         looks, asked = iter([None, None, None]), iter([ask])
 

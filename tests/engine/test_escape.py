@@ -63,7 +63,6 @@ PASSWORDS = st.text(st.sampled_from("Zq%:/@?#&=[],. \n\x1b"), min_size=1, max_si
     st.sampled_from(("redis", "postgresql+psycopg", "redis+cluster", "mysql")),
 )  # fmt: skip
 def test_no_piece_of_a_password_is_shown(password: str, form: str, scheme: str) -> None:
-    """However it was written: raw, where each character may end a part of the URL, and encoded."""
     for written in (password, quote(password, safe="")):
         shown = without_password(form.format(scheme=scheme, password=written))
         assert not {"X", "Z", "q"} & set(shown.replace(scheme, ""))

@@ -203,7 +203,6 @@ def test_names_sort_by_utf_16_code_units() -> None:
 
 
 def test_published_sample_has_its_published_form() -> None:
-    """Strings are escaped as ECMAScript does, and no more; white space goes; literals stay."""
     assert SAMPLE_CANONICAL.encode() == canonical_json(SAMPLE)
 
 
@@ -244,7 +243,6 @@ def test_different_documents_have_different_forms(left: Any, right: Any) -> None
 
 @given(DOCUMENTS)
 def test_form_is_its_own_form(document: Any) -> None:
-    """Canonicalising twice changes nothing, and the result still says the same."""
     canonical = canonical_json(json.dumps(document).encode())
 
     # Doubles that print as integers which a double cannot count to are not read back: the safe direction.
@@ -384,7 +382,6 @@ def test_depth_limit_is_exact() -> None:
 
 
 def test_size_limit_is_exact() -> None:
-    """A document of the limit's size has a form, a byte more has none."""
     largest = b'"' + b"x" * (MAX_CANONICAL_BYTES - 2) + b'"'
 
     assert largest == canonical_json(largest)
@@ -435,7 +432,6 @@ IGNORED: tuple[tuple[bytes, tuple[str, ...], bytes], ...] = (
 
 
 def test_ignored_parts_are_left_out() -> None:
-    """JSON Pointers count on the document as it came. One that finds nothing is no error."""
     for raw, ignore, expected in IGNORED:
         assert expected == canonical_json(raw, ignore=ignore), (raw, ignore)
 
@@ -505,7 +501,6 @@ def test_every_part_counts() -> None:
 
 
 def test_header_names_have_no_case_and_values_do() -> None:
-    """`API-Version` and `api-version` are one header."""
     assert digest(headers=[("API-Version", "a")]) == digest(headers=[("api-version", "a")])
     assert digest(headers=[("API-Version", "a")]) != digest(headers=[("API-Version", "A")])
     assert digest(headers=[("API-Version", "")]) != digest()
@@ -536,8 +531,6 @@ PAIRS = st.lists(st.tuples(st.sampled_from("abc"), st.text(max_size=2)), max_siz
 
 @given(PAIRS, PAIRS)
 def test_forms_compare_as_names_and_ordered_values(left: list[tuple[str, str]], right: list[tuple[str, str]]) -> None:
-    """Exactly what `request.form` tells, whether or not somebody parsed it first."""
-
     def grouped(pairs: list[tuple[str, str]]) -> list[tuple[str, list[str]]]:
         names = dict.fromkeys(name for name, _ in pairs)
         return [(name, [value for other, value in pairs if other == name]) for name in names]

@@ -73,7 +73,6 @@ def told(house: House) -> int:
 
 @pytest.mark.parametrize("verb", ("renew", "complete", "quarantine"))
 def test_an_owner_puts_back_what_was_forgotten(house: House, memory: Memory, verb: str) -> None:
-    """And then does what it was about to do. It says how long ago it asked for the claim."""
     claim = house.won(lease=30)
     house.clock.advance(10)
     memory.forget()
@@ -147,7 +146,6 @@ def test_a_store_that_cannot_take_it_back_yet_is_asked_again(house: House, memor
 
 
 def test_a_claim_of_which_nobody_heard_is_never_put_back(house: House, memory: Memory) -> None:
-    """Nobody does its work. While it cannot be given up, which was never granted, it is not held on to either."""
     house.store.down |= {"claim", "release"}
     with pytest.raises(StoreUnavailable):
         house.claim()

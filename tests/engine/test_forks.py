@@ -89,7 +89,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_each_part_is_called_once_and_in_order(forked: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
-    """One that fails is logged, and holds up none of the others."""
     told: list[str] = []
     parts = [
         Part(forked, told, "first"),

@@ -80,7 +80,6 @@ def test_what_is_no_key_is_refused(why: str, values: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("form", ("{}", '"{}"'))
 def test_the_limit_counts_the_key_and_not_its_quotes(form: str) -> None:
-    """255 characters are a key in either form, 256 in neither; the limit can be set."""
     assert 255 == len(parse_key(form.format("k" * 255)))
     assert "longer than 255" in refused(form.format("k" * 256))
     assert "longer than 8" in refused(form.format("k" * 9), max_length=8)
@@ -108,7 +107,6 @@ def test_refusals_never_repeat_the_key() -> None:
 
 @given(VISIBLE)
 def test_every_visible_key_survives_quoting(key: str) -> None:
-    """What RFC 8941 serialises, we read back."""
     quoted = '"' + re.sub(r'(["\\])', r"\\\1", key) + '"'
 
     assert key == parse_key(quoted)
@@ -116,7 +114,6 @@ def test_every_visible_key_survives_quoting(key: str) -> None:
 
 @given(VISIBLE, st.text(alphabet='";=a1 ?:,\\.', max_size=20))
 def test_what_follows_the_key_never_changes_it(key: str, rest: str) -> None:
-    """It is parameters, or the header is refused."""
     quoted = '"' + re.sub(r'(["\\])', r"\\\1", key) + '"'
     try:
         found = parse_key(quoted + rest)
@@ -128,7 +125,6 @@ def test_what_follows_the_key_never_changes_it(key: str, rest: str) -> None:
 
 @given(st.text())
 def test_any_header_is_a_visible_key_or_refused(value: str) -> None:
-    """No value leads anywhere else: not to another exception, not to an invisible key."""
     try:
         key = parse_key(value)
     except InvalidKey:
@@ -138,7 +134,6 @@ def test_any_header_is_a_visible_key_or_refused(value: str) -> None:
 
 
 def test_aliases_must_agree() -> None:
-    """The same key in two headers is one key; two keys are a refusal."""
     assert "k" == one_key(["k", '"k"'])
     with pytest.raises(InvalidKey):
         one_key(["k", "l"])
@@ -169,7 +164,6 @@ def test_storage_keys_are_injective_for_hostile_parts(left: Parts, right: Parts)
 
 @given(PARTS, PARTS)
 def test_tenant_keys_tell_tenants_apart(left: Parts, right: Parts) -> None:
-    """The partition depends on namespace and tenant, and on nothing a client chooses."""
     identity = Identity(b"secret")
 
     assert (left[:2] == right[:2]) == (stored(left, identity).tid == stored(right, identity).tid)
@@ -177,7 +171,6 @@ def test_tenant_keys_tell_tenants_apart(left: Parts, right: Parts) -> None:
 
 @given(PARTS)
 def test_no_client_byte_reaches_a_storage_key(parts: Parts) -> None:
-    """Two digests of fixed size, unlike under another secret, and silent in a repr."""
     key, other = stored(parts, Identity(b"secret")), stored(parts, Identity(b"another"))
 
     assert (32, 16) == (len(key.rid), len(key.tid))
@@ -193,7 +186,6 @@ def test_the_keyed_digest_is_hmac(key: bytes, messages: list[bytes]) -> None:
 
 
 def test_derived_names_do_not_meet() -> None:
-    """A storage key, a downstream key and a log name of one record have nothing in common."""
     identity = Identity(b"secret")
     key = identity.storage_key(Scope("app", None, None), "k")
 

@@ -107,7 +107,6 @@ def test_claims_of_a_node_that_is_gone_keep_nobody_waiting(renewer: LeaseRenewer
 
 
 def test_live_claims_take_no_room_from_abandoned_ones(renewer: LeaseRenewer) -> None:
-    """However many are watched: one whose reply was lost is given up all the same."""
     for _ in range(DROPPABLE_LIMIT):
         renewer.add(Patient(), after=100.0)
     alive = [Patient() for _ in range(3)]
@@ -184,7 +183,6 @@ def test_spare_work_is_turned_away_when_there_is_too_much(renewer: LeaseRenewer)
 
 
 def test_the_thread_tends_without_being_told() -> None:
-    """The real thread, the real clock: what is due at once is tended at once, also when an earlier one arrives."""
     tended = threading.Event()
     renewer = LeaseRenewer()
     renewer.add(Patient(), after=3600.0)
@@ -195,7 +193,6 @@ def test_the_thread_tends_without_being_told() -> None:
 
 
 def test_a_dropped_renewer_is_collected() -> None:
-    """The thread does not keep an application alive that nobody uses any more."""
     renewer, gone = LeaseRenewer(), threading.Event()
     renewer.add(Patient(), after=3600.0)
     thread = renewer._thread

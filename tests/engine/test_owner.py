@@ -39,7 +39,6 @@ def may_live(record: Record) -> float:
     ("remaining", "seconds"), ((30.0, 0.0), (20.0, 10.0), (0.0, 30.0), (-70.0, 100.0), (45.0, 0.0))
 )
 def test_an_owner_was_last_seen_when_it_claimed_or_renewed(remaining: float, seconds: float) -> None:
-    """For as long as a lease is; a longer one than is known of was given just now."""
     assert seconds == idle_seconds(record(State.PROCESSING, remaining=remaining), lease=LEASE)
 
 

@@ -47,7 +47,6 @@ def test_effects_decide_what_an_unhandled_exception_leaves(effects: str) -> None
 
 @pytest.mark.parametrize("on_error", ["release", "keep", "quarantine"])
 def test_p47_on_error_decides_for_exceptions_and_for_5xx(on_error: str) -> None:
-    """It comes before `effects`."""
     for effects in ("plain", "deduplicated"):
         policy = merge(Policy(), {"on_error": on_error, "effects": effects})
 
@@ -85,7 +84,6 @@ def test_nothing_is_released_past_the_point_of_no_return() -> None:
 
 
 def test_named_statuses_come_before_the_defaults() -> None:
-    """`keep_statuses` and `release_statuses` overrule the table."""
     policy = merge(Policy(), {"keep_statuses": frozenset({429}), "release_statuses": frozenset({402})})
 
     assert KEEP == decide(policy, 429)
@@ -101,7 +99,6 @@ def test_keep_statuses_do_not_freeze_a_crash() -> None:
 
 
 def test_decide_comes_first_and_may_decline() -> None:
-    """A function may name the decision, or leave it to the rules with None."""
     policy = merge(Policy(), {"decide": lambda response, error: "quarantine" if error else None})
 
     assert QUARANTINE == decide(policy, 500, error=ValueError())
@@ -121,12 +118,10 @@ def test_decide_comes_first_and_may_decline() -> None:
 def test_effects_decide_what_a_vanished_worker_leaves(
     effects: str, on_abandoned: str | None, expected: OnExpiry
 ) -> None:
-    """A plain effect is taken over only where somebody wrote so in so many words."""
     assert expected == merge(Policy(), {"effects": effects, "on_abandoned": on_abandoned}).on_expiry
 
 
 def test_the_innermost_layer_that_names_a_value_decides() -> None:
-    """app → blueprint → view; what a layer does not name shines through."""
     policy = merge(Policy(), {"keep": 1.0, "lease": 2.0}, {"keep": 3.0}, {"required": True})
 
     assert (3.0, 2.0, True) == (policy.keep, policy.lease, policy.required)

@@ -22,7 +22,6 @@ from flask_idempotency.engine.quota import (
 
 
 def test_a_limit_is_a_number_that_every_store_can_count_to() -> None:
-    """The quota refuses anything else, not a database later."""
     for name, value in product(("records", "bytes", "in_flight"), (-1, 1.5, True, "7", MAX_LIMIT + 1)):
         with pytest.raises(ConfigurationError, match=name):
             Quota(**{name: value})  # type: ignore[arg-type]
@@ -51,7 +50,6 @@ def test_what_the_upper_quota_names_is_taken_from_it() -> None:
 
 @given(now=st.integers(0, 2**52), keep=st.integers(1_000, 90 * 86_400_000_000))
 def test_a_life_ends_at_an_edge_that_is_not_far(now: int, keep: int) -> None:
-    """Never sooner than was asked, by a thirty-second later at most, and all that end together end at once."""
     width = bucket_width_ms(keep / 1_000_000)
     edge = bucket_edge_ms(now, keep, width_ms=width)
 

@@ -92,7 +92,6 @@ def test_nothing_is_begun_without_keys(house: House, keys: Keys, error: type[Exc
 
 
 def test_what_is_known_needs_no_keys_to_seal_with(house: House, keys: Keys) -> None:
-    """Replays, mismatches, conflicts: whoever paid is told so, and no key is made for whoever is refused."""
     house.won().complete(PAID)
     house.won(house.request("flying"))
     keys.away = True
@@ -164,7 +163,6 @@ def test_rows_are_rolled_back_when_their_answer_cannot_be_sealed(
 def test_rows_are_rolled_back_when_the_store_forgets_every_key(
     house: House, keys: Keys, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction itself leaves them, so that the response can be sealed again; and that is given up."""
     claim = house.won()
 
     def gone(*payloads: object) -> None:
@@ -179,7 +177,6 @@ def test_rows_are_rolled_back_when_the_store_forgets_every_key(
 
 
 def test_an_answer_whose_tenant_was_erased_is_kept_as_done(house: House, keys: Keys) -> None:
-    """And nothing else of it: its retries are told that it was erased."""
     kept: list[StoredPayload] = []
     binding = SealContext(house.key, b"t" * 16, 1, b"f")
     sealing = SealedResponse(keys, [binding], PAID)

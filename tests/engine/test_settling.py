@@ -128,7 +128,6 @@ def test_a_completed_key_is_replayed_and_told(desk: Desk) -> None:
 
 
 def test_an_answer_is_sealed_under_the_fresh_token(desk: Desk) -> None:
-    """And opens under no other: neither the owner's, nor for another key."""
     held, token = desk.held()
     desk.settler.complete(held, PAID, keep=KEEP, **WHY)
 
@@ -210,7 +209,6 @@ def test_a_freed_key_runs_again_and_is_told(desk: Desk, forced: bool) -> None:
 
 
 def test_an_answer_that_can_be_opened_again_is_reopened(desk: Desk) -> None:
-    """The right key is in the ring again. It is sealed under the newest, and its life begins anew."""
     damaged, _ = desk.condemned()
     desk.turn("2026")
     with pytest.raises(CorruptRecord):
@@ -245,7 +243,6 @@ def test_damage_is_not_reopened(desk: Desk) -> None:
 
 
 def test_only_a_condemned_answer_is_reopened(desk: Desk) -> None:
-    """What holds none has nothing to open, and what is completed needs none."""
     for seen, _ in (desk.held(), desk.answered()):
         with pytest.raises(CorruptRecord, match="no response"):
             desk.settler.reopen(seen, keep=KEEP, **WHY)
@@ -271,7 +268,6 @@ def test_an_erased_answer_is_not_reopened(desk: Desk) -> None:
 def test_a_store_that_does_not_answer_is_said_to(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """Nobody knows what it did, and that is told: it may have done it. So is what was interrupted."""
     held, _ = desk.held()
 
     def away(*arguments: Any, **options: Any) -> bool:

@@ -104,7 +104,6 @@ KINDS = ("absent", "running", "paused", "quarantined", "done")
 
 
 def test_every_secret_in_use_is_looked_under() -> None:
-    """In the order of a claim: the oldest that refuses it decides, and one that can be taken over is not absent."""
     for older, newer in product(KINDS, KINDS):
         house = new_house()
         marked = replace(house.policy, effects="marked")

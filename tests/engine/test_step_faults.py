@@ -591,7 +591,6 @@ def test_gathered_tasks_share_the_steps_of_a_claim(shop: Shop) -> None:
 
 @pytest.mark.parametrize("lost", ("request", "reply"))
 def test_a_faulty_store_loses_calls_of_its_journals(house: House, lost: str) -> None:
-    """The double that the processes of other tests work with: each call passes its points."""
     faulty, reached = FaultyStore(house.store._store), list[str]()
     house.around = replace(house.around, journals=faulty.journals)
     house.engine = Engine(house.around)

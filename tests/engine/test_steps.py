@@ -13,13 +13,7 @@ from flask_idempotency.engine import events
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.ending import Running, settle
 from flask_idempotency.engine.engine import Engine, Outcome
-from flask_idempotency.engine.errors import (
-    CorruptRecord,
-    DataKeyMissing,
-    LeaseLost,
-    StepsChanged,
-    StoreUnavailable,
-)
+from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing, LeaseLost, StepsChanged, StoreUnavailable
 from flask_idempotency.engine.journal import LARGEST_JOURNAL, LARGEST_RESULT, MOST_STEPS, STEPS_CHANGED
 from flask_idempotency.engine.model import IN_DOUBT, State, StoredResponse, Unknown
 from flask_idempotency.engine.policy import Decision, Policy

@@ -45,7 +45,6 @@ def test_in_one_part_not_a_byte_has_changed(scope: Scope, names: tuple[str, str]
 
 
 def test_in_several_parts_they_stay_where_they_are() -> None:
-    """The number of a key's part, and what names it, are part of the format as well."""
     identity = Identity(b"golden", tenant_shards=16)
     keys = [identity.storage_key(scope, "k") for scope in GOLDEN]
 
@@ -61,7 +60,6 @@ def test_in_several_parts_they_stay_where_they_are() -> None:
 def test_every_key_is_in_one_of_its_tenants_parts(
     namespace: str, tenant: str | None, principal: str | None, client_key: str, shards: int
 ) -> None:
-    """Whoever goes through all parts meets all keys. What a client is told of a key has nothing to do with them."""
     whole, parted = Identity(b"s"), Identity(b"s", tenant_shards=shards)
     scope = Scope(namespace, tenant, principal)
     key, before = parted.storage_key(scope, client_key), whole.storage_key(scope, client_key)
@@ -122,7 +120,6 @@ LIMIT = st.none() | st.integers(0, MAX_LIMIT)
 def test_parts_together_have_less_than_one_each_above_the_limit(
     records: int | None, size: int | None, in_flight: int | None, keys: int | None, shards: int
 ) -> None:
-    """And never less than it. No limit stays none, nothing stays nothing, and to divide again changes nothing."""
     whole = Quota(records, size, in_flight, None if keys is None else NewKeys(keys, 60.0))
     part = whole.divided(shards)
 

@@ -24,7 +24,6 @@ MARKS = tuple(
 
 
 def test_every_token_is_another() -> None:
-    """All of one length. What is not its mark is random."""
     for mark, several in product((b"", *MARKS), (False, True)):
         tokens = {new_token(mark, several=several) for _ in range(200)}
 

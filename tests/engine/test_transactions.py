@@ -111,7 +111,6 @@ def state(house: House) -> State | None:
 
 
 def test_rows_and_record_are_committed_in_one_step(house: House, book: Book) -> None:
-    """The store itself is not asked to complete: the transaction does it."""
     claim = house.won()
     house.store.calls.clear()
     book.store = house.store._store
@@ -192,7 +191,6 @@ def test_a_commit_that_was_done_after_all_is_done(house: House, book: Book) -> N
 
 
 def test_a_commit_that_nobody_can_tell_of_is_decided_later(house: House, book: Book) -> None:
-    """The answer is not delivered. The background releases the key if nothing was committed."""
     claim = house.won()
     book.refusal = StoreUnavailable("nobody answers")
     house.store.down.add("release")

@@ -16,7 +16,6 @@ C = StorageKey(b"c" * 32, b"t" * 32)
 
 
 def test_no_more_waiters_than_seats() -> None:
-    """Waiters hold threads; those past the bound are refused, and a seat that is left can be taken again."""
     room = Waiters(2)
     with ExitStack() as stack:
         first = room.slot(A)
@@ -65,7 +64,6 @@ def test_settling_a_key_wakes_its_waiters_and_nobody_else() -> None:
 
 
 def test_a_seat_is_given_back_when_its_waiter_fails() -> None:
-    """An exception while waiting does not cost the process a seat for ever."""
     room = Waiters(1)
     try:
         with room.slot(A):
@@ -91,7 +89,6 @@ class ToyBell:
 
 
 def test_whoever_has_a_seat_hears_the_stores_bell() -> None:
-    """Under every name that the key has, for as long as they sit; whoever has none hears nothing."""
     bell = ToyBell()
     room = Waiters(1, notifier=bell)
     with room.slot(A, B) as seat, room.slot(C):

@@ -41,7 +41,6 @@ def test_a_redis_that_keeps_records_carries_tasks_as_well() -> None:
 
 
 def test_a_named_broker_goes_first_and_is_read_as_a_store_would_be() -> None:
-    """And otherwise left as it is."""
     urls = {
         "rediss://host/0": "rediss://host/0?ssl_cert_reqs=required",
         "unix:///run/redis.sock?db=2": "redis+socket:///run/redis.sock?virtual_host=2",
@@ -55,7 +54,6 @@ def test_a_named_broker_goes_first_and_is_read_as_a_store_would_be() -> None:
 
 @pytest.mark.parametrize("store", ("sqlite:///shop.sqlite3", "memory://", "flask-sqlalchemy://", MemoryStore()))
 def test_without_a_broker_the_remedies_are_named(store: Any) -> None:
-    """A Redis, a RabbitMQ, a folder, a Celery of one's own, or cron."""
     with pytest.raises(ConfigurationError) as refused:
         broker_of(settings_with(store))
 
@@ -71,9 +69,6 @@ def test_without_a_broker_the_remedies_are_named(store: Any) -> None:
     ),
 )
 def test_what_a_store_can_be_in_and_no_queue_is_refused(url: str, why: str) -> None:
-    """
-    As the store's and as the broker's URL, without its password: the worker would not find out before its first task.
-    """
     for settings in (settings_with(url), settings_with("memory://", url)):
         with pytest.raises(ConfigurationError, match=why) as refused:
             broker_of(settings)
@@ -115,7 +110,6 @@ def test_a_broker_does_not_show_its_password() -> None:
 
 
 def test_the_broker_of_a_store_behind_tls_is_reached_and_checked(redis_tls: TlsFront) -> None:
-    """By the authority that the store's URL names; without one that is trusted it is refused."""
     trusted, unknown = redis_tls.url, redis_tls.url.partition("?")[0]
     with Connection(broker_of(settings_with(trusted)).url) as connection:
         assert connection.ensure_connection(max_retries=1) is not None

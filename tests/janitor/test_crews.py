@@ -67,9 +67,6 @@ def with_tables(url: str) -> str:
 
 @pytest.mark.parametrize("arrangement", list(ARRANGEMENTS))
 def test_it_sweeps(arrangement: str, request: pytest.FixtureRequest, hire_crew: HireCrew, tmp_path: Path) -> None:
-    """
-    Claims of vanished owners are quarantined, what is over goes, and the heartbeat is noted: for as long as it runs.
-    """
     arranged = ARRANGEMENTS[arrangement](request.getfixturevalue)
     store: Any = build_store(arranged.store, memory={"after_loss": "run"})
     first, _ = abandoned(store), over(store)

@@ -29,7 +29,6 @@ def channel(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_message_is_there_when_it_is_whole(channel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then nobody finds it."""
     before = list[list[str]]()
     replace = os.replace
 
@@ -47,7 +46,6 @@ def test_a_message_is_there_when_it_is_whole(channel: Any, tmp_path: Path, monke
 
 
 def test_what_is_not_whole_is_passed_over(channel: Any, tmp_path: Path) -> None:
-    """A worker that ended of it would be gone until somebody notices."""
     (tmp_path / "messages" / f"0_a.{QUEUE}.msg").touch()
     channel._put(QUEUE, {"task": "reap"})
 

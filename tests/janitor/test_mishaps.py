@@ -42,7 +42,6 @@ def store_url(tmp_path: Path) -> str:
 def test_who_dies_in_the_middle_of_a_sweep_leaves_the_rest_to_the_next(
     hire_crew: HireCrew, store_url: str, broker: str, struck: str
 ) -> None:
-    """A process of the pool is replaced, a worker by whoever supervises it; the lock of the dead one runs out."""
     store: Any = build_store(store_url, memory={"after_loss": "run"})
     for _ in range(ENDED):
         over(store)
@@ -67,7 +66,6 @@ def test_who_dies_in_the_middle_of_a_sweep_leaves_the_rest_to_the_next(
 
 
 def test_two_beats_and_two_workers_do_everything_once(hire_crew: HireCrew, store_url: str, broker: str) -> None:
-    """Each key is quarantined by one of them, however often they are sent."""
     store: Any = build_store(store_url, memory={"after_loss": "run"})
     crew = hire_crew(store=store_url, broker=broker, reap_interval=0.5)
     for number in range(2):
@@ -102,7 +100,6 @@ def test_a_worker_that_was_away_does_not_make_up_for_it(hire_crew: HireCrew, sto
 def test_a_worker_outlives_its_store(
     hire_crew: HireCrew, redis_servers: RedisServers, start_redis: Any, broker: str
 ) -> None:
-    """While the store is away there is a line for each task, and no traceback; and when it is back the tasks go on."""
     server = start_redis()
     crew: Crew = hire_crew(store=server.url, broker=broker)
     worker = crew.start(*SOLO, "-B", "-s", "beat/schedule")

@@ -43,7 +43,6 @@ FACTORY = "def create_app():" + MODULE.replace("a-module", "a-factory").replace(
 def test_it_finds_the_application_that_flask_finds(
     file: str, text: str, flask_app: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With nothing to set where `flask run` needs nothing."""
     (tmp_path / file).write_text(text)
     in_folder(tmp_path, monkeypatch)
     if flask_app is not None:
@@ -89,7 +88,6 @@ def test_a_worker_that_cannot_start_ends_with_the_remedy(
 
 
 def test_a_worker_that_cannot_start_prints_the_remedy_alone(tmp_path: Path) -> None:
-    """Without a traceback, which hides it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("FLASK_APP", None)
     command = [sys.executable, "-m", "celery", "-A", "janitor", "worker"]
@@ -101,7 +99,6 @@ def test_a_worker_that_cannot_start_prints_the_remedy_alone(tmp_path: Path) -> N
 
 
 def test_an_env_file_is_read_as_flask_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where python-dotenv is installed, FLASK_APP may be in there; and FLASK_SKIP_DOTENV leaves it alone."""
     read: list[str] = []
     monkeypatch.setattr("janitor.app.load_dotenv", lambda: read.append("env"))
     monkeypatch.setenv("FLASK_APP", "tests.janitor.apps:a_flask")
@@ -114,9 +111,6 @@ def test_an_env_file_is_read_as_flask_reads_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_it_is_set_up_for_nothing_but_tasks() -> None:
-    """
-    On a queue of its own, in UTC, without results, one task at a time, and patient with a broker that starts later.
-    """
     celery_app = make_celery(a_flask(broker_url="redis://nowhere/0"))
     conf: Any = celery_app.conf
 
@@ -150,7 +144,6 @@ def test_an_application_without_the_extension_is_told_apart() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("janitor", "flask_idempotency.janitor"))
 def test_celery_finds_it_by_the_packages_name(name: str, tmp_path: Path) -> None:
-    """In a checkout and as it is installed, where the folder lies within the library; and it says what is wrong."""
     (tmp_path / "wsgi.py").write_text(MODULE)
     path = str(ROOT)
     if name != "janitor":

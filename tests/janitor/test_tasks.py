@@ -32,7 +32,6 @@ PAST = 1_000_000_000.0
 
 
 def test_there_is_a_task_for_each_task_that_there_is_work_for() -> None:
-    """Of every kind where there are quotas and sealed answers, and only of those that any store has elsewhere."""
     plain, everything = a_celery(), a_celery()
     register(plain, a_flask())
     register(everything, a_flask(quota_records=5, encryption="on", key_ring=KeyRing({"2026": os.urandom(32)})))
@@ -68,7 +67,6 @@ def test_a_task_without_an_interval_is_left_out_of_the_schedule() -> None:
 
 @pytest.mark.parametrize("when", ("read", "unread", "later", "file"))
 def test_what_is_in_a_schedule_stays_there(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the configuration has been looked at before, or is written later, and even under a name of ours."""
     theirs = {"nightly": {"task": "books.close", "schedule": 60.0}}
     theirs["flask_idempotency.reap"] = {"task": "flask_idempotency.reap", "schedule": 99.0}
     celery_app = a_celery(**({"beat_schedule": theirs} if when in ("read", "unread") else {}))
@@ -99,7 +97,6 @@ def test_nothing_else_of_a_configuration_is_changed() -> None:
 
 
 def test_a_task_is_begun_again_when_its_worker_died_and_not_when_it_failed() -> None:
-    """It ends before its lock does, leaves no result, and is not tried again: beat comes again."""
     celery_app = a_celery(task_acks_on_failure_or_timeout=False, task_ignore_result=False)
     register(celery_app, a_flask(reap_interval=100))
     task: Any = celery_app.tasks["flask_idempotency.reap"]
@@ -111,7 +108,6 @@ def test_a_task_is_begun_again_when_its_worker_died_and_not_when_it_failed() -> 
 
 
 def test_applications_do_not_mix() -> None:
-    """Two Celery applications in one process each do the tasks of their own Flask application, and a third one none."""
     clock = FrozenClock(PAST)
     stores = [MemoryStore(clock), MemoryStore(clock)]
     keys = [a_key(), a_key()]
@@ -201,7 +197,6 @@ def test_a_task_that_somebody_else_is_at_says_so() -> None:
 
 
 def test_a_store_that_is_away_costs_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time beat comes, and the worker goes on: it is not the task that has failed."""
     store, celery_app = MemoryStore(), a_celery()
     register(celery_app, a_flask(store))
 

@@ -21,10 +21,6 @@ AT_A_TIME = 10
 @pytest.mark.slow
 @pytest.mark.timeout(120 + RACES)
 def test_no_race_loses_a_response_or_runs_a_request_twice(make_empty: MakeStore) -> None:
-    """
-    What was acknowledged is replayed to the end of its life and not a moment longer, nothing completed is quarantined,
-    nothing unsettled is ended by time, and the ledger is a recount.
-    """
     clock, seed = Jittered(), random.randrange(2**32)
     store = make_empty(clock)
     left = max(RACES // KEYS, 1)

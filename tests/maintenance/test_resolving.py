@@ -37,7 +37,6 @@ def raises(error: Exception) -> Callable[[UnknownOutcome], Any]:
 
 
 def test_happened_gives_retries_its_response(yard: Yard, clock: FrozenClock) -> None:
-    """For as long as the endpoint keeps its answers; told as settled by a resolver."""
     key, token = yard.held()
     yard.says = (lambda unknown: Happened(PAID),)
 
@@ -53,7 +52,6 @@ def test_happened_gives_retries_its_response(yard: Yard, clock: FrozenClock) -> 
 
 
 def test_an_expired_claim_is_quarantined_and_resolved_in_one_run(yard: Yard) -> None:
-    """Nobody has to wait for the next one."""
     yard.vanished()
     yard.says = (lambda unknown: Happened(PAID),)
 
@@ -180,7 +178,6 @@ def test_still_unknown_leaves_the_key_quarantined(yard: Yard) -> None:
 def test_a_failed_resolver_leaves_the_key_quarantined(
     yard: Yard, caplog: pytest.LogCaptureFixture, says: Callable[[UnknownOutcome], Any], name: str
 ) -> None:
-    """Whatever it raised or returned. The others are asked all the same, and its turn comes again."""
     first, _ = yard.held()
     second, _ = yard.held()
     before = yard.read(first)
@@ -196,7 +193,6 @@ def test_a_failed_resolver_leaves_the_key_quarantined(
 
 
 def test_no_log_holds_the_result_of_a_resolver(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
-    """It may be an answer, and so a body."""
     caplog.set_level(logging.DEBUG)
     yard.held()
     yard.says = (lambda unknown: "4111 1111 1111 1111",)
@@ -223,7 +219,6 @@ class Away:
 
 
 def test_unusable_data_keys_of_a_tenant_do_not_block_other_keys(yard: Yard) -> None:
-    """Theirs alone cannot be used. It is told and its turn comes again; everybody else's answer is stored."""
     damaged, _ = yard.held()
     others = [yard.held()[0] for _ in range(3)]
     yard.codec = Away(yard.codec, damaged)
@@ -283,8 +278,6 @@ def test_four_janitors_call_the_resolver_once_for_each_key(yard: Yard, clock: Fr
 
 
 def test_a_janitor_killed_after_a_resolver_call_costs_one_turn(yard: Yard, clock: FrozenClock) -> None:
-    """Nothing was changed, and the next turn asks again."""
-
     class Killed(BaseException):
         pass
 

@@ -119,7 +119,6 @@ def test_seal_plain_seals_no_response_if_encryption_is_required(office: Office) 
 
 
 def test_old_data_keys_are_deleted_only_after_the_grace_period(office: Office) -> None:
-    """Closed at once, retired a while later, by a run that has met no answer under them."""
     key = office.answer()
     office.turn(("2026", "2025"))
     assert (1, 0) == (office.rotate(grace=GRACE_SECONDS).closed, office.rotate(grace=GRACE_SECONDS).retired)
@@ -186,10 +185,6 @@ def test_a_response_that_another_process_changes_is_passed_over(office: Office) 
 
 @pytest.mark.parametrize("kids", (("2025",), None), ids=("sealed", "plain"))
 def test_rotation_wipes_erased_responses(office: Office, kids: tuple[str, ...] | None) -> None:
-    """
-    Nobody could open them, or nobody may: their bytes go, and with them the last that needs the old key. Their keys stay
-    used, and their size counted.
-    """
     office.turn(kids)
     key = office.answer(quota=Quota())
     before = office.store.ledger.usage(key.tid)
@@ -205,7 +200,6 @@ def test_rotation_wipes_erased_responses(office: Office, kids: tuple[str, ...] |
 
 
 def test_no_replay_fails_during_a_rotation(office: Office) -> None:
-    """Answers are read all the time, by a process that keeps data keys in mind; each is there, and opens."""
     keys = [office.answer(replace(ANSWER, body=b"%d" % number)) for number in range(60)]
     reader = Office(office.store, office.clock, ("2025", "2026"))
     office.turn(("2026", "2025"))
@@ -232,7 +226,6 @@ def test_no_replay_fails_during_a_rotation(office: Office) -> None:
 
 
 def test_damaged_data_keys_of_a_tenant_do_not_block_other_tenants(office: Office) -> None:
-    """They are counted, and stay as they are; the others are sealed, all of them."""
     damaged, fine = office.answer(), [office.answer() for _ in range(3)]
     office.turn(("2026", "2025"))
     shelf = office.store.data_keys.read_keys(damaged.tid)

@@ -90,7 +90,6 @@ def test_the_series_has_every_bucket_of_the_span_once(log: ActivityLog, clock: F
 
 
 def test_the_total_is_the_sum_of_the_series_at_every_moment(log: ActivityLog, clock: FrozenClock) -> None:
-    """Also where the span begins within a bucket, or on the edge of one."""
     for _ in range(50):
         add(log, {"pay": {"new": 1}})
         clock.advance(17)
@@ -124,7 +123,6 @@ def test_the_caller_may_choose_the_buckets_and_gets_no_longer_span_than_is_kept(
 
 
 def test_percentiles_merge_over_endpoints_and_buckets(log: ActivityLog, clock: FrozenClock) -> None:
-    """98 of 100 were fast, in two minutes and on two endpoints; the two slow ones are the 99th percentile."""
     add(log, {"pay": {"t:new:3": 49}, "refund": {"t:new:3": 20, "t:replayed:0": 1}})
     clock.advance(MINUTE)
     add(log, {"pay": {"t:new:3": 29, "t:new:10": 2}})

@@ -14,15 +14,7 @@ from flask_idempotency.engine.journal import EMPTY, Journal
 from flask_idempotency.engine.keys import StorageKey, keyed_digest
 from flask_idempotency.engine.model import OnExpiry, Record, RequestInfo, State, StoredPayload
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.operations.browse import (
-    Browsing,
-    Place,
-    browse,
-    cursor_of,
-    place_of,
-    timeline,
-    version_of,
-)
+from flask_idempotency.operations.browse import Browsing, Place, browse, cursor_of, place_of, timeline, version_of
 from flask_idempotency.operations.records import Case, Condition, Refused
 
 NOW = 1_000.0

@@ -104,7 +104,6 @@ def test_a_check_that_fails_is_unknown_and_hides_no_other() -> None:
 
 
 def test_a_configuration_error_is_a_fault_with_its_text() -> None:
-    """They are ours, and name the remedy: tables that are missing, for one."""
     found = examine([fails("a", ConfigurationError("One. Do this.", "Two. Do that."))], reach=there)
 
     assert [("a", FAULT, "One. Do this."), ("a", FAULT, "Two. Do that.")] == [
@@ -135,8 +134,6 @@ def test_checks_that_ask_a_store_that_is_away_are_skipped() -> None:
 
 
 def test_a_store_that_raises_any_error_counts_as_away() -> None:
-    """One of somebody's own may raise anything; its text is not ours to say."""
-
     def broken() -> None:
         raise OSError("postgresql://user:password@host")
 

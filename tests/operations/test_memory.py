@@ -49,7 +49,6 @@ NEW_KEYS_RUN = (
 
 
 def test_it_says_whether_new_keys_run() -> None:
-    """A time that is over ends a change alone, and nothing lets a key run in another's store."""
     for how, after_loss, run in NEW_KEYS_RUN:
         assert run is status(how, after_loss=after_loss).new_keys_run, (how, after_loss)
 

@@ -50,7 +50,6 @@ class Desk:
 
 @pytest.mark.parametrize("standing", ("in flight", "completed", "lapsed, takeover", "lapsed, quarantine"))
 def test_only_what_is_quarantined_is_completed_or_reopened(standing: Standing) -> None:
-    """The verb itself sees to it, whoever calls it. Nothing is changed."""
     desk = Desk(standing)
     before = desk.case
 
@@ -113,7 +112,6 @@ def test_whether_it_is_wise_is_not_asked_by_the_verb() -> None:
 
 
 def test_a_handle_leads_back_to_its_record_and_to_nothing_else() -> None:
-    """Whichever record it is; and a letter less or more is another thing."""
     key = a_key()
     handle = handle_of(key)
 
@@ -139,7 +137,6 @@ SAFE = ("deduplicated", "transactional")
 
 @pytest.mark.parametrize("effects", ("plain", "marked", *SAFE))
 def test_where_a_second_run_does_no_harm_three_silent_leases_are_enough(effects: Any) -> None:
-    """Counted from when the owner was last heard of, whether it claimed or renewed then."""
     policy = Policy(lease=LEASE, effects=effects)
     desk = Desk("lapsed, takeover" if effects != "plain" else "lapsed, quarantine")
     desk.clock.now = desk.case.first.record.deadline

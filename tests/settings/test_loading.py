@@ -47,7 +47,6 @@ def test_every_policy_keyword_can_be_configured() -> None:
 
 
 def test_nothing_configured_is_the_documented_default() -> None:
-    """Defaults live in one place, `Policy`."""
     settings = load()
 
     assert (Policy(), "shop", None, 2) == (
@@ -59,7 +58,6 @@ def test_nothing_configured_is_the_documented_default() -> None:
 
 
 def test_all_faults_are_reported_in_one_error() -> None:
-    """One restart shows all faults."""
     text = faults({"IDEMPOTENCY_LEASE": -1, "IDEMPOTENCY_EFFECTS": "magic", "IDEMPOTENCY_LAESE": 3}, in_flight="queue")
 
     for part in (
@@ -79,7 +77,6 @@ def test_an_unknown_setting_is_refused_with_a_suggestion() -> None:
 
 
 def test_a_combination_that_cannot_hold_is_refused_at_start() -> None:
-    """Not at the first payment, and together with all other faults."""
     text = faults(
         {"IDEMPOTENCY_EFFECTS": "transactional", "IDEMPOTENCY_LEASE": 60, "IDEMPOTENCY_WAIT": -1}, max_runtime=30
     )
@@ -112,7 +109,6 @@ def test_an_empty_namespace_is_refused() -> None:
 
 
 def test_settings_do_not_show_what_must_stay_secret() -> None:
-    """A debug page prints them."""
     settings = load({"IDEMPOTENCY_STORE": "redis://:canary@127.0.0.1", "IDEMPOTENCY_SECRET": "canary-9f2c47d1e8b35a60"})
 
     assert "canary" not in repr(settings)
@@ -128,7 +124,6 @@ def test_a_derived_secret_can_be_named_when_it_is_replaced() -> None:
 
 
 def test_an_unknown_keyword_is_refused_where_it_was_written() -> None:
-    """The text says in which call."""
     with pytest.raises(
         ConfigurationError, match=r"@idempotent on pay: keeep: .* Did you mean @idempotent on pay: keep\?"
     ):
@@ -136,23 +131,19 @@ def test_an_unknown_keyword_is_refused_where_it_was_written() -> None:
 
 
 def test_arguments_override_configuration() -> None:
-    """`Idempotency(app, lease=…)` is nearer to the code than IDEMPOTENCY_LEASE."""
     assert 5.0 == load({"IDEMPOTENCY_LEASE": 60}, lease=5).policy.lease
 
 
 def test_encryption_off_is_no_promise_and_is_accepted() -> None:
-    """Saying that something is off asks for nothing."""
     assert load({"IDEMPOTENCY_ENCRYPTION": "off"}).enabled
 
 
 @pytest.mark.parametrize(("value", "seconds"), [(90, 90.0), (1.5, 1.5), (timedelta(minutes=2), 120.0)])
 def test_durations_are_seconds_or_timedeltas(value: Any, seconds: float) -> None:
-    """Both spellings of one duration mean the same."""
     assert seconds == load_override({"lease": value}, where="here")["lease"]
 
 
 def test_p05_values_that_cannot_hold_are_refused() -> None:
-    """Each with one sentence that begins with where it was written."""
     for keyword, value in [
         ("lease", 0),
         ("lease", "30"),
@@ -196,12 +187,10 @@ def test_p05_values_that_cannot_hold_are_refused() -> None:
 
 
 def test_statuses_may_be_numbers_and_classes() -> None:
-    """ "5xx" is the hundred of them."""
     assert {404, *range(500, 600)} == load_override({"keep_statuses": [404, "5xx"]}, where="here")["keep_statuses"]
 
 
 def test_a_profile_lies_below_the_values_named_beside_it() -> None:
-    """Every single value of a profile can be overridden, in the same call."""
     policy = policy_of(load_override({"profile": "playbook", "keep": 60}, where="here"))
 
     assert ("playbook", 60.0) == (policy.profile, policy.keep)
@@ -225,14 +214,12 @@ LISTS: dict[str, Any] = {"keep_statuses": ["5xx"], "release_statuses": [500]}
 
 
 def test_one_layer_that_keeps_and_releases_a_status_is_refused_where_it_is_written() -> None:
-    """No other layer can mend it."""
     with pytest.raises(ConfigurationError, match="here: keep_statuses and release_statuses both name 500"):
         load_override(LISTS, where="here")
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_an_application_that_keeps_and_releases_a_status_is_refused(profile: str) -> None:
-    """In the configuration, in the call, or one in each."""
     with pytest.raises(ConfigurationError, match="keep_statuses and release_statuses both name 500"):
         load({}, profile=profile, **LISTS)
     with pytest.raises(ConfigurationError, match="keep_statuses and release_statuses both name 500"):
@@ -252,7 +239,6 @@ def test_raw_bytes_have_no_fields_to_ignore() -> None:
 
 
 def test_a_uuid_must_fit_into_the_longest_key() -> None:
-    """Every key would be refused."""
     with pytest.raises(ConfigurationError, match="Set max_key_length to 36 or more"):
         load({"IDEMPOTENCY_KEY_FORMAT": "uuid"}, max_key_length=35)
 
@@ -261,12 +247,10 @@ def test_a_uuid_must_fit_into_the_longest_key() -> None:
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_every_profile_is_a_policy_that_holds(profile: str) -> None:
-    """No bundle that ships is refused by our own check."""
     policy_of(load_override({"profile": profile}, where="here")).check(joint=False)
 
 
 def test_a_secret_of_its_own_needs_no_warning() -> None:
-    """The list of a rotation keeps its order: newest first."""
     settings = load({"IDEMPOTENCY_SECRET": ["new-9f2c47d1e8b35a60", b"old-9f2c47d1e8b35a60"], "SECRET_KEY": "k"})
 
     assert ((b"new-9f2c47d1e8b35a60", b"old-9f2c47d1e8b35a60"), ()) == (settings.secrets, settings.warnings)

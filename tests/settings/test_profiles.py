@@ -106,7 +106,6 @@ WRITTEN: tuple[dict[str, Any], ...] = (
 
 
 def test_a_written_value_beats_a_profile_of_any_layer() -> None:
-    """Whether it stands outside the profile, beside it, or within."""
     for profile, written in product(PROFILES, WRITTEN):
         named = {"profile": profile}
 
@@ -132,7 +131,6 @@ def decided(policy: Policy, status: int, error: BaseException | None = None) -> 
 
 @pytest.mark.parametrize("name", ("stripe", "x-idempotency"))
 def test_a_written_on_error_beats_the_statuses_that_a_profile_keeps(name: str) -> None:
-    """Of 5xx alone: it says nothing of the others."""
     policy = under(name, on_error="release")
 
     assert {Decision.RELEASE} == {decided(policy, status) for status in (500, 502, 503, 599)}
@@ -155,7 +153,6 @@ def test_a_written_none_has_effects_decide_again(effects: str, status: int, expe
 
 @pytest.mark.parametrize("status", (402, 500))
 def test_written_release_statuses_beat_the_statuses_that_a_profile_keeps(status: int) -> None:
-    """Those that are named, and no others."""
     policy = under("stripe", release_statuses=frozenset({status}))
 
     assert Decision.RELEASE is decided(policy, status)
@@ -171,7 +168,6 @@ def test_written_keep_statuses_beat_a_profiles_on_error() -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_two_written_lists_that_name_one_status_are_refused(profile: str) -> None:
-    """In one layer or in two, by a sentence that names both."""
     lists = {"keep_statuses": frozenset({409, 500}), "release_statuses": frozenset({500, 502})}
     both = under(profile, **lists)
     apart = policy_of({"keep_statuses": lists["keep_statuses"]}, {"release_statuses": lists["release_statuses"]})

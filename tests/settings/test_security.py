@@ -45,7 +45,6 @@ def faults(config: dict[str, Any] | None = None, *, has_principal: bool = True, 
 
 
 def test_required_starts_when_everything_is_there() -> None:
-    """Responses are sealed and not compressed, and names are hashed."""
     settings = load(**WHOLE)
 
     assert ("required", None, True) == (settings.encryption, settings.compression, settings.hash_identities)
@@ -73,7 +72,6 @@ def test_required_starts_when_everything_is_there() -> None:
     ),
 )
 def test_each_missing_part_is_one_sentence_with_its_remedy(missing: dict[str, Any], begins: str, remedy: str) -> None:
-    """One missing part is one fault."""
     told = faults(
         {"SECRET_KEY": "canary"},
         **{**WHOLE, "allow_plaintext_transport": not isinstance(missing.get("store"), str), **missing},
@@ -93,7 +91,6 @@ def test_an_application_that_cannot_name_callers_is_refused() -> None:
 
 
 def test_all_missing_parts_are_reported_together() -> None:
-    """Together with all other faults."""
     told = faults(
         {"SECRET_KEY": "canary"}, has_principal=False, encryption="required", store="redis://cache", quota_records=-1
     )
@@ -139,7 +136,6 @@ def test_a_key_that_is_swapped_with_its_id_is_not_shown(source: str) -> None:
 
 
 def test_what_was_chosen_goes_before_what_encryption_would_have() -> None:
-    """Compression and names have defaults that depend on it, and values of their own."""
     settings = load(**WHOLE, compression="zlib", hash_identities=False)
 
     assert ("zlib", False) == (settings.compression, settings.hash_identities)
@@ -155,7 +151,6 @@ def test_other_words_are_refused(name: str) -> None:
 
 
 def test_the_ring_may_be_a_provider_of_ones_own_and_is_never_shown() -> None:
-    """A debug page prints settings."""
     ring = KeyRing({"a": b"canary" + b"k" * 26})
 
     settings = load(**{**WHOLE, "key_ring": ring})
@@ -210,13 +205,10 @@ def test_the_ring_may_be_a_provider_of_ones_own_and_is_never_shown() -> None:
     ),
 )
 def test_one_line_says_what_is_on(settings: dict[str, Any], loader: bool, line: str) -> None:
-    """Without a secret in it, and without a URL."""
     assert line == summary(load(**settings), quota_loader=loader)
 
 
 def test_a_key_service_that_is_down_does_not_keep_the_application_from_starting() -> None:
-    """Nor is what it says quoted."""
-
     class Down:
         wrap = unwrap = len
 
@@ -267,7 +259,6 @@ def test_a_redis_here_or_over_tls_is_fine(url: str) -> None:
     ),
 )
 def test_a_redis_elsewhere_without_tls_is_refused_and_can_be_waived(url: str) -> None:
-    """Also where its host is written in a way that two readers read differently."""
     (told,) = faults(**{**WHOLE, "store": url})
 
     assert told.startswith("IDEMPOTENCY_STORE: ")
@@ -323,7 +314,6 @@ def test_a_postgresql_elsewhere_has_to_be_reached_over_tls() -> None:
 def test_the_environment_counts_as_far_as_libpq_heeds_it(
     variable: str, value: str, url: str, fine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After what the URL says."""
     monkeypatch.setenv(variable, value)
     settings = {**WHOLE, "store": url}
 
@@ -371,7 +361,6 @@ def test_the_environment_counts_as_far_as_libpq_heeds_it(
     ),
 )
 def test_the_applications_own_database_is_looked_at_where_it_is_configured(config: dict[str, Any], fine: bool) -> None:
-    """`flask-sqlalchemy://` says nothing by itself."""
     settings = {**WHOLE, "store": "flask-sqlalchemy://"}
 
     if fine:
@@ -382,7 +371,6 @@ def test_the_applications_own_database_is_looked_at_where_it_is_configured(confi
 
 
 def test_the_cache_in_front_is_looked_at_too() -> None:
-    """It is sent the same answers."""
     settings = {**WHOLE, "store": "sqlite:///shop.db"}
 
     (told,) = faults(**settings, redis_url="redis://:canary@cache")
@@ -392,8 +380,6 @@ def test_the_cache_in_front_is_looked_at_too() -> None:
 
 
 def test_an_object_cannot_be_looked_into() -> None:
-    """Unless it is memory, which nothing is sent to."""
-
     class Client:
         def evalsha(self) -> None: ...
 

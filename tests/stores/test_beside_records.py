@@ -64,7 +64,6 @@ def keep_something(store: Any, tid: bytes | None = None) -> None:
 
 
 def test_no_list_count_or_quota_finds_what_is_kept_beside_records(make_kept: MakeStore, clock: FrozenClock) -> None:
-    """In the tenant of a record, before and after."""
     store: Any = make_kept(clock)
     key, token, quota = a_key(), a_token(), Quota(records=5)
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
@@ -89,7 +88,6 @@ def test_no_list_count_or_quota_finds_what_is_kept_beside_records(make_kept: Mak
 
 
 def test_a_redis_with_activity_has_lost_no_data(redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """Neither does it look used before it is initialised."""
     with closing(RedisStore(redis_client, clock=clock)) as store:
         keep_something(store)
         store.data_loss.initialise()
@@ -100,7 +98,6 @@ def test_a_redis_with_activity_has_lost_no_data(redis_client: redis.Redis, clock
 
 
 def test_everything_in_redis_has_a_time_to_live(redis_client: redis.Redis) -> None:
-    """By the server's own clock. What is kept longest: an audit entry."""
     with closing(RedisStore(redis_client)) as store:
         keep_something(store)
     left = {bytes(key): redis_client.pttl(key) / 1000 for key in redis_client.scan_iter(b"*")}
@@ -132,7 +129,6 @@ def test_a_damaged_bucket_in_redis_hides_no_other(redis_client: redis.Redis, clo
 
 
 def test_a_damaged_observation_in_redis_is_corrupt(redis_client: redis.Redis) -> None:
-    """It expires as any other, and grants nothing until then."""
     key = a_key()
     with closing(RedisStore(redis_client)) as store:
         redis_client.set(layout.observation(key), b"N 1 2 three")
@@ -180,7 +176,6 @@ def sql_store(request: pytest.FixtureRequest, clock: FrozenClock, tmp_path: Any)
 
 
 def test_a_sweep_removes_each_kind_when_its_time_is_over(sql_store: SqlStore, clock: FrozenClock) -> None:
-    """Its horizon counts too. A call removes no more than its limit, and an empty one nothing."""
     keep_something(sql_store)
     assert [2, 1, 1, 1] == rows(sql_store)
     assert 0 == sql_store.expiry.sweep(horizon=clock.now + 10**9, limit=100)
@@ -208,7 +203,6 @@ def test_a_sweep_removes_each_kind_when_its_time_is_over(sql_store: SqlStore, cl
 
 @for_each("damage", ('{"pay": [1]}', "[1]", "[" * 100_000, "oops"))
 def test_a_damaged_bucket_in_a_database_hides_no_other(sql_store: SqlStore, clock: FrozenClock, damage: str) -> None:
-    """And what is counted in its minute from then on is kept."""
     owner = an_owner()
     sql_store.activity.add(owner, SOME, token=a_token())
     damaged = schema.activity.update().values(counts=damage)
@@ -261,7 +255,6 @@ Lose = Callable[[TcpProxy], None]
 def test_a_lost_exchange_with_postgres_adds_no_count_twice(
     postgres_server: PostgresServer, lose: Lose, at: str
 ) -> None:
-    """Whichever of the exchanges it was: the commit too. The caller repeats the call with its token."""
     with ExitStack() as ends:
         name = ends.enter_context(postgres_server.database())
         make_tables(postgres_server.url(name))
@@ -286,8 +279,6 @@ def test_a_lost_exchange_with_postgres_adds_no_count_twice(
 
 
 def test_a_lost_reply_of_redis_adds_no_count_twice(redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """A client library repeats the script by itself, or the caller does."""
-
     class Deaf(fakeredis.FakeRedis):
         lost = 0
 
@@ -315,7 +306,6 @@ def test_a_lost_reply_of_redis_adds_no_count_twice(redis_client: redis.Redis, cl
 
 
 def test_the_completed_records_of_redis_are_estimated_among_other_keys(redis_client: redis.Redis) -> None:
-    """To a tenth, from a part of the keys. Few keys are counted."""
     with closing(RedisStore(redis_client, rules=FORGIVING)) as store:
         keys = [a_key() for _ in range(50)]
         for number, key in enumerate(keys):
@@ -364,7 +354,6 @@ def test_the_completed_records_of_postgres_are_estimated(
 def test_the_completed_records_of_sqlite_are_counted(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, clock: FrozenClock
 ) -> None:
-    """On an index that has no other. Above a limit it has released ones too."""
     make_tables(f"sqlite:///{tmp_path / 'records.sqlite'}")
     with closing(SqlStore(Database(f"sqlite:///{tmp_path / 'records.sqlite'}"), clock=clock)) as store:
         for number in range(30):

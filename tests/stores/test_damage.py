@@ -40,13 +40,7 @@ from flask_idempotency.stores.redis.executor import whole_number
 from flask_idempotency.stores.redis.step_encoding import step_bytes
 from flask_idempotency.stores.sql.claiming import claim_query, classify
 from flask_idempotency.stores.sql.rows import Row, is_gone, row_of
-from flask_idempotency.testing.contract.support import (
-    PAYLOAD,
-    a_key,
-    a_request,
-    a_token,
-    for_each,
-)
+from flask_idempotency.testing.contract.support import PAYLOAD, a_key, a_request, a_token, for_each
 from flask_idempotency.web.problems import refusal
 from tests.damage import Watched, damaged
 from tests.long import unless_long
@@ -81,7 +75,6 @@ MOST_LOOKS = 8 * 9 + 2
 @settings(deadline=None)
 @given(data=st.data())
 def test_a_damaged_record_in_redis_is_read_in_few_steps(name: str, data: st.DataObject) -> None:
-    """As a record of which every number can be written down, compared and counted, or as damage."""
     seen = Watched(data.draw(damaged(encode(RECORDS[name], tid=TID))))
     try:
         found = decode(seen, now=0.0)
@@ -232,7 +225,6 @@ TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
 @settings(deadline=None, max_examples=unless_long(40, long=1_000))
 @given(data=st.data())
 def test_a_damaged_text_in_redis_raises_only_corrupt(name: str, data: st.DataObject) -> None:
-    """Numbers of thousands of digits, letters that are none, and one field too many."""
     sound, read = TEXTS[name]
     assert read(sound) is not None
     text = data.draw(damaged(sound) | st.binary(max_size=40))

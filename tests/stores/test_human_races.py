@@ -93,10 +93,6 @@ def store(make_kept: MakeStore, clock: FrozenClock) -> Any:
 
 
 def test_44_the_response_of_the_operator_or_of_the_owner_stays(store: Any) -> None:
-    """
-    A late owner completes while a person gives another answer: one of them wins, and is told so, and the loser can repeat
-    itself as often as it likes.
-    """
     for _ in range(ROUNDS):
         _race_of_answers(Race(store))
 
@@ -120,10 +116,6 @@ def _race_of_answers(race: Race) -> None:
 
 
 def test_44_a_key_is_released_or_completed_and_never_both(store: Any) -> None:
-    """
-    An owner that comes back while its key is released has lost it, and cannot put an answer over the next one's; or it was
-    faster, and its key is not free.
-    """
     for _ in range(ROUNDS):
         _race_of_release_and_answer(Race(store))
 
@@ -149,7 +141,6 @@ def _race_of_release_and_answer(race: Race) -> None:
 
 
 def test_44_a_key_whose_owner_renews_is_not_released_behind_its_back(store: Any) -> None:
-    """Who has looked before the renewal has seen another record. Of two people who release at once, one does."""
     for _ in range(ROUNDS):
         _race_of_release_and_renewal(Race(store))
 
@@ -200,7 +191,6 @@ def _race_of_release_without_force(race: Race, clock: FrozenClock, policy: Polic
 
 
 def test_44_of_two_operators_with_different_responses_one_wins(store: Any) -> None:
-    """Nor is a resolver beside a person."""
     race = Race(store)
     store.quarantine(race.key, race.token, "view-crashed")
     case = race.seen()

@@ -28,7 +28,6 @@ def shape(name: str, *secrets: str, namespace: str = "shop", tenant: bool = Fals
 
 
 def test_a_change_is_noticed_until_keep_is_over(make_kept: MakeStore, clock: FrozenClock) -> None:
-    """By the store's clock, with the `keep` of the former shape."""
     # Other tests of this process use the same database, by the same clock.
     book, name = make_kept(clock).task_log, token_hex()  # type: ignore[attr-defined]
     look(book, shape(name, name, keep=100_000.0), note=True)
@@ -56,7 +55,6 @@ def test_a_look_without_a_note_changes_no_data(make_kept: MakeStore, clock: Froz
 
 
 def test_concurrent_notes_lose_no_shape(make_kept: MakeStore, clock: FrozenClock) -> None:
-    """One notes at a time. One that found another at it looks again."""
     book = make_kept(clock).task_log  # type: ignore[attr-defined]
     shapes = [shape("shop 2", f"secret {number}", tenant=number % 2 == 0) for number in range(6)]
     barrier = Barrier(len(shapes))

@@ -6,10 +6,7 @@ from inspect import getattr_static
 
 import pytest
 
-from flask_idempotency.engine.capabilities import (
-    CAPABILITIES,
-    capabilities_of,
-)
+from flask_idempotency.engine.capabilities import CAPABILITIES, capabilities_of
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
@@ -52,7 +49,6 @@ class TestTimedLedger(LedgerContract):
 
 
 def test_every_call_is_reported_once_with_outcome_and_duration() -> None:
-    """A second each, by this stopwatch: two looks, and nothing else looks at it."""
     store, watch = timed(MemoryStore())
     key, token = a_key(), a_token()
 
@@ -110,7 +106,6 @@ def test_a_call_that_raises_is_reported_too(error: BaseException, ending: str, m
 
 
 def test_the_timed_store_offers_what_its_store_offers() -> None:
-    """By whoever asks for a capability as assembly does, and is not timed."""
     behind = MemoryStore()
     store, watch = timed(behind)
 

@@ -26,7 +26,6 @@ def store(clock: FrozenClock) -> MemoryStore:
 
 
 def test_expired_records_are_dropped(clock: FrozenClock, store: MemoryStore) -> None:
-    """A process that serves keys for months holds those that can still be replayed, and not all that ever were."""
     for _ in range(100):
         complete_one(store)
     clock.advance(KEEP)
@@ -37,7 +36,6 @@ def test_expired_records_are_dropped(clock: FrozenClock, store: MemoryStore) -> 
 
 
 def test_one_claim_removes_only_a_few_expired_records(clock: FrozenClock, store: MemoryStore) -> None:
-    """A thousand answers that end in the same second are dropped a few at a time."""
     for _ in range(1000):
         complete_one(store)
     clock.advance(KEEP)

@@ -102,7 +102,6 @@ def test_a_claim_that_arrives_after_its_cancellation_is_not_granted(
 def test_a_claim_cancelled_while_another_owns_the_key_is_not_granted(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, redis_client: redis.Redis
 ) -> None:
-    """Whoever gave it up was told that the key is somebody else's. That it was given up is remembered all the same."""
     key, token, others = a_key(), a_token(), a_token()
     send_too_late(far, proxy, key, token)
     granted(store.claim(a_request(key), token=others, lease=LEASE))
@@ -132,9 +131,6 @@ def test_a_granted_claim_that_arrives_twice_is_granted_once(
 def test_a_refused_claim_that_arrives_again_is_not_granted(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, redis_client: redis.Redis
 ) -> None:
-    """
-    The client has repeated it and was told that another has the key; when that one lets go, the first packet comes.
-    """
     key, owner = a_key(), a_token()
     granted(store.claim(a_request(key), token=owner, lease=LEASE))
     proxy.delay_request()
@@ -146,7 +142,6 @@ def test_a_refused_claim_that_arrives_again_is_not_granted(
 
 
 def test_a_cancellation_is_kept_for_a_minute(store: RedisStore, redis_client: redis.Redis) -> None:
-    """And no longer: it takes memory."""
     key, token = a_key(), a_token()
     store.release(key, token)
 
@@ -154,7 +149,6 @@ def test_a_cancellation_is_kept_for_a_minute(store: RedisStore, redis_client: re
 
 
 def test_a_full_server_keeps_a_cancellation(start_redis: StartRedis, redis_kind: str) -> None:
-    """A release is not refused for want of memory, whether or not there is something to release."""
     server, key, token = start_redis(redis_kind, "--maxmemory-policy", "noeviction"), a_key(), a_token()
     with closing(redis_store(server.url)) as store, redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", 1)
@@ -167,9 +161,6 @@ def test_a_full_server_keeps_a_cancellation(start_redis: StartRedis, redis_kind:
 def test_a_key_claimed_during_a_server_freeze_is_free_afterwards(
     start_redis: StartRedis, redis_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    The claims and the releases in its buffers come in any order: no lease has to end before somebody gets the key.
-    """
     server, key, policy, tried = start_redis(redis_kind), a_key(), Policy(), threading.Event()
     with closing(redis_store(f"{server.url}?socket_timeout=0.1")) as store:
         engine, release = engine_of(store), store.release

@@ -24,13 +24,7 @@ from flask_idempotency.stores.redis.cluster import Cluster
 from flask_idempotency.stores.redis.connection import PooledConnection
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.stores.redis.urls import parse_multi_host
-from flask_idempotency.testing.contract.support import (
-    LEASE,
-    a_key,
-    a_request,
-    a_token,
-    for_each,
-)
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, for_each
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
 
@@ -57,7 +51,6 @@ def test_our_client_has_timeouts_and_few_retries() -> None:
 
 
 def test_options_in_the_url_take_precedence() -> None:
-    """Time-outs can be set where the server is named."""
     with make_client("redis://127.0.0.1:1/3?socket_timeout=0.5") as client:
         options = client.connection_pool.connection_kwargs
 
@@ -92,7 +85,6 @@ UNREADABLE = (
 
 @for_each("url", UNREADABLE)
 def test_a_url_that_names_no_server_is_refused(url: str) -> None:
-    """With examples of what would."""
     with pytest.raises(ConfigurationError, match="rediss://host:6379/0"):
         redis_store(url)
 
@@ -122,7 +114,6 @@ def test_the_error_about_a_url_omits_its_password(url: str) -> None:
 
 
 def test_a_url_may_name_several_servers() -> None:
-    """With the ports that each of them has when it is told of none, and addresses of either kind."""
     cluster = parse_multi_host("rediss+cluster://u:p%40@a:7000,[::1]:7001,b/?socket_timeout=2")
     sentinels = parse_multi_host("redis+sentinel://a,[fe80::1%25eth0]/pay%20ments/3")
 
@@ -157,7 +148,6 @@ def test_sentinels_have_separate_credentials() -> None:
 
 @for_each("url", ("redis+cluster://a?protocol=3", "redis+sentinel://a/payments?protocol=3"))
 def test_cluster_and_sentinel_clients_have_the_same_timeouts(url: str) -> None:
-    """Nor are unread bytes of theirs taken for messages."""
     client = make_client(url)
     pool = client.any_pool if isinstance(client, Cluster) else client.connection_pool
     options = pool.connection_kwargs
@@ -177,13 +167,11 @@ def test_a_client_for_asyncio_is_refused() -> None:
 
 
 def test_an_object_that_is_no_client_is_refused() -> None:
-    """By the name of its class."""
     with pytest.raises(ConfigurationError, match="PosixPath"):
         redis_store(Path("/run/redis.sock"))
 
 
 def test_closing_leaves_a_borrowed_client_alone(redis_client: redis.Redis) -> None:
-    """It belongs to the application."""
     store = redis_store(redis_client)
     redis_client.ping()
     held = redis_client.connection_pool.get_connection()
@@ -204,7 +192,6 @@ def test_a_server_that_evicts_is_refused(start_redis: StartRedis, redis_kind: st
 
 
 def test_a_server_without_eviction_is_accepted(own: RedisStore, caplog: pytest.LogCaptureFixture) -> None:
-    """And nothing is said about it."""
     own.check()
 
     assert caplog.records == []
@@ -212,7 +199,6 @@ def test_a_server_without_eviction_is_accepted(own: RedisStore, caplog: pytest.L
 
 @pytest.mark.parametrize("decode", (True, False))
 def test_a_server_behind_a_borrowed_client_is_checked(start_redis: StartRedis, redis_kind: str, decode: bool) -> None:
-    """Whichever way it reads its answers."""
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru")
     with redis.Redis.from_url(server.url, decode_responses=decode) as client, pytest.raises(ConfigurationError):
         redis_store(client).check()
@@ -235,14 +221,12 @@ def test_a_hidden_eviction_policy_is_warned_about(
 
 
 def test_an_application_starts_while_its_server_is_down(caplog: pytest.LogCaptureFixture) -> None:
-    """It may come up a second later. Until it does, requests with a key are refused."""
     redis_store("redis://127.0.0.1:1/0").check()
 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_a_fake_server_can_be_checked(caplog: pytest.LogCaptureFixture) -> None:
-    """It has no INFO to look at; an application under test starts nevertheless."""
     redis_store(fakeredis.FakeRedis()).check()
 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -278,7 +262,6 @@ def test_a_connection_with_an_unread_reply_is_never_used_again(
 
 
 def test_an_error_reply_keeps_the_connection(redis_server: RedisServer) -> None:
-    """The question was answered: nothing is left on the line."""
     with make_client(redis_server.url) as client:
         line = PooledConnection(client)
         before = line("CLIENT", "ID")
@@ -335,5 +318,4 @@ def test_forked_workers_do_not_share_connections(redis_server: RedisServer) -> N
 
 
 def test_a_new_store_is_ready_for_use(own: RedisStore) -> None:
-    """Nothing has to be called first."""
     assert isinstance(own.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)

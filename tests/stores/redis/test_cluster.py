@@ -74,7 +74,6 @@ def found_again(cluster_store: RedisStore, key: StorageKey) -> bool:
 
 
 def test_every_node_is_reached_from_any(cluster_store: RedisStore, cluster_rig: ClusterRig) -> None:
-    """One by one, and together: in one round trip to each of them."""
     for node in cluster_rig.primaries:
         key = kept_by(cluster_rig, node)
         answered(cluster_store, key)
@@ -107,7 +106,6 @@ def test_commands_of_one_call_take_one_round_trip_per_node(
 
 
 def test_concurrent_threads_share_one_topology_lookup(clusters: Clusters, redis_kind: str) -> None:
-    """A worker's first requests come together: one of them asks who keeps what, and the others wait for its answer."""
     server = clusters.get(redis_kind)
     client = make_client(f"redis+cluster://127.0.0.1:{server.port}")
     line = connection_for(client, owned=True)
@@ -128,7 +126,6 @@ def test_concurrent_threads_share_one_topology_lookup(clusters: Clusters, redis_
 
 
 def test_a_planned_failover_is_followed(cluster_store: RedisStore, cluster_rig: ClusterRig) -> None:
-    """What was known is replayed, what is in flight is taken, and what is new runs; by whoever has the slot now."""
     primary = cluster_rig.primaries[0]
     known, running, new = (kept_by(cluster_rig, primary) for _ in range(3))
     answered(cluster_store, known)
@@ -149,7 +146,6 @@ def test_a_planned_failover_is_followed(cluster_store: RedisStore, cluster_rig: 
 def test_a_silent_primary_is_unavailable_until_it_is_replaced(
     cluster_store: RedisStore, cluster_rig: ClusterRig
 ) -> None:
-    """Its keys get no answer and those of others do; then the same store finds the new one by itself."""
     primary, other = cluster_rig.primaries[:2]
     known, elsewhere = kept_by(cluster_rig, primary), kept_by(cluster_rig, other)
     answered(cluster_store, known)
@@ -170,7 +166,6 @@ def test_a_silent_primary_is_unavailable_until_it_is_replaced(
 def test_one_at_a_time_waits_for_a_silent_node(
     cluster_store: RedisStore, cluster_rig: ClusterRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All the others keep their threads, and leases elsewhere are renewed in time; other nodes' keys are answered."""
     gone, well = cluster_rig.primaries[:2]
     key, other = kept_by(cluster_rig, gone), kept_by(cluster_rig, well)
     answered(cluster_store, other)
@@ -216,7 +211,6 @@ def test_a_migrating_slot_fails_calls_until_it_has_moved(cluster_store: RedisSto
 
 
 def test_a_single_key_call_follows_a_migrating_slot(cluster_store: RedisStore, cluster_rig: ClusterRig) -> None:
-    """A lock of the tasks, taken while its slot moves: it is nobody else's at either end."""
     slot = slot_of(layout.task_lock("reap"))
     source = cluster_rig.primary_of(slot)
     target = next(node for node in cluster_rig.primaries if node is not source)
@@ -256,9 +250,6 @@ def test_a_confused_cluster_client_is_unavailable(kind: type[Exception]) -> None
 
 @pytest.mark.parametrize("url", ("redis+cluster://127.0.0.1:1,127.0.0.1:2", "redis+sentinel://127.0.0.1:1/payments"))
 def test_an_application_starts_while_its_servers_are_down(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """
-    It is looked for with each request, and until it is found they are refused; without a word of where it should be.
-    """
     cluster_store = RedisStore(url)
     cluster_store.check()
     for ask in (lambda: cluster_store.read(a_key()), cluster_store.recovery.counts, cluster_store.health.findings):
@@ -273,7 +264,6 @@ def test_an_application_starts_while_its_servers_are_down(url: str, caplog: pyte
 def test_a_cluster_url_needs_a_cluster_and_a_plain_url_a_server(
     start_redis: StartRedis, clusters: Clusters, redis_kind: str
 ) -> None:
-    """Both would refuse most requests, or all: this is said at the start, with what to write instead."""
     alone, node = start_redis(redis_kind), clusters.get(redis_kind)
     with pytest.raises(ConfigurationError, match="Write redis://"):
         RedisStore(f"redis+cluster://127.0.0.1:{alone.port}").check()
@@ -282,9 +272,6 @@ def test_a_cluster_url_needs_a_cluster_and_a_plain_url_a_server(
 
 
 def test_sentinels_lead_to_the_new_primary(sentinel_rig: SentinelRig) -> None:
-    """
-    After a planned fail-over the first calls may be refused; then what was known is replayed and what is new runs.
-    """
     cluster_store, known, new = redis_store(sentinel_rig.url), a_key(), a_key()
     answered(cluster_store, known)
     for replica in sentinel_rig.replicas:
@@ -299,7 +286,6 @@ def test_sentinels_lead_to_the_new_primary(sentinel_rig: SentinelRig) -> None:
 
 @pytest.mark.slow
 def test_a_silent_primary_is_unavailable_until_sentinels_name_another(sentinel_rig: SentinelRig) -> None:
-    """With one of the Sentinels silent as well."""
     primary, heir = sentinel_rig.primary, sentinel_rig.replicas[0]
     cluster_store, known = redis_store(f"{sentinel_rig.url}?socket_timeout=0.5"), a_key()
     answered(cluster_store, known)
@@ -413,7 +399,6 @@ def test_a_repeated_call_without_enough_replicas_fails_too(pair: Pair, verb: str
 
 @pytest.mark.slow
 def test_a_refusal_or_a_replay_needs_no_replica(pair: Pair) -> None:
-    """Nothing is promised to them."""
     known, running, token = a_key(), a_key(), a_token()
     granted(pair.store.claim(a_request(known), token=token, lease=LEASE))
     pair.store.complete(known, token, PAYLOAD, keep=KEEP)
@@ -429,9 +414,6 @@ def test_a_refusal_or_a_replay_needs_no_replica(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_a_full_server_accepts_a_restored_claim(pair: Pair) -> None:
-    """
-    Also what is written for the replicas' sake. And a server that forgot the scripts is told them again, both of them.
-    """
     key, token = a_key(), a_token()
     granted(pair.store.claim(a_request(key), token=token, lease=LEASE))
     with redis.Redis.from_url(pair.primary.url) as client:
@@ -445,7 +427,6 @@ def test_a_full_server_accepts_a_restored_claim(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_waiting_for_replicas_takes_no_extra_round_trip(start_redis: StartRedis, redis_kind: str) -> None:
-    """A first request still makes two, and a replay one."""
     primary = start_redis(redis_kind, "--repl-diskless-sync-delay", "0")
     node = Node(start_redis(redis_kind, "--replicaof", "127.0.0.1", str(primary.port)))
     assert eventually(node.in_step)
@@ -465,7 +446,6 @@ def test_waiting_for_replicas_takes_no_extra_round_trip(start_redis: StartRedis,
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ("url", "client"))
 def test_in_a_cluster_only_replicas_of_the_keys_primary_count(cluster_rig: ClusterRig, way: str) -> None:
-    """Those of the others say nothing about it."""
     primary = cluster_rig.primaries[0]
     replica = cluster_rig.replica_of(primary)
     with ExitStack() as ends:

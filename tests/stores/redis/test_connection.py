@@ -23,14 +23,7 @@ from flask_idempotency.stores.redis.client import make_client
 from flask_idempotency.stores.redis.connection import DirectConnection, PooledConnection, Tries, words
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor
 from flask_idempotency.testing import TcpProxy
-from flask_idempotency.testing.contract.support import (
-    LEASE,
-    a_key,
-    a_request,
-    a_token,
-    for_each,
-    granted,
-)
+from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, for_each, granted
 from tests.forgiving import make_ready, redis_store
 from tests.lab.redis import StartRedis, connect
 
@@ -133,7 +126,6 @@ def server(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterato
 
 
 def test_each_command_gets_its_own_reply(server: ScriptExecutor, redis_client: redis.Redis) -> None:
-    """In bytes, in their order; and none is none."""
     redis_client.set("a", b"\xff")
 
     assert [b"\xff", None, 1, b"\xff"] == server.execute_all(
@@ -143,7 +135,6 @@ def test_each_command_gets_its_own_reply(server: ScriptExecutor, redis_client: r
 
 
 def test_an_error_reply_keeps_replies_in_step(server: ScriptExecutor, redis_client: redis.Redis) -> None:
-    """The answers behind it are read: the next one to ask gets its own."""
     redis_client.set("text", "one")
     redis_client.lpush("list", "two")
     with pytest.raises(CorruptRecord):
@@ -154,7 +145,6 @@ def test_an_error_reply_keeps_replies_in_step(server: ScriptExecutor, redis_clie
 
 
 def test_unknown_scripts_run_once(server: ScriptExecutor, redis_client: redis.Redis) -> None:
-    """Each of them: those that were refused, and no others, are sent again in full."""
     calls = [Call((layout.task_lock(f"task-{number}"),), (b"t" * 16, 1_000_000_000)) for number in range(3)]
     for _ in range(2):
         redis_client.script_flush()
@@ -168,7 +158,6 @@ def test_unknown_scripts_run_once(server: ScriptExecutor, redis_client: redis.Re
 
 
 def test_many_commands_take_one_round_trip(redis_server: RedisServer) -> None:
-    """As far as they fit into one piece."""
     with TcpProxy(redis_server.port) as proxy, make_client(f"redis://127.0.0.1:{proxy.port}/0") as client:
         server = ScriptExecutor(client, owned=True, clock=store_time)
         server.execute("GET", "a")

@@ -151,7 +151,6 @@ def test_a_partition_with_an_unreadable_floor_grants_no_claim(
 
 
 def test_the_highest_floor_still_gives_a_fence(store: RedisStore, redis_client: redis.Redis) -> None:
-    """The last one that Lua can count to; after it the partition is closed."""
     key = a_key()
     redis_client.hset(layout.keys(key)[3], "fence", str(2**53 - 2))
 
@@ -177,7 +176,6 @@ def test_a_record_with_too_high_a_fence_is_not_taken_over(
 
 
 def test_a_reason_that_is_no_text_is_corrupt(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """Whoever claims the key hears the same as whoever reads it."""
     key = a_key()
     stand(store, clock, key, "quarantined")
     record = layout.keys(key)[0]
@@ -193,7 +191,6 @@ def test_a_reason_that_is_no_text_is_corrupt(store: RedisStore, redis_client: re
 def test_no_flipped_bit_runs_a_payment_again(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
 ) -> None:
-    """Any single one of a whole record: the answer or a refusal, whoever asks, and whatever its owner says."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota() if counted else None))
     clock.advance(1.5)
@@ -225,9 +222,6 @@ def said(store: RedisStore, key: StorageKey) -> str:
 def test_a_response_that_expired_before_completion_stays_for_ever(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    By a millisecond, to whoever claims and to whoever reads; one that ended at that moment has just been kept briefly.
-    """
     key = a_key()
     stand(store, clock, key, "completed")
     keys = layout.keys(key)
@@ -250,7 +244,6 @@ def test_a_response_that_expired_before_completion_stays_for_ever(
 def test_a_clock_set_back_makes_no_response_expire_early(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, counted: bool
 ) -> None:
-    """Between the claim and its completion: the answer is kept for as long as was asked, from the claim on."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota() if counted else None))
     clock.advance(-86_400)
@@ -305,7 +298,6 @@ def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:
 
 @given(data=st.binary(max_size=200))
 def test_any_bytes_decode_to_a_record_or_to_corrupt(data: bytes) -> None:
-    """It tells a record or says that there is none in there, whatever it is given."""
     try:
         decode(data, now=0.0)
     except CorruptRecord:
@@ -365,7 +357,6 @@ PLACES = ("memory", "ledger", "data keys", "notes", "lock", "in flight", "quaran
 def test_damage_outside_records_raises_only_our_errors(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, place: str, odd: bytes
 ) -> None:
-    """Field by field, and entry by entry. Each who looks comes to an end, and a completed key replays or is damage."""
     key, token = a_key(), a_token()
     shelf = store.data_keys.read_keys(key.tid)
     assert store.data_keys.add(key.tid, DataKey(1, "k", b"wrapped"), store=shelf.store, after=shelf.last)

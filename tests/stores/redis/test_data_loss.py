@@ -69,7 +69,6 @@ def test_the_first_check_sends_each_script_once(redis_server: RedisServer, monke
 
 
 def test_a_redis_that_was_never_initialised_grants_no_claim(redis_server: RedisServer, clock: FrozenClock) -> None:
-    """Nobody can tell it from one that was emptied, but whoever has set it up."""
     with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as store:
         assert "missing" == refused(store).loss
         store.data_loss.initialise()
@@ -110,7 +109,6 @@ def test_owners_of_remaining_records_renew_and_complete(store: RedisStore, clock
 def test_an_unknown_key_is_refused_until_an_operator_acknowledges(
     store: RedisStore, clock: FrozenClock, lose: Loss
 ) -> None:
-    """However long that takes; and then it runs."""
     key = a_key()
     lose()
     refused(store, key)
@@ -202,7 +200,6 @@ def test_a_key_time_does_not_help_if_the_loss_time_is_unknown(
 def test_an_emptied_store_is_not_initialised_if_a_process_noticed(
     store: RedisStore, redis_server: RedisServer, clock: FrozenClock, empty: Loss
 ) -> None:
-    """Also if another process, which cannot tell it from a new one, noted the loss first."""
     key = a_key()
     granted(claim(store, key))
     empty()
@@ -237,7 +234,6 @@ def test_a_process_notes_an_emptied_store_between_check_and_initialisation(
 
 
 def test_another_store_is_foreign(redis_server: RedisServer, clock: FrozenClock) -> None:
-    """Another environment's, or a wrong number in the URL: nothing runs, and nobody's acknowledgement changes that."""
     with closing(RedisStore(redis_server.url, clock=clock, rules=replace(RULES, store_id="theirs"))) as theirs:
         assert "theirs" == theirs.data_loss.initialise()
     for rules in (replace(RULES, store_id="ours"), replace(RULES, store_id="theirs", shards=2)):
@@ -250,9 +246,6 @@ def test_another_store_is_foreign(redis_server: RedisServer, clock: FrozenClock)
 
 
 def test_a_claim_from_before_a_loss_is_never_taken_over(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
-    """
-    Acknowledged or not: its answer may have been given in what was forgotten. What was claimed since is taken over.
-    """
     old, older, new = a_key(), a_key(), a_key()
     stand(store, clock, old, "lapsed, takeover")
     stand(store, clock, older, "lapsed, takeover")
@@ -301,7 +294,6 @@ def test_an_owner_whose_take_over_may_be_lost_has_lost_its_claim(
 def test_a_completion_from_before_a_loss_may_be_repeated(
     store: RedisStore, clock: FrozenClock, hand_over: Loss
 ) -> None:
-    """As after every lost reply."""
     key, token = a_key(), a_token()
     granted(claim(store, key, token=token, on_expiry=OnExpiry.TAKEOVER))
     store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -313,7 +305,6 @@ def test_a_completion_from_before_a_loss_may_be_repeated(
 def test_no_point_of_no_return_if_a_successor_may_be_lost(
     store: RedisStore, clock: FrozenClock, hand_over: Loss
 ) -> None:
-    """Of claims made before the loss; those made after it may."""
     key, later = a_key(), a_key()
     token = a_token()
     granted(claim(store, key, token=token, on_expiry=OnExpiry.TAKEOVER))
@@ -330,7 +321,6 @@ def test_no_point_of_no_return_if_a_successor_may_be_lost(
 
 
 def test_an_acknowledgement_waits_for_owners(store: RedisStore, clock: FrozenClock, lose: Loss) -> None:
-    """An acknowledgement that comes too early says how long to wait, or is forced; it says how all stood before."""
     lose()
     refused(store)
     clock.advance(HOLD - 10)
@@ -344,7 +334,6 @@ def test_an_acknowledgement_waits_for_owners(store: RedisStore, clock: FrozenClo
 
 
 def test_a_loss_after_an_acknowledgement_is_a_new_loss(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
-    """Also where the clock was set back in between."""
     hand_over()
     refused(store)
     store.data_loss.acknowledge(forced=True)
@@ -366,7 +355,6 @@ def test_a_store_without_one_partition_is_not_initialised_again(store: RedisStor
 def test_a_loss_without_a_status_check_is_not_acknowledged(
     store: RedisStore, clock: FrozenClock, hand_over: Loss
 ) -> None:
-    """While somebody thinks about one loss, there may be another."""
     hand_over()
     seen = store.data_loss.status()
     clock.advance(HOLD)
@@ -383,7 +371,6 @@ def test_a_loss_without_a_status_check_is_not_acknowledged(
 def test_a_late_acknowledgement_covers_only_the_loss_it_saw(
     store: RedisStore, hand_over: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process took over between the look and the word."""
     hand_over()
     seen = store.data_loss._parts()
     hand_over()
@@ -398,8 +385,6 @@ def test_a_late_acknowledgement_covers_only_the_loss_it_saw(
 def test_an_unreachable_partition_makes_no_loss_an_outage(
     store: RedisStore, hand_over: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever may go on without a store must hear that this one is there, and has forgotten."""
-
     def away() -> None:
         raise StoreUnavailable("one of its nodes is down")
 
@@ -412,7 +397,6 @@ def test_an_unreachable_partition_makes_no_loss_an_outage(
 def test_a_partition_used_before_initialisation_takes_the_store_id(
     redis_server: RedisServer, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """Some process was set up to run what is not known, and named what it found empty as it had to."""
     rules = replace(RULES, store_id="prod")
     with (
         closing(RedisStore(redis_server.url, clock=clock, rules=rules)) as store,
@@ -471,7 +455,6 @@ def test_an_older_loss_of_a_partition_is_not_acknowledged_unseen(
 def test_parts_of_two_stores_are_not_acknowledged(
     store: RedisStore, redis_client: redis.Redis, hand_over: Loss
 ) -> None:
-    """Nothing is written into any of them."""
     hand_over()
     refused(store)
     redis_client.hset(layout.memory_in(7), "store_id", "another")
@@ -490,7 +473,6 @@ def test_a_second_initialisation_changes_no_data(store: RedisStore) -> None:
 
 
 def test_concurrent_initialisations_give_one_store_id(redis_server: RedisServer, clock: FrozenClock) -> None:
-    """And so do two who acknowledge that it was emptied."""
     with ExitStack() as ends:
         stores = [ends.enter_context(closing(RedisStore(redis_server.url, clock=clock, rules=RULES))) for _ in range(4)]
 
@@ -531,7 +513,6 @@ def fill(redis_client: Any) -> Iterator[Any]:
 
 
 def test_a_full_server_refuses_an_unknown_key_after_a_loss(store: RedisStore, hand_over: Loss, fill: Any) -> None:
-    """Not as by a store that is away, which some let requests run past; and it is noticed again when there is room."""
     hand_over()
     fill()
 

@@ -13,12 +13,7 @@ from flask_idempotency.engine.model import ERASED, OnExpiry, Record, RequestInfo
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.encoding import ABOUT_TEXT_BYTES, decode, encode, tid_of
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.testing.contract.support import (
-    Standing,
-    a_key,
-    for_each,
-    stand,
-)
+from flask_idempotency.testing.contract.support import Standing, a_key, for_each, stand
 from flask_idempotency.testing.doubles import FrozenClock
 
 TID = bytes(range(16))
@@ -79,14 +74,12 @@ A_RECORD = Record(
 @settings(deadline=None)
 @given(record=records())
 def test_every_record_survives_encoding(record: Record) -> None:
-    """Field by field, whatever an application calls its tenants."""
     assert decode(encode(record, tid=TID), now=record.deadline) == record
 
 
 @settings(deadline=None)
 @given(record=records(), off=st.floats(-0.0004, 0.0004))
 def test_times_are_rounded_to_the_millisecond(record: Record, off: float) -> None:
-    """A database counts in microseconds. What is between two milliseconds goes to the nearer one."""
     finer = replace(record, deadline=abs(record.deadline + off))
 
     assert decode(encode(finer, tid=TID), now=0.0).deadline == pytest.approx(finer.deadline, abs=0.00051, rel=0)
@@ -96,7 +89,6 @@ def test_times_are_rounded_to_the_millisecond(record: Record, off: float) -> Non
 def test_python_encodes_the_same_bytes_as_the_scripts(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Standing
 ) -> None:
-    """To the last bit: there is one format, and two who write it."""
     key = a_key()
     clock.advance(0.123)
     stand(store, clock, key, standing)

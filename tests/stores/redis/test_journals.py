@@ -10,12 +10,7 @@ import pytest
 import redis
 
 from flask_idempotency.engine.capabilities import DataKey
-from flask_idempotency.engine.errors import (
-    CorruptRecord,
-    DataKeyMissing,
-    LeaseLost,
-    StoreDataLoss,
-)
+from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing, LeaseLost, StoreDataLoss
 from flask_idempotency.engine.journal import EMPTY, MEMORY_LOST, Entry, JournalWrite, StepState
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, Grant, OnExpiry, OverQuota, SealedBy, State, StoredPayload, Unknown

@@ -43,7 +43,6 @@ IN_REDIS = [name for name in BACKENDS if name.startswith(tuple(f"{kind}-" for ki
 def test_a_waiter_wakes_when_a_record_is_settled(
     backend: str, request: pytest.FixtureRequest, clock: FrozenClock
 ) -> None:
-    """Over every way to a Redis: a URL, an application's own client of either library, a Cluster."""
     with ExitStack() as ends:
         make: MakeStore = BACKENDS[backend](request, ends)
         store = make(clock)
@@ -95,7 +94,6 @@ def heard(redis_server: RedisServer) -> Iterator[Callable[[], list[bytes]]]:
 def test_a_settled_key_is_published_once(
     store: RedisStore, clock: FrozenClock, heard: Callable[[], list[bytes]], how: str, counted: bool
 ) -> None:
-    """Whoever settles it, if its claim has said that others may wait; and nothing is named but the record."""
     key, token = a_key(), a_token()
     quota = Quota(records=5) if counted else None
     granted(store.claim(awaited(key), token=token, lease=LEASE, quota=quota))
@@ -106,7 +104,6 @@ def test_a_settled_key_is_published_once(
 
 
 def test_a_key_without_waiters_is_not_published(store: RedisStore, heard: Callable[[], list[bytes]]) -> None:
-    """Where duplicates are refused at once, a settlement costs nobody a message."""
     for write in WRITES.values():
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -116,7 +113,6 @@ def test_a_key_without_waiters_is_not_published(store: RedisStore, heard: Callab
 
 
 def test_a_marked_and_renewed_claim_keeps_its_waiters(store: RedisStore, heard: Callable[[], list[bytes]]) -> None:
-    """What a claim has said holds until it is settled; and its answer is none the more successful for it."""
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
     store.mark_point_of_no_return(key, token)
@@ -167,7 +163,6 @@ def subscribers(server: RedisServer) -> int:
 
 
 def test_one_subscription_serves_all_waiters(quiet_server: RedisServer) -> None:
-    """And it is made by the first of them: a process in which nobody waits has none."""
     one, other = a_key(), a_key()
     with closing(redis_store(quiet_server.url)) as store:
         store.read(one)
@@ -181,7 +176,6 @@ def test_one_subscription_serves_all_waiters(quiet_server: RedisServer) -> None:
 
 
 def test_an_idle_subscription_is_closed(quiet_server: RedisServer) -> None:
-    """Its thread and its connection go; whoever waits next has another."""
     with connect(quiet_server.url) as client:
         bell, key = RedisNotifier(client.pubsub, idle_seconds=0.0), a_key()
         for _ in range(2):
@@ -191,7 +185,6 @@ def test_an_idle_subscription_is_closed(quiet_server: RedisServer) -> None:
 
 
 def test_a_cut_subscription_is_replaced(store: RedisStore, redis_client: redis.Redis) -> None:
-    """What was settled in between nobody was told of: whoever waits is told to look, and hears again."""
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key), token=token, lease=LEASE))
     with waiting(store.notifier, key) as waiter:
@@ -204,7 +197,6 @@ def test_a_cut_subscription_is_replaced(store: RedisStore, redis_client: redis.R
 def test_the_listener_reconnects_after_a_restart(
     start_redis: StartRedis, redis_kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However long it was away. The log says once that nothing is heard, and that it is again."""
     server, key = start_redis(redis_kind), a_key()
     caplog.set_level("INFO", "flask_idempotency")
     with closing(redis_store(server.url)) as store, waiting(store.notifier, key) as waiter:
@@ -233,5 +225,4 @@ def test_the_listener_notices_a_silent_server(start_redis: StartRedis, redis_kin
 
 
 def test_a_forked_child_has_its_own_subscription(store: RedisStore) -> None:
-    """Its parent's thread and waiters are not in it, and it leaves its parent's connection alone."""
     assert_a_forked_child_wakes_its_own(store)

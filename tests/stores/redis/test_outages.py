@@ -71,7 +71,6 @@ def lose(proxy: TcpProxy, what: Lost) -> None:
 
 @for_each("what", ("request", "reply"))
 def test_a_claim_survives_a_broken_connection(proxied_store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
-    """The client repeats it by itself. Whoever asked owns the key, once, and is not told that it is taken."""
     key, token = a_key(), a_token()
     before = proxy.requests
     lose(proxy, what)
@@ -88,7 +87,6 @@ def test_a_claim_survives_a_broken_connection(proxied_store: RedisStore, proxy: 
 def test_a_write_survives_a_broken_connection(
     proxied_store: RedisStore, proxy: TcpProxy, verb: str, what: Lost
 ) -> None:
-    """Repeated by the client it ends as once would have, without an error."""
     key, token, twin, twins = a_key(), a_token(), a_key(), a_token()
     for each, its in ((key, token), (twin, twins)):
         granted(proxied_store.claim(a_request(each, on_expiry=OnExpiry.TAKEOVER), token=its, lease=LEASE))
@@ -108,7 +106,6 @@ def comparable(proxied_store: RedisStore, key: StorageKey) -> object:
 
 
 def test_a_takeover_survives_a_lost_reply(proxied_store: RedisStore, proxy: TcpProxy, clock: FrozenClock) -> None:
-    """It counts as one attempt."""
     key = a_key()
     stand(proxied_store, clock, key, "lapsed, takeover")
     proxy.lose_reply()
@@ -118,7 +115,6 @@ def test_a_takeover_survives_a_lost_reply(proxied_store: RedisStore, proxy: TcpP
 
 @pytest.mark.parametrize("what", ("request", "reply"))
 def test_a_connection_that_stays_broken_is_unavailable(proxied_store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
-    """Nobody knows what happened: neither a refusal nor a grant. Asking again with the same token tells."""
     key, token = a_key(), a_token()
     for _ in range(1 + RETRIES):
         lose(proxy, what)
@@ -132,7 +128,6 @@ def test_a_connection_that_stays_broken_is_unavailable(proxied_store: RedisStore
 
 
 def test_idle_connections_that_the_server_closed_are_replaced(proxied_store: RedisStore, proxy: TcpProxy) -> None:
-    """After a server's restart the first request of each connection works like any other."""
     proxy.cut()
 
     assert isinstance(proxied_store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)
@@ -164,7 +159,6 @@ def call(proxied_store: RedisStore, verb: str, key: StorageKey, token: bytes) ->
 def test_scripts_are_loaded_again_after_script_flush(
     proxied_store: RedisStore, redis_client: redis.Redis, verb: str
 ) -> None:
-    """After a restart or a fail-over no script is known. That costs a second round trip and nothing else."""
     key, token = a_key(), a_token()
     granted(proxied_store.claim(a_request(key), token=token, lease=LEASE))
     redis_client.script_flush()
@@ -173,7 +167,6 @@ def test_scripts_are_loaded_again_after_script_flush(
 
 
 def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
-    """Every call says so, with the driver's error as its cause, and without the key that it was about."""
     server = start_redis(redis_kind)
     proxied_store, key = redis_store(server.url), a_key()
     proxied_store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -188,7 +181,6 @@ def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) 
 
 
 def test_a_silent_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
-    """A request is not kept waiting for ever, and what it asked for may have happened: the token tells later."""
     server = start_redis(redis_kind)
     proxied_store, key, token = redis_store(f"{server.url}?socket_timeout=0.2"), a_key(), a_token()
     server.pause()
@@ -221,10 +213,6 @@ def raised_by(kind: type[Exception]) -> Exception:
     + [(redis.Redis, OSError)],
 )
 def test_every_exception_of_a_client_library_is_unavailable(client: type[Any], kind: type[Exception]) -> None:
-    """
-    Also what has no root in common with the rest: a script that was killed, a Cluster without a node for the slot.
-    """
-
     class Failing(client):  # type: ignore[misc]
         def execute_command(self, *command: object, **options: object) -> object:
             raise raised_by(kind)
@@ -276,7 +264,6 @@ def count_replies(monkeypatch: pytest.MonkeyPatch) -> list[type[Exception]]:
 
 
 def test_a_repeated_completion_returns_the_first_result(proxied_store: RedisStore, proxy: TcpProxy) -> None:
-    """What a client repeats after a lost reply does not overwrite what was stored."""
     key, token = a_key(), a_token()
     granted(proxied_store.claim(a_request(key), token=token, lease=LEASE))
     for _ in range(1 + RETRIES):
@@ -290,7 +277,6 @@ def test_a_repeated_completion_returns_the_first_result(proxied_store: RedisStor
 
 
 def test_a_replica_grants_no_claim(start_redis: StartRedis, redis_kind: str) -> None:
-    """It may not write, and what it has read may be old."""
     server = start_redis(redis_kind)
     store = redis_store(server.url)
     with redis.Redis.from_url(server.url) as client:
@@ -350,7 +336,6 @@ def fill(client: redis.Redis) -> None:
 
 
 def test_a_full_server_grants_no_claim(server_to_fill: tuple[RedisStore, redis.Redis]) -> None:
-    """The claim is refused before anything was written: no record, no index, no fence."""
     store, client = server_to_fill
     fill(client)
 
@@ -361,7 +346,6 @@ def test_a_full_server_grants_no_claim(server_to_fill: tuple[RedisStore, redis.R
 
 
 def test_a_full_server_allows_no_take_over(server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    """Taking over is claiming. The lapsed record stays as it was."""
     store, client = server_to_fill
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
@@ -395,7 +379,6 @@ def test_a_full_server_accepts_writes_of_owners(
 
 
 def test_a_full_server_still_replays(server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    """Replaying needs no memory, and quarantining what has lapsed is a duty."""
     store, client = server_to_fill
     done, lapsed = a_key(), a_key()
     stand(store, clock, done, "completed")

@@ -36,10 +36,6 @@ from tests.stores.counted import PLENTY, SHUT, claim, complete, everything, fiel
 def test_a_quota_hash_has_one_field_per_bucket(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """
-    Answers that are kept for a day come and go for three days. A ledger of a million keys is no longer, only its
-    numbers are.
-    """
     tid, day = a_key().tid, 86_400.0
     for _ in range(3 * 24 * 6):
         complete(store, tid, keep=day, payload=replace(PAYLOAD, byte_size=2**40 - 1))
@@ -77,7 +73,6 @@ def test_a_refused_claim_writes_no_data(
 
 
 def test_an_uncounted_claim_writes_no_quota(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """Whatever becomes of it."""
     for on_expiry in OnExpiry:
         key, token = a_key(), a_token()
         granted(store.claim(a_request(key, on_expiry=on_expiry), token=token, lease=LEASE))
@@ -95,7 +90,6 @@ def test_an_uncounted_claim_writes_no_quota(store: RedisStore, redis_client: red
 def test_a_claim_after_a_long_pause_clears_old_buckets_once(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """All buckets of a tenant that was away for a month are gone with its first claim, and its books are even."""
     tid = a_key().tid
     for _ in range(70):
         complete(store, tid)
@@ -110,7 +104,6 @@ def test_a_claim_after_a_long_pause_clears_old_buckets_once(
 
 
 def test_past_rate_windows_are_dropped(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """When one of another length comes, or a bucket ends. Those that are open stay, and count."""
     tid = a_key().tid
     clock.advance(86_400 - clock.now % 86_400)
     lengths = 7, 30, 86_400
@@ -145,7 +138,6 @@ def test_an_unreadable_rate_window_starts_again(store: RedisStore, redis_client:
 def test_a_claim_reads_all_quota_fields_only_after_a_bucket_ends(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """A few fields, however many there are."""
     tid = a_key().tid
     for _ in range(20):
         complete(store, tid)
@@ -163,7 +155,6 @@ def test_a_claim_reads_all_quota_fields_only_after_a_bucket_ends(
 def test_a_call_repeated_after_a_lost_reply_counts_once(
     redis_server: RedisServer, clock: FrozenClock, lost: str
 ) -> None:
-    """By the client, which does it by itself, and again by whoever called."""
     with TcpProxy(redis_server.port) as proxy:
         store = redis_store(f"redis://127.0.0.1:{proxy.port}/0", clock=clock)
         tid, token, calls = a_key().tid, a_token(), list[Any]()
@@ -198,7 +189,6 @@ def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterat
 
 
 def test_a_full_server_counts_writes_of_owners(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    """And grants nothing, also when it could first sweep a bucket, which needs no memory."""
     store, client = full
     tid = a_key().tid
     complete(store, tid, keep=1)
@@ -258,9 +248,6 @@ def test_a_quota_key_of_another_type_stops_before_the_first_write(
 def test_unreadable_totals_grant_no_claim_and_are_repaired(
     store: RedisStore, redis_client: redis.Redis, text: str
 ) -> None:
-    """
-    To guess that there is little would be to grant. Whoever has done its work may store it; a recount knows the rest.
-    """
     tid = a_key().tid
     complete(store, tid)
     key, token = claim(store, tid)
@@ -277,7 +264,6 @@ def test_unreadable_totals_grant_no_claim_and_are_repaired(
 
 @for_each("text", ("", "1", "nan,,,,,", "-1,,,,,", ",,,1,,", ",,,1,0,0", ",,,1,-1,1", "a,b,c,d,e,f"))
 def test_unreadable_limits_grant_no_claim(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
-    """Until somebody sets them again."""
     tid = a_key().tid
     redis_client.hset(layout.tenant_quota(tid), "l", text)
     with pytest.raises(CorruptRecord):
@@ -288,7 +274,6 @@ def test_unreadable_limits_grant_no_claim(store: RedisStore, redis_client: redis
 
 
 def test_a_limit_may_be_very_high(store: RedisStore) -> None:
-    """As good as none, and told as it was set."""
     limit = MAX_LIMIT
     tid, quota = a_key().tid, Quota(limit, limit, limit, NewKeys(limit, 1e-9))
     claim(store, tid, quota)
@@ -312,7 +297,6 @@ def test_very_large_sums_stay_numbers(store: RedisStore, redis_client: redis.Red
 
 
 def test_quarantined_records_leave_room_for_a_take_over(store: RedisStore, clock: FrozenClock) -> None:
-    """A lapsed claim that is taken over passes every limit: its key is known."""
     tid, key = a_key().tid, a_key()
     key = a_key(tid=tid)
     granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=PLENTY))
@@ -326,7 +310,6 @@ def test_quarantined_records_leave_room_for_a_take_over(store: RedisStore, clock
 def test_a_recount_finds_records_deleted_by_hand(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """Said once, and right from then on. Other tenants of the partition are none of it."""
     tid = a_key().tid
     neighbour = tid[:2] + a_key().tid[2:]
     for each in (tid, neighbour):
@@ -343,9 +326,6 @@ def test_a_recount_finds_records_deleted_by_hand(
 
 
 def test_a_recount_restores_lost_quota(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    From the records: all that it said can be counted again, but for the window of new keys and an operator's limits.
-    """
     tid = a_key().tid
     complete(store, tid)
     claim(store, tid)
@@ -437,7 +417,6 @@ def test_a_recount_counts_a_record_scanned_twice_once(
 
 
 def test_an_unreadable_record_stays_counted(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """It is there until somebody has settled it."""
     tid = a_key().tid
     key, _ = claim(store, tid)
     redis_client.set(layout.keys(key)[0], b"rubbish")

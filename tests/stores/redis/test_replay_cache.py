@@ -41,7 +41,6 @@ def cache(redis_server: RedisServer, clock: FrozenClock) -> Iterator[RedisReplay
 
 
 def test_a_cached_response_is_found(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """The whole record, and how long it has to live."""
     record = completed(clock)
     key = filled(cache, record)
     clock.advance(100)
@@ -50,12 +49,10 @@ def test_a_cached_response_is_found(cache: RedisReplayCache, clock: FrozenClock)
 
 
 def test_a_miss_returns_the_time_of_the_cache(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """Nobody else's clock can say when an answer has to go from here."""
     assert cache.get(a_key()) == Missed(at=int(clock.now * 1_000_000))
 
 
 def test_without_a_clock_a_miss_returns_the_server_time(redis_server: RedisServer, redis_client: redis.Redis) -> None:
-    """As in production; and what is filled in by it is found."""
     cache, key = RedisReplayCache(redis_server.url + PATIENT), a_key()
     try:
         before = redis_client.time()
@@ -94,7 +91,6 @@ def test_redis_expires_entries(cache: RedisReplayCache, redis_client: redis.Redi
 def test_no_key_contains_a_tenant_or_principal(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """Its place is in the layout, beside the place that a record would have if this Redis were the store."""
     key = filled(cache, completed(clock))
 
     assert redis_client.keys() == [layout.cached_response(key)]
@@ -115,7 +111,6 @@ def test_a_late_fill_expires_at_the_same_time(cache: RedisReplayCache, clock: Fr
 def test_a_fill_after_expiry_is_dropped(
     cache: RedisReplayCache, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By then the key may be in use again. Nothing is wrong with that, and nothing is said."""
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(KEEP)
@@ -146,7 +141,6 @@ def test_the_response_of_a_later_claim_stays(cache: RedisReplayCache, clock: Fro
 
 @pytest.mark.parametrize("fence", (2**41, 2**41 + 1))
 def test_the_response_of_an_earlier_claim_is_replaced(cache: RedisReplayCache, clock: FrozenClock, fence: int) -> None:
-    """And the same claim's, which is the same answer."""
     key, record = filled(cache, completed(clock, fence=2**41)), completed(clock, fence=fence)
     cache.put(key, record, missed_at=int(clock.now * 1_000_000))
 
@@ -154,7 +148,6 @@ def test_the_response_of_an_earlier_claim_is_replaced(cache: RedisReplayCache, c
 
 
 def test_an_expired_later_response_does_not_block_a_fill(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """Its fence counts for as long as it lives."""
     key = filled(cache, completed(clock, fence=9))
     clock.advance(KEEP)
     record = completed(clock, fence=8)
@@ -177,7 +170,6 @@ def test_only_completed_records_are_cached(
 def test_a_response_that_is_too_large_is_not_cached(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """A cached record equals the system's, or there is none."""
     at = int(clock.now * 1_000_000)
     for record in (
         completed(clock, about=RequestInfo(principal="p" * (ABOUT_TEXT_BYTES + 1))),
@@ -191,7 +183,6 @@ def test_a_response_that_is_too_large_is_not_cached(
 
 
 def test_get_and_put_take_one_command_each(redis_server: RedisServer, clock: FrozenClock) -> None:
-    """Counted where they pass."""
     with TcpProxy(redis_server.port) as proxy:
         cache, key = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock), a_key()
         filled(cache, completed(clock))
@@ -206,7 +197,6 @@ def test_get_and_put_take_one_command_each(redis_server: RedisServer, clock: Fro
 def test_the_cache_accepts_a_client_of_the_application(
     redis_client: redis.Redis, redis_server: RedisServer, clock: FrozenClock
 ) -> None:
-    """Also one that takes everything for text; and it is not closed."""
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
         cache = RedisReplayCache(client, clock=clock)
         filled(cache, completed(clock))
@@ -218,7 +208,6 @@ def test_the_cache_accepts_a_client_of_the_application(
 
 
 def test_the_cache_has_short_timeouts_and_no_retry() -> None:
-    """It is there to save time."""
     with make_cache_client("redis://127.0.0.1:1/0") as client:
         options = client.connection_pool.connection_kwargs
 
@@ -228,13 +217,11 @@ def test_the_cache_has_short_timeouts_and_no_retry() -> None:
 
 
 def test_the_url_may_set_longer_timeouts() -> None:
-    """For one that is far away."""
     with make_cache_client("redis://127.0.0.1:1/0?socket_timeout=0.5") as client:
         assert client.connection_pool.connection_kwargs["socket_timeout"] == 0.5
 
 
 def test_a_url_that_names_no_server_is_refused() -> None:
-    """Under the name of the setting that it comes from, and without its password."""
     with pytest.raises(ConfigurationError, match="IDEMPOTENCY_REDIS_URL") as raised:
         RedisReplayCache("redis://:p4ss/w0rd@host")
 
@@ -244,7 +231,6 @@ def test_a_url_that_names_no_server_is_refused() -> None:
 def test_a_cached_response_of_an_erased_tenant_is_not_replayed(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """Nor is it there any more; and other tenants of the partition keep theirs."""
     key, record = filled(cache, completed(clock)), completed(clock)
     neighbour = StorageKey(rid=key.rid[::-1], tid=key.tid[:2] + bytes(14))
     cache.put(neighbour, record, missed_at=missed(cache, neighbour))
@@ -258,7 +244,6 @@ def test_a_cached_response_of_an_erased_tenant_is_not_replayed(
 def test_a_fill_during_an_erasure_is_dropped(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """The system has told it before. What it tells afterwards it knows to be good."""
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(1)
@@ -304,7 +289,6 @@ def test_a_clock_set_back_keeps_an_erasure(cache: RedisReplayCache, clock: Froze
 def test_an_unreadable_erasure_still_counts_as_one(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock, text: str
 ) -> None:
-    """The system of record is asked instead."""
     key = filled(cache, completed(clock))
     redis_client.set(layout.cache_erasure(key.tid), text)
 
@@ -312,7 +296,6 @@ def test_an_unreadable_erasure_still_counts_as_one(
 
 
 def test_an_erasure_lasts_as_long_as_responses_are_kept(cache: RedisReplayCache, redis_client: redis.Redis) -> None:
-    """And not for ever."""
     tid = a_key().tid
     cache.erase(tid)
 
@@ -329,7 +312,6 @@ def test_an_erased_response_from_the_system_is_not_cached(
 
 
 def test_an_unreachable_cache_reports_no_erasure() -> None:
-    """Whoever asked for it must hear so."""
     cache = RedisReplayCache("redis://127.0.0.1:1/0")
 
     assert not cache.erase(a_key().tid)
@@ -378,7 +360,6 @@ def test_an_unreadable_entry_is_dropped(
 def test_our_entries_stay_beside_foreign_ones(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock, which: str
 ) -> None:
-    """What keeps late answers out goes on doing so."""
     key, record = a_key(), completed(clock)
     at = missed(cache, key)
     clock.advance(1)
@@ -410,7 +391,6 @@ def test_a_late_invalidation_keeps_out_later_invalidated_responses(cache: RedisR
 def test_scripts_are_loaded_again_after_script_flush(
     cache: RedisReplayCache, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """Restarted, it knows neither scripts nor answers."""
     filled(cache, completed(clock))
     redis_client.flushall()
     redis_client.script_flush()
@@ -421,7 +401,6 @@ def test_scripts_are_loaded_again_after_script_flush(
 def test_a_full_cache_still_replays(
     start_redis: StartRedis, redis_kind: str, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It takes no more answers, which is said once until it does, and nobody leaves it alone for that."""
     server = start_redis(redis_kind, "--maxmemory-policy", "noeviction")
     cache = RedisReplayCache(server.url + PATIENT, clock=clock)
     record = completed(clock)
@@ -442,7 +421,6 @@ def test_a_full_cache_still_replays(
 
 
 def test_the_cache_accepts_any_eviction_policy(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
-    """What is evicted is asked of the system again."""
     server = start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru", "--maxmemory", "3mb")
     cache = RedisReplayCache(server.url + PATIENT, clock=clock)
     large = completed(clock, payload=replace(PAYLOAD, data=bytes(100_000)))
@@ -456,7 +434,6 @@ def test_the_cache_accepts_any_eviction_policy(start_redis: StartRedis, redis_ki
 def test_a_dead_server_is_no_error(
     start_redis: StartRedis, redis_kind: str, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has nothing, and takes nothing; used again when it is back. Neither key nor password is logged."""
     caplog.set_level(logging.INFO, logger="flask_idempotency")
     server, ticking = start_redis(redis_kind), FrozenClock()
     url = server.url.replace("127.0.0.1", ":s3cret@127.0.0.1")
@@ -502,12 +479,10 @@ def succeed(breaker: CircuitBreaker) -> None:
 
 
 def test_calls_pass_while_the_circuit_is_closed(breaker: CircuitBreaker) -> None:
-    """Any number at once."""
     assert None not in [breaker.turn() for _ in range(100)]
 
 
 def test_a_failure_opens_the_circuit_for_a_second(breaker: CircuitBreaker, clock: FrozenClock) -> None:
-    """Not one, to its last moment."""
     fail(breaker)
     clock.advance(FIRST_PAUSE_SECONDS - MILLISECOND)
 
@@ -537,7 +512,6 @@ def test_pauses_double_up_to_half_a_minute(breaker: CircuitBreaker, clock: Froze
 
 
 def test_one_success_closes_the_circuit(breaker: CircuitBreaker, clock: FrozenClock) -> None:
-    """And the next failure begins with a short pause again."""
     for _ in range(4):
         fail(breaker)
         clock.advance(LAST_PAUSE_SECONDS)
@@ -562,7 +536,6 @@ def test_concurrent_failures_count_once(breaker: CircuitBreaker, clock: FrozenCl
 
 
 def test_a_success_that_began_before_the_failure_does_not_count(breaker: CircuitBreaker) -> None:
-    """Its answer was under way when the server went."""
     early = breaker.turn()
     assert early is not None
     fail(breaker)
@@ -584,7 +557,6 @@ def test_a_lost_trial_call_blocks_no_other_call(breaker: CircuitBreaker, clock: 
 def test_opening_and_closing_are_logged_once_each(
     breaker: CircuitBreaker, clock: FrozenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A warning with the kind of error, and that it is over."""
     caplog.set_level(logging.INFO, logger="flask_idempotency")
     for _ in range(3):
         fail(breaker)

@@ -90,7 +90,6 @@ def put_aside(server: RedisServer) -> Callable[[], None]:
 def test_a_restart_without_loss_needs_no_operator(
     server: RedisServer, store: RedisStore, restart: Callable[[RedisServer], None], after_loss: Any
 ) -> None:
-    """Twice in a row, for the process that was there and for a new one; and nothing is left of it to look at."""
     done, running = key(), key()
     before = store.data_loss.status()
     token = stand(store, FrozenClock(), done, "in flight")
@@ -152,7 +151,6 @@ def test_a_restart_without_loss_allows_a_take_over(server: RedisServer, store: R
 def test_a_server_with_weak_durability_needs_an_operator(
     server: RedisServer, store: RedisStore, settings: dict[str, str]
 ) -> None:
-    """Its configuration file says otherwise, which is what the next process reads."""
     with connect(server.url) as client:
         for name, value in settings.items():
             client.config_set(name, value)
@@ -191,7 +189,6 @@ def test_a_rewrite_of_the_append_only_file_keeps_the_proof(
 
 @pytest.mark.slow
 def test_a_process_that_started_before_redis_checks_too(server: RedisServer, store: RedisStore) -> None:
-    """Else nobody may have looked when Redis restarts next, and that would wait for a person."""
     server.kill()
     with closing(RedisStore(server.url, rules=RULES)) as early:
         early.check()
@@ -209,7 +206,6 @@ def test_a_process_that_started_before_redis_checks_too(server: RedisServer, sto
 def test_a_start_from_a_snapshot_needs_an_operator(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though it was told to write each answer to its disk since, and has done so."""
     with connect(server.url) as client:
         client.save()
     granted(claim(store, key()))
@@ -228,7 +224,6 @@ def test_a_start_from_a_snapshot_needs_an_operator(
 
 @pytest.mark.slow
 def test_a_copy_without_a_granted_claim_needs_an_operator(server: RedisServer, store: RedisStore) -> None:
-    """Also where the application was made again since."""
     put_back = put_aside(server)
     granted(claim(store, forgotten := key()))
     put_back()
@@ -250,7 +245,6 @@ def test_a_loss_in_one_partition_counts_for_all(server: RedisServer, store: Redi
 def test_a_claim_that_its_owner_must_restore_is_data_loss(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is another process that looks afterwards, and has been granted nothing."""
     put_back = put_aside(server)
     grant = granted(claim(store, mine := key(), token=(token := a_token())))
     assert token == grant.token
@@ -270,7 +264,6 @@ def test_a_claim_that_its_owner_must_restore_is_data_loss(
 def test_files_older_than_a_restart_need_an_operator(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, seconds: float, accepted: bool
 ) -> None:
-    """Nobody is left who was granted what they lack."""
     clock = FrozenClock()
     with closing(RedisStore(server.url, clock=clock, rules=RULES)) as store:
         store.data_loss.initialise()
@@ -323,7 +316,6 @@ def test_a_process_that_cannot_judge_keeps_the_others_finding(server: RedisServe
 def test_a_restart_that_no_process_can_judge_is_no_outage(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever may go on without a store must hear that this one is there."""
     killed(server)
     monkeypatch.setattr(store.data_loss, "judge", lambda: None)
 
@@ -361,7 +353,6 @@ def test_a_server_that_hides_its_process_is_reported(redis_server: RedisServer, 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_a_restart_is_noticed_though_nothing_is_lost(start_redis: StartRedis, kind: str) -> None:
-    """Nobody can tell that nothing is: what was written last may not have reached the disk."""
     server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "everysec")
     with closing(RedisStore(server.url, rules=RULES)) as store:
         store.data_loss.initialise()
@@ -379,7 +370,6 @@ def test_a_restart_is_noticed_though_nothing_is_lost(start_redis: StartRedis, ki
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_a_first_replica_is_no_loss(start_redis: StartRedis, kind: str) -> None:
-    """The line of replication is another one from then on, and begins anew."""
     primary, replica = start_redis(kind), start_redis(kind)
     with closing(RedisStore(primary.url, rules=RULES)) as store:
         store.data_loss.initialise()

@@ -39,7 +39,6 @@ class Owner:
 
 
 def test_an_owner_restores_its_claim(store: RedisStore, clock: FrozenClock, lose: Loss, redis_client: Any) -> None:
-    """Retries are refused as before, its answer is stored, and it is in the index of what is in flight."""
     owner = Owner(store, clock)
     lose()
     redis_client.delete(layout.keys(owner.key)[0])
@@ -57,7 +56,6 @@ def test_an_owner_restores_its_claim(store: RedisStore, clock: FrozenClock, lose
 
 
 def test_fences_rise_after_a_restored_claim(store: RedisStore, clock: FrozenClock, empty: Loss) -> None:
-    """Also where the clock of the server that took over is behind."""
     owner = Owner(store, clock)
     empty()
     owner.restore()
@@ -80,7 +78,6 @@ def test_an_owner_may_detect_the_loss_first(
 
 
 def test_no_claim_is_restored_without_a_loss(store: RedisStore, clock: FrozenClock) -> None:
-    """A key that its owner, or a person, has freed stays free."""
     owner = Owner(store, clock)
     store.release(owner.key, owner.token)
 
@@ -103,7 +100,6 @@ def test_an_owner_restores_its_claim_after_a_clock_change(
 
 
 def test_a_removed_record_is_not_restored(store: RedisStore, clock: FrozenClock, redis_client: redis.Redis) -> None:
-    """By whoever removes all that a tenant has: the store has lost nothing."""
     owner = Owner(store, clock)
     redis_client.delete(layout.keys(owner.key)[0])
 
@@ -131,7 +127,6 @@ def test_a_force_released_claim_is_not_restored_again(store: RedisStore, clock: 
 
 
 def test_a_key_claimed_since_the_loss_is_not_restored(store: RedisStore, clock: FrozenClock, hand_over: Loss) -> None:
-    """The store has not forgotten that: somebody has freed it."""
     hand_over()
     refused(store)
     store.data_loss.acknowledge(forced=True)

@@ -201,7 +201,6 @@ def test_a_script_uses_each_function_of_a_library(lib: str) -> None:
 
 @for_each("name", SCRIPTS + LIBS)
 def test_only_commands_that_every_server_knows(name: str) -> None:
-    """Redis 6.2 to 8 and Valkey."""
     assert set(re.findall(r"redis\.p?call\(\s*'(\w+)'", scripts.read(name))) <= COMMANDS
 
 

@@ -95,7 +95,6 @@ def test_a_late_fill_of_a_reused_key_is_dropped(
 def test_a_worker_killed_before_its_fill_costs_one_more_system_call(
     cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """The next request, in another process, replays from the system, and fills in what is missing."""
     system = TellingStore(clock)
     dying, watched = TieredStore(system, HeldUp(cache)), FaultyStore(system)
     store, key = TieredStore(watched, cache), a_key()
@@ -110,7 +109,6 @@ def test_a_worker_killed_before_its_fill_costs_one_more_system_call(
 def test_a_damaged_cache_entry_is_read_again_from_the_system(
     store: TieredStore, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
-    """The caller notices nothing, and the next finds it mended."""
     key = a_key()
     stand(store, clock, key, "completed")
     store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -163,7 +161,6 @@ def test_a_bug_in_the_cache_is_logged_and_requests_succeed(
 
 
 def test_an_outage_of_the_system_refuses_claims(store: TieredStore, system: FaultyStore, clock: FrozenClock) -> None:
-    """Only it grants. What is hot is replayed all the same, for that has happened."""
     hot = a_key()
     stand(store, clock, hot, "completed")
     store.claim(a_request(hot), token=a_token(), lease=LEASE)
@@ -215,7 +212,6 @@ def test_a_frozen_server_costs_one_timeout_per_pause(clock: FrozenClock) -> None
 
 
 def test_a_stopped_server_costs_no_request_and_is_used_again(start_redis: StartRedis, redis_kind: str) -> None:
-    """Stopped in the middle, by a debugger or by the host of its virtual machine, with an answer in it."""
     server, clock, ticking = start_redis(redis_kind), FrozenClock(), FrozenClock()
     cache = RedisReplayCache(server.url, clock=clock, monotonic=ticking)
     system = FaultyStore(MemoryStore(clock))
@@ -261,7 +257,6 @@ def story(store: Store, clock: FrozenClock) -> list[object]:
 def test_a_cache_fault_at_any_call_changes_no_outcome(
     redis_server: RedisServer, system: type[MemoryStore], fate: Fate
 ) -> None:
-    """Before and after every command that the cache is sent, one at a time and ever after."""
     alone = FrozenClock()
     expected = story(MemoryStore(alone), alone)
 

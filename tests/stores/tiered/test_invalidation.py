@@ -72,7 +72,6 @@ def replayed(store: TieredStore, key: StorageKey) -> Record:
 def test_a_response_of_a_released_key_is_not_replayed(
     store: TieredStore, system: FullSystem, clock: FrozenClock
 ) -> None:
-    """The key runs again, and what comes of it then is cached as ever."""
     answered = cached(store, system, clock)
     key, token = answered.key, a_token()
 
@@ -124,7 +123,6 @@ def test_a_resolved_response_replaces_a_corrupt_one(
 def test_a_cache_that_forgets_a_key_still_drops_late_fills(
     cache: RedisReplayCache, system: FullSystem, clock: FrozenClock, meanwhile: str
 ) -> None:
-    """Others may find the answer damaged, or seal it anew, just before its key is freed."""
     slow = HeldUp(cache)
     late, other, key = TieredStore(system, slow), TieredStore(system, cache), a_key()
     stand(late, clock, key, "completed")
@@ -171,7 +169,6 @@ def test_a_late_fill_does_not_pass_a_forgotten_response_of_a_later_claim(
 def test_a_resolved_response_survives_a_second_corrupt_mark_of_the_old_one(
     store: TieredStore, system: FullSystem, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """Where the cache is asked and where it is not."""
     slow, key = HeldUp(cache), a_key()
     late = TieredStore(system, slow)
     stand(late, clock, key, "completed")
@@ -187,7 +184,6 @@ def test_a_resolved_response_survives_a_second_corrupt_mark_of_the_old_one(
 def test_a_record_that_changed_since_it_was_read_stays_and_is_replayed(
     store: TieredStore, system: FullSystem, clock: FrozenClock
 ) -> None:
-    """The cache may have been told in vain: then the system is asked."""
     answered = cached(store, system, clock)
     clock.advance(KEEP)
     stand(store, clock, answered.key, "completed")
@@ -205,7 +201,6 @@ class Silent(Broken):
 def test_no_record_is_settled_while_the_cache_would_still_replay_it(
     kind: type[Broken], system: FullSystem, clock: FrozenClock
 ) -> None:
-    """Whoever asks is told to ask again, and can."""
     store = TieredStore(system, kind())
     answered, damaged = a_key(), a_key()
     for key in (answered, damaged):
@@ -225,7 +220,6 @@ def test_no_record_is_settled_while_the_cache_would_still_replay_it(
 def test_a_record_without_a_response_is_released_without_the_cache(
     system: FullSystem, clock: FrozenClock, standing: Standing
 ) -> None:
-    """It has never been there: a cache that is gone is in no janitor's way."""
     store, key = TieredStore(system, Broken()), a_key()
     stand(system, clock, key, standing)
 
@@ -233,7 +227,6 @@ def test_a_record_without_a_response_is_released_without_the_cache(
 
 
 def test_a_quarantined_record_is_resolved_without_the_cache(system: FullSystem, clock: FrozenClock) -> None:
-    """Its answer is the first that there is."""
     store, key = TieredStore(system, Broken()), a_key()
     stand(system, clock, key, "quarantined")
 
@@ -249,7 +242,6 @@ class Unnamed(FullSystem):
 
 
 def test_an_unidentified_system_refuses_a_force_release(clock: FrozenClock, cache: RedisReplayCache) -> None:
-    """Nobody knows here what the key is called there, and other processes may."""
     system, key = Unnamed(clock), a_key()
     stand(system, clock, key, "completed")
 
@@ -260,7 +252,6 @@ def test_an_unidentified_system_refuses_a_force_release(clock: FrozenClock, cach
 def test_a_full_cache_refuses_a_force_release(
     store: TieredStore, system: FullSystem, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
-    """It is full, or a replica: what it holds stays there."""
     answered = cached(store, system, clock)
     redis_client.config_set("maxmemory", 1)
     try:
@@ -273,14 +264,12 @@ def test_a_full_cache_refuses_a_force_release(
 
 
 def test_the_tiered_store_offers_what_its_system_offers_a_janitor(store: TieredStore, system: FullSystem) -> None:
-    """Time ends what is cached by itself, and tasks are written down in one place."""
     assert (system.expiry, system.task_log) == (store.expiry, store.task_log)
 
 
 def test_the_tiered_store_lacks_what_its_system_lacks_for_a_janitor(
     clock: FrozenClock, cache: RedisReplayCache
 ) -> None:
-    """And says so where it is put together."""
     store = TieredStore(FaultyStore(MemoryStore(clock)), cache)
 
     assert [hasattr(store, name) for name in ("recovery", "expiry", "task_log")] == [False] * 3
@@ -306,7 +295,6 @@ def cached_response(store: TieredStore, system: FullSystem, key: StorageKey, pay
 def test_an_erased_response_is_not_replayed_from_the_cache(
     store: TieredStore, system: FullSystem, payload: StoredPayload
 ) -> None:
-    """At once, and in no other tenant's way. What is told as erased is not cached either."""
     key, other = a_key(), a_key()
     cached_response(store, system, key, payload)
     cached_response(store, system, other, payload)
@@ -321,7 +309,6 @@ def test_an_erased_response_is_not_replayed_from_the_cache(
 def test_a_returning_tenant_is_cached_again_after_its_erasure(
     store: TieredStore, system: FullSystem, clock: FrozenClock
 ) -> None:
-    """It was erased until then, and not for ever."""
     tid = a_key().tid
     cached_response(store, system, a_key(tid=tid))
     store.data_keys.shred(tid)
@@ -368,7 +355,6 @@ class SilentErase(BrokenErase):
 def test_a_cache_that_fails_does_not_prevent_an_erasure(
     kind: type[BrokenErase], system: FullSystem, cache: RedisReplayCache
 ) -> None:
-    """The system says what is erased to whoever asks it; and whoever erases is told to do it again."""
     store, key = TieredStore(system, kind(cache)), a_key()
     cached_response(store, system, key)
 
@@ -387,7 +373,6 @@ def test_a_response_sealed_again_is_not_replayed_in_its_old_form(store: TieredSt
 
 
 def test_a_corrupt_response_is_not_replayed_from_the_cache(store: TieredStore, system: FullSystem) -> None:
-    """Nobody could open it."""
     key = a_key()
     cached_response(store, system, key)
     store.mark_corrupt(key, SEALED)
@@ -406,7 +391,6 @@ def test_a_response_damaged_only_in_the_cache_is_replayed_by_the_system(store: T
 
 
 def test_the_tiered_store_lacks_what_its_system_lacks(clock: FrozenClock, cache: RedisReplayCache) -> None:
-    """And says so where it is put together, and not at the first request."""
     store = TieredStore(FaultyStore(MemoryStore(clock)), cache)
 
     assert [False] * 3 == [hasattr(store, name) for name in ("data_keys", "responses", "ledger")]

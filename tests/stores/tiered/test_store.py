@@ -84,7 +84,6 @@ def cached(cache: RedisReplayCache, key: StorageKey) -> bool:
 def test_the_first_request_asks_the_system_twice(
     store: TieredStore, system: FaultyStore, clock: FrozenClock, redis_client: redis.Redis
 ) -> None:
-    """Once to claim and once to complete. An answer that nobody asks for again takes no memory of the cache."""
     stand(store, clock, a_key(), "completed")
 
     assert (["claim", "complete"], 0) == (system.verbs(), redis_client.dbsize())
@@ -93,7 +92,6 @@ def test_the_first_request_asks_the_system_twice(
 def test_the_first_replay_asks_the_system_and_the_next_do_not(
     store: TieredStore, system: FaultyStore, clock: FrozenClock
 ) -> None:
-    """All of them give the record that the system would give."""
     key = a_key()
     stand(store, clock, key, "completed")
     clock.advance(100)
@@ -109,7 +107,6 @@ def test_the_first_replay_asks_the_system_and_the_next_do_not(
 def test_a_hot_replay_takes_one_command_and_no_system_call(
     redis_server: RedisServer, system: FaultyStore, clock: FrozenClock
 ) -> None:
-    """Counted where it passes; and so is the refusal of another request under the same key, or of another caller."""
     with TcpProxy(redis_server.port) as proxy:
         cache = RedisReplayCache(f"redis://127.0.0.1:{proxy.port}/0{PATIENT}", clock=clock)
         store, key = TieredStore(system, cache), a_key()
@@ -145,7 +142,6 @@ def test_an_unfinished_record_is_never_cached(
 
 
 def test_a_read_goes_to_the_system(store: TieredStore, clock: FrozenClock, cache: RedisReplayCache) -> None:
-    """Whoever waits or looks into a record wants to know how it stands, not how it stood."""
     key = a_key()
     cache.put(key, completed(clock), missed_at=int(clock.now * 1_000_000))
 
@@ -155,7 +151,6 @@ def test_a_read_goes_to_the_system(store: TieredStore, clock: FrozenClock, cache
 def test_a_system_with_callbacks_has_its_responses_cached_at_once(
     telling: TieredStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """Without another statement: the first replay is hot already."""
     key = a_key()
     token = stand(telling, clock, key, "in flight")
     clock.advance(5)
@@ -208,7 +203,6 @@ def test_no_response_is_cached_before_the_commit(cache: RedisReplayCache, clock:
 def test_a_response_that_the_system_refused_is_not_cached(
     cache: RedisReplayCache, clock: FrozenClock, redis_client: redis.Redis, error: type[Exception]
 ) -> None:
-    """The caller hears what the system said; and when the owner repeats it, it is cached then."""
     errors = [error("as this test asked")]
 
     class Refusing(TellingStore):
@@ -231,7 +225,6 @@ def test_a_response_that_the_system_refused_is_not_cached(
 def test_a_record_committed_elsewhere_is_cached_on_callback(
     store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """In a transaction of the application, after the claim came through here."""
     key = a_key()
     token = stand(store, clock, key, "in flight")
     system.complete(key, token, PAYLOAD, keep=KEEP)
@@ -245,7 +238,6 @@ def test_a_record_committed_elsewhere_is_cached_on_callback(
 def test_a_response_of_another_process_is_cached_at_its_first_replay(
     store: TieredStore, system: FaultyStore, cache: RedisReplayCache, clock: FrozenClock
 ) -> None:
-    """Nobody here knows what the cache's clock said before the system was asked."""
     key = a_key()
     stand(system, clock, key, "completed")
 
@@ -285,7 +277,6 @@ def test_only_so_many_claims_are_remembered(telling: TieredStore, cache: RedisRe
 
 
 def test_settled_claims_are_not_remembered(telling: TieredStore, clock: FrozenClock) -> None:
-    """Completed or released: their place is free."""
     stand(telling, clock, a_key(), "completed")
     key = a_key()
     telling.release(key, stand(telling, clock, key, "in flight"))
@@ -294,7 +285,6 @@ def test_settled_claims_are_not_remembered(telling: TieredStore, clock: FrozenCl
 
 
 def test_systems_that_share_a_cache_find_only_their_own_responses(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """The same key of the same tenant with the same secret: in the other system it is free."""
     first, second = (TieredStore(NamedStore(clock, name), cache) for name in (b"first", b"second"))
     key = a_key()
     stand(first, clock, key, "completed")
@@ -306,7 +296,6 @@ def test_systems_that_share_a_cache_find_only_their_own_responses(cache: RedisRe
 
 
 def test_processes_of_one_system_share_their_responses(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """What one has completed is hot in every other."""
     system = NamedStore(clock, b"the one")
     key = a_key()
     stand(TieredStore(system, cache), clock, key, "completed")
@@ -318,7 +307,6 @@ def test_processes_of_one_system_share_their_responses(cache: RedisReplayCache, 
 
 
 def test_a_system_is_asked_for_its_identity_once(cache: RedisReplayCache, clock: FrozenClock) -> None:
-    """A hot replay must not cost a question."""
     system = NamedStore(clock, b"the one")
     store = TieredStore(system, cache)
     for _ in range(3):
@@ -337,7 +325,6 @@ def test_no_cache_lookup_before_the_system_is_identified(
     caplog: pytest.LogCaptureFixture,
     error: Exception,
 ) -> None:
-    """The system is asked, and nothing is cached. When it has said which one it is, the next answer is hot."""
     system = NamedStore(clock, b"the one")
     system.name = error
     store, key = TieredStore(system, cache), a_key()
@@ -429,7 +416,6 @@ class ProbedCache:
     ),
 )
 def test_an_unreachable_cache_is_advice(said: Record | Missed | Exception, verdict: Verdict) -> None:
-    """No promise hangs on it, and the database does its work meanwhile."""
     [found] = TieredStore(FaultyStore(MemoryStore()), ProbedCache(said)).health.findings()
 
     assert ("replays", verdict, verdict is not Verdict.FINE) == (found.check, found.verdict, bool(found.remedy))

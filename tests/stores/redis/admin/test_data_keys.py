@@ -209,7 +209,6 @@ def test_a_data_key_that_cannot_be_read_is_corrupt(
 def test_one_damaged_tenant_does_not_stop_tasks_of_others(
     store: RedisStore, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of another type, or with a field that cannot be read: all other keys are told, and once how many are not."""
     good, lost, spoilt, listed = (a_key().tid for _ in range(4))
     for tid in (good, lost, spoilt):
         add(store, tid), add(store, tid, 2)
@@ -245,7 +244,6 @@ def complete(store: RedisStore, key: StorageKey, payload: StoredPayload = PAYLOA
 
 
 def test_every_response_is_found_among_thousands_of_keys(store: RedisStore, redis_client: redis.Redis) -> None:
-    """In many partitions and in one; other people's keys are not looked at."""
     redis_client.mset({f"other:{number}": "x" for number in range(3000)})
     tid = a_key().tid
     keys = {a_key() for _ in range(100)} | {a_key(tid=tid) for _ in range(100)}
@@ -286,7 +284,6 @@ def test_an_erased_response_is_reported_as_erased(store: RedisStore, clock: Froz
 def test_replacing_a_response_keeps_its_lifetime_and_quota(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """Redis drops it when it would have."""
     key = a_key()
     complete(store, key)
     shelf = store.data_keys.read_keys(key.tid)
@@ -320,7 +317,6 @@ class Nodes:
 
 
 def test_every_node_of_a_cluster_is_scanned_to_its_end() -> None:
-    """One after the other; a page ends where its node's does."""
     server: Any = Nodes(a=2, b=3, c=1)
 
     assert [key for keys in Scan(server).all(b"*") for key in keys] == [b"a0", b"a1", b"b0", b"b1", b"b2", b"c0"]
@@ -401,7 +397,6 @@ def test_long_responses_are_read_in_batches(
 
 
 def test_a_response_is_found_after_any_header(store: RedisStore) -> None:
-    """Long texts about the request, a key's long name, a size that scripts cannot count to."""
     about = RequestInfo(principal="p" * 70_000, tenant="t" * 70_000)
     payloads = [replace(PAYLOAD, sealed_by=SealedBy(kid, 0)) for kid in ("", "k" * 255)]
     payloads += [PAYLOAD, replace(PAYLOAD, byte_size=2**53 + 1), replace(PAYLOAD, data=b"")]

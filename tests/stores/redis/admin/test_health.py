@@ -54,7 +54,6 @@ def worse(told: dict[str, Finding]) -> dict[str, Verdict]:
 
 
 def test_a_recommended_server_is_fine(start_redis: StartRedis, redis_kind: str) -> None:
-    """Each check says so by name, always in the same order, and there is nothing to do."""
     told = findings_of(start_redis(redis_kind, *GOOD).url)
 
     assert (CHECKS, {}) == (list(told), worse(told))
@@ -75,7 +74,6 @@ def test_a_recommended_server_is_fine(start_redis: StartRedis, redis_kind: str) 
 def test_a_setting_that_breaks_a_promise_is_found(
     start_redis: StartRedis, redis_kind: str, check: str, setting: str, value: str, verdict: Verdict
 ) -> None:
-    """It alone, with what to do about it."""
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
         client.config_set(setting, value)
@@ -84,7 +82,6 @@ def test_a_setting_that_breaks_a_promise_is_found(
 
 
 def test_a_server_that_is_nearly_full_is_found(start_redis: StartRedis, redis_kind: str) -> None:
-    """Before it is: then there is still time."""
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.87))
@@ -93,7 +90,6 @@ def test_a_server_that_is_nearly_full_is_found(start_redis: StartRedis, redis_ki
 
 
 def test_a_server_without_a_limit_may_use_all_there_is(start_redis: StartRedis, redis_kind: str) -> None:
-    """It is compared with its machine."""
     told = findings_of(start_redis(redis_kind, *GOOD[:4]).url)
 
     assert Verdict.FINE is told["memory"].verdict
@@ -127,7 +123,6 @@ def pair(start_redis: StartRedis, redis_kind: str) -> Iterator[tuple[RedisServer
 
 
 def test_claims_without_a_replica_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
-    """Until they wait for all replicas. Nearer ones lose less, and still something."""
     primary, _ = pair
     assert {"replication": Verdict.ADVICE} == worse(told := findings_of(primary.url))
     with redis.Redis.from_url(primary.url) as client:
@@ -139,19 +134,16 @@ def test_claims_without_a_replica_are_found(pair: tuple[RedisServer, RedisServer
 
 
 def test_claims_that_wait_for_a_missing_replica_are_found(pair: tuple[RedisServer, RedisServer]) -> None:
-    """None would be granted."""
     assert {"replication": Verdict.FAULT} == worse(findings_of(pair[0].url, replicas=2))
 
 
 def test_a_replica_is_no_store(pair: tuple[RedisServer, RedisServer]) -> None:
-    """It grants nothing, however well it is."""
     assert {"replication": Verdict.FAULT} == worse(findings_of(pair[1].url))
 
 
 def test_a_replica_that_is_behind_is_found(
     pair: tuple[RedisServer, RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever else is set: what it has not heard of is lost in a fail-over."""
     primary, replica = pair
     monkeypatch.setattr("flask_idempotency.stores.redis.admin.health.LAG_SECONDS", 2)
     with redis.Redis.from_url(primary.url) as client:
@@ -173,7 +165,6 @@ def test_a_replica_that_is_behind_is_found(
 def test_a_server_that_refuses_the_commands_is_unknown(
     start_redis: StartRedis, redis_kind: str, refused: tuple[str, ...], unknown: list[str]
 ) -> None:
-    """Not fine and no fault; and the user's rights are what to change."""
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
         client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", *refused])
@@ -184,7 +175,6 @@ def test_a_server_that_refuses_the_commands_is_unknown(
 
 
 def test_the_rights_in_the_remedy_are_enough(start_redis: StartRedis, redis_kind: str) -> None:
-    """As it spells them, for a user that has no others."""
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+info", "+config|get")
@@ -193,7 +183,6 @@ def test_the_rights_in_the_remedy_are_enough(start_redis: StartRedis, redis_kind
 
 
 def test_a_health_check_writes_no_data(start_redis: StartRedis, redis_kind: str) -> None:
-    """Neither a key nor a setting."""
     server = start_redis(redis_kind)
     with redis.Redis.from_url(server.url) as client:
         before = client.config_get("*")
@@ -204,7 +193,6 @@ def test_a_health_check_writes_no_data(start_redis: StartRedis, redis_kind: str)
 
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_every_primary_of_a_cluster_is_checked(clusters: Clusters, kind: str) -> None:
-    """By its own client."""
     client: Any = redis.RedisCluster.from_url(clusters.get(kind).url)
 
     assert {"persistence": Verdict.FAULT} == worse(findings_of(client))
@@ -212,7 +200,6 @@ def test_every_primary_of_a_cluster_is_checked(clusters: Clusters, kind: str) ->
 
 
 def test_the_worst_primary_is_reported(redis_servers: RedisServers, start_redis: StartRedis) -> None:
-    """One that forgets is enough, and it does not matter which; without its address."""
     good, bad = (
         start_redis(REDIS_KINDS[0], *GOOD),
         start_redis(REDIS_KINDS[0], *GOOD, "--maxmemory-policy", "allkeys-lru"),
@@ -268,7 +255,6 @@ def test_a_server_that_evicts_grants_no_claim(
 
 
 def test_a_server_that_stops_evicting_grants_again(start_redis: StartRedis, redis_kind: str) -> None:
-    """Without a restart of the application."""
     server = start_redis(redis_kind, "--maxmemory-policy", "volatile-ttl")
     store = redis_store(server.url)
     with pytest.raises(StoreUnavailable):
@@ -323,7 +309,6 @@ def test_the_eviction_policy_is_read_once(
 def test_a_hidden_eviction_policy_is_warned_about_once(
     redis_server: RedisServer, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It will not tell at the next claim either. Claims are granted."""
     redis_client.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info"])
     store = redis_store(f"redis://app:pw@127.0.0.1:{redis_server.port}/0")
     outcomes = [claim_one(store) for _ in range(2)]

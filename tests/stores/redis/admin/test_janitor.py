@@ -57,7 +57,6 @@ def test_expired_leases_are_found_in_every_partition(store: RedisStore, clock: F
 
 
 def test_more_records_than_one_script_reads_are_all_found(store: RedisStore, clock: FrozenClock) -> None:
-    """Of one tenant, whose leases ended in one moment."""
     tid = a_key().tid
     made = {a_key(tid=tid) for _ in range(2 * RECORDS_AT_ONCE + 1)}
     lapsed(store, clock, *made)
@@ -92,7 +91,6 @@ def test_a_record_that_leaves_the_index_hides_no_other(store: RedisStore, clock:
 def test_an_entry_whose_record_is_gone_is_dropped(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """By whoever meets it; nobody can look for a lapsed record in vain for ever."""
     gone, left = a_key(), a_key()
     lapsed(store, clock, gone, left)
     redis_client.delete(layout.keys(gone)[0])
@@ -140,7 +138,6 @@ def test_an_entry_in_the_wrong_index_is_corrected(
 def test_an_unreadable_record_stays_and_is_skipped(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, standing: Any, spoilt: str
 ) -> None:
-    """Byte for byte, in its index, and counted: only a person can say what it was."""
     key = a_key()
     stand(store, clock, key, standing)
     name = layout.keys(key)[0]
@@ -173,9 +170,6 @@ def test_an_index_of_another_type_is_corrupt(store: RedisStore, redis_client: re
 
 
 def test_a_scan_does_not_read_response_bodies(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """
-    Of what is walked through: who it is about and what it was, and not a byte of a condemned or a completed answer.
-    """
     answered, damaged = a_key(), a_key()
     for key in (answered, damaged):
         stand(store, clock, key, "completed")
@@ -191,7 +185,6 @@ def test_a_scan_does_not_read_response_bodies(store: RedisStore, redis_client: r
 def test_release_and_resolve_remove_the_index_entries(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """In no index, and an answer by another's hand has a time to live."""
     freed, settled = a_key(), a_key()
     for key in (freed, settled):
         stand(store, clock, key, "quarantined")
@@ -237,7 +230,6 @@ def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterat
 def test_the_janitor_works_on_a_full_server(
     full: tuple[RedisStore, redis.Redis], clock: FrozenClock, quota: Quota | None
 ) -> None:
-    """Most of all then: each is found, quarantined, given to a resolver, and settled or freed."""
     store, client = full
     tid = a_key().tid
     for on_expiry in (OnExpiry.QUARANTINE,) * 3 + (OnExpiry.TAKEOVER,):
@@ -264,7 +256,6 @@ def test_the_janitor_works_on_a_full_server(
 
 
 def test_a_full_server_still_repairs_its_indexes(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    """It puts in what it takes out elsewhere."""
     store, client = full
     held = a_key()
     stand(store, clock, held, "quarantined")
@@ -297,7 +288,6 @@ def far(proxy: TcpProxy, clock: FrozenClock) -> Iterator[RedisStore]:
 def test_a_broken_connection_is_replaced(
     store: RedisStore, far: RedisStore, proxy: TcpProxy, clock: FrozenClock, verb: str, lose: str
 ) -> None:
-    """The client repeats what it sent, a script or many, and nobody notices."""
     key, token = a_key(), a_token()
     stand(store, clock, key, "quarantined")
     before = seen(store, key)
@@ -327,9 +317,6 @@ def test_a_repeated_force_release_reports_success(
     standing: Any,
     again: bool,
 ) -> None:
-    """
-    Whatever became of the key since, and on a full server too. Whoever comes second is told that it was somebody else.
-    """
     store, client = full
     key, call = a_key(), a_token()
     stand(store, clock, key, standing)
@@ -353,7 +340,6 @@ def test_a_repeated_force_release_reports_success(
 def test_scripts_are_loaded_again_after_script_flush(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
 ) -> None:
-    """All that were sent together, and each is run once."""
     made = {a_key() for _ in range(5)}
     for key in made:
         stand(store, clock, key, "quarantined" if verb == "due" else "in flight")
@@ -370,7 +356,6 @@ def test_scripts_are_loaded_again_after_script_flush(
 
 
 def test_a_dead_server_is_unavailable(start_redis: StartRedis, redis_kind: str) -> None:
-    """And so is a replica, for whatever is to be changed."""
     server = start_redis(redis_kind)
     store, key = redis_store(server.url), a_key()
     granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
@@ -414,7 +399,6 @@ def turn(client: redis.Redis, key: StorageKey) -> float | None:
 
 
 def test_the_record_that_waits_longest_comes_first(store: RedisStore, clock: FrozenClock) -> None:
-    """Of all partitions, however many of them have some, and however many one has."""
     made = list[StorageKey]()
     for partition in (900, 3, 900, 900, 500, 3, 1023):
         made.append(in_partition(partition))
@@ -458,7 +442,6 @@ def test_a_corrupt_response_is_next_for_the_resolver(
 def test_the_index_holds_the_time_of_the_next_resolver_call(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """As long from now as the key has been quarantined for, within bounds."""
     key = a_key()
     stand(store, clock, key, "quarantined")
     for age, pause in ((0, LEAST), (LEASE + 5, LEAST), (20, 25), (50, 75), (100, MOST), (1e6, MOST)):
@@ -488,7 +471,6 @@ def test_an_unreadable_record_does_not_block_the_queue(
 def test_a_claim_on_an_unreadable_record_queues_it_for_the_resolver(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
-    """It is nobody's to settle, and stays counted among the quarantined."""
     key = a_key()
     stand(store, clock, key, "completed")
     store.mark_corrupt(key, PAYLOAD)
@@ -502,9 +484,6 @@ def test_a_claim_on_an_unreadable_record_queues_it_for_the_resolver(
 def test_the_owner_may_finish_a_record_that_a_resolver_has(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
 ) -> None:
-    """
-    That it stands at another place in the index is nothing to its owner: it leaves it as if it had never been asked about.
-    """
     key = a_key()
     token = stand(store, clock, key, "quarantined")
     assert [key] == due(store)
@@ -520,7 +499,6 @@ def test_the_owner_may_finish_a_record_that_a_resolver_has(
 
 
 def test_resolver_times_are_no_quota_drift(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
-    """Whoever recounts a tenant does not look at when it is to be asked about."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.quarantine(key, token, "view-crashed")
@@ -535,7 +513,6 @@ def test_resolver_times_are_no_quota_drift(store: RedisStore, redis_client: redi
 
 
 def test_a_task_lock_expires(store: RedisStore, redis_client: redis.Redis) -> None:
-    """Where nobody ever takes that task again; and so does one that was taken again."""
     token = a_token()
     for lease in (60, 30):
         assert store.task_log.lock("reap", token, lease=lease)
@@ -543,14 +520,12 @@ def test_a_task_lock_expires(store: RedisStore, redis_client: redis.Redis) -> No
 
 
 def test_task_reports_do_not_expire(store: RedisStore, redis_client: redis.Redis) -> None:
-    """That nobody has come for a year is what they are for."""
     store.task_log.report("reap", "{}")
 
     assert redis_client.ttl(layout.TASKS) == -1
 
 
 def test_the_task_log_is_in_one_slot(store: RedisStore, redis_client: redis.Redis) -> None:
-    """Beside the records, and in none of their partitions."""
     store.task_log.report("reap", "{}")
     assert store.task_log.lock("reap", a_token(), lease=60)
     names = set(redis_client.scan_iter())
@@ -561,7 +536,6 @@ def test_the_task_log_is_in_one_slot(store: RedisStore, redis_client: redis.Redi
 
 
 def test_the_task_log_works_on_a_full_server(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
-    """That it is full is no reason to believe that nobody comes, or that nobody may."""
     server, token = start_redis(redis_kind), a_token()
     store = redis_store(server.url, clock=clock)
     with redis.Redis.from_url(server.url) as client:
@@ -577,7 +551,6 @@ def test_the_task_log_works_on_a_full_server(start_redis: StartRedis, redis_kind
 
 
 def test_a_foreign_value_does_not_hold_a_task_lock(store: RedisStore, redis_client: redis.Redis) -> None:
-    """Somebody's text in its place: who comes next takes it, and giving back what is not one's own changes nothing."""
     redis_client.set(layout.task_lock("reap"), "not ours")
     store.task_log.unlock("reap", a_token())
     assert redis_client.get(layout.task_lock("reap")) == b"not ours"
@@ -587,7 +560,6 @@ def test_a_foreign_value_does_not_hold_a_task_lock(store: RedisStore, redis_clie
 
 
 def test_an_unreadable_task_report_is_corrupt(store: RedisStore, redis_client: redis.Redis) -> None:
-    """Of another type, or without a time: nobody can tell when the janitor was there."""
     redis_client.set(layout.TASKS, "not ours")
     with pytest.raises(CorruptRecord):
         store.task_log.report("reap", "{}")
@@ -600,7 +572,6 @@ def test_an_unreadable_task_report_is_corrupt(store: RedisStore, redis_client: r
 
 
 def test_the_task_log_uses_the_server_time(redis_client: redis.Redis) -> None:
-    """Wherever no test says otherwise."""
     store = redis_store(redis_client)
     before, after = redis_client.time(), store.task_log.now()
     seconds, micros = redis_client.time()
