@@ -67,7 +67,6 @@ TEXTS = st.recursive(
     max_leaves=12,
 )
 
-
 JUNK = st.sampled_from(
     (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xef\xbb\xbf", b"\0", b",", b"]", b"1")
 )

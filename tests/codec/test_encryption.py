@@ -98,7 +98,6 @@ BINDINGS = {
     "fingerprint": replace(BINDING, fingerprint=b"g" * 32),
 }
 
-
 PAYLOADS = {
     "status": replace(SEALED, status=200),
     "success": replace(SEALED, success=False),

@@ -87,17 +87,6 @@ def test_a_worker_that_cannot_start_ends_with_the_remedy(
     assert says in str(ended.value)
 
 
-def test_a_worker_that_cannot_start_prints_the_remedy_alone(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("FLASK_APP", None)
-    command = [sys.executable, "-m", "celery", "-A", "janitor", "worker"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-    assert (1, "") == (ended.returncode, ended.stdout)
-    assert ended.stderr.startswith("The janitor cannot start. ")
-    assert "Traceback" not in ended.stderr
-
-
 def test_an_env_file_is_read_as_flask_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr("janitor.app.load_dotenv", lambda: read.append("env"))
@@ -162,4 +151,7 @@ def test_celery_finds_it_by_the_packages_name(name: str, tmp_path: Path) -> None
     lost = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
     assert "flask_idempotency.reap" in found.stdout, found.stdout + found.stderr
+    assert (1, "") == (lost.returncode, lost.stdout)
+    assert lost.stderr.startswith("The janitor cannot start. ")
     assert "Set IDEMPOTENCY_BROKER_URL to a Redis" in lost.stderr
+    assert "Traceback" not in lost.stderr

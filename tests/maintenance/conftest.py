@@ -28,6 +28,7 @@ from tests.backends import BACKENDS, MakeStore
 from tests.lab.programs import REDIS_KINDS
 from tests.maintenance.neglected import store_at
 from tests.maintenance.stores import SHARED, empty
+from tests.maintenance.yard import Yard
 from tests.sql_backends import sql_databases, sql_stores
 
 __all__ = ["sql_databases", "sql_stores"]
@@ -135,3 +136,8 @@ def clock() -> FrozenClock:
 @pytest.fixture
 def office(clock: FrozenClock) -> Office:
     return Office(MemoryStore(clock), clock)
+
+
+@pytest.fixture
+def yard(clock: FrozenClock) -> Yard:
+    return Yard(MemoryStore(clock), clock)

@@ -19,11 +19,6 @@ from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLO
 from tests.maintenance.yard import Yard, label, still
 
 
-@pytest.fixture
-def yard(clock: FrozenClock) -> Yard:
-    return Yard(MemoryStore(clock), clock)
-
-
 def test_an_expired_claim_is_quarantined_and_published_once(yard: Yard) -> None:
     key, _ = yard.vanished()
 

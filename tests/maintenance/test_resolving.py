@@ -17,16 +17,10 @@ from flask_idempotency.engine.model import CORRUPT, Record, State, StoredPayload
 from flask_idempotency.engine.recovery import Happened, NeverHappened, StillUnknown, UnknownOutcome
 from flask_idempotency.engine.store import Codec, SealContext
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, ReapReport
-from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.stress import at_once
 from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD, a_request, a_token, near
 from tests.maintenance.yard import PAID, POLICY, Yard, label, still
-
-
-@pytest.fixture
-def yard(clock: FrozenClock) -> Yard:
-    return Yard(MemoryStore(clock), clock)
 
 
 def raises(error: Exception) -> Callable[[UnknownOutcome], Any]:

@@ -19,10 +19,7 @@ from flask_idempotency.testing import FaultyStore
 from tests.long import unless_long
 
 KEY, OLD = (b64encode(letter * 32).decode() for letter in (b"k", b"o"))
-
-
 RING = {"2026-11": KEY, "2025-11": OLD}
-
 
 WHOLE: dict[str, Any] = {
     "encryption": "required",
@@ -225,8 +222,6 @@ def test_a_key_service_that_is_down_does_not_keep_the_application_from_starting(
 
 
 HERE_REDIS = ("redis://127.0.0.1", "redis://localhost:6380/0", "redis://[::1]", "redis://", "redis://127.8.8.8")
-
-
 SAFE_REDIS = (*HERE_REDIS, "rediss://cache", "unix:///run/redis.sock")
 
 
@@ -479,10 +474,7 @@ def test_several_that_may_lead_elsewhere_without_tls_are_refused(url: str) -> No
 
 
 STRONG = "kUq3vN8xZt5bWm1cYr7d"
-
-
 STRONGER = "kUq3vN8xZt5bWm1cYr7d-hLs2eJg9pAo4fQi6"
-
 
 WEAK: list[Any] = [
     "a",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from itertools import product
 from typing import Any
 
 import fakeredis
@@ -48,11 +49,6 @@ __all__ = ["make_kept", "sql_databases", "sql_stores"]
 OWNER = b"own"
 UNREAD = {UNREADABLE: {"unreadable": 1}}
 ENTRY = AuditEntry("completed", "quarantined", "ann", "the bank confirms it")
-
-
-@pytest.fixture
-def clock() -> FrozenClock:
-    return FrozenClock()
 
 
 def keep_something(store: Any, tid: bytes | None = None) -> None:
@@ -247,35 +243,29 @@ def test_a_damaged_change_in_sqlite_hides_no_other(sql_stores: Any, clock: Froze
     assert {"completed", "unreadable"} == {entry.verb for entry in store.audit.entries(key)}
 
 
-Lose = Callable[[TcpProxy], None]
+AT = ("INSERT INTO idempotency_activity_tokens", "FOR UPDATE", "COMMIT")
+LOSE: tuple[Callable[[TcpProxy], None], ...] = (TcpProxy.lose_request, TcpProxy.lose_reply)
+TWICE = {endpoint: {name: 2 * number for name, number in counters.items()} for endpoint, counters in SOME.items()}
 
 
-@for_each("lose", (TcpProxy.lose_request, TcpProxy.lose_reply), ids=("request", "reply"))
-@for_each("at", ("INSERT INTO idempotency_activity_tokens", "FOR UPDATE", "COMMIT"))
-def test_a_lost_exchange_with_postgres_adds_no_count_twice(
-    postgres_server: PostgresServer, lose: Lose, at: str
-) -> None:
-    with ExitStack() as ends:
-        name = ends.enter_context(postgres_server.database())
-        make_tables(postgres_server.url(name))
-        proxy = ends.enter_context(TcpProxy(postgres_server.port, marker=at.encode()))
-        through = postgres_server.url(name).replace(f":{postgres_server.port}/", f":{proxy.port}/")
-        store = ends.enter_context(closing(SqlStore(Database(through))))
-        store.activity.add(OWNER, SOME, token=a_token())
-        token, failed = a_token(), 0
-        lose(proxy)
-        for _ in range(3):
-            try:
-                store.activity.add(OWNER, SOME, token=token)
-            except StoreUnavailable:
-                failed += 1
+def test_a_lost_exchange_with_postgres_adds_no_count_twice(postgres_server: PostgresServer, postgres_url: str) -> None:
+    make_tables(postgres_url)
+    for at, lose in product(AT, LOSE):
+        owner = an_owner()
+        with TcpProxy(postgres_server.port, marker=at.encode()) as proxy:
+            through = postgres_url.replace(f":{postgres_server.port}/", f":{proxy.port}/")
+            with closing(SqlStore(Database(through))) as store:
+                store.activity.add(owner, SOME, token=a_token())
+                token, failed = a_token(), 0
+                lose(proxy)
+                for _ in range(3):
+                    try:
+                        store.activity.add(owner, SOME, token=token)
+                    except StoreUnavailable:
+                        failed += 1
 
-        assert failed < 3
-        twice = {
-            endpoint: {name: 2 * number for name, number in counters.items()} for endpoint, counters in SOME.items()
-        }
-        assert twice == counted(store, OWNER)
-        assert twice == counted(store, OWNER, length=HOUR)
+                assert failed < 3, (at, lose)
+                assert [TWICE] * 2 == [counted(store, owner, length=length) for length in (MINUTE, HOUR)], (at, lose)
 
 
 def test_a_lost_reply_of_redis_adds_no_count_twice(redis_client: redis.Redis, clock: FrozenClock) -> None:

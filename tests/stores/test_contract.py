@@ -32,8 +32,6 @@ from tests.long import LONG
 from tests.sql_backends import sql_databases, sql_stores
 
 __all__ = ["sql_databases", "sql_stores"]
-
-
 FEWER = {"MACHINE_EXAMPLES": 8, "RECOUNT_EXAMPLES": 6, "ROUNDS": 3}
 """How much chance is given on every push. The shipped contract has more, and so has this suite before a release."""
 

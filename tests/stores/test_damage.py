@@ -191,7 +191,6 @@ def summed(text: bytes) -> bytes:
 STORED_STEP = summed(step_bytes(STEP)[:1] + bytes(step_encoding._BODY - 1) + step_bytes(STEP)[5:])
 """As the script writes it, with all numbers 0."""
 
-
 TEXTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "number": (b"1700000000000000", whole_number),
     "limits": (b"100,,5,10,60000000,60.0", quota._decode_limits),

@@ -12,7 +12,8 @@ from flask_idempotency.engine.store import Store
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.timed import TimedStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
-from flask_idempotency.testing.contract import LedgerContract, StoreContract
+from flask_idempotency.testing.contract.quota import Limiting
+from flask_idempotency.testing.contract.stress import Modelled
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 
 
@@ -36,13 +37,9 @@ def timed(store: Store) -> tuple[TimedStore, Stopwatch]:
     return TimedStore(store, watch.note, clock=watch), watch
 
 
-class TestTimed(StoreContract):
-    @pytest.fixture
-    def store(self, clock: FrozenClock) -> TimedStore:
-        return timed(MemoryStore(clock=clock))[0]
+class TestTimed(Modelled, Limiting):
+    """It passes every call on, with all that it was given."""
 
-
-class TestTimedLedger(LedgerContract):
     @pytest.fixture
     def store(self, clock: FrozenClock) -> TimedStore:
         return timed(MemoryStore(clock=clock))[0]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
+import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import InFlight
+from flask_idempotency.engine.model import Grant, InFlight
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.memory.store import DROPPED_PER_CLAIM
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 from flask_idempotency.testing.doubles import FrozenClock
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -61,51 +58,34 @@ def test_an_empty_store_is_true(store: MemoryStore) -> None:
     assert bool(store)
 
 
-FORK_WHILE_LOCKED = """
-import os, signal, threading
-from flask_idempotency.engine.model import Grant
-from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
-
-parent, inside, forked = os.getpid(), threading.Event(), threading.Event()
-
-def clock():
-    if os.getpid() == parent:
-        inside.set()
-        assert forked.wait(60)
-    return 1_000_000.0
-
-def claims():
-    return isinstance(store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)
-
-store = MemoryStore(clock)
-thread = threading.Thread(target=claims)
-thread.start()
-assert inside.wait(60)
-child = os.fork()
-if child == 0:
-    signal.alarm(10)
-    os._exit(0 if claims() else 1)
-forked.set()
-thread.join()
-_, status = os.waitpid(child, 0)
-print("claimed" if status == 0 else f"ended with {status}")
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     """Whoever held the lock in that moment does not exist in the child, and could never give it back there."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_WHILE_LOCKED],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    parent, inside, forked = os.getpid(), threading.Event(), threading.Event()
 
-    assert (done.stdout, done.stderr) == ("claimed\n", "")
+    def clock() -> float:
+        if os.getpid() == parent:
+            inside.set()
+            assert forked.wait(60)
+        return 1_000_000.0
+
+    def claims() -> bool:
+        return isinstance(own.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)
+
+    own = MemoryStore(clock)
+    thread = threading.Thread(target=claims)
+    thread.start()
+    assert inside.wait(60)
+    child = os.fork()
+    if child == 0:  # pragma: no cover - in another process
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
+        os._exit(0 if claims() else 1)
+    forked.set()
+    thread.join()
+
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_without_a_clock_the_store_uses_monotonic_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from contextlib import closing
 import pytest
 import redis
 
-from example_app.demo.servers import RedisServer
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.engine import Engine
@@ -28,12 +27,6 @@ from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, 
 from tests.forgiving import redis_store
 from tests.lab.redis import StartRedis
 from tests.tooling.processes import DEADLINE_SECONDS, eventually
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
-    with TcpProxy(redis_server.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -303,10 +303,7 @@ def test_a_silent_primary_is_unavailable_until_sentinels_name_another(sentinel_r
 
 
 PROMISED = [verb for verb in WRITES if verb != "renew"]
-
-
 """A renewal that is lost ends a lease early, and nothing else."""
-
 
 WAYS: dict[str, Callable[[str], Any]] = {
     "url": lambda url: f"{url}?socket_timeout=0.5",
@@ -325,8 +322,6 @@ class Pair:
 
 
 BY_URL = [("url", kind) for kind in REDIS_KINDS]
-
-
 PAIRS = [*BY_URL, ("redis-py", REDIS_KINDS[0]), ("valkey-py", REDIS_KINDS[-1])]
 
 

@@ -37,6 +37,7 @@ from flask_idempotency.testing.contract.support import (
 )
 from tests.damage import damaged, outcome, questions
 from tests.forgiving import redis_store
+from tests.stores.owners import WRITES
 
 
 def spoil(data: bytes, spoilt: str) -> bytes:
@@ -175,11 +176,16 @@ def test_a_record_with_too_high_a_fence_is_not_taken_over(
     assert redis_client.get(record) == before
 
 
-def test_a_reason_that_is_no_text_is_corrupt(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+@for_each("spoilt", (lambda data: data[:-1] + b"\xff", lambda data: data[:-3]), ids=("no text", "cut short"))
+def test_a_reason_that_cannot_be_read_is_corrupt(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, spoilt: Callable[[bytes], bytes]
+) -> None:
     key = a_key()
     stand(store, clock, key, "quarantined")
     record = layout.keys(key)[0]
-    redis_client.setrange(record, redis_client.strlen(record) - 1, b"\xff")
+    stored = redis_client.get(record)
+    assert isinstance(stored, bytes)
+    redis_client.set(record, spoilt(stored))
 
     with pytest.raises(CorruptRecord):
         store.claim(a_request(key), token=a_token(), lease=LEASE)
@@ -280,18 +286,11 @@ def test_a_response_that_redis_still_keeps_has_not_expired(
 
 
 def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:
+    for write in WRITES.values():
+        with pytest.raises(CorruptRecord):
+            write(store, key, token)
     with pytest.raises(CorruptRecord):
         store.claim(a_request(key), token=token, lease=LEASE)
-    with pytest.raises(CorruptRecord):
-        store.renew(key, token, lease=LEASE)
-    with pytest.raises(CorruptRecord):
-        store.mark_point_of_no_return(key, token)
-    with pytest.raises(CorruptRecord):
-        store.complete(key, token, PAYLOAD, keep=KEEP)
-    with pytest.raises(CorruptRecord):
-        store.release(key, token)
-    with pytest.raises(CorruptRecord):
-        store.quarantine(key, token, "lost")
     with pytest.raises(CorruptRecord):
         store.read(key)
 
@@ -305,11 +304,7 @@ def test_any_bytes_decode_to_a_record_or_to_corrupt(data: bytes) -> None:
 
 
 QUOTA = Quota(records=100, bytes=10**6, in_flight=10, new_keys=NewKeys(100, 60))
-
-
 ODD = (b"", b"-1", b"nan", b"1e300", b"9" * 17, b"9" * 5000, b"\xff\xfe")
-
-
 ERRORS = (CorruptRecord, LeaseLost, StoreUnavailable)
 
 

@@ -48,11 +48,7 @@ from tests.stores.owners import WRITES
 
 __all__ = ["emptying", "handing_over", "losing", "ready_store"]
 
-
-@pytest.fixture(autouse=True)
-def few_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each check of a whole store asks all of them."""
-    monkeypatch.setattr(layout, "PARTITIONS", 16)
+pytestmark = pytest.mark.usefixtures("few_partitions")
 
 
 def test_the_first_check_sends_each_script_once(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,6 @@ damage = st.one_of(
     st.builds(Misplace, st.integers(0, 6)),
 )
 
-
 CLAIM = Claim(0, 0, FINGERPRINT, OnExpiry.QUARANTINE, waits=False, quota=None)
 # Damage is rare: after it, most keys stay as they are.
 steps = st.sampled_from([*[claims] * 8, *[ends] * 8, *[times] * 2, damage]).flatmap(lambda kind: kind)

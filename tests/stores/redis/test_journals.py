@@ -33,10 +33,10 @@ from flask_idempotency.testing.contract.support import (
 )
 from tests.forgiving import redis_store
 from tests.stores.forgetting import RULES, emptying, handing_over
-from tests.stores.redis.test_cancelled_claims import arrive, proxy
+from tests.stores.redis.test_cancelled_claims import arrive
 from tests.stores.unsettled import seen
 
-__all__ = ["emptying", "handing_over", "proxy"]
+__all__ = ["emptying", "handing_over"]
 
 ITEM = StoredPayload(b"item", 0, True, 4)
 RESULT = StoredPayload(b"item, result", 0, True, 40)

@@ -10,19 +10,16 @@ import pytest
 import redis
 import valkey
 
-from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import Grant, InFlight, OnExpiry, Record, State, Unknown
+from flask_idempotency.engine.model import InFlight, OnExpiry, Record, State, Unknown
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.client import REPLY_SECONDS, make_client
 from flask_idempotency.stores.redis.connection import RETRIES, DirectConnection, PooledConnection
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.support import (
-    KEEP,
     LEASE,
-    OTHER_PAYLOAD,
     PAYLOAD,
     a_key,
     a_request,
@@ -37,12 +34,6 @@ from tests.lab.redis import StartRedis
 from tests.stores.owners import WRITES
 
 Lost = Literal["request", "reply"]
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
-    with TcpProxy(redis_server.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -105,14 +96,6 @@ def comparable(proxied_store: RedisStore, key: StorageKey) -> object:
     return record and (record.state, record.on_expiry, record.deadline, record.payload, record.reason)
 
 
-def test_a_takeover_survives_a_lost_reply(proxied_store: RedisStore, proxy: TcpProxy, clock: FrozenClock) -> None:
-    key = a_key()
-    stand(proxied_store, clock, key, "lapsed, takeover")
-    proxy.lose_reply()
-
-    assert granted(proxied_store.claim(a_request(key), token=a_token(), lease=LEASE)).attempt == 2
-
-
 @pytest.mark.parametrize("what", ("request", "reply"))
 def test_a_connection_that_stays_broken_is_unavailable(proxied_store: RedisStore, proxy: TcpProxy, what: Lost) -> None:
     key, token = a_key(), a_token()
@@ -125,12 +108,6 @@ def test_a_connection_that_stays_broken_is_unavailable(proxied_store: RedisStore
     assert isinstance(raised.value.__cause__, redis.exceptions.RedisError)
     assert (proxied_store.read(key) is None) == (what == "request")
     assert granted(proxied_store.claim(a_request(key), token=token, lease=LEASE)).attempt == 1
-
-
-def test_idle_connections_that_the_server_closed_are_replaced(proxied_store: RedisStore, proxy: TcpProxy) -> None:
-    proxy.cut()
-
-    assert isinstance(proxied_store.claim(a_request(a_key()), token=a_token(), lease=LEASE), Grant)
 
 
 @for_each("verb", ("claim", "read", *WRITES))
@@ -263,19 +240,6 @@ def count_replies(monkeypatch: pytest.MonkeyPatch) -> list[type[Exception]]:
     return in_vain
 
 
-def test_a_repeated_completion_returns_the_first_result(proxied_store: RedisStore, proxy: TcpProxy) -> None:
-    key, token = a_key(), a_token()
-    granted(proxied_store.claim(a_request(key), token=token, lease=LEASE))
-    for _ in range(1 + RETRIES):
-        proxy.lose_reply()
-    with pytest.raises(StoreUnavailable):
-        proxied_store.complete(key, token, PAYLOAD, keep=KEEP)
-
-    proxied_store.complete(key, token, OTHER_PAYLOAD, keep=KEEP)
-
-    assert found(proxied_store, key).payload == PAYLOAD
-
-
 def test_a_replica_grants_no_claim(start_redis: StartRedis, redis_kind: str) -> None:
     server = start_redis(redis_kind)
     store = redis_store(server.url)
@@ -318,25 +282,14 @@ def test_connections_to_a_replica_without_primary_are_closed(start_redis: StartR
         assert not used.is_connected
 
 
-@pytest.fixture
-def server_to_fill(
-    start_redis: StartRedis, redis_kind: str, clock: FrozenClock
-) -> Iterator[tuple[RedisStore, redis.Redis]]:
-    server = start_redis(redis_kind)
-    store = redis_store(server.url, clock=clock)
-    with redis.Redis.from_url(server.url) as client:
-        yield store, client
-    store.close()
-
-
 def fill(client: redis.Redis) -> None:
     client.config_set("maxmemory", 1)
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         client.set("anything", 1)
 
 
-def test_a_full_server_grants_no_claim(server_to_fill: tuple[RedisStore, redis.Redis]) -> None:
-    store, client = server_to_fill
+def test_a_full_server_grants_no_claim(full: tuple[RedisStore, redis.Redis]) -> None:
+    store, client = full
     fill(client)
 
     with pytest.raises(StoreUnavailable):
@@ -345,8 +298,8 @@ def test_a_full_server_grants_no_claim(server_to_fill: tuple[RedisStore, redis.R
     assert client.keys() == []
 
 
-def test_a_full_server_allows_no_take_over(server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    store, client = server_to_fill
+def test_a_full_server_allows_no_take_over(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+    store, client = full
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
     before = found(store, key)
@@ -358,11 +311,9 @@ def test_a_full_server_allows_no_take_over(server_to_fill: tuple[RedisStore, red
     assert before == found(store, key)
 
 
-def test_a_full_server_accepts_writes_of_owners(
-    server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock
-) -> None:
+def test_a_full_server_accepts_writes_of_owners(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
     """The payment has been made: its answer must be stored. On Redis 6.2 too, which knows no flags for scripts."""
-    store, client = server_to_fill
+    store, client = full
     keys = {verb: (a_key(), a_token()) for verb in WRITES}
     for key, token in keys.values():
         granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=token, lease=LEASE))
@@ -378,8 +329,8 @@ def test_a_full_server_accepts_writes_of_owners(
     assert found(store, keys["quarantine"][0]).state is State.QUARANTINED
 
 
-def test_a_full_server_still_replays(server_to_fill: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
-    store, client = server_to_fill
+def test_a_full_server_still_replays(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
+    store, client = full
     done, lapsed = a_key(), a_key()
     stand(store, clock, done, "completed")
     stand(store, clock, lapsed, "lapsed, quarantine")

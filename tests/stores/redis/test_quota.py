@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
-from flask_idempotency.engine.model import Grant, OnExpiry, OverQuota
+from flask_idempotency.engine.model import OnExpiry, OverQuota
 from flask_idempotency.engine.quota import MAX_LIMIT, Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.connection import RETRIES
@@ -25,11 +24,9 @@ from flask_idempotency.testing.contract.support import (
     a_request,
     a_token,
     for_each,
-    found,
     granted,
 )
 from tests.forgiving import redis_store
-from tests.lab.redis import StartRedis
 from tests.stores.counted import PLENTY, SHUT, claim, complete, everything, fields
 
 
@@ -179,15 +176,6 @@ def test_a_call_repeated_after_a_lost_reply_counts_once(
     assert expected[lost] == usage
 
 
-@pytest.fixture
-def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
-    server = start_redis(redis_kind)
-    store = redis_store(server.url, clock=clock)
-    with redis.Redis.from_url(server.url) as client:
-        yield store, client
-    store.close()
-
-
 def test_a_full_server_counts_writes_of_owners(full: tuple[RedisStore, redis.Redis], clock: FrozenClock) -> None:
     store, client = full
     tid = a_key().tid
@@ -294,17 +282,6 @@ def test_very_large_sums_stay_numbers(store: RedisStore, redis_client: redis.Red
         store.claim(a_request(a_key(tid=tid)), token=a_token(), lease=LEASE, quota=Quota(bytes=10**9)), OverQuota
     )
     assert Drift() == store.ledger.reconcile(tid)
-
-
-def test_quarantined_records_leave_room_for_a_take_over(store: RedisStore, clock: FrozenClock) -> None:
-    tid, key = a_key().tid, a_key()
-    key = a_key(tid=tid)
-    granted(store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=PLENTY))
-    clock.advance(LEASE)
-    again = store.claim(a_request(key, on_expiry=OnExpiry.TAKEOVER), token=a_token(), lease=LEASE, quota=SHUT[0])
-
-    assert isinstance(again, Grant)
-    assert found(store, key).in_quota
 
 
 def test_a_recount_finds_records_deleted_by_hand(

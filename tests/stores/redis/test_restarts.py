@@ -33,9 +33,8 @@ from tests.stores.forgetting import RULES, claim, refused
 from tests.stores.owners import WRITES
 from tests.tooling.processes import eventually
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_partitions")]
 ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
-
-
 TENANT = a_key().tid
 
 
@@ -84,7 +83,6 @@ def put_aside(server: RedisServer) -> Callable[[], None]:
     return put_back
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("restart", (killed, RedisServer.restart), ids=("killed", "shut down"))
 @pytest.mark.parametrize("after_loss", ("refuse", "hold"))
 def test_a_restart_without_loss_needs_no_operator(
@@ -107,7 +105,6 @@ def test_a_restart_without_loss_needs_no_operator(
         assert before.losses_so_far == other.data_loss.status().losses_so_far
 
 
-@pytest.mark.slow
 def test_a_status_check_after_a_restart_finds_no_loss(server: RedisServer, store: RedisStore) -> None:
     before = store.data_loss.status()
     killed(server)
@@ -115,7 +112,6 @@ def test_a_status_check_after_a_restart_finds_no_loss(server: RedisServer, store
     assert before.losses_so_far == store.data_loss.status().losses_so_far
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", sorted(WRITES))
 def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer, store: RedisStore, verb: str) -> None:
     """Also where others could have taken over: nobody can have done so in what was forgotten, for nothing was."""
@@ -126,7 +122,6 @@ def test_an_owner_goes_on_after_a_restart_that_loses_nothing(server: RedisServer
     WRITES[verb](store, mine, token)
 
 
-@pytest.mark.slow
 def test_a_restart_without_loss_allows_a_take_over(server: RedisServer, store: RedisStore) -> None:
     theirs = key()
     with closing(RedisStore(server.url, rules=RULES)) as hasty:
@@ -137,7 +132,6 @@ def test_a_restart_without_loss_allows_a_take_over(server: RedisServer, store: R
     assert State.PROCESSING is found(store, theirs).state
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     (
@@ -162,7 +156,6 @@ def test_a_server_with_weak_durability_needs_an_operator(
     assert {"changed": layout.PARTITIONS} == store.data_loss.status().losses
 
 
-@pytest.mark.slow
 def test_a_rewrite_of_the_append_only_file_keeps_the_proof(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +180,6 @@ def test_a_rewrite_of_the_append_only_file_keeps_the_proof(
     granted(claim(store, key()))
 
 
-@pytest.mark.slow
 def test_a_process_that_started_before_redis_checks_too(server: RedisServer, store: RedisStore) -> None:
     server.kill()
     with closing(RedisStore(server.url, rules=RULES)) as early:
@@ -202,7 +194,6 @@ def test_a_process_that_started_before_redis_checks_too(server: RedisServer, sto
         granted(claim(early, key()))
 
 
-@pytest.mark.slow
 def test_a_start_from_a_snapshot_needs_an_operator(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +213,6 @@ def test_a_start_from_a_snapshot_needs_an_operator(
         assert "changed" == refused(other, key()).loss
 
 
-@pytest.mark.slow
 def test_a_copy_without_a_granted_claim_needs_an_operator(server: RedisServer, store: RedisStore) -> None:
     put_back = put_aside(server)
     granted(claim(store, forgotten := key()))
@@ -232,7 +222,6 @@ def test_a_copy_without_a_granted_claim_needs_an_operator(server: RedisServer, s
     assert "changed" == refused(store, forgotten).loss
 
 
-@pytest.mark.slow
 def test_a_loss_in_one_partition_counts_for_all(server: RedisServer, store: RedisStore) -> None:
     put_back = put_aside(server)
     granted(claim(store, a_key(tid=b"\0\1" + TENANT[2:])))
@@ -241,7 +230,6 @@ def test_a_loss_in_one_partition_counts_for_all(server: RedisServer, store: Redi
     assert "changed" == refused(store, a_key(tid=b"\0\2" + TENANT[2:])).loss
 
 
-@pytest.mark.slow
 def test_a_claim_that_its_owner_must_restore_is_data_loss(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +243,6 @@ def test_a_claim_that_its_owner_must_restore_is_data_loss(
         assert "changed" == refused(other, a_key(tid=b"\0\2" + TENANT[2:])).loss
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "accepted"),
     ((data_loss.DOWN_SECONDS - 5, True), (data_loss.DOWN_SECONDS + 5, False), (-60, False)),
@@ -277,7 +264,6 @@ def test_files_older_than_a_restart_need_an_operator(
             assert "changed" == refused(store).loss
 
 
-@pytest.mark.slow
 def test_a_server_that_had_a_replica_needs_an_operator(
     start_redis: StartRedis, server: RedisServer, store: RedisStore
 ) -> None:
@@ -292,7 +278,6 @@ def test_a_server_that_had_a_replica_needs_an_operator(
     assert "changed" == refused(store, key()).loss
 
 
-@pytest.mark.slow
 def test_a_user_without_the_right_to_read_info_cannot_judge(server: RedisServer, store: RedisStore) -> None:
     killed(server)
     with connect(server.url) as client:
@@ -301,7 +286,6 @@ def test_a_user_without_the_right_to_read_info_cannot_judge(server: RedisServer,
         assert "changed" == refused(shy, key()).loss
 
 
-@pytest.mark.slow
 def test_a_process_that_cannot_judge_keeps_the_others_finding(server: RedisServer, store: RedisStore) -> None:
     with connect(server.url) as client:
         client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-config")
@@ -312,7 +296,6 @@ def test_a_process_that_cannot_judge_keeps_the_others_finding(server: RedisServe
     granted(claim(store, key()))
 
 
-@pytest.mark.slow
 def test_a_restart_that_no_process_can_judge_is_no_outage(
     server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +305,6 @@ def test_a_restart_that_no_process_can_judge_is_no_outage(
     assert ("changed", False) == ((lost := refused(store, key())).loss, lost.noticed)
 
 
-@pytest.mark.slow
 def test_a_server_without_durability_is_not_checked_again(
     start_redis: StartRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +318,6 @@ def test_a_server_without_durability_is_not_checked_again(
         assert [] == asked
 
 
-@pytest.mark.slow
 def test_a_server_that_hides_its_process_is_reported(redis_server: RedisServer, redis_client: Any) -> None:
     """Scripts of a user who may not ask: an emptied store is noticed, and a restart is not."""
     redis_client.execute_command("ACL", "SETUSER", "shy", "on", ">pw", "~*", "&*", "+@all", "-info")
@@ -350,7 +331,6 @@ def test_a_server_that_hides_its_process_is_reported(redis_server: RedisServer, 
     redis_client.execute_command("ACL", "DELUSER", "shy")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_a_restart_is_noticed_though_nothing_is_lost(start_redis: StartRedis, kind: str) -> None:
     server = start_redis(kind, "--appendonly", "yes", "--appendfsync", "everysec")
@@ -367,7 +347,6 @@ def test_a_restart_is_noticed_though_nothing_is_lost(start_redis: StartRedis, ki
         assert isinstance(claim(store, key), InFlight)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_a_first_replica_is_no_loss(start_redis: StartRedis, kind: str) -> None:
     primary, replica = start_redis(kind), start_redis(kind)
@@ -379,7 +358,6 @@ def test_a_first_replica_is_no_loss(start_redis: StartRedis, kind: str) -> None:
         granted(claim(store))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_a_returning_primary_lost_the_writes_in_between(start_redis: StartRedis, kind: str) -> None:
     """The same process keeps the memory again, and has thrown its own last writes away to follow the other one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import Answer, DataKey
-from flask_idempotency.engine.errors import CorruptRecord, DataKeyMissing
+from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import NO_INFO, RequestInfo, SealedBy, StoredPayload
 from flask_idempotency.engine.quota import Quota
@@ -33,7 +32,6 @@ from flask_idempotency.testing.contract.support import (
     stand,
 )
 from tests.forgiving import redis_store
-from tests.lab.redis import StartRedis
 
 SEALED = replace(PAYLOAD, sealed_by=SealedBy("2026-11", 1))
 
@@ -74,18 +72,6 @@ def test_the_store_id_is_created_once(redis_server: RedisServer, store: RedisSto
         other.close()
 
 
-def test_a_response_sealed_before_a_flush_is_not_stored(store: RedisStore, redis_client: redis.Redis) -> None:
-    """Its key is looked for in the same step as it is stored: nobody's cache of keys may decide."""
-    tid = a_key().tid
-    add(store, tid)
-    redis_client.delete(layout.data_keys(tid))
-    key, token = claimed(store, tid)
-
-    with pytest.raises(DataKeyMissing) as refused:
-        store.complete(key, token, SEALED, keep=KEEP)
-    assert not refused.value.erased
-
-
 def test_a_replay_of_an_erased_response_takes_one_command(redis_server: RedisServer, clock: FrozenClock) -> None:
     """That it was erased is said by the same script; and so is, when it is stored, that its key is there."""
     with TcpProxy(redis_server.port) as proxy:
@@ -105,15 +91,6 @@ def test_a_replay_of_an_erased_response_takes_one_command(redis_server: RedisSer
         store.close()
 
         assert (counts, proxy.requests - before, erased) == (2, 1, True)
-
-
-@pytest.fixture
-def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
-    server = start_redis(redis_kind)
-    store = redis_store(server.url, clock=clock)
-    with redis.Redis.from_url(server.url) as client:
-        yield store, client
-    store.close()
 
 
 @pytest.mark.parametrize("keys", (0, 2))

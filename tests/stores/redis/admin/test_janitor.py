@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import redis
 
-from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.capabilities import RecordPage, UnfinishedCounts
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
@@ -217,15 +216,6 @@ def test_the_janitor_reads_only_indexes(store: RedisStore, redis_client: redis.R
     )
 
 
-@pytest.fixture
-def full(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> Iterator[tuple[RedisStore, redis.Redis]]:
-    server = start_redis(redis_kind)
-    store = redis_store(server.url, clock=clock)
-    with redis.Redis.from_url(server.url) as client:
-        yield store, client
-    store.close()
-
-
 @pytest.mark.parametrize("quota", (None, Quota(records=1000)), ids=("not counted", "counted"))
 def test_the_janitor_works_on_a_full_server(
     full: tuple[RedisStore, redis.Redis], clock: FrozenClock, quota: Quota | None
@@ -266,12 +256,6 @@ def test_a_full_server_still_repairs_its_indexes(full: tuple[RedisStore, redis.R
 
     assert keys(stale(store)) == []
     assert [False, True] == indexed(client, held)
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
-    with TcpProxy(redis_server.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -426,30 +410,6 @@ def test_a_run_that_quarantines_a_record_returns_it_too(
     assert [key] == due(store, horizon=began)
 
 
-def test_a_corrupt_response_is_next_for_the_resolver(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
-) -> None:
-    """Its deadline is the end of the answer's life, which may be in three months."""
-    key = a_key()
-    stand(store, clock, key, "completed")
-    store.mark_corrupt(key, PAYLOAD)
-
-    assert turn(redis_client, key) == clock.now
-    assert [key] == due(store, horizon=clock.now)
-    assert turn(redis_client, key) == clock.now + LEAST
-
-
-def test_the_index_holds_the_time_of_the_next_resolver_call(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
-) -> None:
-    key = a_key()
-    stand(store, clock, key, "quarantined")
-    for age, pause in ((0, LEAST), (LEASE + 5, LEAST), (20, 25), (50, 75), (100, MOST), (1e6, MOST)):
-        clock.advance(age)
-        assert [key] == due(store, horizon=clock.now)
-        assert turn(redis_client, key) == clock.now + pause
-
-
 def test_an_unreadable_record_does_not_block_the_queue(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
@@ -478,24 +438,6 @@ def test_a_claim_on_an_unreadable_record_queues_it_for_the_resolver(
     assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
     assert turn(redis_client, key) == clock.now + LEAST
-
-
-@pytest.mark.parametrize("verb", ("complete", "release", "renew"))
-def test_the_owner_may_finish_a_record_that_a_resolver_has(
-    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, verb: str
-) -> None:
-    key = a_key()
-    token = stand(store, clock, key, "quarantined")
-    assert [key] == due(store)
-    match verb:
-        case "complete":
-            store.complete(key, token, PAYLOAD, keep=KEEP)
-        case "release":
-            store.release(key, token)
-        case _:
-            store.renew(key, token, lease=LEASE)
-
-    assert (turn(redis_client, key) is None) == (verb != "renew")
 
 
 def test_resolver_times_are_no_quota_drift(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
