@@ -77,22 +77,6 @@ def test_closed_keys_open_and_do_not_seal(shelf: Shelf) -> None:
     assert first == ring_on(shelf).for_opening(TENANT, SealedBy("new", 1))
 
 
-def test_many_threads_make_one_key(shelf: Shelf) -> None:
-    threads = 16
-    barrier = threading.Barrier(threads, timeout=60)
-    rings = [ring_on(shelf) for _ in range(4)]  # four processes of four threads
-
-    def ask(index: int) -> UnwrappedKey:
-        barrier.wait()
-        return rings[index % 4].for_sealing(TENANT)
-
-    with ThreadPoolExecutor(threads) as pool:
-        keys = list(pool.map(ask, range(threads)))
-
-    assert 1 == len({key.key for key in keys})
-    assert [1] == [key.number for key in shelf.inner.read_keys(TENANT).keys]
-
-
 def test_of_all_that_find_none_one_makes_the_key(shelf: Shelf) -> None:
     processes = 8
     barrier = threading.Barrier(processes, timeout=60)

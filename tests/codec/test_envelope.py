@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from flask_idempotency.codec.compression import COMPRESSIONS, Zstd, _zstd
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable
 from flask_idempotency.engine.model import StoredResponse
+from tests.damage import damaged
 
 GOLDEN = Path(__file__).parent / "golden"
 CODEC = EnvelopeCodec()
@@ -88,22 +89,13 @@ def test_any_bytes_are_a_corrupt_record(data: bytes) -> None:
 
 
 @given(RESULTS, st.data())
-def test_flipped_bits_are_found(result: StoredResponse, data: st.DataObject) -> None:
-    sealed = bytearray(CODEC.wrap(result))
-    sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
-
-    with pytest.raises(CorruptRecord):
-        CODEC.unwrap(bytes(sealed))
-
-
-@given(RESULTS, st.data())
-def test_cut_or_lengthened_envelopes_are_found(result: StoredResponse, data: st.DataObject) -> None:
+def test_damaged_envelopes_are_found(result: StoredResponse, data: st.DataObject) -> None:
     sealed = CODEC.wrap(result)
+    changed = data.draw(damaged(sealed))
+    assume(changed != sealed)
 
     with pytest.raises(CorruptRecord):
-        CODEC.unwrap(sealed[: data.draw(st.integers(0, len(sealed) - 1))])
-    with pytest.raises(CorruptRecord):
-        CODEC.unwrap(sealed + data.draw(st.binary(min_size=1)))
+        CODEC.unwrap(changed)
 
 
 @given(
@@ -216,9 +208,9 @@ def test_compressed_content_must_end_where_it_ends() -> None:
     content = zlib.compress(b"200\r\n\r\nbody")
 
     assert StoredResponse(200, body=b"body") == CODEC.unwrap(envelope(content, 0x12))
-    for damaged in (content[:-1], content + b"x", content[:4], b"", b"x" + content):
+    for cut in (content[:-1], content + b"x", content[:4], b"", b"x" + content):
         with pytest.raises(CorruptRecord):
-            CODEC.unwrap(envelope(damaged, 0x12))
+            CODEC.unwrap(envelope(cut, 0x12))
 
 
 def test_each_zstd_response_is_a_frame_by_itself() -> None:
@@ -239,9 +231,9 @@ def test_zstd_content_must_end_where_it_ends() -> None:
     content = zstd.compress(b"200\r\n\r\nbody")
 
     assert StoredResponse(200, body=b"body") == CODEC.unwrap(envelope(content, 0x14))
-    for damaged in (content[:-1], content + b"x", content + content, content[:4], b"", b"x" + content):
+    for cut in (content[:-1], content + b"x", content + content, content[:4], b"", b"x" + content):
         with pytest.raises(CorruptRecord):
-            CODEC.unwrap(envelope(damaged, 0x14))
+            CODEC.unwrap(envelope(cut, 0x14))
 
 
 def test_a_zstd_frame_cannot_ask_for_much_memory() -> None:

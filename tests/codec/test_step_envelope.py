@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, SealedBy, StoredPayload
 from flask_idempotency.engine.store import StepContext
 from tests.codec.sealing import BINDING, KEY, OTHER_TENANT, RESULT, RING, Shelf, codec
+from tests.codec.test_envelope import envelope
 from tests.codec.test_golden_encryption import GOLDEN
 
 STEPS = StepEnvelopes()
@@ -50,12 +50,6 @@ ELSEWHERE = {
     "other arguments": replace(CONTEXT, digest=b"e" * 16),
     "another state": replace(CONTEXT, state="begun"),
 }
-
-
-def envelope(content: bytes, head: int) -> bytes:
-    """An envelope with a good checksum around whatever this is."""
-    first = bytes((head,))
-    return first + zlib.crc32(content, zlib.crc32(first)).to_bytes(4, "big") + content
 
 
 def changed(payload: StoredPayload, data: bytes) -> StoredPayload:

@@ -300,17 +300,6 @@ def test_a_point_that_the_store_was_not_told_of_is_not_passed(house: House) -> N
     assert not claim.past_point
 
 
-def test_a_renewal_that_meets_a_successor_is_told_once_and_ends(house: House) -> None:
-    house.won(effects="marked")
-    house.clock.advance(31)
-    house.won(effects="marked")
-
-    house.renewer.tick()
-    house.pass_time(10)
-
-    assert 1 == house.told().count("LeaseExpired")
-
-
 def test_what_cannot_be_stored_leaves_a_tombstone(house: House) -> None:
     """The work was done: a retry must not do it again because a header was odd."""
     house.won().complete(StoredResponse(200, metadata=(("X-Odd", "a\r\nb"),), body=b"x"))

@@ -364,12 +364,6 @@ class TestRotatedSecrets:
 
         assert [None, None] == [house.store.read(house.request(identity=i).key) for i in (0, 1)]
 
-    def test_dying_between_the_two_claims_leaves_the_key_guarded(self, house: House) -> None:
-        """The old key is asked first by everybody, so what holds it holds both."""
-        house.store._store.claim(house.request(identity=1), token=b"x" * 16, lease=30.0)
-
-        assert isinstance(house.claim(house.request(), house.request(identity=1)), InFlight)
-
     def test_the_fence_is_one_that_rises_over_both(self, house: House) -> None:
         first = house.won(house.request(), house.request(identity=1))
         first.release("test")

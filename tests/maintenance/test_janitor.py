@@ -32,7 +32,7 @@ from flask_idempotency.maintenance.janitor import (
 from flask_idempotency.maintenance.reap import reap
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
+from flask_idempotency.testing.contract.support import KEEP, a_key, a_token, stand
 from tests.maintenance.conftest import Office
 from tests.maintenance.yard import label, still
 
@@ -267,21 +267,6 @@ def test_a_store_clock_in_the_future_removes_no_record(house: House, clock: Froz
     assert {flying} == store._shared.records.keys()
 
 
-def test_a_task_that_is_delivered_twice_is_harmless(house: House, clock: FrozenClock) -> None:
-    """
-    A beat that fires twice, a message that comes again: the counts of the second are its own, and nothing is told anew.
-    """
-    store = house.store
-    for _ in range(3):
-        token, key = a_token(), a_key()
-        store.claim(a_request(key), token=token, lease=LEASE)
-        store.complete(key, token, PAYLOAD, keep=KEEP)
-    clock.advance(KEEP)
-    janitor = house.janitor({"expire": lambda horizon, drain: expire(store.expiry, horizon=horizon, drain=drain)})
-
-    assert [3, 0] == [getattr(janitor.run("expire", still()), "removed", None) for _ in range(2)]
-
-
 # heartbeat
 
 
@@ -328,23 +313,6 @@ class Shelf:
         return batch
 
 
-def test_only_expired_records_are_removed(clock: FrozenClock) -> None:
-    """And only they: not one that lives, and nothing that is not settled."""
-    store, kept = MemoryStore(clock), [a_key() for _ in range(3)]
-    for _ in range(5):
-        stand(store, clock, a_key(), "completed")
-    damaged = a_key()
-    stand(store, clock, damaged, "completed")
-    store.mark_corrupt(damaged, PAYLOAD)
-    clock.advance(KEEP)
-    stand(store, clock, kept[0], "completed")
-    stand(store, clock, kept[1], "in flight")
-    stand(store, clock, kept[2], "quarantined")
-    expire(store.expiry, horizon=clock.now, drain=still(2))
-
-    assert {damaged, *kept} == store._shared.records.keys()
-
-
 def test_expire_runs_until_no_expired_record_is_left(clock: FrozenClock) -> None:
     """Not until a batch is not full: others who are at the same work may have had the rest of it."""
     shelf = Shelf(10, 3, 10, 1)
@@ -365,19 +333,6 @@ def test_expire_counts_what_it_removed_before_a_failure(clock: FrozenClock) -> N
 
     assert ExpireReport(removed=150, shrunk=1) == expire(shelf, horizon=7.0, drain=still(100))
     assert [100, 100, 50] == [limit for _, limit in shelf.asked[:3]]
-
-
-def test_records_that_expire_during_a_run_are_left_to_the_next(clock: FrozenClock) -> None:
-    """A run that began to chase time would have no end."""
-    store, began = MemoryStore(clock), clock.now
-    for _ in range(3):
-        stand(store, clock, a_key(), "completed")
-        clock.advance(60)
-    horizon = began + KEEP + 90
-    clock.advance(KEEP)
-
-    assert ExpireReport(removed=2) == expire(store.expiry, horizon=horizon, drain=still(1))
-    assert ExpireReport(removed=1) == expire(store.expiry, horizon=clock.now, drain=still(1))
 
 
 # reconcile

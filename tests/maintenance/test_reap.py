@@ -14,8 +14,7 @@ from flask_idempotency.engine.model import Grant, OnExpiry, State
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.stress import at_once
-from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, stand
+from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD, a_request, a_token
 from tests.maintenance.yard import Yard, label, still
 
 
@@ -37,18 +36,6 @@ def test_a_claim_under_takeover_is_left_to_the_next_retry(yard: Yard) -> None:
     assert ReapReport(waiting=1) == yard.reap() == yard.reap()
     assert (before, []) == (yard.read(key), yard.events)
     assert isinstance(yard.store.claim(a_request(key), token=a_token(), lease=LEASE), Grant)
-
-
-def test_live_and_completed_claims_are_left_alone(yard: Yard, clock: FrozenClock) -> None:
-    keys = [a_key() for _ in range(3)]
-    stand(yard.store, clock, keys[0], "completed")
-    stand(yard.store, clock, keys[1], "quarantined")
-    clock.advance(LEASE)
-    stand(yard.store, clock, keys[2], "in flight")
-    before = [yard.read(key) for key in keys]
-
-    assert ReapReport() == yard.reap()
-    assert (before, []) == ([yard.read(key) for key in keys], yard.events)
 
 
 def test_a_lease_that_ended_after_the_horizon_is_left_alone(yard: Yard, clock: FrozenClock) -> None:
@@ -160,17 +147,6 @@ def test_quarantined_claims_stay_quarantined_after_a_store_failure(yard: Yard, c
     assert len(yard.events) == 3
     assert ReapReport(quarantined=5) == yard.reap()
     assert len({event.record for event in yard.events}) == len(yard.events) == 8
-
-
-def test_four_janitors_quarantine_each_key_once(yard: Yard, clock: FrozenClock) -> None:
-    keys = [yard.claim()[0] for _ in range(60)]
-    clock.advance(LEASE)
-    yards = [Yard(yard.store, clock) for _ in range(4)]
-    reports = at_once(*[lambda each=each: each.reap(drain=still(7)) for each in yards])
-    told = [event.record for each in yards for event in each.events]
-
-    assert sorted(label(key) for key in keys) == sorted(told)
-    assert len(keys) == sum(report.quarantined for report in reports)
 
 
 def test_without_resolvers_no_key_is_due(yard: Yard) -> None:

@@ -18,7 +18,6 @@ from flask_idempotency.engine.recovery import Happened, NeverHappened, StillUnkn
 from flask_idempotency.engine.store import Codec, SealContext
 from flask_idempotency.maintenance.reap import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, ReapReport
 from flask_idempotency.testing import FrozenClock
-from flask_idempotency.testing.contract.stress import at_once
 from flask_idempotency.testing.contract.support import ABOUT, KEEP, LEASE, PAYLOAD, a_request, a_token, near
 from tests.maintenance.yard import PAID, POLICY, Yard, label, still
 
@@ -258,17 +257,6 @@ def test_the_pauses_between_resolver_calls_double(yard: Yard, clock: FrozenClock
     assert (pauses, True) == (sorted(pauses), len(asked) <= 14)
     assert pauses[0] <= FIRST_PAUSE_SECONDS + 60
     assert LAST_PAUSE_SECONDS <= pauses[-1] <= LAST_PAUSE_SECONDS + 60
-
-
-def test_four_janitors_call_the_resolver_once_for_each_key(yard: Yard, clock: FrozenClock) -> None:
-    keys = [yard.held()[0] for _ in range(30)]
-    yards = [Yard(yard.store, clock) for _ in range(4)]
-    for each in yards:
-        each.says = (lambda unknown: Happened(PAID),)
-    reports = at_once(*[lambda each=each: each.reap(drain=still(3)) for each in yards])
-
-    assert [30, 30] == [sum(report.asked for report in reports), sum(len(each.asked) for each in yards)]
-    assert sorted(label(key) for key in keys) == sorted(event.record for each in yards for event in each.events)
 
 
 def test_a_janitor_killed_after_a_resolver_call_costs_one_turn(yard: Yard, clock: FrozenClock) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
 
 from tests.model.protocol import Protocol
 from tests.model.test_protocol import explored
-
-WHOLE = os.environ.get("MODEL") == "whole"
-"""`MODEL=whole` looks at the rows that take minutes as well: a million states and more."""
 
 PLAIN = Protocol("plain", faithful=True)
 MARKED = Protocol("marked", faithful=True)
@@ -75,6 +71,8 @@ LARGE = {
     "deduplicated, set back": replace(DEDUPLICATED_SET_BACK, workers=3),
     "deduplicated, set back twice": replace(DEDUPLICATED_SET_BACK, accidents=("set back", "set back")),
 }
+LONG = (pytest.mark.soak, pytest.mark.timeout(600))
+"""Before a release: a million states and more."""
 
 NEEDED: dict[str, Protocol] = {
     "no canary": WIPED,
@@ -103,21 +101,16 @@ NEEDED_TOGETHER: dict[tuple[str, str], Protocol] = {
 """Two rules of which either would do. Both are kept: one is the store's, and one is the owner's."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", sorted(ROWS))
-def test_nothing_runs_twice_when_a_store_forgets(row: str) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(pytest.param(each, id=name, marks=pytest.mark.slow) for name, each in ROWS.items()),
+        *(pytest.param(each, id=f"{name}, longer", marks=LONG) for name, each in LARGE.items()),
+    ],
+)
+def test_nothing_runs_twice_when_a_store_forgets(row: Protocol) -> None:
     """At most one effect, one answer, fences that rise, nothing that was ended comes back, and a way to the end."""
-    found = explored(ROWS[row])
-
-    assert ("", ()) == (found.violation, found.trace)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not WHOLE, reason="MODEL=whole asks for it")
-@pytest.mark.parametrize("row", sorted(LARGE))
-def test_nor_where_more_can_happen_at_once(row: str) -> None:
-    found = explored(LARGE[row])
+    found = explored(row)
 
     assert ("", ()) == (found.violation, found.trace)
 

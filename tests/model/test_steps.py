@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,9 +9,6 @@ import pytest
 
 from tests.model.explore import Explored, explore
 from tests.model.steps import Step, Steps, World
-
-WHOLE = os.environ.get("MODEL") == "whole"
-"""`MODEL=whole` looks at the rows that take minutes as well."""
 
 CHARGE, SHIP, PAY = Step("charge", "plain", 0), Step("ship", "plain", 1), Step("pay", "plain", 0)
 ROW = Step("row", "transactional", 2)
@@ -66,11 +62,11 @@ LARGE = {
     "deduplicated without intent, plain, views fail": replace(MAILED, intent=False, fails=True),
     "pure, plain, views fail and calls are given up": replace(QUOTED, fails=True, gives_up=True),
     "pure, deduplicated without intent, views fail": replace(QUOTED_MAIL, fails=True, gives_up=True),
-    "threads, views fail": replace(THREADS, fails=True),
+    "threads, views fail, a loss": replace(THREADS, fails=True),
     "threads, asked for again": replace(THREADS, again=1),
     "threads, calls are given up": replace(THREADS, gives_up=True),
 }
-"""What `MODEL=whole` looks at as well."""
+"""What a release looks at as well: these take minutes."""
 NEEDED: dict[str, tuple[Steps, str]] = {
     "no intent": (ONE, "I4"),
     "a begun step lets others in": (ONE, "I4"),
@@ -158,20 +154,18 @@ def explored(steps: Steps) -> Explored[World]:
     return explore(steps.start, steps.moves, steps.wrong, ends=None)
 
 
-@pytest.mark.parametrize("row", [*sorted(HOLDS), *(pytest.param(row, marks=pytest.mark.slow) for row in WIDE)])
+LONG = (pytest.mark.soak, pytest.mark.timeout(1800))
+ROWS = (
+    *sorted(HOLDS),
+    *(pytest.param(row, marks=pytest.mark.slow) for row in WIDE),
+    *(pytest.param(row, marks=LONG) for row in sorted(LARGE)),
+)
+
+
+@pytest.mark.parametrize("row", ROWS)
 def test_every_state_is_as_promised(row: str) -> None:
     """An effect happens at most once, each attempt gets the same result of it, and a doubt keeps the others out."""
-    found = explored((HOLDS | WIDE)[row])
-
-    assert ("", ()) == (found.violation, found.trace)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(not WHOLE, reason="MODEL=whole asks for it")
-@pytest.mark.parametrize("row", sorted(LARGE))
-def test_nor_where_more_can_happen_at_once(row: str) -> None:
-    found = explored(LARGE[row])
+    found = explored((HOLDS | WIDE | LARGE)[row])
 
     assert ("", ()) == (found.violation, found.trace)
 

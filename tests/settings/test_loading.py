@@ -21,7 +21,6 @@ from flask_idempotency.engine.policy import POLICY_FIELDS, Policy
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.settings import Settings, derived_secret, load_override, load_settings, summary
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
-from flask_idempotency.settings.profiles import PROFILES, policy_of
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
@@ -108,12 +107,6 @@ def test_an_empty_namespace_is_refused() -> None:
     assert "IDEMPOTENCY_NAMESPACE: must have 1 to 255 characters" in faults({"IDEMPOTENCY_NAMESPACE": ""})
 
 
-def test_settings_do_not_show_what_must_stay_secret() -> None:
-    settings = load({"IDEMPOTENCY_STORE": "redis://:canary@127.0.0.1", "IDEMPOTENCY_SECRET": "canary-9f2c47d1e8b35a60"})
-
-    assert "canary" not in repr(settings)
-
-
 def test_a_derived_secret_can_be_named_when_it_is_replaced() -> None:
     """A new secret is a rotation like any other: no key becomes new."""
     before = load_settings({"IDEMPOTENCY_STORE": "redis://h", "SECRET_KEY": "k"}, {}, app_name="shop", lenient=True)
@@ -132,10 +125,6 @@ def test_an_unknown_keyword_is_refused_where_it_was_written() -> None:
 
 def test_arguments_override_configuration() -> None:
     assert 5.0 == load({"IDEMPOTENCY_LEASE": 60}, lease=5).policy.lease
-
-
-def test_encryption_off_is_no_promise_and_is_accepted() -> None:
-    assert load({"IDEMPOTENCY_ENCRYPTION": "off"}).enabled
 
 
 @pytest.mark.parametrize(("value", "seconds"), [(90, 90.0), (1.5, 1.5), (timedelta(minutes=2), 120.0)])
@@ -190,24 +179,9 @@ def test_statuses_may_be_numbers_and_classes() -> None:
     assert {404, *range(500, 600)} == load_override({"keep_statuses": [404, "5xx"]}, where="here")["keep_statuses"]
 
 
-def test_a_profile_lies_below_the_values_named_beside_it() -> None:
-    policy = policy_of(load_override({"profile": "playbook", "keep": 60}, where="here"))
-
-    assert ("playbook", 60.0) == (policy.profile, policy.keep)
-    assert PROFILES["playbook"].values["replayed_header"] == policy.replayed_header
-
-
 def test_configuration_and_arguments_are_one_layer() -> None:
     """A profile in the call does not undo a value in the configuration: both speak for the whole application."""
     assert 5.0 == load({"IDEMPOTENCY_LEASE": 5}, profile="stripe").policy.lease
-
-
-def test_an_outer_value_beats_an_inner_profile() -> None:
-    """What the application writes anywhere beats what a profile brings: `keep` was written, and 7 days were not."""
-    outer = load_override({"keep": 60}, where="app")
-    inner = load_override({"profile": "playbook"}, where="blueprint")
-
-    assert ("playbook", 60.0) == ((policy := policy_of(outer, inner)).profile, policy.keep)
 
 
 LISTS: dict[str, Any] = {"keep_statuses": ["5xx"], "release_statuses": [500]}
@@ -216,20 +190,6 @@ LISTS: dict[str, Any] = {"keep_statuses": ["5xx"], "release_statuses": [500]}
 def test_one_layer_that_keeps_and_releases_a_status_is_refused_where_it_is_written() -> None:
     with pytest.raises(ConfigurationError, match="here: keep_statuses and release_statuses both name 500"):
         load_override(LISTS, where="here")
-
-
-@pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_an_application_that_keeps_and_releases_a_status_is_refused(profile: str) -> None:
-    with pytest.raises(ConfigurationError, match="keep_statuses and release_statuses both name 500"):
-        load({}, profile=profile, **LISTS)
-    with pytest.raises(ConfigurationError, match="keep_statuses and release_statuses both name 500"):
-        load({"IDEMPOTENCY_KEEP_STATUSES": ["5xx"]}, profile=profile, release_statuses=[500])
-
-
-@pytest.mark.parametrize("value", ("takeover", "quarantine"))
-def test_a_written_on_abandoned_stands_under_every_profile(value: str) -> None:
-    assert value == load({"IDEMPOTENCY_ON_ABANDONED": value}, profile="x-idempotency").policy.on_abandoned
-    assert load({}, profile="x-idempotency").policy.on_abandoned is None
 
 
 def test_raw_bytes_have_no_fields_to_ignore() -> None:
@@ -243,11 +203,6 @@ def test_a_uuid_must_fit_into_the_longest_key() -> None:
         load({"IDEMPOTENCY_KEY_FORMAT": "uuid"}, max_key_length=35)
 
     assert 36 == load({"IDEMPOTENCY_KEY_FORMAT": "uuid"}, max_key_length=36).policy.max_key_length
-
-
-@pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_every_profile_is_a_policy_that_holds(profile: str) -> None:
-    policy_of(load_override({"profile": profile}, where="here")).check(joint=False)
 
 
 def test_a_secret_of_its_own_needs_no_warning() -> None:

@@ -82,12 +82,6 @@ def test_an_inner_profile_leaves_nothing_of_the_outer_one() -> None:
         assert under(inner) == policy_of({"profile": outer}, {"profile": inner}), (inner, outer)
 
 
-def test_a_layers_own_values_lie_over_its_profile() -> None:
-    policy = under("playbook", keep=60.0)
-
-    assert (60.0, 409) == (policy.keep, PROFILES[policy.profile].statuses["key-reused"])
-
-
 def test_a_layer_without_a_profile_lies_over_an_outer_profile_value_by_value() -> None:
     policy = policy_of({"profile": "x-idempotency"}, {"max_key_length": 64})
 

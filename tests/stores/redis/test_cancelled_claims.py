@@ -141,14 +141,14 @@ def test_a_cancellation_is_kept_for_a_minute(store: RedisStore, redis_client: re
     assert 0 < redis_client.pttl(layout.cancelled(layout.keys(key), token)) <= CANCELLED_MS == 60_000
 
 
-def test_a_full_server_keeps_a_cancellation(start_redis: StartRedis, redis_kind: str) -> None:
-    server, key, token = start_redis(redis_kind, "--maxmemory-policy", "noeviction"), a_key(), a_token()
-    with closing(redis_store(server.url)) as store, redis.Redis.from_url(server.url) as client:
-        client.config_set("maxmemory", 1)
-        store.release(key, token)
-        client.config_set("maxmemory", 0)
-        with pytest.raises(StoreUnavailable, match="cancelled"):
-            store.claim(a_request(key), token=token, lease=LEASE)
+def test_a_full_server_keeps_a_cancellation(full: tuple[RedisStore, redis.Redis]) -> None:
+    (store, client), key, token = full, a_key(), a_token()
+    client.config_set("maxmemory", 1)
+    store.release(key, token)
+    client.config_set("maxmemory", 0)
+
+    with pytest.raises(StoreUnavailable, match="cancelled"):
+        store.claim(a_request(key), token=token, lease=LEASE)
 
 
 def test_a_key_claimed_during_a_server_freeze_is_free_afterwards(

@@ -20,7 +20,6 @@ from flask_idempotency.engine.model import Grant, SealedBy, StoredPayload
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin.janitor import Index
-from flask_idempotency.stores.redis.encoding import decode
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
@@ -293,14 +292,6 @@ def refused(store: RedisStore, key: StorageKey, token: bytes) -> None:
         store.claim(a_request(key), token=token, lease=LEASE)
     with pytest.raises(CorruptRecord):
         store.read(key)
-
-
-@given(data=st.binary(max_size=200))
-def test_any_bytes_decode_to_a_record_or_to_corrupt(data: bytes) -> None:
-    try:
-        decode(data, now=0.0)
-    except CorruptRecord:
-        return
 
 
 QUOTA = Quota(records=100, bytes=10**6, in_flight=10, new_keys=NewKeys(100, 60))

@@ -232,15 +232,6 @@ def test_a_record_adds_little_to_its_payload(store: RedisStore, redis_client: re
     assert redis_client.strlen(layout.keys(key)[0]) == 77 + 3 + 4 + 1 + 1 + 100
 
 
-@given(data=st.binary(max_size=60), text=st.text(max_size=300))
-def test_request_info_is_stored_apart_from_the_rest(data: bytes, text: str) -> None:
-    """Lengths stand before texts: no text can end one early."""
-    about = RequestInfo(tenant=text, principal="p", method="", operation=text)
-    first = bytes([1 << 5 | 1 << 3])
-
-    assert decode(first + bytes(76) + about_bytes(about) + data, now=0.0).info == about
-
-
 @pytest.mark.parametrize("letter", ("p", "ü", "…", "🦊", "\ud800"), ids=ascii)
 def test_a_text_that_is_too_long_for_an_auditor_is_cut(store: RedisStore, letter: str) -> None:
     key = a_key()

@@ -9,7 +9,6 @@ from itertools import count
 from typing import Self
 
 import pytest
-import redis
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import StoreUnavailable
@@ -90,35 +89,6 @@ def test_a_late_fill_of_a_reused_key_is_dropped(
 
     outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
     assert found(store, key) == outcome if settled else isinstance(outcome, InFlight)
-
-
-def test_a_worker_killed_before_its_fill_costs_one_more_system_call(
-    cache: RedisReplayCache, clock: FrozenClock
-) -> None:
-    system = TellingStore(clock)
-    dying, watched = TieredStore(system, HeldUp(cache)), FaultyStore(system)
-    store, key = TieredStore(watched, cache), a_key()
-    stand(dying, clock, key, "completed")
-
-    outcomes = [store.claim(a_request(key), token=a_token(), lease=LEASE) for _ in range(2)]
-
-    assert [found(system, key)] * 2 == outcomes
-    assert watched.verbs() == ["claim"]
-
-
-def test_a_damaged_cache_entry_is_read_again_from_the_system(
-    store: TieredStore, clock: FrozenClock, redis_client: redis.Redis
-) -> None:
-    key = a_key()
-    stand(store, clock, key, "completed")
-    store.claim(a_request(key), token=a_token(), lease=LEASE)
-    (name,) = redis_client.keys()
-    redis_client.setrange(name, 70, b"\0\0\0")
-
-    outcome = store.claim(a_request(key), token=a_token(), lease=LEASE)
-
-    assert found(store, key) == outcome
-    assert redis_client.keys() == [name]
 
 
 class Broken:

@@ -477,19 +477,16 @@ def test_the_task_log_is_in_one_slot(store: RedisStore, redis_client: redis.Redi
     assert store.responses.scan(limit=1000).answers == ()
 
 
-def test_the_task_log_works_on_a_full_server(start_redis: StartRedis, redis_kind: str, clock: FrozenClock) -> None:
-    server, token = start_redis(redis_kind), a_token()
-    store = redis_store(server.url, clock=clock)
-    with redis.Redis.from_url(server.url) as client:
-        client.config_set("maxmemory", 1)
-        assert store.task_log.lock("reap", token, lease=60)
-        store.task_log.report("reap", "{}")
-        assert not store.task_log.lock("reap", a_token(), lease=60)
-        store.task_log.unlock("reap", token)
-        assert store.task_log.lock("reap", a_token(), lease=60)
+def test_the_task_log_works_on_a_full_server(full: tuple[RedisStore, redis.Redis]) -> None:
+    (store, client), token = full, a_token()
+    client.config_set("maxmemory", 1)
+    assert store.task_log.lock("reap", token, lease=60)
+    store.task_log.report("reap", "{}")
+    assert not store.task_log.lock("reap", a_token(), lease=60)
+    store.task_log.unlock("reap", token)
 
+    assert store.task_log.lock("reap", a_token(), lease=60)
     assert store.task_log.reports()["reap"].report == "{}"
-    store.close()
 
 
 def test_a_foreign_value_does_not_hold_a_task_lock(store: RedisStore, redis_client: redis.Redis) -> None:
