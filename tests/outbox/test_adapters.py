@@ -152,6 +152,7 @@ def test_a_broker_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(brokers, "time", SimpleNamespace(monotonic=lambda: 0.0))
     app = Celery("shop", broker="redis://127.0.0.1:1/0", set_as_current=False)
     app.conf.task_publish_retry = False
+    app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
     calls: list[str] = []
     tasks, send = Tasks(app), app.send_task
 
@@ -220,6 +221,7 @@ def test_an_exchange_confirms_and_refuses_what_no_queue_takes(rabbitmq: RabbitSe
 
 def test_an_exchange_that_is_away_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(brokers, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr("kombu.utils.functional.sleep", lambda seconds: None)
     results = Exchange(Connection("amqp://guest@127.0.0.1:1//")).send([message(1), message(2)])
 
     assert [True, True] == [isinstance(each, OSError) for each in results]
@@ -670,13 +672,13 @@ def raw_receiver(respond: Callable[[socket.socket, threading.Event], None]) -> I
 
 def test_a_receiver_that_drips_does_not_hold_the_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte starts httpx's timeout again. Measured: 36 s, and the hold of the relay is 30 s."""
-    monkeypatch.setattr(webhook, "TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(webhook, "TIMEOUT_SECONDS", 0.4)
     dripped = []
 
     def drip(connection: socket.socket, end: threading.Event) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n")
         for number in range(PATIENCE * 5):
-            end.wait(0.2)
+            end.wait(0.1)
             connection.sendall(b"X: y\r\n")
             dripped.append(number)
         connection.sendall(b"Content-Length: 0\r\n\r\n")
@@ -685,7 +687,7 @@ def test_a_receiver_that_drips_does_not_hold_the_relay(monkeypatch: pytest.Monke
         (result,) = Webhook(lambda message: url).send([message()])
         whole = len(dripped) == PATIENCE * 5
 
-    assert (False, "no whole response within 1 seconds") == (whole, text_of(result) if result else None)
+    assert (False, "no whole response within 0.4 seconds") == (whole, text_of(result) if result else None)
 
 
 def test_a_response_that_unpacks_to_more_than_memory_is_not_unpacked() -> None:

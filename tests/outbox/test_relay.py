@@ -567,8 +567,9 @@ def test_a_frozen_relay_does_not_freeze_the_others(shop: Shop) -> None:
             shop.relay.run_once()
 
 
-def test_a_relay_waits_for_its_database(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    stop, tries = Stop(), []
+def test_a_relay_waits_for_its_database(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, tries, waits = Stop(), [], []
+    monkeypatch.setattr(Stop, "wait", lambda stop, seconds: waits.append(seconds))
 
     class Away:
         def run_once(self, **options: object) -> None:
@@ -584,6 +585,7 @@ def test_a_relay_waits_for_its_database(shop: Shop, caplog: pytest.LogCaptureFix
     stop.close()
 
     assert (RelayReport(), 2) == (report, len(tries))
+    assert [1.0, 2.0] == waits
     assert "it tries again in 2 s" in caplog.text
 
 
