@@ -7,6 +7,7 @@ import importlib
 import pickle
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import flask_idempotency
+from tests.sql_backends import make_tables
 
 if TYPE_CHECKING:
     from example_app.demo.servers import RedisServer
@@ -68,7 +70,6 @@ assert first[0].startswith("201"), first
 assert again[1].get("Idempotency-Replayed") == "true", again
 print(*sorted(set(sys.modules) - before))
 """
-TABLES = "app.extensions['idempotency'].schema.upgrade()"
 
 
 def printed(code: str) -> list[str]:
@@ -78,6 +79,7 @@ def printed(code: str) -> list[str]:
     return done.stdout.split()
 
 
+@cache
 def loaded(ours: str, *, before: str = "") -> list[str]:
     """The modules that this loads on top of Flask and marshmallow, in a process of its own."""
     return printed(LOADED.format(before=before, ours=ours))
@@ -91,9 +93,9 @@ def test_the_bare_import_loads_only_itself() -> None:
     assert {module for module in modules if module.partition(".")[0] not in sys.stdlib_module_names} == {OURS}
 
 
-@pytest.mark.parametrize("name", ("LeaseLost", "Decision", "Quota", "Happened"))
-def test_a_name_of_the_engine_loads_only_the_engine(name: str) -> None:
-    code = f"import sys; before = set(sys.modules); from flask_idempotency import {name}; print(*set(sys.modules) - before)"
+def test_a_name_of_the_engine_loads_only_the_engine() -> None:
+    names = "LeaseLost, Decision, Quota, Happened"
+    code = f"import sys; before = set(sys.modules); from flask_idempotency import {names}; print(*set(sys.modules) - before)"
     packages = {".".join(module.split(".")[:2]) for module in printed(code)}
 
     assert {each for each in packages if each.partition(".")[0] not in sys.stdlib_module_names} == {
@@ -114,7 +116,7 @@ def test_an_import_loads_no_other_package(ours: str, before: str) -> None:
 
 def test_an_import_loads_no_optional_part() -> None:
     """Not the group of commands itself, which an application registers, but all that it prints and asks."""
-    modules = loaded(REDIS_STORE)
+    modules = loaded(REDIS_STORE, before="import redis")
     optional = ("cli.output", "codec.encryption", "janitor", "metrics", "sql", "stores.sql", "testing")
     of_operators = (
         "maintenance",
@@ -152,8 +154,7 @@ def test_the_first_keyed_requests_import_nothing_without_a_server(store: str, tm
     url = "memory://"
     if store == "sqlite":
         url = f"sqlite:///{tmp_path / 'records.db'}"
-        # In a process of its own, as `flask idempotency db upgrade` is.
-        printed(f"import sys\nfrom io import BytesIO\n{APPLICATION.format(store=url)}\n{TABLES}")
+        make_tables(url)
 
     assert of_first_requests(url) == []
 
@@ -182,17 +183,11 @@ def test_every_public_name_is_what_its_module_has() -> None:
             assert getattr(flask_idempotency, name) is getattr(importlib.import_module(f"{OURS}.{module}"), name)
 
 
-def test_all_names_are_listed_before_their_modules_are_loaded() -> None:
-    code = "import sys, flask_idempotency as f; print(set(f.__all__) <= set(dir(f)), 'flask' in sys.modules)"
+def test_all_names_are_listed_before_their_modules_are_loaded_and_a_star_imports_them() -> None:
+    listed = "import sys, flask_idempotency as f; print(set(f.__all__) <= set(dir(f)), 'flask' in sys.modules)"
+    starred = "from flask_idempotency import *\nprint(Idempotency.__name__, LeaseLost.__name__)"
 
-    assert printed(code) == ["True", "False"]
-
-
-def test_a_star_imports_every_public_name() -> None:
-    assert printed("from flask_idempotency import *\nprint(Idempotency.__name__, LeaseLost.__name__)") == [
-        "Idempotency",
-        "LeaseLost",
-    ]
+    assert printed(f"{listed}\n{starred}") == ["True", "False", "Idempotency", "LeaseLost"]
 
 
 def test_a_module_is_found_beside_the_names() -> None:
