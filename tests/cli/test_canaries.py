@@ -14,6 +14,7 @@ import pytest
 
 from docs.commands import subcommands
 from flask_idempotency.cli import cli
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import Identity, Scope, StorageKey
 from flask_idempotency.engine.model import ClaimRequest, OnExpiry, RequestInfo
 from flask_idempotency.operations.records import handle_of
@@ -149,3 +150,33 @@ def test_the_canaries_would_be_seen() -> None:
 
     assert [(TENANT, PRINCIPAL)] == [(each["tenant"], each["principal"]) for each in shown]
     assert 0 == run(world, "resolve", *COMMANDS["resolve"][0], typed=BODY).exit_code
+
+
+def test_a_store_that_is_away_ends_no_command_with_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code is 2 where the command has asked the store, as `flask idempotency --help` says."""
+    world = troubled()
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("no answer")
+
+    store = world.store
+    for port in (store.recovery, store.expiry, store.responses, store.data_keys, store.ledger):
+        for name, member in vars(type(port)).items():
+            if callable(member) and not name.startswith("_"):
+                monkeypatch.setattr(type(port), name, away)
+    ends = {name: run(world, *name.split(), *tried[0], typed=typed(tried[0])) for name, tried in COMMANDS.items()}
+
+    assert [] == [name for name, ended in ends.items() if not isinstance(ended.exception, SystemExit | None)]
+    asking = (
+        "list",
+        "stats",
+        "keys status",
+        "quota set",
+        "quota show",
+        "purge",
+        "reap",
+        "expire",
+        "rotate",
+        "reconcile",
+    )
+    assert [] == [name for name in asking if 2 != ends[name].exit_code or "no answer" not in ends[name].stderr]

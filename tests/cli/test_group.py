@@ -20,7 +20,6 @@ import flask_idempotency.cli
 from docs.commands import subcommands
 from flask_idempotency.cli import cli, migrating
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.operations.admin import SchemaReport, schema_report
 
 FAULT, ADVICE, STEP = "A thing is missing. Run something.", "Another way is better.", "0001: a thing"
 
@@ -162,19 +161,6 @@ def test_machines_get_one_object(schema: FakeSchema | None, verb: str, code: int
     result = run(SimpleNamespace(schema=schema), "db", verb, "--json")
 
     assert (code, object, "") == (result.exit_code, json.loads(result.stdout), result.stderr)
-
-
-def test_the_verbs_need_no_flask() -> None:
-    """A console and a script of one's own say the same."""
-
-    class Plain(FakeSchema):
-        def upgrade(self) -> list[str]:
-            return [STEP]
-
-    assert (SchemaReport((STEP,), (FAULT,), ()), SchemaReport((), (FAULT,), ())) == (
-        schema_report([Plain(broken=[FAULT])], upgrade=True),
-        schema_report([Plain(broken=[FAULT])]),
-    )
 
 
 def test_importing_the_package_loads_no_command() -> None:

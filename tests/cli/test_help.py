@@ -68,10 +68,6 @@ def test_the_exit_codes_stand_in_the_help_and_in_the_reference() -> None:
         assert f"| {code} | {meaning} |" in page("")
 
 
-def test_a_command_that_is_done_exits_with_0() -> None:
-    assert 0 == run(apps.shop(), "reap").exit_code
-
-
 def test_a_command_that_is_refused_or_not_confirmed_exits_with_1() -> None:
     world = shop(None, encryption="off")
     purge = ("purge", "--no-tenant", "--reason", "why")

@@ -17,8 +17,7 @@ from flask.cli import FlaskGroup
 from flask_idempotency import Idempotency
 from flask_idempotency.cli import cli
 from flask_idempotency.codec.key_sources import load_ring
-from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.operations.admin import KeysReport, KeyStatus, keys_status
+from flask_idempotency.operations.admin import KeyStatus
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.apps import World, new_world
@@ -137,20 +136,6 @@ def test_where_nothing_is_encrypted_it_says_so(world: Any, remedy: str) -> None:
     assert (1, "", True) == (told.exit_code, told.stdout, remedy in told.stderr)
 
 
-def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can tell, which is neither in order nor not."""
-    world = shop({"a": OLD})
-
-    def down() -> Mapping[str, int]:
-        raise StoreUnavailable("no answer")
-
-    monkeypatch.setattr(world.store.data_keys, "count", down)
-
-    told = run(world, "keys", "status", "--json")
-
-    assert (2, {"error": "no answer"}) == (told.exit_code, json.loads(told.stdout))
-
-
 def test_no_command_says_a_key() -> None:
     world = shop({"new": NEW, "old": OLD})
     world.post()
@@ -170,11 +155,3 @@ def test_an_old_key_may_go_when_nothing_at_all_is_left_under_it(records: int, da
     assert goes is KeyStatus("old", records, data_keys, newest=False, known=True).may_go
     assert not KeyStatus("new", 0, 0, newest=True, known=True).may_go
     assert not KeyStatus("lost", 0, 0, newest=False, known=False).may_go
-
-
-def test_the_verb_needs_no_flask() -> None:
-    store = MemoryStore()
-
-    assert KeysReport((KeyStatus("a", 0, 0, newest=True, known=True),), 0) == keys_status(
-        load_ring({"a": OLD}), store.responses, store.data_keys
-    )

@@ -14,7 +14,6 @@ from flask import Flask, request
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import TenantErased
-from flask_idempotency.engine.keys import Identity
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.apps import World, new_world
@@ -215,18 +214,6 @@ def test_what_is_not_said_whole_is_not_done(arguments: tuple[str, ...]) -> None:
     assert 200 == paid(world)
 
 
-def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can tell whether the keys are gone, so it is to be repeated."""
-    world = shop()
-
-    def down(*_: Any) -> int:
-        raise StoreUnavailable("no answer")
-
-    monkeypatch.setattr(type(world.store.data_keys), "shred", down)
-
-    assert (2, "Error: no answer\n") == ((told := run(world, *SHRED)).exit_code, told.stderr)
-
-
 def test_a_cache_that_did_not_hear_is_exit_code_2_and_the_remedy_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys are gone by then, under every secret: the first that fails must not keep the others."""
     before = shop()
@@ -248,16 +235,3 @@ def test_a_cache_that_did_not_hear_is_exit_code_2_and_the_remedy_works(monkeypat
     assert (False, True) == (event.finished, "acme" not in str(event))
     assert [410, 410] == [paid(each) for each in (world, before)]
     assert 0 == run(world, *SHRED).exit_code
-
-
-def test_it_is_told_as_an_audit_event_and_names_nobody() -> None:
-    """Who, why, and of whom by what stands for them."""
-    world = shop()
-
-    run(world, *SHRED)
-
-    pseudonym = Identity(b"s").pseudonym("acme")
-    why = "their contract has ended"
-    assert [
-        TenantErased("", "", tenant=pseudonym, actor="ops", reason=why, data_keys=1, wiped=0, finished=True)
-    ] == world.told(TenantErased)

@@ -9,7 +9,6 @@ import pytest
 from click.testing import Result
 from flask import Flask, request
 
-from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import QuotaSet
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.quota import NewKeys, Quota
@@ -196,19 +195,6 @@ def test_a_store_that_counts_nothing_is_refused() -> None:
     told = run(shop(store=FaultyStore(MemoryStore())), "show", "--all", "--json")
 
     assert (1, True) == (told.exit_code, "does not count" in json.loads(told.stdout)["error"])
-
-
-def test_a_store_that_is_down_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = shop(quota_records=1)
-
-    def down(*_: Any) -> Quota:
-        raise StoreUnavailable("no answer")
-
-    monkeypatch.setattr(type(world.store.ledger), "limit", down)
-
-    told = run(world, "set", "--tenant", "acme", "--records", "5")
-
-    assert (2, "", "Error: no answer\n") == (told.exit_code, told.stdout, told.stderr)
 
 
 def test_it_is_told_as_an_audit_event_and_names_nobody() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from flask import Flask
 
 from flask_idempotency.engine.engine import Engine
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
@@ -14,8 +13,6 @@ from flask_idempotency.engine.events import Resolved
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import OnExpiry, Record, State
 from flask_idempotency.operations.records import handle_of
-from flask_idempotency.stores.memory import MemoryStore
-from flask_idempotency.testing import FaultyStore
 from tests.apps import (
     ALICES,
     ANSWER,
@@ -25,7 +22,6 @@ from tests.apps import (
     World,
     key_of,
     lapsed,
-    new_world,
     paid,
     record,
     refusal,
@@ -53,20 +49,6 @@ def test_a_key_whose_owner_is_gone_for_good_is_free() -> None:
     assert (0, "Released: the next retry runs.\n") == (told.exit_code, told.output)
     assert [201, 201] == [paid(world).status_code for _ in range(2)]
     assert 1 == len(world.runs)
-
-
-@pytest.mark.parametrize("on_expiry", OnExpiry)
-def test_one_that_is_in_progress_and_whose_owner_is_gone_for_good_is_free_too(on_expiry: OnExpiry) -> None:
-    """Nobody has to wait for a janitor."""
-    world = shop()
-    vanished(world, on_expiry=on_expiry)
-    world.clock.advance(GONE)
-
-    assert (0, {"verb": "released", "forced": False, "settled": 1, "left": 0}) == (
-        (told := run(world, *RELEASE, "--json")).exit_code,
-        said(told),
-    )
-    assert record(world) is None
 
 
 def test_one_that_its_own_owner_gave_up_is_free_when_its_lease_is_over() -> None:
@@ -129,15 +111,6 @@ def test_a_deduplicated_owner_that_renews_between_the_look_and_the_release_wins(
     assert "or its worker has just renewed its lease" in told
     assert State.PROCESSING is state(world)
     assert "Repeat this in 90 s" in refusal(run(world, *RELEASE))
-
-
-@pytest.mark.parametrize(("effects", "left"), (("plain", 840), ("marked", 840), ("deduplicated", 1)))
-def test_the_refusal_names_the_seconds_that_are_left(effects: str, left: int) -> None:
-    world = shop(effects=effects)
-    vanished(world, on_expiry=OnExpiry.QUARANTINE if effects == "plain" else OnExpiry.TAKEOVER)
-    world.clock.advance(3 * LEASE - 0.25)
-
-    assert f"Repeat this in {left if left == 1 else left + 1} s, or " in refusal(run(world, *RELEASE))
 
 
 @pytest.mark.parametrize("seconds", (GONE - 0.01, GONE), ids=("may live", "cannot live"))
@@ -265,18 +238,6 @@ def test_an_owner_that_was_faster_wins() -> None:
 
     assert "Another process resolved the key first, or its worker has just renewed its lease" in told
     assert (State.COMPLETED, []) == (state(world), world.told(Resolved))
-
-
-def test_an_owner_that_has_just_renewed_wins() -> None:
-    """It is at work after all."""
-    world = shop()
-    key, token = vanished(world)
-    world.clock.advance(GONE)
-
-    told = _meanwhile(world, lambda: world.store.renew(key, token, lease=LEASE))
-
-    assert "or its worker has just renewed its lease" in told
-    assert State.PROCESSING is state(world)
 
 
 def _meanwhile(world: World, act: Any) -> str:
@@ -413,9 +374,3 @@ def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyP
 
     assert (2, "Error: no answer\n") == ((told := run(world, *RELEASE)).exit_code, told.stderr)
     assert [False] == [event.certain for event in world.told(Resolved) if isinstance(event, Resolved)]
-
-
-def test_a_store_in_which_nobody_can_settle_is_said_to_be_so() -> None:
-    world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
-
-    assert "cannot be searched" in refusal(run(world, "release", "a" * 77, *WHY, "--yes"))

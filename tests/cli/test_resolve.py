@@ -18,7 +18,6 @@ from tests.apps import (
     LEASE,
     WHY,
     World,
-    key_of,
     lapsed,
     paid,
     record,
@@ -205,13 +204,6 @@ def test_what_never_happened_is_refused_while_the_owner_may_live() -> None:
     assert record(world) is None
 
 
-def test_what_never_happened_is_refused_of_what_holds_an_answer() -> None:
-    world = sealed_and_lost()
-
-    assert "Its request completed" in refusal(run(world, *RESOLVE, "--never-happened"))
-    assert State.QUARANTINED is state(world)
-
-
 def sealed_and_lost() -> World:
     """A payment whose answer nobody could open, because a key was missing in the ring; and the ring without it."""
     world = shop(encryption="on", key_ring={"old": OLD})
@@ -360,19 +352,3 @@ def test_standard_input_is_one_thing_only(named: tuple[str, ...]) -> None:
 
     assert 2 == run(world, "resolve", *named, *happened, *WHY, typed="k\ny\n").exit_code
     assert State.QUARANTINED is state(world)
-
-
-def test_it_is_told_who_and_why() -> None:
-    world = unknown()
-    run(world, *RESOLVE, "--happened", "--status", "201")
-    (event,) = world.told(Resolved)
-
-    assert isinstance(event, Resolved)
-    assert ("completed", "quarantined", "ops", "asked the bank", False) == (
-        event.verb,
-        event.was,
-        event.actor,
-        event.reason,
-        event.forced,
-    )
-    assert key_of(world).label == event.record

@@ -49,14 +49,6 @@ def plant(world: World, start: bytes, *, state: str = "processing", endpoint: st
     return handle_of(key)
 
 
-def test_a_list_prints_eight_characters(world: World) -> None:
-    handle = plant(world, PREFIX, state="quarantined")
-
-    (_, line) = run(world, "list").output.splitlines()
-
-    assert (START[:8], START) == (line.split()[0], handle[:16])
-
-
 @on_each_store
 def test_a_list_prints_more_where_eight_are_not_unique(world: World) -> None:
     """As many as tell the records apart, and the others keep their eight."""

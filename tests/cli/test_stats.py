@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.apps import LEASE, lapsed, new_world, paid, refusal, run, said, shop, vanished
@@ -108,14 +107,3 @@ def test_what_a_store_cannot_tell_is_not_known() -> None:
 
     assert all(f"{what}: not known" in told for what in ("completed", "data keys", "tenants with a ledger"))
     assert "it cannot tell whether a janitor runs" in told
-
-
-def test_a_store_that_does_not_answer_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = shop()
-
-    def down(*_: Any) -> Any:
-        raise StoreUnavailable("no answer")
-
-    monkeypatch.setattr(type(world.store.recovery), "counts", down)
-
-    assert (2, "Error: no answer\n") == ((told := run(world, "stats")).exit_code, told.stderr)

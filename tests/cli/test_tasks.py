@@ -12,7 +12,6 @@ from flask import Flask
 
 from flask_idempotency.cli import maintenance as cli_tasks
 from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS
-from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import Reaped, RecordCorrupt, TaskRun
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.recovery import Happened, NeverHappened, Resolution, StillUnknown, UnknownOutcome
@@ -21,7 +20,7 @@ from flask_idempotency.maintenance.rotate import GRACE_SECONDS
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests import apps
-from tests.apps import FaultyMemory, World, new_world
+from tests.apps import World, new_world
 from tests.books import book_of
 from tests.cli.test_keys import NEW, OLD, disabled, run, shop
 
@@ -68,14 +67,6 @@ def test_a_rotation_says_what_it_could_not_open() -> None:
     assert (1, True) == (result.exit_code, "Cannot be opened: 1." in result.output)
 
 
-def test_a_rotation_that_makes_no_sense_is_refused() -> None:
-    """Each with its remedy."""
-    plain = shop(None, encryption="off")
-    said = run(plain, "rotate")
-    assert (1, True) == (said.exit_code, "set IDEMPOTENCY_ENCRYPTION to on" in said.output)
-    assert 1 == run(disabled(), "rotate", "--json").exit_code
-
-
 def test_a_ledger_that_nobody_touched_is_in_order() -> None:
     """And exits with 0."""
     world = shop(None, encryption="off", quota_records=5)
@@ -97,32 +88,6 @@ def test_records_that_were_deleted_by_hand_are_told_once() -> None:
     world.post(key="again")
     world.store.ledger._shared.records.clear()
     assert "Wrong by 1 records" in run(world, "reconcile").output
-
-
-def test_a_store_that_cannot_do_it_is_said_to_be_so() -> None:
-    """Not every store counts."""
-    world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
-    result = run(world, "reconcile")
-
-    assert (1, True) == (result.exit_code, "does not count" in result.output)
-
-
-def test_a_store_that_does_not_answer_is_not_said_to_be_in_order() -> None:
-    """Exit code 2: nobody can tell."""
-    world = shop(None, encryption="off", quota_records=5)
-
-    class Silent(FaultyMemory):
-        """Its ledger is not to be had."""
-
-        def __init__(self) -> None:
-            super().__init__(MemoryStore())
-            self.ledger.tenants = self.refuse  # type: ignore[method-assign]
-
-        def refuse(self) -> Any:
-            raise StoreUnavailable("down")
-
-    world = shop(None, store=Silent(), encryption="off", quota_records=5)
-    assert 2 == run(world, "reconcile").exit_code
 
 
 def test_reap_quarantines_what_its_owner_has_left() -> None:
@@ -295,18 +260,3 @@ def test_a_task_that_a_store_gives_no_work_for_is_refused(task: str, why: str) -
 
 def test_without_quotas_there_is_nothing_to_reconcile() -> None:
     assert "Quotas are off" in apps.refusal(run(apps.shop(), "reconcile"))
-
-
-@pytest.mark.parametrize("task", ("reap", "expire", "rotate"))
-def test_a_store_that_is_away_is_exit_code_2(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can tell how much of it is done; it is safe to run again."""
-    world = shop({"new": NEW})
-
-    def down(*_: Any, **__: Any) -> Any:
-        raise StoreUnavailable("no answer")
-
-    store = world.store
-    for port, method in ((store.recovery, "expired_leases"), (store.expiry, "sweep"), (store.responses, "scan")):
-        monkeypatch.setattr(type(port), method, down)
-
-    assert (2, {"error": "no answer"}) == ((told := run(world, task, "--json")).exit_code, object_of(told))

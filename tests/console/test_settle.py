@@ -12,7 +12,7 @@ from flask_idempotency import current_claim, idempotent
 from flask_idempotency.consumers import Processed
 from flask_idempotency.engine.audit import AuditTrail
 from flask_idempotency.engine.claim import SealedResponse
-from flask_idempotency.engine.errors import KeyProviderUnavailable, LeaseLost
+from flask_idempotency.engine.errors import KeyProviderUnavailable
 from flask_idempotency.engine.events import Resolved, TenantErased
 from flask_idempotency.engine.model import State
 from flask_idempotency.operations.records import key_of
@@ -345,18 +345,6 @@ def test_records_under_two_secrets_are_settled_together() -> None:
 
     assert 200 == done.status_code
     assert {State.COMPLETED} == {made.store.read(key).state for key in both}
-
-
-def test_a_late_worker_loses_its_claim() -> None:
-    made = rig()
-    handle = made.quarantined()
-    token = made.store.read(key_of(handle)).token
-    made.browser().change(f"/records/{handle}/settle", verdict="happened", status="201")
-
-    from flask_idempotency.engine.model import StoredPayload
-
-    with pytest.raises(LeaseLost):
-        made.store.complete(key_of(handle), token, StoredPayload(b"", 201, success=True, byte_size=0), keep=60)
 
 
 # Purge.

@@ -99,11 +99,9 @@ def from_environment() -> Celery:
         db.create_all()
         db.session.add(Charge(case="the parent has used its connections"))
         db.session.commit()
-    config = found["config"]
-    broken = config.pop("broken", False)
-    celery_app = make_celery(found["broker"], found["backend"], **config)
+    celery_app = make_celery(found["broker"], found["backend"], **found["config"])
     joint = found["store"].startswith("flask-sqlalchemy")
-    add_tasks(celery_app, ShopLedger(found["ledger"]), transactional=joint or broken)
+    add_tasks(celery_app, ShopLedger(found["ledger"]), transactional=joint)
     serve(celery_app, flask_app)
     return celery_app
 
@@ -220,11 +218,6 @@ def add_tasks(celery_app: Celery, ledger: ShopLedger, *, transactional: bool = F
     @idempotent_task(effects="deduplicated", lease=LONG_LEASE_SECONDS)
     def add(total: Any, case: str) -> int:
         return (sum(total) if isinstance(total, list) else total) * 10 + act(case)
-
-    @late("by_order")
-    @idempotent_task(key="order_id", lease=LONG_LEASE_SECONDS, name="orders")
-    def by_order(order_id: str | None, amount: int = 1) -> int:
-        return amount * 100 + act(str(order_id))
 
     @late("retries", bind=True, max_retries=2)
     @idempotent_task(effects="deduplicated", lease=LONG_LEASE_SECONDS)

@@ -248,26 +248,6 @@ def test_a_result_that_is_stored_is_not_sent_again(shop: Shop, worker: Worker) -
 # Identity.
 
 
-def test_two_messages_with_one_key_take_effect_once(shop: Shop) -> None:
-    """`key=` makes that of two `.delay()`. Other arguments under it are an error, and so is a message without one."""
-    order = shop.case()
-    by_order = shop.task("by_order")
-
-    first, second = by_order.delay(order, amount=3), by_order.delay(order, 3)
-    assert shop.result(first) == shop.result(second) == 301
-    assert shop.ledger.runs(order) == 1
-    assert shop.failure(by_order.delay(order, 4)) == "MessageReused"
-    assert shop.failure(by_order.delay(None)) == "MissingMessageId"
-
-
-def test_two_messages_without_a_key_are_two(shop: Shop) -> None:
-    """Each `.delay()` has a new id."""
-    case = shop.case()
-    messages = [shop.task("patient").delay(case) for _ in range(2)]
-
-    assert {shop.result(message) for message in messages} == {1, 2}
-
-
 @pytest.mark.parametrize("name", ("retries", "autoretries"))
 def test_a_task_is_retried_as_often_as_without_us(shop: Shop, worker: Worker, name: str) -> None:
     """A retry has the same id, and the record is released. Copies that were sent again have all their retries left."""
@@ -300,42 +280,6 @@ def test_a_task_that_replaces_itself_runs_each_step_once(shop: Shop) -> None:
 # How a body may end.
 
 
-def test_a_failed_task_may_be_sent_again(shop: Shop) -> None:
-    case = shop.case("ValueError")
-    message = shop.task("patient").delay(case)
-    assert shop.failure(message) == "ValueError"
-
-    shop.task("patient").apply_async((case,), task_id=message.id)
-
-    assert eventually(lambda: shop.ledger.runs(case) >= 2)
-    shop.await_idle()
-
-
-def test_an_ignored_task_is_ignored_when_it_is_delivered_again(shop: Shop, worker: Worker) -> None:
-    case = shop.case("Ignore")
-    signature = shop.task("patient").s(case)
-    message, messages = shop.hold_back(signature)
-
-    shop.deliver(messages, times=3)
-
-    shop.sent_again(worker, message.id, times=3)
-    shop.await_idle()
-    assert shop.ledger.runs(case) == 1
-
-
-def test_a_rejected_task_may_run_again(shop: Shop) -> None:
-    """`Reject` says that it was not done."""
-    case = shop.case("Reject")
-    message = shop.task("patient").delay(case)
-    assert eventually(lambda: shop.ledger.runs(case) >= 1)
-    shop.await_idle()
-
-    shop.task("patient").apply_async((case,), task_id=message.id)
-
-    assert eventually(lambda: shop.ledger.runs(case) >= 2)
-    shop.await_idle()
-
-
 def test_a_soft_time_limit_ends_the_body_and_releases_the_record(shop: Shop) -> None:
     case = shop.case("stay:before")
     message = shop.task("hurried").delay(case)
@@ -345,8 +289,3 @@ def test_a_soft_time_limit_ends_the_body_and_releases_the_record(shop: Shop) -> 
 
     assert eventually(lambda: shop.ledger.runs(case) >= 2)
     shop.await_idle()
-
-
-def test_a_missing_argument_is_refused_where_the_message_is_made(shop: Shop) -> None:
-    with pytest.raises(TypeError):
-        shop.task("by_order").delay()

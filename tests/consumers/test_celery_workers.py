@@ -122,15 +122,6 @@ def test_a_message_is_acknowledged_only_when_its_record_is_durable(shop: Shop, h
         assert shop.ledger.runs(case) == len(shop.ledger.effects(case)) == 1
 
 
-@pytest.mark.soak
-def test_a_worker_with_a_task_that_cannot_hold_its_policy_does_not_start(hire: Hire, server: RedisServer) -> None:
-    worker = hire("-c", "1", store=at(server, 3), broken=True)
-
-    assert worker.process.wait(DEADLINE_SECONDS) == 1
-    assert "The worker cannot start." in worker.log
-    assert "transactional" in worker.log
-
-
 # RabbitMQ.
 
 

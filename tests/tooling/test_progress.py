@@ -26,7 +26,8 @@ def test_skipped():
 def test_counts_and_the_command_that_repeats_a_failure(tmp_path: Path, processes: str) -> None:
     (tmp_path / "test_words.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "--progress", "-p", "tests.progress", "-p", "xdist"]
-    command += ["-p", "pytest_randomly", "-n", processes, "--randomly-seed=7", "--rootdir", str(tmp_path), "-c", "/dev/null", "."]
+    command += ["-p", "pytest_randomly", "-n", processes, "--randomly-seed=7"]
+    command += ["--rootdir", str(tmp_path), "-c", "/dev/null", "."]
 
     # The other plugins take two seconds to load.
     environment = {"PATH": "", "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
