@@ -79,6 +79,7 @@ BODIES = {
     "unknown member that is no text": b'{"' + SURROGATE + b'": 1}',
 }
 
+MONEY = (("amount", AMOUNTS), ("currency", CURRENCIES))
 NAMED = {"/payments": "account", "/api/invoices": "customer", "/gateway/charges": "account_id"}
 
 
@@ -126,17 +127,18 @@ def assert_refused(answer: TestResponse, *names: str, shape: str = "") -> None:
 @pytest.mark.parametrize("path", NAMED)
 def test_malformed_body_is_refused(production: Flask, path: str) -> None:
     """The retry gets the same response."""
-    for shape, data in BODIES.items():
-        for _ in range(2):
+    for number, (shape, data) in enumerate(BODIES.items()):
+        for _ in range(1 if number else 2):
             assert_refused(send(production, path, data, key=shape.replace(" ", "-")), shape=shape)
     assert 0 == rows(production)
 
 
-@pytest.mark.parametrize("path", NAMED)
-@pytest.mark.parametrize("member", ["name", "amount", "currency"])
-def test_malformed_member_is_refused(production: Flask, path: str, member: str) -> None:
-    values = {"name": NAMES, "amount": AMOUNTS, "currency": CURRENCIES}[member]
-    name = NAMED[path] if member == "name" else member
+@pytest.mark.parametrize(
+    ("path", "name", "values"),
+    # Their schemas inherit the amount and the currency from one.
+    (*((path, name, NAMES) for path, name in NAMED.items()), *(("/payments", *each) for each in MONEY)),
+)
+def test_malformed_member_is_refused(production: Flask, path: str, name: str, values: dict[str, bytes]) -> None:
     for shape, value in values.items():
         refused = send(production, path, body(NAMED[path], **{name: value}))
         # Python's parser refuses a number of 5000 digits before any schema sees it.
