@@ -280,14 +280,13 @@ def test_a_client_that_we_have_not_read_is_taken_with_a_warning(
     assert "cannot see if this consumer has enable.auto.commit off" in caplog.text
 
 
-@pytest.mark.parametrize("refused", (1, 3))
 @pytest.mark.parametrize("stopping", (False, True), ids=("running", "stopping"))
 def test_a_commit_that_a_rebalance_refuses_is_repeated(
-    make: Make, cluster: KafkaCluster, topic: str, monkeypatch: pytest.MonkeyPatch, refused: int, *, stopping: bool
+    make: Make, cluster: KafkaCluster, topic: str, monkeypatch: pytest.MonkeyPatch, *, stopping: bool
 ) -> None:
     """No later message commits it along."""
     monkeypatch.setattr(kafka, "COMMIT_SECONDS", 0)
-    inbox, effects, left, committed = Hasty(memory_inbox()), Effects(), [None] * refused, threading.Event()
+    inbox, effects, left, committed = Hasty(memory_inbox()), Effects(), [None] * 3, threading.Event()
     stops: list[threading.Event] = []
 
     def rebalancing(cluster: KafkaCluster, **options: Any) -> Any:

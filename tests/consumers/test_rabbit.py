@@ -212,8 +212,9 @@ NO_DEAD_LETTERS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("declared", NO_DEAD_LETTERS)
-@pytest.mark.parametrize("message_id", (None, "m-1"))
+@pytest.mark.parametrize(
+    ("declared", "message_id"), ((NO_DEAD_LETTERS[0], None), *((declared, "m-1") for declared in NO_DEAD_LETTERS))
+)
 def test_a_message_that_the_broker_would_destroy_stops_the_consumer(
     queue: Queue, consume: Consumer, declared: dict[str, Any], message_id: str | None
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
-from unittest.mock import Mock, call
 
 import pytest
 import redis
@@ -13,7 +11,7 @@ from flask import Flask
 
 from docs.generate import HERE
 from example_app.demo.servers import RedisServer
-from flask_idempotency import Happened, Idempotency, Resolution, StillUnknown, UnknownOutcome
+from flask_idempotency import Idempotency
 from flask_idempotency.codec.encryption import CACHE_KEYS, CACHE_SECONDS, FINISHING_SECONDS
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.lease import SILENT_LEASES
@@ -26,7 +24,6 @@ from flask_idempotency.stores.redis.layout import PARTITIONS
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.web.principals import ASSERTED, CERTIFICATES, NO_CERTIFICATE, TOKENS
 from flask_idempotency.web.problems import PROBLEMS
-from tests.docs.test_pages import BLOCK, surroundings
 
 SECURITY = (HERE.parent / "SECURITY.md").read_text(encoding="utf-8")
 
@@ -128,32 +125,6 @@ def test_profiles() -> None:
         assert int(in_flight.split()[0]) == profile.statuses.get("in-flight", PROBLEMS["in-flight"].status)
         number, unit = kept.split()
         assert int(number) * {"h": 3600, "d": 86400}[unit] == profile.values["keep"]
-
-
-@pytest.mark.parametrize(
-    ("found", "refuses", "expected"),
-    (
-        ({"settled": True}, False, Happened(({"settled": True}, 201))),
-        ({"settled": False}, True, StillUnknown()),
-        (None, False, StillUnknown()),
-        (None, True, Happened(({"status": "cancelled"}, 402))),
-    ),
-    ids=("made", "on its way", "not heard of", "ruled out"),
-)
-def test_the_resolver_of_the_page_never_takes_ignorance_for_proof(
-    found: dict[str, bool] | None, refuses: bool, expected: Resolution
-) -> None:
-    """It frees no key: a provider that refuses this one refuses the retry too."""
-    names = surroundings()
-    (block,) = [each for each in BLOCK.findall(page("external-effects")) if "def what_became_of_it" in each]
-    exec(compile(block, "documentation", "exec", dont_inherit=True), names)  # noqa: S102 - our own page
-    found_by, refused_by = Mock(return_value=found), Mock(return_value=refuses)
-    names["provider"] = SimpleNamespace(find_charge=found_by, cancel=refused_by)
-    resolver = names["what_became_of_it"]
-
-    assert expected == resolver(UnknownOutcome(SimpleNamespace(), lambda name: f"downstream of {name}"))  # type: ignore[arg-type]
-    found_by.assert_called_once_with(key="downstream of charge")
-    assert refused_by.mock_calls in ([], [call(key="downstream of charge")])
 
 
 @pytest.fixture

@@ -30,14 +30,17 @@ PAGE = (HERE / "guides" / "external-effects.md").read_text(encoding="utf-8")
 class Provider:
     """Makes one charge for each key."""
 
-    def __init__(self, *, fails_before: bool = False, fails_after: bool = False, cancels: bool = False) -> None:
+    def __init__(
+        self, *, fails_before: bool = False, fails_after: bool = False, cancels: bool = False, settled: bool = True
+    ) -> None:
         self.charges: dict[str, dict[str, Any]] = {}
         self.fails_before, self.fails_after, self.cancels = fails_before, fails_after, cancels
+        self.settled = settled
 
     def charge(self, payment: dict[str, Any], key: str) -> dict[str, Any]:
         if self.fails_before:
             raise ConnectionError("the request was lost")
-        charge = self.charges.setdefault(key, {**payment, "settled": True})
+        charge = self.charges.setdefault(key, {**payment, "settled": self.settled})
         if self.fails_after:
             raise ConnectionError("the reply was lost")
         return charge
@@ -83,14 +86,16 @@ def test_a_charge_is_made_once() -> None:
     ("provider", "settled", "charges"),
     (
         (Provider(fails_after=True), (201, True), 1),
+        (Provider(fails_after=True, settled=False, cancels=True), (409, False), 1),
         (Provider(fails_before=True, cancels=True), (402, True), 0),
         (Provider(fails_before=True), (409, False), 0),
     ),
-    ids=("made", "ruled out", "unknown"),
+    ids=("made", "on its way", "ruled out", "unknown"),
 )
 def test_a_failure_past_the_point_waits_for_the_resolver(
     provider: Provider, settled: tuple[int, bool], charges: int
 ) -> None:
+    """The resolver frees no key: a provider that refuses this one refuses the retry too."""
     client = application(provider)
 
     assert [(500, False), (409, False)] == [pay(client) for _ in range(2)]
