@@ -248,7 +248,6 @@ def test_a_stricter_isolation_level_is_advised_against(
     assert Verdict.ADVICE is found(open_store(), "isolation").verdict
 
 
-@pytest.mark.slow
 @on_postgresql
 def test_dead_rows_without_vacuum(
     store: SqlStore, clock: FrozenClock, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
@@ -258,14 +257,13 @@ def test_dead_rows_without_vacuum(
     execute(engine, "ALTER TABLE idempotency_records SET (autovacuum_enabled = false)")
     before = found(store, "dead-rows").verdict
     stand(store, clock, a_key(), "completed")
-    execute(
-        engine,
-        *["UPDATE idempotency_records SET response_size = response_size + 1"] * 30,
-        "SELECT pg_stat_force_next_flush()",
-        "SELECT 1",
-    )
+    with engine.begin() as connection:
+        # In one transaction: between two, PostgreSQL may remove the dead versions of a row from its page.
+        for _ in range(30):
+            connection.execute(text("UPDATE idempotency_records SET response_size = response_size + 1"))
+    execute(engine, "SELECT pg_stat_force_next_flush()", "SELECT 1")
 
-    eventually(lambda: found(store, "dead-rows").verdict is Verdict.ADVICE)
+    assert eventually(lambda: found(store, "dead-rows").verdict is Verdict.ADVICE)
     assert Verdict.FINE is before
 
 
