@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
-from contextlib import closing
-from pathlib import Path
+from contextlib import closing, suppress
 
 import pytest
 
 from flask_idempotency.engine.events import Event
 from flask_idempotency.testing import FrozenClock
+from tests.forks import forks
 from tests.maintenance.neglected import DRAIN, Neglected, janitor_of, store_at
 from tests.maintenance.stores import SHARED, empty
+from tests.maintenance.victim import look_after
 
-ROOT = Path(__file__).parents[2]
 KILLS = 3
 LINES = 60
 """Fewer than a janitor says before it is finished here, even one that others have left nothing but their last line."""
@@ -24,12 +22,18 @@ HOUR = 3600.0
 
 def killed_after(lines: int, url: str, now: float) -> bool:
     """Whether it was killed, and not finished before."""
-    command = [sys.executable, "-m", "tests.maintenance.victim", url, repr(now)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as victim:
-        assert victim.stdout is not None
-        said = [line for _, line in zip(range(lines), victim.stdout, strict=False)]
-        victim.kill()
-    return "finished\n" not in said
+    context = forks()
+    ours, its = context.Pipe(duplex=False)
+    victim = context.Process(target=look_after, args=(url, now, its))
+    told = list[str]()
+    victim.start()
+    its.close()
+    with ours, suppress(EOFError):
+        while len(told) < lines:
+            told.append(ours.recv())
+    victim.kill()
+    victim.join()
+    return "finished" not in told
 
 
 @pytest.mark.slow

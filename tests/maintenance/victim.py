@@ -1,12 +1,9 @@
-"""A janitor in a process of its own, that says when it asks its store for something: it is killed after one of those.
-
-Started as `python -m tests.maintenance.victim URL NOW`.
-"""
+"""A janitor in another process, which tells before and after each call of its store: it is killed at one of those."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 from flask_idempotency.testing import FrozenClock
@@ -16,37 +13,29 @@ from tests.maintenance.neglected import DRAIN, janitor_of, store_at
 class Told:
     """Passes everything on, and says so before and after."""
 
-    def __init__(self, port: Any) -> None:
-        self._port = port
+    def __init__(self, port: Any, line: Connection) -> None:
+        self._port, self._line = port, line
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            _say(name)
+            self._line.send(name)
             answer = getattr(self._port, name)(*arguments, **options)
-            _say(f"{name} done")
+            self._line.send(f"{name} done")
             return answer
 
         return call
 
 
 class Telling:
-    def __init__(self, store: Any) -> None:
-        self.recovery, self.expiry = Told(store.recovery), Told(store.expiry)
+    def __init__(self, store: Any, line: Connection) -> None:
+        self.recovery, self.expiry = Told(store.recovery, line), Told(store.expiry, line)
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def main(url: str, now: str) -> None:
-    clock = FrozenClock(float(now))
+def look_after(url: str, now: float, line: Connection) -> None:
+    """Run every task of a janitor on this store. `line` gets what it does, and `finished`."""
+    clock = FrozenClock(now)
     store = store_at(url, clock)
-    janitor = janitor_of(store, clock, [], locked=False, telling=Telling(store))
+    janitor = janitor_of(store, clock, [], locked=False, telling=Telling(store, line))
     for task in janitor.tasks:
         janitor.run(task, DRAIN)
-    _say("finished")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    line.send("finished")
