@@ -21,9 +21,8 @@ from tests.sql_backends import STRATEGIES, sql_databases, sql_stores
 __all__ = ["sql_databases", "sql_stores"]
 
 ASKED = os.environ.get("MODEL_EXAMPLES")
-EXAMPLES = int(ASKED or "60")
-"""Lives of each store. Whoever asks for a number, a thousand for half an hour, is told of the shortest life that fails; in
-CI to look for that would take longer than all the rest."""
+EXAMPLES = int(ASKED or "20")
+"""Lives of each store. If you ask for a number, a thousand for half an hour, Hypothesis shows the shortest life that fails."""
 
 STEPS = 40
 PHASES = tuple(Phase) if ASKED else (Phase.generate,)
