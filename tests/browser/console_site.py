@@ -264,21 +264,22 @@ def times(histogram: str, requests: int, *, median: float) -> dict[str, int]:
 
 def attack(site: Site) -> None:
     """Leave hostile names in everything that a store keeps as text, in records of every state."""
-    others = ("in flight", "lapsed", "completed")
+    others = ("in flight", "lapsed", "completed", "quarantined")
     for number, (kind, name) in enumerate(HOSTILE.items()):
-        for state in ("quarantined", "stepped", others[number % len(others)]):
+        for state in ("quarantined with steps", others[number % len(others)]):
             about = RequestInfo(name, name, name[:40], name)
             lease = 30.0 if state == "lapsed" else 86_400.0
             key, token = site.claim(f"{kind} {state}", tenant=name, principal=name, info=about, lease=lease)
             site.note(key, AuditEntry(name[:40], name[:40], name[:200], name[:1000]))
             match state:
+                case "quarantined with steps":
+                    write_steps(site, key, token, name)
+                    site.store.quarantine(key, token, name[:60])
                 case "quarantined":
                     site.store.quarantine(key, token, name[:60])
                 case "completed":
                     payload = StoredPayload(name.encode("utf-8", "replace"), status=200, success=True, byte_size=3)
                     site.store.complete(key, token, payload, keep=86_400)
-                case "stepped":
-                    write_steps(site, key, token, name)
         site.count({name[:200]: {"new": 40 + number, "replayed": 7, f"t:new:{slot(EDGES[number])}": 40 + number}})
     site.clock.advance(60)
 

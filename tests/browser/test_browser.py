@@ -21,8 +21,8 @@ from tests.browser.shop import WAIT_SECONDS, CuttingProxy, Shop
 
 pytestmark = pytest.mark.slow
 
-CUTS = 60
-RACES = 25
+CUTS = 24
+RACES = 10
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 BARE = """async () => {

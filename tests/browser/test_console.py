@@ -82,21 +82,21 @@ def dana(browser: Browser, shop: Site) -> Browser:
 def test_every_page_is_for_everyone(dana: Browser, shop: Site) -> None:
     """Each page opens by clicks from the overview, complains of nothing in the browser's console, and loads nothing elsewhere.
 
-    axe-core finds nothing, in light and dark, on a desktop and on a phone. No text is cut there, nor at 400 %.
+    axe-core finds nothing on a desktop in light colours, and of what looks change nothing on a phone in dark ones: the style
+    sheet changes colours with the scheme alone, and the layout with the size alone. No text is cut there, nor at 400 %.
     """
     faults: dict[str, list[str]] = {}
     titles = {}
     for name in walk(dana, shop):
         titles[name] = title(dana)
         faults[name] = complaints(dana, shop)
-        for size, window in SIZES.items():
-            dana.resize(**window)
+        for size, scheme in (("400 %", ""), ("phone", "dark"), ("desktop", "light")):
+            dana.resize(**SIZES[size])
             faults[name] += [f"{size}: {each}" for each in cut(dana)]
-            for scheme in pictures.SCHEMES if size != "400 %" else ():
+            if scheme:
                 dana.scheme(scheme)
-                of_looks = (size, scheme) not in (("desktop", "light"), ("phone", "dark"))
-                faults[name] += [f"{size}, {scheme}: {each}" for each in violations(dana, of_looks=of_looks)]
-        dana.resize(**SIZES["desktop"])
+                found = violations(dana, of_looks=size == "phone")
+                faults[name] += [f"{size}, {scheme}: {each}" for each in found]
 
     assert tuple(titles) == PAGES
     assert all(titles.values())
