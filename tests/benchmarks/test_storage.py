@@ -25,7 +25,7 @@ def test_claims_among_many_keys_stand_beside_an_empty_store() -> None:
 @pytest.mark.slow
 def test_removal_is_timed_beside_claims_and_beside_what_comes_in(postgres_url: str) -> None:
     """On a server and in a file. No expired record is left."""
-    shown = storage.expiry_sections(postgres_url, choose_cores(), rows=1500, seconds=2)
+    shown = storage.expiry_sections(postgres_url, choose_cores(), rows=1500, seconds=1)
     rows = {row.case: row for section in shown for row in section.rows}
 
     assert ["PostgreSQL", "SQLite", "PostgreSQL, 2,000 a second", "SQLite, 2,000 a second"] == list(rows)
