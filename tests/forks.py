@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +36,8 @@ IMPORTED: Final = (
     "tests.forks",
     "tests.e2e.shop",
     "tests.e2e.step_shop",
+    "tests.maintenance.victim",
+    "tests.stores.contenders",
 )
 
 
@@ -55,10 +57,15 @@ def run(module: str, *arguments: str, folder: Path, environment: Mapping[str, st
     return process.exitcode, log.read_text()
 
 
-def _started(target: Callable[..., None], *arguments: object) -> ForkServerProcess:
+def forks() -> ForkServerContext:
+    """Return the context of processes that have imported `IMPORTED` when they start."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(IMPORTED))
-    process = context.Process(target=target, args=arguments, daemon=True)
+    return context
+
+
+def _started(target: Callable[..., None], *arguments: object) -> ForkServerProcess:
+    process = forks().Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 

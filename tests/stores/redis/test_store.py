@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import random
 import re
 from dataclasses import replace
@@ -50,7 +48,7 @@ from flask_idempotency.testing.contract.support import (
     stand,
 )
 from tests.forgiving import redis_store
-from tests.stores.contenders import contend
+from tests.stores.contenders import contended
 
 KEY_OF_OURS = re.compile(rb"idm1:\{p[0-9a-f]{4}\}:(r:[A-Za-z0-9_-]{43}|i|z|m|[fqk]:[A-Za-z0-9_-]{22})")
 
@@ -61,6 +59,7 @@ def all_keys(client: redis.Redis) -> list[bytes]:
 
 @for_each("text", ("a}{b", "{x}", "*", "a:b", "\0", "\r\nFLUSHALL\r\n", "Ü🦊", "p" * 10_000, ""))
 def test_no_redis_key_contains_client_data(store: RedisStore, redis_client: redis.Redis, text: str) -> None:
+    """Whatever tenants, principals and keys contain, Redis keys are made of sixteen and thirty-two letters of ours."""
     redis_client.flushdb()
     key = Identity(b"s" * 32).storage_key(Scope("app", tenant=text, principal=text), client_key=text)
     token = a_token()
@@ -75,6 +74,7 @@ def test_no_redis_key_contains_client_data(store: RedisStore, redis_client: redi
 
 @given(rid=st.binary(min_size=32, max_size=32), tid=st.binary(min_size=16, max_size=16))
 def test_every_redis_key_follows_the_layout(rid: bytes, tid: bytes) -> None:
+    """All seven of one record's keys, and with the same hash tag: they are in one slot of a Cluster."""
     keys = layout.keys(StorageKey(rid=rid, tid=tid))
 
     assert all(map(KEY_OF_OURS.fullmatch, keys))
@@ -116,6 +116,7 @@ def test_completed_records_outlive_their_deadline_by_a_minute(
 
 
 def test_the_indexes_hold_unfinished_records(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """In flight by the end of the lease, renewed or not; quarantined by when; completed and released in neither."""
     key = a_key()
     in_flight, quarantined = layout.keys(key)[1:3]
     name = layout.name(layout.keys(key))
@@ -142,6 +143,7 @@ def test_the_indexes_hold_unfinished_records(store: RedisStore, redis_client: re
 
 
 def test_a_takeover_moves_in_the_index(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """The successor's lease is the one to watch."""
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
     granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
@@ -164,6 +166,7 @@ def test_a_partition_that_lost_its_floor_still_gives_a_higher_fence(
 
 
 def test_a_clock_set_back_gives_no_negative_duration(store: RedisStore, clock: FrozenClock) -> None:
+    """A clock that was set back in between leaves a record that says: at once."""
     key = a_key()
     token = stand(store, clock, key, "in flight")
     clock.advance(-3600)
@@ -173,6 +176,7 @@ def test_a_clock_set_back_gives_no_negative_duration(store: RedisStore, clock: F
 
 
 def test_the_server_time_decides(redis_server: RedisServer, redis_client: redis.Redis) -> None:
+    """Without a clock from a test the script asks Redis: deadline, fence and first use are all in its time."""
     store, key = redis_store(redis_server.url), a_key()
     try:
         before = redis_client.time()
@@ -209,6 +213,7 @@ def answer_of_two_kilobytes() -> StoredResponse:
 
 
 def test_a_stored_response_takes_little_memory(store: RedisStore, redis_client: redis.Redis) -> None:
+    """A 2 KB JSON answer takes at most 1.1 KB of Redis, its key and Redis' own bookkeeping included."""
     result = answer_of_two_kilobytes()
     data = EnvelopeCodec(compression=Zlib()).wrap(result)
     key, token = a_key(), a_token()
@@ -232,8 +237,18 @@ def test_a_record_adds_little_to_its_payload(store: RedisStore, redis_client: re
     assert redis_client.strlen(layout.keys(key)[0]) == 77 + 3 + 4 + 1 + 1 + 100
 
 
+@given(data=st.binary(max_size=60), text=st.text(max_size=300))
+def test_request_info_is_stored_apart_from_the_rest(data: bytes, text: str) -> None:
+    """Lengths stand before texts: no text can end one early."""
+    about = RequestInfo(tenant=text, principal="p", method="", operation=text)
+    first = bytes([1 << 5 | 1 << 3])
+
+    assert decode(first + bytes(76) + about_bytes(about) + data, now=0.0).info == about
+
+
 @pytest.mark.parametrize("letter", ("p", "ü", "…", "🦊", "\ud800"), ids=ascii)
 def test_a_text_that_is_too_long_for_an_auditor_is_cut(store: RedisStore, letter: str) -> None:
+    """A principal of twenty megabytes fails no payment. What is there of it ends between two letters, and says so."""
     key = a_key()
     about = RequestInfo(tenant="acme", principal=letter * (20_000_000 // len(letter.encode("utf-8", "surrogatepass"))))
     granted(store.claim(a_request(key, about=about), token=a_token(), lease=LEASE))
@@ -247,12 +262,14 @@ def test_a_text_that_is_too_long_for_an_auditor_is_cut(store: RedisStore, letter
 
 @for_each(("size", "cut"), ((ABOUT_TEXT_BYTES, False), (ABOUT_TEXT_BYTES + 1, True)))
 def test_a_text_that_just_fits_is_kept_whole(size: int, cut: bool) -> None:
+    """To the byte."""
     data = bytes([1 << 5 | 1 << 3]) + bytes(76) + about_bytes(RequestInfo(operation="o" * size))
 
     assert (decode(data, now=0.0).info.operation != "o" * size) == cut
 
 
 def test_attempts_are_counted_to_255(store: RedisStore, redis_client: redis.Redis, clock: FrozenClock) -> None:
+    """One byte. A key that was taken over more often than that has other worries."""
     key = a_key()
     stand(store, clock, key, "lapsed, takeover")
     redis_client.setrange(layout.keys(key)[0], 24, b"\xfe")
@@ -315,6 +332,7 @@ def test_a_corrupt_record_has_no_time_to_live(store: RedisStore, redis_client: r
 def test_completing_a_corrupt_record_ends_its_quarantine(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
+    """By its token, as any other that is quarantined; nobody else's."""
     key = a_key()
     token = stand(store, clock, key, "completed")
     store.mark_corrupt(key, PAYLOAD)
@@ -348,6 +366,9 @@ def owners_word(store: RedisStore, key: StorageKey, token: bytes) -> set[type[Ex
 def test_no_owner_releases_a_completed_record(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, how: str
 ) -> None:
+    """
+    However little of the answer is left, the payment was made: not a byte changes, and the key does not run again.
+    """
     key = a_key()
     token = stand(store, clock, key, "completed")
     name, data = layout.keys(key)[0], stored(redis_client, key)
@@ -382,6 +403,7 @@ def test_a_response_without_time_and_status_is_still_a_response(
 def test_a_quarantine_whose_reason_is_cut_short_is_not_released(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
+    """Nobody can say whether an answer stood behind it."""
     key = a_key()
     token = stand(store, clock, key, "quarantined")
     redis_client.set(layout.keys(key)[0], stored(redis_client, key)[:-3])
@@ -392,6 +414,7 @@ def test_a_quarantine_whose_reason_is_cut_short_is_not_released(
 def test_marking_a_record_corrupt_moves_its_quota(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
 ) -> None:
+    """From its bucket to the unsettled, once, and back when it is settled."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota()))
     store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -412,6 +435,7 @@ def test_marking_a_record_corrupt_moves_its_quota(
 def test_an_unreadable_record_stays_for_ever(
     store: RedisStore, redis_client: redis.Redis, clock: FrozenClock, spoilt: str
 ) -> None:
+    """From the first claim that meets it, byte for byte, and every claim says the same."""
     key = a_key()
     stand(store, clock, key, "completed")
     name, data = layout.keys(key)[0], GARBAGE[spoilt](stored(redis_client, key))
@@ -426,6 +450,7 @@ def test_an_unreadable_record_stays_for_ever(
 
 
 def test_a_key_of_another_type_stays_for_ever(store: RedisStore, redis_client: redis.Redis) -> None:
+    """Somebody else's list in our place is no absent record, and would be one when its time is over."""
     key = a_key()
     name = layout.keys(key)[0]
     redis_client.lpush(name, "not ours")
@@ -454,7 +479,22 @@ def test_a_record_that_only_scripts_can_read_is_quarantined(
     assert Unknown(CORRUPT) == store.claim(a_request(key), token=a_token(), lease=LEASE)
 
 
+def test_a_reason_that_is_cut_short_is_corrupt(
+    store: RedisStore, redis_client: redis.Redis, clock: FrozenClock
+) -> None:
+    """For whoever claims the key and for whoever reads it."""
+    key = a_key()
+    stand(store, clock, key, "quarantined")
+    redis_client.set(layout.keys(key)[0], stored(redis_client, key)[:-3])
+
+    with pytest.raises(CorruptRecord):
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+    with pytest.raises(CorruptRecord):
+        store.read(key)
+
+
 def test_a_different_status_is_a_different_payload(store: RedisStore, clock: FrozenClock) -> None:
+    """The facts beside the bytes count as well."""
     key, token = a_key(), a_token()
     granted(store.claim(a_request(key), token=token, lease=LEASE))
     store.complete(key, token, PAYLOAD, keep=KEEP)
@@ -465,28 +505,10 @@ def test_a_different_status_is_a_different_payload(store: RedisStore, clock: Fro
     assert found(store, key).state is State.COMPLETED
 
 
-PROCESSES, THREADS, ROUNDS = 2, 8, 20
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_exactly_one_thread_of_all_processes_is_granted(redis_server: RedisServer) -> None:
-    # To spawn would take two seconds of imports for each process.
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(PROCESSES * THREADS), context.Queue()
-    processes = [
-        context.Process(target=contend, args=(redis_server.url, ROUNDS, THREADS, barrier, results))
-        for _ in range(PROCESSES)
-    ]
-    for process in processes:
-        process.start()
-    gathered = [results.get(timeout=90) for _ in processes]
-    for process in processes:
-        process.join(60)
+    """In every round one claim is granted, and everybody else hears of it or of its answer."""
+    wins, outcomes = contended(redis_server.url, rounds=40)
 
-    wins = sorted(win for won, _ in gathered for win in won)
-    outcomes = [outcome for _, seen in gathered for outcome in seen]
-    assert [number for number, _ in wins] == list(range(ROUNDS))
-    assert len(outcomes) == PROCESSES * THREADS * ROUNDS
+    assert [number for number, _ in wins] == list(range(40))
     assert set(outcomes) == {"Grant", "InFlight", "Record"}
     assert sorted(fence for _, fence in wins) == [fence for _, fence in wins]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -17,13 +16,13 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import FENCE_NUMBERS, FENCES, VERSION, metadata, records
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token
-from tests.stores.contenders import contend
+from tests.stores.contenders import contended
 from tests.stores.sql.catalogue import reached
 from tests.stores.sql.conftest import MakeEngine, on_postgresql
 from tests.stores.sql.migrations.test_alembic import autogenerate, claim, included
 from tests.tooling.processes import eventually
 
-PROCESSES, THREADS, KEYS = 4, 3, 6
+KEYS = 6
 
 ADVISORY = (
     "SELECT 1 FROM pg_locks WHERE locktype = 'advisory'"
@@ -40,18 +39,7 @@ def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
 def test_processes_that_open_a_new_database_together_grant_each_key_once(engine: Engine) -> None:
     """The very first claim is contended: everything that is missing is made meanwhile, and fences are all different."""
     autogenerate(engine, included())
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(PROCESSES * THREADS), context.Queue()
-    url = engine.url.render_as_string(hide_password=False)
-    arguments = (url, KEYS, THREADS, barrier, results)
-    processes = [context.Process(target=contend, args=arguments) for _ in range(PROCESSES)]
-    for process in processes:
-        process.start()
-    gathered = [results.get(timeout=90) for _ in processes]
-    for process in processes:
-        process.join()
-
-    wins = sorted(win for won, _ in gathered for win in won)
+    wins, _ = contended(engine.url.render_as_string(hide_password=False), KEYS)
 
     assert [*range(KEYS)] == [key for key, _ in wins]
     fences = [fence for _, fence in wins]

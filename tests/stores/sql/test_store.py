@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections import Counter
 from pathlib import Path
@@ -33,7 +32,7 @@ from flask_idempotency.testing.contract.support import (
     granted,
     stand,
 )
-from tests.stores.contenders import contend
+from tests.stores.contenders import contended
 from tests.stores.sql.conftest import MakeEngine, OpenStore, by_every_lock, by_every_strategy, on_postgresql, on_sqlite
 from tests.stores.sql.counting import sent
 from tests.tooling.processes import eventually
@@ -290,7 +289,6 @@ def test_an_error_quotes_no_stored_data(open_store: OpenStore, make_engine: Make
 
 
 THREADS, ROUNDS = 32, 40
-PROCESSES, THREADS_EACH = 4, 8
 
 
 @pytest.mark.slow
@@ -333,22 +331,9 @@ def test_exactly_one_thread_takes_over(open_store: OpenStore, clock: FrozenClock
 @pytest.mark.slow
 @pytest.mark.parametrize("database_url", ("postgresql", "sqlite"), indirect=True)
 def test_exactly_one_thread_of_all_processes_is_granted(records_url: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(PROCESSES * THREADS_EACH), context.Queue()
-    processes = [
-        context.Process(target=contend, args=(records_url, ROUNDS, THREADS_EACH, barrier, results))
-        for _ in range(PROCESSES)
-    ]
-    for process in processes:
-        process.start()
-    gathered = [results.get(timeout=90) for _ in processes]
-    for process in processes:
-        process.join(60)
+    wins, outcomes = contended(records_url, rounds=20)
 
-    wins = sorted(win for won, _ in gathered for win in won)
-    outcomes = [outcome for _, seen in gathered for outcome in seen]
-    assert list(range(ROUNDS)) == [number for number, _ in wins]
-    assert PROCESSES * THREADS_EACH * ROUNDS == len(outcomes)
+    assert list(range(20)) == [number for number, _ in wins]
     assert set(outcomes) <= {"Grant", "InFlight", "Record"}
     assert sorted(fence for _, fence in wins) == [fence for _, fence in wins]
 
