@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -32,14 +33,14 @@ EARLIER_THREADS: Final[set[threading.Thread]] = set()
 
 def pytest_configure(config: pytest.Config) -> None:
     if "TMPDIR" not in os.environ and not hasattr(config, "workerinput"):
-        keep_files_in_memory(config)
+        keep_files_in_memory()
     # Ctrl-C lets fixtures put their servers and folders away; a SIGTERM from run.py or CI should as well.
     signal.signal(signal.SIGTERM, _interrupt)
     # A shell ignores SIGINT for what it starts behind `&`, and so would every program that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def keep_files_in_memory(config: pytest.Config) -> None:
+def keep_files_in_memory() -> None:
     """Let this run, with all that it starts, keep its temporary files in memory where there is room.
 
     A commit of SQLite waits for the disk, and so does each table that PostgreSQL creates: half the time of the core stage.
@@ -56,8 +57,15 @@ def keep_files_in_memory(config: pytest.Config) -> None:
         own.mkdir(mode=0o711)
     except OSError:
         return
-    config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
+    # Registered first, so it runs after what other modules put away when the process ends.
+    atexit.register(remove_as_its_owner, own, os.getpid())
     os.environ["TMPDIR"], tempfile.tempdir = str(own), None
+
+
+def remove_as_its_owner(folder: Path, owner: int) -> None:
+    """Do nothing in a process that a test has forked."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
