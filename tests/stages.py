@@ -58,7 +58,7 @@ def further_stages(item: pytest.Item) -> Iterator[str]:
     fixtures = set(getattr(item, "fixturenames", ()))
     if (RIGS | POOLERS) & fixtures or (callspec is not None and any(map(is_further, callspec.params.values()))):
         yield "matrix"
-    if any(folder in SLOW_FOLDERS for folder in Path(item.location[0]).parts):
+    if any(folder in SLOW_FOLDERS for folder in item.nodeid.partition("::")[0].split("/")):
         yield "slow"
 
 
