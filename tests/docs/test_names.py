@@ -36,7 +36,6 @@ ENDS = re.compile(r"\s(?:#|[|>&;]|→).*|[…)`].*")
 SETTING = re.compile(r"\bIDEMPOTENCY_[A-Z][A-Z_]*[A-Z]\b(?!_?[*<…])")
 PROBLEM = re.compile(r"\b[45]\d\d(?: problem)? \[?`([a-z]+(?:[-_][a-z]+)*)`")
 KEYWORD = re.compile(r"^@?(?:idempotent|configure|Idempotency)\((.*)\)$")
-VALUED = re.compile(r"^([a-z_]+)=[^=]")
 DOTTED = re.compile(r"(?<![\w/-])(?:flask_idempotency|current_claim|idempotency|unknown)(?:\.[A-Za-z_]+)+")
 SIGNAL = re.compile(r"signals? `([a-z_]+)`")
 

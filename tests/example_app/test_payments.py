@@ -6,7 +6,6 @@ import pytest
 from flask import Flask
 
 from example_app.models import db
-from example_app.schemas import LARGEST_AMOUNT
 from flask_idempotency.engine.events import Event
 from flask_idempotency.signals import committed_early
 from tests.example_app.conftest import Customer, MakeApp
@@ -20,54 +19,6 @@ def test_create(customer: Customer) -> None:
     found = customer.send("GET", answer.headers["Location"]).get_json()
     assert answer.get_json() == found
     assert ("acc_7", 4200, "EUR") == (found["account"], found["amount"], found["currency"])
-
-
-def test_retry(customer: Customer) -> None:
-    """The same request again gets the same response, and there is one payment."""
-    first = customer.pay("key-1")
-
-    again = customer.pay("key-1")
-
-    assert (201, first.data, first.headers["Location"]) == (again.status_code, again.data, again.headers["Location"])
-    assert "true" == again.headers["Idempotency-Replayed"]
-    assert [first.get_json()] == customer.payments()
-
-
-def test_no_usable_key(customer: Customer) -> None:
-    """Payments require a well-formed key; without one nothing is paid."""
-    answers = [customer.pay(key) for key in (None, "", "a b")]
-
-    assert [400] * 3 == [answer.status_code for answer in answers]
-    assert ["missing-key", "invalid-key", "invalid-key"] == [answer.get_json()["code"] for answer in answers]
-    assert [] == customer.payments()
-
-
-def test_changed_payload(customer: Customer) -> None:
-    """A key that is used for something else is refused, and the first payment stays as it is."""
-    first = customer.pay("key-1")
-
-    answer = customer.pay("key-1", amount=1)
-
-    assert (422, "key-reused") == (answer.status_code, answer.get_json()["code"])
-    assert [first.get_json()] == customer.payments()
-
-
-INVALID: tuple[tuple[str, Any], ...] = (
-    *(("amount", amount) for amount in (0, -5, 10.5, "much", LARGEST_AMOUNT + 1, None)),
-    *(("currency", currency) for currency in ("EURO", 7)),
-    *(("account", account) for account in ("", "x" * 65)),
-    ("amuont", 5),
-)
-
-
-def test_invalid_input(customer: Customer) -> None:
-    """A problem names the invalid fields, and there is no payment."""
-    for number, (field, value) in enumerate(INVALID):
-        answer = customer.pay(f"key-{number}", **{field: value})
-
-        assert (400, "application/problem+json") == (answer.status_code, answer.mimetype), (field, value)
-        assert ("invalid-input", [field]) == (answer.get_json()["code"], list(answer.get_json()["errors"])), value
-    assert [] == customer.payments()
 
 
 def test_body_that_is_no_json(customer: Customer) -> None:

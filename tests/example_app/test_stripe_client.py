@@ -94,14 +94,6 @@ def test_key_reused(server: Server) -> None:
     assert 2 == len(server.keys)
 
 
-def test_same_key_of_another_account(server: Server) -> None:
-    """Keys belong to their principal, for Stripe's client too."""
-    alices = charge(server.url, key="order-1")
-    carols = charge(server.url, key="order-1", bearer="tok_carol")
-
-    assert alices.id != carols.id
-
-
 @pytest.mark.parametrize(
     ("changes", "bearer", "error"),
     (
