@@ -17,7 +17,7 @@ from flask.cli import FlaskGroup
 from flask_idempotency import Idempotency
 from flask_idempotency.cli import cli
 from flask_idempotency.codec.key_sources import load_ring
-from flask_idempotency.operations.admin import KeyStatus
+from flask_idempotency.operations.admin import KeysReport, KeyStatus, keys_status
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.apps import World, new_world
@@ -155,3 +155,11 @@ def test_an_old_key_may_go_when_nothing_at_all_is_left_under_it(records: int, da
     assert goes is KeyStatus("old", records, data_keys, newest=False, known=True).may_go
     assert not KeyStatus("new", 0, 0, newest=True, known=True).may_go
     assert not KeyStatus("lost", 0, 0, newest=False, known=False).may_go
+
+
+def test_the_verb_needs_no_flask() -> None:
+    store = MemoryStore()
+
+    assert KeysReport((KeyStatus("a", 0, 0, newest=True, known=True),), 0) == keys_status(
+        load_ring({"a": OLD}), store.responses, store.data_keys
+    )
