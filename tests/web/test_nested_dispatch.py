@@ -14,7 +14,6 @@ from flask import Flask, Response, current_app, got_request_exception, request, 
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client, EnvironBuilder, run_wsgi_app
 
-from flask_idempotency.engine.model import State
 from flask_idempotency.web.current_claim import current_claim
 from flask_idempotency.web.policies import claim_here
 from tests.apps import KEY, World, is_replay, new_world
@@ -189,15 +188,6 @@ def test_an_inner_request_under_a_downstream_key_has_its_own_claim() -> None:
 
     assert "True in k" == world.post("/outer").text
     assert ["claim", "claim", "complete", "complete"] == world.store.verbs()
-
-
-def test_the_outer_request_keeps_its_claim_after_an_inner_one_on_the_same_environ() -> None:
-    """The inner request's state in the environ must not replace the outer one, which would never be settled."""
-    world = inner_shop(by_same_object, with_body(b"inside", key="inner"))
-    world.post("/outer", key="outer")
-
-    assert State.COMPLETED is world.state()
-    assert ["complete", "complete"] == world.settled()
 
 
 def test_an_outer_request_that_fails_after_an_inner_one_settles_its_own_claim(
