@@ -152,6 +152,6 @@ def test_celery_finds_it_by_the_packages_name(name: str, tmp_path: Path) -> None
 
     assert "flask_idempotency.reap" in found.stdout, found.stdout + found.stderr
     assert (1, "") == (lost.returncode, lost.stdout)
-    assert lost.stderr.startswith("The janitor cannot start. ")
+    assert "\nThe janitor cannot start. " in lost.stderr
     assert "Set IDEMPOTENCY_BROKER_URL to a Redis" in lost.stderr
     assert "Traceback" not in lost.stderr
