@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +11,26 @@ from sqlalchemy import select
 
 from flask_idempotency.extension import ApplicationDatabase
 from flask_idempotency.stores.sql.database import PROCESS, REMEDY
+from tests.forks import run
 from tests.stores.sql.shops import Account, OpenShop, Shop, paying
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = ("idle", "held", "garbage", "binds", "late", "unpooled")
 
 
 @pytest.mark.parametrize("how", ("python", "below-python"))
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_forked_child_leaves_the_parents_connections_alone(database_url: str, scenario: str, how: str) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore::ResourceWarning",
-            "-m",
-            "tests.stores.sql.forked_sessions",
-            scenario,
-            how,
-            database_url,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def test_a_forked_child_leaves_the_parents_connections_alone(
+    database_url: str, scenario: str, how: str, tmp_path: Path
+) -> None:
+    status, told = run("tests.stores.sql.forked_sessions", scenario, how, database_url, folder=tmp_path, environment={})
 
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert status == 0, told[-3000:]
 
 
-def test_a_child_of_a_process_that_closes_its_connections_loses_no_commit(database_url: str) -> None:
+def test_a_child_of_a_process_that_closes_its_connections_loses_no_commit(database_url: str, tmp_path: Path) -> None:
     """On SQLite nothing may be open at the fork. A fork below Python runs no hook of ours: see docs/guides/proxies.md."""
-    test_a_forked_child_leaves_the_parents_connections_alone(database_url, "outlived", "python")
+    test_a_forked_child_leaves_the_parents_connections_alone(database_url, "outlived", "python", tmp_path)
 
 
 def as_another_process(shop: Shop) -> Any:
