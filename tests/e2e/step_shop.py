@@ -13,7 +13,6 @@ in `shop.py`, and at which of these points:
     keeping, kept            the response is about to be stored, or is
 
     status:<n>     the first attempt has this status
-    lose:<n>       the n-th write to the journal does not reach the store
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from flask import Flask, current_app, g, has_request_context, request
 from sqlalchemy import event
 
 from flask_idempotency import Idempotency, Step, current_claim, current_step, idempotent
-from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.journal import JournalWrite
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload
@@ -139,8 +137,6 @@ class _Watched:
         return getattr(self._journals, name)
 
     def write(self, key: StorageKey, token: bytes, *, fence: int, writing: JournalWrite, lease: float) -> None:
-        if has_request_context() and f"lose:{writing.number}" in request.headers.get(STEPS, "").split():
-            raise StoreUnavailable("the write was lost, as this test has chosen")
         self._journals.write(key, token, fence=fence, writing=writing, lease=lease)
         _reach(f"written-{writing.number}")
 

@@ -50,14 +50,14 @@ def counted(url: str) -> Iterator[Callable[[], Figures]]:
         yield lambda: summary(store.activity, owner_mark("victim"), seconds=HOUR, length=MINUTE).total
 
 
-def serve_two(serve_once: Serve, url: str, *, flush: str) -> list[Server]:
+def serve_two(serve_once: Serve, url: str, *, flush: str, alone: bool = False) -> list[Server]:
     """Start two servers of one process each, so that a test can choose which one it asks and kills."""
     return [
         serve_once(
             url,
             app=APP,
             name=name,
-            alone=True,
+            alone=alone,
             environment={"E2E_FLUSH_SECONDS": flush},
             config={"IDEMPOTENCY_ACTIVITY": True},
         )
@@ -101,7 +101,7 @@ def test_two_processes_add_up_exactly_while_they_flush_all_the_time(
 
 
 def test_processes_that_end_add_what_they_have(serve_once: Serve, url: str, counted: Callable[[], Figures]) -> None:
-    servers = serve_two(serve_once, url, flush=NEVER)
+    servers = serve_two(serve_once, url, flush=NEVER, alone=True)
     send(servers, [Order("/plain") for _ in range(20)])
     assert counted().requests == 0
 

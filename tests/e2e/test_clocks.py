@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -14,14 +15,16 @@ from tests.lab.clock import DAY, HOUR, Place
 
 IN_FLIGHT, UNKNOWN = (409, "in-flight"), (409, "outcome-unknown")
 
-CLOCKS = (
-    pytest.param(HOUR, True, id="hour-on-comes-back"),
-    pytest.param(-HOUR, True, id="hour-back-comes-back"),
-    pytest.param(2 * DAY, False, id="two-days-on-stays"),
-)
-"""Forwards and backwards, and with and without its coming back."""
+STEPS = {"hour-on": HOUR, "hour-back": -HOUR, "two-days-on": 2 * DAY}
+every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 
-every_step = pytest.mark.parametrize("step", (HOUR, -HOUR, 2 * DAY), ids=("hour-on", "hour-back", "two-days-on"))
+
+def clocked(*view: str) -> list[Any]:
+    """Return cases of a view: the clock goes forwards and backwards, and comes back or does not."""
+    return [
+        pytest.param(*view, seconds, name != "two-days-on", id=" ".join((*view, name)))
+        for name, seconds in STEPS.items()
+    ]
 
 
 @pytest.fixture
@@ -34,8 +37,9 @@ def key() -> str:
     return str(uuid4())
 
 
-@pytest.mark.parametrize(("step", "comes_back"), CLOCKS)
-@pytest.mark.parametrize(("path", "at"), (("/plain", "effect"), ("/marked", "point")))
+@pytest.mark.parametrize(
+    ("path", "at", "step", "comes_back"), (*clocked("/plain", "effect"), clocked("/marked", "point")[0])
+)
 def test_38_a_view_that_may_not_run_again_does_not(
     place: Place, till: Till, key: str, path: str, at: str, step: float, *, comes_back: bool
 ) -> None:
@@ -61,8 +65,7 @@ def test_38_a_view_that_may_not_run_again_does_not(
     assert (1, 1) == (len(till.executions), len(till.effects))
 
 
-@pytest.mark.parametrize(("step", "comes_back"), CLOCKS)
-@pytest.mark.parametrize("path", ("/marked", "/deduplicated"))
+@pytest.mark.parametrize(("path", "step", "comes_back"), (*clocked("/deduplicated"), clocked("/marked")[0]))
 def test_38_a_view_that_may_run_again_has_its_effect_once(
     place: Place, till: Till, key: str, path: str, step: float, *, comes_back: bool
 ) -> None:
@@ -177,20 +180,20 @@ def test_40_an_answer_outlives_a_clock_that_comes_back(place: Place, till: Till,
     assert 1 == len(till.executions)
 
 
-@every_step
-def test_40_time_ends_nothing_that_is_not_completed(place: Place, step: float) -> None:
+def test_40_time_ends_nothing_that_is_not_completed(place: Place) -> None:
     """Claims in flight and quarantined ones are there whatever the clock says, and however often a janitor comes."""
     till, (flying, unknown) = Till(place.store), (a_key(), a_key())
     tokens = {each: a_token() for each in (flying, unknown)}
     for each, token in tokens.items():
         granted(place.store.claim(a_request(each), token=token, lease=LEASE))
     place.store.quarantine(unknown, tokens[unknown], "view-crashed")
-    place.set_ahead(step)
-    till.sweep()
-    till.sweep()
+    for step in STEPS.values():
+        place.set_ahead(step)
+        till.sweep()
+        till.sweep()
 
-    assert State.PROCESSING is found(place.store, flying).state
-    assert State.QUARANTINED is found(place.store, unknown).state
+        assert State.PROCESSING is found(place.store, flying).state
+        assert State.QUARANTINED is found(place.store, unknown).state
     for each, token in tokens.items():
         place.store.complete(each, token, PAYLOAD, keep=DAY)
         assert State.COMPLETED is found(place.store, each).state

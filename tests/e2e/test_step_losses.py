@@ -156,17 +156,6 @@ def test_23_a_call_that_is_lost_once_runs_nothing_twice(shop: Shop, lose: Lose, 
     assert [1, 1, 1] == shop.did(purchase)
 
 
-@pytest.mark.parametrize("lose", (TcpProxy.lose_request, TcpProxy.lose_reply), ids=("request", "reply"))
-def test_23_a_claim_that_is_lost_once_runs_nothing_twice(shop: Shop, lose: Lose) -> None:
-    purchase, before = Purchase(Order("/mail")), shop.line.requests
-    lose(shop.line)
-    answer = ask_until_settled(shop.server.port, purchase.order.attempt())
-
-    assert shop.line.requests > before + 1
-    assert 201 == answer.status
-    assert [1, 1, 1] == shop.did(purchase)
-
-
 def test_27_a_begin_that_arrives_behind_its_finish_changes_no_byte(shop: Shop) -> None:
     purchase = Purchase(Order("/mail"))
     with Wire(shop.server.port) as wire:
