@@ -1,4 +1,4 @@
-"""Nothing of one caller ever reaches another, a log, or the name of anything in the store."""
+"""Nothing of a caller ever reaches a log, or the name of anything in the store."""
 
 from __future__ import annotations
 
@@ -22,48 +22,6 @@ OURS = re.compile(
 )
 """The only keys that we may make in a Redis: a format, a partition, and a keyed digest of a record or of a tenant, or a
 token; and the book of tasks, in which the application is named by a digest."""
-
-
-def signed(order: Order, caller: str) -> Order:
-    return replace(order, headers=(("Authorization", f"Bearer {caller}"),))
-
-
-def test_65_equal_keys_of_two_callers_are_two_keys(serve: Serve, ledger: Ledger) -> None:
-    """
-    Principals and tenants that send the same key and body each run once and each get their own answer, then and later.
-    """
-    server = serve()
-    order = Order("/plain")
-    callers = ["acme/alice", "acme/bob", "globex/alice", "/alice", "acme/", ""]
-    first = {caller: ask(server.port, signed(order, caller).attempt()) for caller in callers}
-    again = {caller: ask(server.port, signed(order, caller).attempt()) for caller in reversed(callers)}
-
-    assert ledger.runs(order.case) == len(callers)
-    assert {caller: answer.json["caller"] or "" for caller, answer in again.items()} == {
-        caller: caller.partition("/")[2] for caller in callers
-    }
-    assert {caller: answer.body for caller, answer in again.items()} == {
-        caller: answer.body for caller, answer in first.items()
-    }
-    assert all(answer.replayed for answer in again.values())
-
-
-def test_65_another_callers_key_tells_nothing(serve: Serve, ledger: Ledger) -> None:
-    """
-    Whoever guesses another's key cannot find out that it was used: neither a mismatch, nor a conflict, nor an answer.
-    """
-    server = serve()
-    order = Order("/plain")
-    with Wire(server.port) as wire:
-        wire.send(signed(order, "acme/alice").attempt("pause"))
-        ledger.paused(order.case)
-        while_running = ask(server.port, signed(order, "acme/bob").attempt())
-        other_body = ask(server.port, replace(signed(order, "globex/alice"), body=b'{"amount": 1}').attempt())
-        ledger.let_go(order.case)
-        assert wire.answer().status == 201
-
-    assert (while_running.status, while_running.replayed) == (201, False)
-    assert (other_body.status, other_body.replayed) == (201, False)
 
 
 @pytest.fixture

@@ -46,21 +46,6 @@ def test_a32_without_a_store_nothing_is_run(
     assert ledger.runs(order.case) == 0
 
 
-def test_a32_unkeyed_requests_do_not_need_the_store(serve_once: Serve, frail: RedisServer, ledger: Ledger) -> None:
-    """What carries no key is served as ever while the store is away, and so is the keyed retry once it is back."""
-    server = serve_once(frail)
-    order = Order("/plain")
-    frail.kill()
-    unkeyed = order.attempt().replace(b"Idempotency-Key", b"X-Nothing")
-
-    assert ask(server.port, unkeyed).status == 201
-    assert ask(server.port, order.attempt()).status == 503
-    frail.restart()
-    look_at(frail.url)
-    assert ask(server.port, order.attempt()).status == 201
-    assert ledger.runs(order.case) == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fail", "mend"),
@@ -129,28 +114,6 @@ def until_told_otherwise(port: int, data: bytes, *than: str) -> Answer:
         assert time.monotonic() < deadline, f"still {answer.code}"
         time.sleep(0.02)
     return answer
-
-
-def test_allowed_to_run_without_a_store_a_request_says_that_it_is_unprotected(
-    serve_once: Serve, frail: RedisServer, ledger: Ledger
-) -> None:
-    """
-    The limit of on_store_down="allow": the view runs with every attempt, and each answer says that nothing protected it.
-    """
-    server = serve_once(frail)
-    order = Order("/allow")
-    protected = ask(server.port, Order("/allow").attempt())
-    frail.kill()
-
-    answers = [ask(server.port, order.attempt()) for _ in range(2)]
-    frail.restart()
-    look_at(frail.url)
-    after = ask(server.port, order.attempt())
-
-    assert [(answer.status, answer.header("Idempotency-Status")) for answer in answers] == [(201, "unprotected")] * 2
-    assert [protected.header("Idempotency-Status"), after.header("Idempotency-Status")] == [None, None]
-    assert ledger.runs(order.case) == 3
-    assert "unprotected" in server.log
 
 
 def test_service_starts_without_its_store(serve_once: Serve, frail: RedisServer, ledger: Ledger) -> None:

@@ -40,27 +40,6 @@ def test_a_lagging_replica_lacks_the_last_write_when_it_is_promoted(
     assert client.get("key") == "early"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("redis_kind", REDIS_KINDS[:1], indirect=True)
-def test_a_silent_primary_is_replaced_and_comes_back_as_a_replica(
-    cluster_rig: ClusterRig, client: redis.RedisCluster
-) -> None:
-    """By the nodes' own doing, and nothing is lost of what its replica had."""
-    client.set("key", "value")
-    primary = cluster_rig.primary_of("key")
-    replica = cluster_rig.replica_of(primary)
-    replica.has_all_of(primary)
-
-    primary.pause()
-    cluster_rig.counts_as_failed(primary)
-    cluster_rig.promoted(replica)
-    primary.resume()
-    cluster_rig.settled()
-
-    assert client.get("key") == "value"
-    assert cluster_rig.replica_of(replica) is primary
-
-
 def test_between_the_steps_of_a_migration_keys_are_where_they_were_carried(cluster_rig: ClusterRig) -> None:
     """ASK for what has gone, a refusal of both together, MOVED when it is over."""
     slot = slot_of("{tag}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab.programs import REDIS_KINDS, missing
-from tests.lab.redis import RedisServers
+from tests.lab.programs import missing
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +26,3 @@ def test_a_missing_service_fails_where_everything_must_run(monkeypatch: pytest.M
 
     with pytest.raises(pytest.fail.Exception, match="clock tower"):
         missing("clock tower", remedy="Build one.")
-
-
-def test_a_server_is_started_once(redis_servers: RedisServers) -> None:
-    """All tests of one process share it."""
-    first = redis_servers.get(REDIS_KINDS[0])
-
-    assert redis_servers.get(REDIS_KINDS[0]) is first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -20,60 +19,6 @@ from tests.lab.tls import TlsFront, make_certificate
 from tests.tooling.processes import gone
 
 NEVER_STARTS = "#!/bin/sh\necho cannot load my libraries\nexit 1\n"
-
-
-def test_every_kind_of_server_answers_on_tcp_and_on_its_socket(redis_server: RedisServer) -> None:
-    """A server is ready as soon as its constructor returns, at both of its addresses."""
-    with connect(redis_server.url) as over_tcp, connect(redis_server.unix_url) as over_socket:
-        over_tcp.set("k", "v")
-
-        assert over_socket.get("k") == b"v"
-
-
-def test_a_server_never_evicts(redis_client: redis.Redis) -> None:
-    """Memory pressure must surface as an error: an evicted record would run a payment twice."""
-    assert redis_client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
-
-
-def test_a_test_finds_its_server_empty(redis_servers: RedisServers, redis_client: redis.Redis, redis_kind: str) -> None:
-    """What one test wrote, the next one cannot see."""
-    redis_client.set("left by the last one", "x")
-
-    redis_servers.get(redis_kind)
-
-    assert redis_client.dbsize() == 0
-
-
-def test_arguments_override_the_defaults(start_redis: StartRedis, redis_kind: str) -> None:
-    """A test may ask for the eviction policy that the library must refuse."""
-    with connect(start_redis(redis_kind, "--maxmemory-policy", "allkeys-lru").url) as client:
-        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
-
-
-def test_a_restarted_server_has_forgotten_everything(start_redis: StartRedis, redis_kind: str) -> None:
-    """By default nothing is on disk, so a restart is the loss of memory that the library must survive."""
-    server = start_redis(redis_kind)
-    address = server.url
-    with connect(server.url) as client:
-        client.set("k", "v")
-
-    server.restart()
-
-    with connect(server.url) as client:
-        assert (client.get("k"), server.url) == (None, address)
-
-
-def test_a_killed_server_with_a_log_remembers(start_redis: StartRedis, redis_kind: str) -> None:
-    """With an append-only file, every acknowledged write survives SIGKILL."""
-    server = start_redis(redis_kind, "--appendonly", "yes", "--appendfsync", "always")
-    with connect(server.url) as client:
-        client.set("k", "v")
-
-    server.kill()
-    server.restart()
-
-    with connect(server.url) as client:
-        assert client.get("k") == b"v"
 
 
 def test_a_paused_server_is_silent_and_can_still_be_stopped(start_redis: StartRedis) -> None:
@@ -146,14 +91,6 @@ def test_the_program_in_our_own_environment_is_not_taken_for_the_systems(monkeyp
     assert server_programs().get("system", Path("/elsewhere")).parent != Path(sys.executable).parent
 
 
-def test_a_client_that_trusts_the_front_speaks_tls(redis_tls: TlsFront, redis_client: redis.Redis) -> None:
-    """`rediss://` reaches the server behind, with the certificate and the host name verified."""
-    with connect(redis_tls.url) as encrypted:
-        encrypted.set("k", "v" * 100_000)
-
-    assert redis_client.strlen("k") == 100_000
-
-
 def test_a_client_that_does_not_trust_the_front_is_kept_out(redis_tls: TlsFront, tmp_path: Path) -> None:
     """A certificate from somebody else ends the handshake, so a passing TLS test means verification was on."""
     stranger = tmp_path / "stranger"
@@ -165,13 +102,3 @@ def test_a_client_that_does_not_trust_the_front_is_kept_out(redis_tls: TlsFront,
         pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"),
     ):
         client.ping()
-
-
-def test_stopping_a_server_that_ended_by_itself_is_harmless(start_redis: StartRedis) -> None:
-    """A test that killed its server needs no special ending."""
-    server = start_redis()
-    os.kill(server.pid, signal.SIGKILL)
-
-    server.stop()
-
-    assert not server.folder.exists()
