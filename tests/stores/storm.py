@@ -14,7 +14,7 @@ from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_k
 from tests.forgiving import FORGIVING
 
 EVERY_SECONDS = 0.00005
-HITS = 300
+HITS = 100
 MOST_SECONDS = 300.0
 
 
