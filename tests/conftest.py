@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Final
 
 import pytest
@@ -87,6 +87,19 @@ def pytest_runtest_setup() -> None:
     EARLIER_THREADS.clear()
     EARLIER_THREADS.update(threading.enumerate())
     reset_logging()
+    forget_annotated()
+
+
+def forget_annotated() -> None:
+    """Forget the functions and classes that earlier tests annotated.
+
+    The first request of each application looks for annotations that protect nothing. Where it finds one that may be garbage,
+    it collects, which takes up to a second among the objects of all tests.
+    """
+    policies = sys.modules.get("flask_idempotency.web.policies")
+    for number, each in [] if policies is None else list(policies.annotated_here.items()):
+        if isinstance(each, FunctionType | type) and "<locals>" in each.__qualname__:
+            policies.annotated_here.pop(number, None)
 
 
 def reset_logging() -> None:

@@ -259,11 +259,10 @@ def test_p73_no_cycle_keeps_a_request_alive() -> None:
         requests.append(weakref.ref(request._get_current_object()))  # type: ignore[attr-defined]
         return "paid"
 
-    environ_starter = world.client()
-    gc.collect()
+    client = world.client()
     gc.disable()
     try:
-        environ_starter.post("/", headers={KEY: "k"}, buffered=True).close()
+        client.post("/", headers={KEY: "k"}, buffered=True).close()
         assert requests[0]() is None
     finally:
         gc.enable()
