@@ -96,10 +96,10 @@ def forget_annotated() -> None:
     The first request of each application looks for annotations that protect nothing. Where it finds one that may be garbage,
     it collects, which takes up to a second among the objects of all tests.
     """
-    policies = sys.modules.get("flask_idempotency.web.policies")
-    for number, each in [] if policies is None else list(policies.annotated_here.items()):
+    annotated = getattr(sys.modules.get("flask_idempotency.web.policies"), "annotated_here", {})
+    for number, each in list(annotated.items()):
         if isinstance(each, FunctionType | type) and "<locals>" in each.__qualname__:
-            policies.annotated_here.pop(number, None)
+            annotated.pop(number, None)
 
 
 def reset_logging() -> None:

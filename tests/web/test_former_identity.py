@@ -323,7 +323,8 @@ def test_many_processes_that_start_together_store_all_shapes() -> None:
 
 def test_a_former_name_without_a_principal_never_shows_another_callers_response() -> None:
     """All callers shared one former name. Each also has its own record, and the same key again is another use."""
-    for settings in ({}, {"hash_identities": True}):
+    written: tuple[dict[str, Any], ...] = ({}, {"hash_identities": True})
+    for settings in written:
         second = shop(shop(**settings), users=True, former_identity={"principal": False}, **settings)
 
         answers = {user: second.post(key="1", headers={"X-User": user}) for user in ("alice", "bob", "carol")}

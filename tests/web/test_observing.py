@@ -51,8 +51,8 @@ def test_no_response_and_no_run_changes() -> None:
             for about in (
                 {}, {}, {"data": b"other"}, {"key": "a,b"}, {"key": None}, {"data": b"x" * 5000}, {"data": {"a": "1"}},
             ):  # fmt: skip
-                request = {"do": do, "key": f"k{do}", **about}
-                assert bare.send(**request) == observed.send(**request), (do, effects)
+                about = {"do": do, "key": f"k{do}", **about}
+                assert bare.send(**about) == observed.send(**about), (do, effects)
         assert bare.runs == observed.runs, effects
         assert "failed" not in observed.outcomes(), effects
 
