@@ -45,27 +45,31 @@ CHANGES: dict[str, Changed] = {
 }
 
 
-def assert_condemned(bank: Bank, key: str = "k", *, runs: int = 1) -> None:
+def assert_condemned(bank: Bank, key: str = "k") -> None:
+    bank.events.clear()
     answers = [bank.pay(key) for _ in range(2)]
 
-    assert [(500, "record-corrupt")] * 2 == [(each.status_code, each.get_json()["code"]) for each in answers]
-    assert runs == len(bank.runs)
-    assert bank.told(RecordCorrupt) >= 1
+    told = [(each.status_code, each.get_json().get("code")) for each in answers]
+    assert [(500, "record-corrupt")] * 2 == told, key
+    assert 1 == bank.runs.count(key), key
+    assert bank.told(RecordCorrupt) >= 1, key
     record = bank.store.read(bank.key_of(key))
     assert record is not None
-    assert (State.QUARANTINED, CORRUPT) == (record.state, record.reason)
+    assert (State.QUARANTINED, CORRUPT) == (record.state, record.reason), key
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_64_a_changed_answer_is_quarantined_and_not_run_again(bank: Bank, change: str) -> None:
-    def changed(record: Record) -> Record:
-        assert record.payload is not None
-        return CHANGES[change](record, record.payload)
+def test_64_a_changed_answer_is_quarantined_and_not_run_again(bank: Bank) -> None:
+    for key, change in CHANGES.items():
 
-    assert 201 == bank.pay().status_code
-    bank.vault.forge(bank.key_of(), changed)
+        def changed(record: Record, change: Changed = change) -> Record:
+            assert record.payload is not None
+            return change(record, record.payload)
 
-    assert_condemned(bank)
+        key = key.replace(" ", "-")
+        assert 201 == bank.pay(key).status_code
+        bank.vault.forge(bank.key_of(key), changed)
+
+        assert_condemned(bank, key)
 
 
 @pytest.mark.parametrize("tenant", ("acme", "globex"), ids=("of the same tenant", "of another tenant"))
@@ -83,7 +87,7 @@ def test_64_an_answer_in_anothers_place_is_quarantined(bank: Bank, tenant: str) 
         return replace(swapped(record), token=other.token, fence=other.fence)
 
     bank.vault.forge(bank.key_of(), moved_with_its_claim)
-    assert_condemned(bank, runs=2)
+    assert_condemned(bank)
 
 
 def test_64_an_answer_of_an_earlier_life_is_quarantined(bank: Bank) -> None:

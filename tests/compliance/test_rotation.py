@@ -18,7 +18,7 @@ from tests.compliance.vaults import Vault
 pytestmark = pytest.mark.slow
 
 OLD, NEW = ("old:" + base64.b64encode(b"o" * 32).decode(), "new:" + base64.b64encode(b"n" * 32).decode())
-KNOWN, READERS = 24, 3
+KNOWN, READERS = 12, 2
 
 
 def run(bank: Bank, *arguments: str) -> Any:
