@@ -18,7 +18,6 @@ import pytest
 from flask import Blueprint, Flask, Response, abort, request
 from flask_principal import Principal  # type: ignore[import-untyped]
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-from sqlalchemy import create_engine
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
 
@@ -38,7 +37,6 @@ from flask_idempotency.settings import load_override
 from flask_idempotency.settings.profiles import PROFILES, policy_of
 from flask_idempotency.stores.redis.data_loss import RedisDataLossPolicy
 from flask_idempotency.stores.redis.store import RedisStore
-from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.web.problems import POLICY_PATH, PROBLEMS
 from tests.lab.programs import NODE
 
@@ -556,21 +554,6 @@ HARMLESS = {*range(400, 500), *RELEASED_BY_DEFAULT}
 
 @pytest.mark.parametrize("effects", ("plain", "marked", "deduplicated"))
 def test_where_the_document_says_at_most_once_the_effect_happens_once(effects: str, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'records.db'}"
-    engine = create_engine(url)
-    upgrade(engine)
-    engine.dispose()
-    for name, policy in POLICIES.items():
-        twice, facts = ran_twice(name, policy, effects, url)
-
-        assert not (twice and facts["promise"] == "at-most-once"), name
-        # Where nothing of this can repeat the view, the document says no less than it could.
-        if not twice and effects != "deduplicated" and "decide" not in policy and "on_abandoned" not in policy:
-            assert "at-most-once" == facts["promise"], name
-
-
-def ran_twice(name: str, policy: dict[str, Any], effects: str, store: str) -> tuple[set[int], Any]:
-    """Send each status twice. Return those after which the effect was repeated, and the policy that was published."""
     app = Flask("tests.openapi")
     runs: list[str] = []
 
@@ -583,13 +566,27 @@ def ran_twice(name: str, policy: dict[str, Any], effects: str, store: str) -> tu
             raise RuntimeError
         return Response("x", status)
 
-    app.post("/payments", endpoint="pay")(view)
-    Idempotency(app, secret="s-9f2c47d1e8b35a60e7", store=store, publish=True, effects=effects, **policy)
-    facts, client = published(app)["defaults"], app.test_client()
-    for status in (0, 200, 202, 302, 402, 500, 503):
-        for _ in range(2):
-            client.post("/payments", headers={facts["header"]: f"{name}-{status}", "X-Status": str(status)})
-    return {int(key.rpartition("-")[2]) for key in runs if runs.count(key) > 1} - HARMLESS, facts
+    for name, policy in POLICIES.items():
+        app.post(f"/{name}", endpoint=name)(idempotent(**policy)(lambda: view()))
+    store = f"sqlite:///{tmp_path / 'records.db'}"
+    Idempotency(app, secret="s-9f2c47d1e8b35a60e7", store=store, publish=True, effects=effects)
+    app.extensions["idempotency"].schema.upgrade()
+    document, client = published(app), app.test_client()
+    assert len(POLICIES) == len(document["operations"])
+    for name, policy in POLICIES.items():
+        (found,) = [each for each in document["operations"] if each["path"] == f"/{name}"]
+        facts = {**document["defaults"], **found}
+        for status in (0, 200, 202, 302, 402, 500, 503):
+            for _ in range(2):
+                client.post(f"/{name}", headers={facts["header"]: f"{name}-{status}", "X-Status": str(status)})
+        mine = [key for key in runs if key.rpartition("-")[0] == name]
+        twice = {int(key.rpartition("-")[2]) for key in mine if mine.count(key) > 1} - HARMLESS
+
+        assert mine, name
+        assert not (twice and facts["promise"] == "at-most-once"), name
+        # Where nothing of this can repeat the view, the document says no less than it could.
+        if not twice and effects != "deduplicated" and "decide" not in policy and "on_abandoned" not in policy:
+            assert "at-most-once" == facts["promise"], name
 
 
 @pytest.mark.parametrize(
