@@ -509,10 +509,9 @@ def flipped(payload: StoredPayload, *, bit: int) -> StoredPayload:
     return replace(payload, data=bytes(changed))
 
 
-@pytest.mark.parametrize("damage", ("another result", "another item", "another request", "an older fence", "a bit"))
-def test_53_a_result_that_is_not_its_own_is_never_run_again(clock: FrozenClock, damage: str) -> None:
+def not_its_own(store: Any, clock: FrozenClock, damage: str) -> None:
     ring = {"2026": b64encode(b"k" * 32).decode()}
-    shop = Shop(MemoryStore(clock=clock), clock, encryption="required", key_ring=ring, allow_plaintext_transport=True)
+    shop = Shop(store, clock, encryption="required", key_ring=ring, allow_plaintext_transport=True)
     status = [503]
 
     def view() -> Any:
@@ -550,6 +549,15 @@ def test_53_a_result_that_is_not_its_own_is_never_run_again(clock: FrozenClock, 
 
     assert [(409, "outcome-unknown")] * 2 == [shop.told(), shop.told()]
     assert before == shop.ran
+
+
+def test_53_a_result_that_is_not_its_own_is_never_run_again(store: Any, clock: FrozenClock) -> None:
+    not_its_own(store, clock, "another result")
+
+
+@pytest.mark.parametrize("damage", ("another item", "another request", "an older fence", "a bit"))
+def test_53_no_damage_of_a_result_runs_it_again(clock: FrozenClock, damage: str) -> None:
+    not_its_own(MemoryStore(clock=clock), clock, damage)
 
 
 def test_a_damaged_journal_hides_no_other_record(monkeypatch: pytest.MonkeyPatch) -> None:
