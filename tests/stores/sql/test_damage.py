@@ -83,8 +83,12 @@ def test_damage_outside_records_raises_only_our_errors(
     open_store: OpenStore, records_url: str, clock: FrozenClock, odd: str
 ) -> None:
     beside = (schema.tenants, schema.data_keys, schema.quota_buckets, schema.tasks, schema.meta)
+    store = open_store()
     for table, column in places(*beside):
-        store, key = open_store(), a_key()
+        if table == schema.meta.name:
+            # Damage in there stays, and a store remembers what it has read of it.
+            store = open_store()
+        key = a_key()
         _fill(store, key)
         set_to(records_url, table, column, odd)
         asks: tuple[Callable[[], object], ...] = (
