@@ -27,7 +27,7 @@ from tests.e2e.shop import ACCOUNTS
 from tests.e2e.wire import ask, message
 
 CLIENTS = 16
-KEYS = 80
+KEYS = 160
 ORDERS, DELIVERIES = 12, 2
 
 

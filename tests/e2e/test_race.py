@@ -17,8 +17,8 @@ from tests.long import unless_long
 
 PROCESSES = 4
 CLIENTS = 32
-ROUNDS = unless_long(15, long=150)
-ROUNDS_IN_STEP = unless_long(4, long=50)
+ROUNDS = unless_long(30, long=150)
+ROUNDS_IN_STEP = unless_long(8, long=50)
 
 
 class Crowd:

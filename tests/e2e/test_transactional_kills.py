@@ -18,15 +18,15 @@ from tests.e2e.purchases import Purchase, assert_paid_once
 from tests.e2e.shop import APPLICATION
 from tests.long import unless_long
 
-ROUNDS = unless_long(60, long=300)
+ROUNDS = unless_long(100, long=300)
 LONGEST_SECONDS = 0.03
 """A little longer than a request takes, so that some die after their answer as well."""
 
 POINTS = ("began", "claimed", "flushed")
 """From its beginning alone few would get as far as their commit: a new worker's first request is its slowest."""
 
-LEAST_HITS = unless_long(8, long=60)
-LEAST_REPEATS = unless_long(2, long=20)
+LEAST_HITS = unless_long(15, long=60)
+LEAST_REPEATS = unless_long(4, long=20)
 """Less would be no chaos: requests that lost their worker, and those among them whose view had been entered."""
 
 PRELOADED = ("--preload",)

@@ -26,7 +26,7 @@ WORKERS = 2
 """Of each server. A kernel may give all connections of one to the same worker, so there are two servers."""
 
 CLIENTS = 32
-ROUNDS = unless_long(10, long=40)
+ROUNDS = unless_long(15, long=40)
 POOL_SIZE = 4
 
 # As many as there are threads; and what every user of psycopg has to say who is behind such a pooler.
