@@ -13,12 +13,9 @@ SCRIPT: Final = Path(__file__).parent / "axe" / "axe.min.js"
 RULES: Final = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 """The sets of rules, by their tags: WCAG 2.2 at level AA, and what its authors advise beside it."""
 
-OF_LOOKS: Final = ("color-contrast", "link-in-text-block", "target-size", "scrollable-region-focusable")
-"""The rules, by their names, whose verdict depends on the colours or the size of the window."""
-
 ASK: Final = """
-const [kind, values, done] = arguments;
-axe.run(document, { runOnly: { type: kind, values }, resultTypes: ["violations"] }).then(
+const [values, done] = arguments;
+axe.run(document, { runOnly: { type: "tag", values }, resultTypes: ["violations"] }).then(
   (found) => done({ checked: found.passes.length, violations: found.violations }),
   (error) => done({ error: String(error) }),
 );
@@ -71,15 +68,11 @@ def axe() -> str:
     return SCRIPT.read_text(encoding="utf-8")
 
 
-def violations(browser: Browser, *, of_looks: bool = False) -> list[str]:
-    """Run axe-core in the page that is open. Return a paragraph for each rule that the page breaks, with the elements.
-
-    `of_looks` runs `OF_LOOKS` alone: enough for a page that has passed all rules in another size and other colours.
-    """
+def violations(browser: Browser) -> list[str]:
+    """Run axe-core in the page that is open. Return a paragraph for each rule that the page breaks, with the elements."""
     if not browser.run("return typeof axe === 'object'"):
         browser.run(axe())
-    rules = ("rule", list(OF_LOOKS)) if of_looks else ("tag", list(RULES))
-    found: dict[str, Any] = browser.driver.execute_async_script(ASK, *rules)
+    found: dict[str, Any] = browser.driver.execute_async_script(ASK, list(RULES))
     if "error" in found or not found["checked"]:
         raise AssertionError(f"axe checked nothing: {found}")
     return [_paragraph(violation) for violation in found["violations"]]

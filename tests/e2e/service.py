@@ -7,6 +7,7 @@ Steps are in a header because headers are no part of a request's identity: a ret
     effect       do to the outside world what must not be done twice
     take:<n>     be busy for so many milliseconds
     spin         compute until killed
+    ask:<path>   call this service itself, with the same key and body
     flood        stream without end
     sized        announce the length of a stream
     size:<n>     answer with this many bytes
@@ -20,6 +21,8 @@ import logging
 import os
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -131,6 +134,8 @@ def perform() -> Response:
                 ledger.note("paused", case, os.getpid())
                 while True:
                     pass
+            case ("ask", path):
+                answer["asked"] = _ask_ourselves(path)
             case ("size", size):
                 padding = "x" * int(size)
             case ("status", number):
@@ -182,6 +187,20 @@ def file() -> Response:
     """A file that somebody made, by the server's own means."""
     _ledger().note("run", request.headers.get(CASE, ""), os.getpid())
     return send_file(request.headers["X-File"], mimetype="application/octet-stream")
+
+
+def _ask_ourselves(path: str) -> int:
+    """The status that this service gives to the same request while it is being handled."""
+    headers = {name: request.headers[name] for name in ("Idempotency-Key", "Content-Type", CASE)}
+    again = urllib.request.Request(
+        f"http://127.0.0.1:{request.environ['SERVER_PORT']}{path}", data=request.get_data(), headers=headers
+    )
+    try:
+        with urllib.request.urlopen(again, timeout=60) as answer:  # noqa: S310
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
 
 
 def _ledger() -> Ledger:

@@ -132,6 +132,18 @@ def owner_killed(home: Server, away: Server, ledger: Ledger, pool: ThreadPoolExe
     return duplicates
 
 
+@pytest.mark.parametrize("path", ["/plain", "/wait"])
+def test_e58_view_that_asks_its_own_service_is_refused_and_goes_on(serve: Serve, ledger: Ledger, path: str) -> None:
+    """A view that sends its own request, key and all, to its own service does not wait for itself for ever."""
+    server = serve(config={"IDEMPOTENCY_WAIT": 0.5}, threads=2, name="small")
+    order = Order(path)
+
+    answer = ask(server.port, order.attempt(f"ask:{path}"))
+
+    assert (answer.status, answer.json["asked"]) == (201, 409)
+    assert ledger.runs(order.case) == 1
+
+
 def test_those_who_waited_in_vain_are_told_that_it_is_still_running(serve: Serve, ledger: Ledger) -> None:
     """Patience ends: who has waited for `wait` seconds is told 409, and the first one goes on."""
     server = serve(config={"IDEMPOTENCY_WAIT": 0.5}, name="impatient")
