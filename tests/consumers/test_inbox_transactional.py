@@ -26,13 +26,13 @@ from tests.stores.sql.conftest import (
     on_postgresql,
     on_sqlite,
     open_,
-    records_database,
-    records_file,
     shop,
+    shop_database,
+    shop_file,
 )
 from tests.stores.sql.shops import Account, Payment, Shop, open_shop
 
-__all__ = ["database_url", "make_engine", "open_", "records_database", "records_file", "shop"]
+__all__ = ["database_url", "make_engine", "open_", "shop", "shop_database", "shop_file"]
 
 MESSAGES = 10
 KILLS = unless_long(2, long=100)

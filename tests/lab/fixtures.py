@@ -279,3 +279,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     }
     for reason in sorted(reasons):
         terminalreporter.write_line(f"NOT TESTED, missing service: {reason}", yellow=True, bold=True)
+
+
+@pytest.fixture
+def few_partitions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Redis stores with 16 partitions, not 1,024: each check of a whole store asks all of them."""
+    from flask_idempotency.stores.redis import layout
+
+    def forget() -> None:
+        # By how many partitions the keys of a tenant were named.
+        layout._tenant_keys.cache_clear()
+        layout._prefix.cache_clear()
+
+    with monkeypatch.context() as changes:
+        changes.setattr(layout, "PARTITIONS", 16)
+        forget()
+        yield
+    forget()

@@ -28,9 +28,8 @@ Loss = Callable[[], None]
 
 
 @pytest.fixture(name="store")
-def ready_store(redis_server: RedisServer, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisStore]:
-    """Made ready in time: no claim is as old as that. With few partitions: each check asks all of them."""
-    monkeypatch.setattr(layout, "PARTITIONS", 16)
+def ready_store(redis_server: RedisServer, clock: FrozenClock, few_partitions: None) -> Iterator[RedisStore]:
+    """Made ready in time: no claim is as old as that."""
     with closing(RedisStore(redis_server.url, clock=clock, rules=RULES)) as store:
         store.data_loss.initialise()
         clock.advance(1)

@@ -1,4 +1,4 @@
-"""A Redis that a test fills, one whose packets it loses, and one of few partitions."""
+"""A Redis that a test fills, and one whose packets it loses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import redis
 
 from example_app.demo.servers import RedisServer
-from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import TcpProxy
 
@@ -24,9 +23,3 @@ def full(store: RedisStore, redis_client: redis.Redis) -> Iterator[tuple[RedisSt
 def proxy(redis_server: RedisServer) -> Iterator[TcpProxy]:
     with TcpProxy(redis_server.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def few_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each check of a whole store asks all of them."""
-    monkeypatch.setattr(layout, "PARTITIONS", 16)

@@ -396,10 +396,8 @@ def every_operation_beside_records(store: RedisStore) -> None:
     store.recovery.about_completed()
 
 
-def test_python_sends_as_many_keys_and_arguments_as_a_header_lists(
-    sent: dict[str, set[tuple[int, int]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layout, "PARTITIONS", 16)
+@pytest.mark.usefixtures("few_partitions")
+def test_python_sends_as_many_keys_and_arguments_as_a_header_lists(sent: dict[str, set[tuple[int, int]]]) -> None:
     clock = FrozenClock()
     server = fakeredis.FakeServer()
     with (
