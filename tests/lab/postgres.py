@@ -297,7 +297,7 @@ class LentDatabase:
         self._server = server
         self._make = make
         self._renew = renew.encode()
-        self._original = ""
+        self._made = ""
         self._line: psycopg.Connection[tuple[Any, ...]] | None = None
         self.name = f"test_{uuid.uuid4().hex}"
 
@@ -323,11 +323,11 @@ class LentDatabase:
 
     def _create(self) -> None:
         self._server.drop_database(self.name)
-        if not self._original:
-            self._original = f"{self.name}_original"
-            self._server.create_database(self._original)
-            self._make(self._server.url(self._original))
-        self._server.create_database(self.name, template=self._original)
+        if not self._made:
+            self._made = f"{self.name}_made"
+            self._server.create_database(self._made)
+            self._make(self._server.url(self._made))
+        self._server.create_database(self.name, template=self._made)
         self._line = psycopg.connect(self._server.conninfo(self.name), autocommit=True)
         self._whole = self._objects()
         self._sequences = self._line.execute(SEQUENCES).fetchall()
