@@ -77,7 +77,7 @@ STAGES: Final = (
     # These mostly wait for processes and leases, so more of them than there are processors run at a time.
     Stage(
         name="slow",
-        seconds=600,
+        seconds=480,
         arguments=(
             "-n",
             "6",
@@ -93,11 +93,11 @@ STAGES: Final = (
         name="matrix",
         arguments=("-n", "logical", "--dist", "loadgroup", "-m", "matrix and not soak"),
         in_turn=True,
-        seconds=240,
+        seconds=180,
     ),
     Stage(
         name="oldest Flask",
-        seconds=150,
+        seconds=90,
         versions={"FLASK_VERSION": "3.0.3"},
         arguments=("-n", "logical", "--dist", "worksteal", "-m", "core", "tests/web", "tests/cli"),
     ),
@@ -118,7 +118,7 @@ STAGES: Final = (
     ),
     Stage(
         name="oldest SQLAlchemy",
-        seconds=150,
+        seconds=90,
         versions={"SQLALCHEMY_VERSION": OLDEST_SQLALCHEMY},
         arguments=(
             "-n",
