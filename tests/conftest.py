@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import logging
 import os
@@ -11,9 +12,10 @@ import signal
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, FunctionType
-from typing import Final
+from typing import IO, Final
 
 import pytest
 
@@ -45,27 +47,43 @@ def keep_files_in_memory() -> None:
 
     A commit of SQLite waits for the disk, and so does each table that PostgreSQL creates: half the time of the core stage.
     """
+    for folder in SHARED_MEMORY.glob("idempotency-tests-*"):
+        # What is locked is of a run that goes on, in whichever container. What another user has stays.
+        with suppress(OSError), (folder / "owner").open("rb") as former:
+            fcntl.flock(former, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
     try:
-        if shutil.disk_usage(SHARED_MEMORY).free < ROOM or os.statvfs(SHARED_MEMORY).f_flag & os.ST_NOEXEC:
+        if free_memory() < ROOM or os.statvfs(SHARED_MEMORY).f_flag & os.ST_NOEXEC:
             return
-        for folder in SHARED_MEMORY.glob("idempotency-tests-*"):
-            # Of a run that was killed.
-            if not Path("/proc", folder.name.rpartition("-")[2]).exists():
-                shutil.rmtree(folder, ignore_errors=True)
         own = SHARED_MEMORY / f"idempotency-tests-{os.getpid()}"
+        own.mkdir()
         # Servers that run as another user have folders of their own in it.
-        own.mkdir(mode=0o711)
+        own.chmod(0o711)
+        owner = (own / "owner").open("wb")
+        fcntl.flock(owner, fcntl.LOCK_EX)
     except OSError:
         return
     # Registered first, so it runs after what other modules put away when the process ends.
-    atexit.register(remove_as_its_owner, own, os.getpid())
+    atexit.register(remove_as_its_owner, own, owner, os.getpid())
     os.environ["TMPDIR"], tempfile.tempdir = str(own), None
 
 
-def remove_as_its_owner(folder: Path, owner: int) -> None:
+def free_memory() -> int:
+    """Return how many bytes the folder in memory may take: as many as it has, and the machine, and this container."""
+    free = [shutil.disk_usage(SHARED_MEMORY).free]
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free.append(int(facts["MemAvailable"].split()[0]) * 1024)
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        free.append(int(text) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return min(free)
+
+
+def remove_as_its_owner(folder: Path, owner: IO[bytes], pid: int) -> None:
     """Do nothing in a process that a test has forked."""
-    if os.getpid() == owner:
+    if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
+        owner.close()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

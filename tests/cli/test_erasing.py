@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Flask
+from flask import Flask, request
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import TenantErased
@@ -122,6 +123,16 @@ def test_an_answer_that_nobody_could_open_is_wiped_too() -> None:
     assert (410, 1) == (paid(world).status_code, len(world.runs))
 
 
+def test_it_asks_first() -> None:
+    world = shop()
+    paid(world)
+
+    assert [1, 1] == [run(world, *PURGE[:-1], typed=typed).exit_code for typed in ("n\n", "")]
+    assert (201, 1) == (paid(world).status_code, len(readable(world)))
+    assert 0 == run(world, *PURGE[:-1], typed="y\n").exit_code
+    assert [] == readable(world)
+
+
 def test_it_is_told_as_an_audit_event_and_names_nobody() -> None:
     world = shop()
     paid(world)
@@ -196,3 +207,21 @@ def test_a_store_whose_answers_cannot_be_walked_through_is_refused() -> None:
     assert 201 == paid(world).status_code
     poor = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
     assert "keeps no data keys" in refusal(run(poor, *PURGE))
+
+
+def test_it_wipes_what_is_in_a_database(tmp_path: Path) -> None:
+    """Its rows hold nothing any more, and say that the work was done."""
+    file = tmp_path / "records.db"
+    world = new_world(Flask("tests.web.app"), store=f"sqlite:///{file}", init=False)  # type: ignore[arg-type]
+    world.idempotency.tenant_loader(lambda: request.headers.get("X-Tenant"))
+    world.idempotency.init_app(world.app)
+    world.view()(lambda: "a readable answer")
+    assert 0 == run(world, "db", "upgrade").exit_code
+    paid(world), paid(world, "b")
+
+    told = said(run(world, *PURGE, "--json"))
+
+    assert (2, 0) == (told["wiped"], told["condemned"])
+    assert [410, 410] == [paid(world, key).status_code for key in ("k", "b")]
+    answers = world.app.extensions["idempotency"].built.responses
+    assert [b"", b""] == [answer.record.payload.data for answer in answers.scan(limit=9).answers]

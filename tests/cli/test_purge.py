@@ -14,6 +14,7 @@ from flask import Flask, request
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import TenantErased
+from flask_idempotency.engine.keys import Identity
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FaultyStore
 from tests.apps import World, new_world
@@ -235,3 +236,16 @@ def test_a_cache_that_did_not_hear_is_exit_code_2_and_the_remedy_works(monkeypat
     assert (False, True) == (event.finished, "acme" not in str(event))
     assert [410, 410] == [paid(each) for each in (world, before)]
     assert 0 == run(world, *SHRED).exit_code
+
+
+def test_it_is_told_as_an_audit_event_and_names_nobody() -> None:
+    """Who, why, and of whom by what stands for them."""
+    world = shop()
+
+    run(world, *SHRED)
+
+    pseudonym = Identity(b"s").pseudonym("acme")
+    why = "their contract has ended"
+    assert [
+        TenantErased("", "", tenant=pseudonym, actor="ops", reason=why, data_keys=1, wiped=0, finished=True)
+    ] == world.told(TenantErased)

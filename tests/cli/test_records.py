@@ -450,3 +450,14 @@ def test_a_store_that_cannot_be_searched_is_said_to_be_so(command: tuple[str, ..
     world = new_world(Flask("tests.web.app"), store=FaultyStore(MemoryStore()))  # type: ignore[arg-type]
 
     assert "cannot be searched" in refusal(run(world, *command))
+
+
+def test_a_store_that_does_not_answer_is_exit_code_2() -> None:
+    """Which is neither "there is none" nor "there is one"."""
+    world = shop()
+    paid(world)
+    world.store.down = True
+
+    told = run(world, "show", *ALICES, "--json")
+
+    assert (2, True) == (told.exit_code, "error" in json.loads(told.stdout))

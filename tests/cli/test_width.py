@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import subprocess
+import sys
+import termios
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from flask import Blueprint, Flask, request
 
 from flask_idempotency import idempotent
@@ -111,3 +117,43 @@ def test_a_wide_table_has_more_columns() -> None:
 
     assert "endpoint methods required effects on abandoned" == head()
     assert "endpoint methods required effects on abandoned keep lease profile resolver" == head("--wide")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command)[:30])
+def test_a_pipe_gets_whole_plain_lines(world: World, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    told: Result = run(world, *command)
+
+    assert (True, False, False) == (0 == told.exit_code, "\x1b" in told.output, "…" in told.output)
+    if command == ("list", "--state", "completed"):
+        assert NAME in told.output
+
+
+def test_a_real_terminal(tmp_path: Path) -> None:
+    """Its table is in colour, and its cells are whole."""
+    (tmp_path / "shop.py").write_text(
+        "from flask import Flask\n"
+        "from flask_idempotency import Idempotency\n"
+        "app = Flask('shop')\n"
+        "app.config.update(TESTING=True)\n"
+        "Idempotency(app, secret='0123456789abcdef')\n"
+        f"app.post('/', endpoint={LONG!r})(lambda: 'paid')\n"
+    )
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "FLASK_VERSION")
+    }
+    environment |= {"TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "flask", "--app", "shop", "idempotency", "policy"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=theirs, stderr=subprocess.PIPE, check=False)
+    os.close(theirs)
+    text = os.read(ours, 10_000).decode()
+    os.close(ours)
+
+    assert done.returncode == 0, done.stderr
+    assert "\x1b[1mendpoint\x1b[0m" in text
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    assert lines[1].startswith(f"{LONG}  POST")

@@ -109,3 +109,13 @@ def test_67_a_payment_in_flight_cannot_bring_an_erased_tenant_back(vault: Vault)
     assert record is not None
     assert record.payload is not None
     assert (State.COMPLETED, b"") == (record.state, record.payload.data)
+
+
+def test_an_erased_tenant_may_come_back(vault: Vault) -> None:
+    """With keys that it has not used before."""
+    bank = new_bank(vault)
+    bank.pay("before")
+    run(bank, "purge", "--tenant", "acme", "--shred", "--reason", "they have left", "--yes", "--json")
+    answers = [bank.pay(key).status_code for key in ("before", "after", "after")]
+
+    assert ([410, 201, 201], ["before", "after"]) == (answers, bank.runs)

@@ -282,7 +282,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture
-def few_partitions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few_partitions() -> Iterator[None]:
     """Redis stores with 16 partitions, not 1,024: each check of a whole store asks all of them."""
     from flask_idempotency.stores.redis import layout
 
@@ -291,7 +291,8 @@ def few_partitions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         layout._tenant_keys.cache_clear()
         layout._prefix.cache_clear()
 
-    with monkeypatch.context() as changes:
+    # Not by the fixture, which a test may use to undo what it has changed.
+    with pytest.MonkeyPatch.context() as changes:
         changes.setattr(layout, "PARTITIONS", 16)
         forget()
         yield

@@ -274,7 +274,7 @@ TABLES = """
 SELECT quote_ident(relname), pg_relation_size(oid) FROM pg_class
 WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')
 """
-SMALL: Final = 1 << 20
+SMALL: Final = 1 << 17
 """The bytes of a table from which on it is truncated: deleted rows stay in it for a while."""
 
 END_OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> %s AND datname = %s"
@@ -324,9 +324,10 @@ class LentDatabase:
     def _create(self) -> None:
         self._server.drop_database(self.name)
         if not self._made:
-            self._made = f"{self.name}_made"
-            self._server.create_database(self._made)
-            self._make(self._server.url(self._made))
+            made = f"{self.name}_made"
+            self._server.create_database(made)
+            self._make(self._server.url(made))
+            self._made = made
         self._server.create_database(self.name, template=self._made)
         self._line = psycopg.connect(self._server.conninfo(self.name), autocommit=True)
         self._whole = self._objects()
@@ -365,6 +366,8 @@ class LentDatabase:
                     for row in rows:
                         copy.write_row(row)
         self._line.execute("RESET session_replication_role")
+        # How many rows of the test are dead.
+        self._line.execute("SELECT pg_stat_reset()")
         for sequence in self._sequences:
             self._line.execute("SELECT setval(%s, %s, %s)", sequence)
 

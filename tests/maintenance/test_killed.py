@@ -28,10 +28,11 @@ def killed_after(lines: int, url: str, now: float) -> bool:
     told = list[str]()
     victim.start()
     its.close()
-    with ours, suppress(EOFError):
-        while len(told) < lines:
-            told.append(ours.recv())
-    victim.kill()
+    with ours:
+        with suppress(EOFError):
+            while len(told) < lines:
+                told.append(ours.recv())
+        victim.kill()
     victim.join()
     return "finished" not in told
 

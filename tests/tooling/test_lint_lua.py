@@ -36,7 +36,10 @@ def test_a_function_of_a_library_may_be_unused(script: Path) -> None:
     "line",
     (
         "return nwo",
+        "now = KEYS[1] x = 1",
         "local unused = now",
+        "local decimal = now return decimal",
+        "return cjson.null",
     ),
 )
 def test_a_name_that_is_wrong_fails(script: Path, line: str) -> None:

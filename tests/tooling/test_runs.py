@@ -103,7 +103,7 @@ def test_a_named_change_bounds_each_stage_and_its_own_files_come_first(monkeypat
         run.stage(runs.CORE)
         run.stage(MATRIX)
 
-    assert [call[-2:] for call in bounded.calls] == [(f"--until={end}", "--sooner=tests/a.py") for end in (2500, 1240)]
+    assert [call[-2:] for call in bounded.calls] == [(f"--until={end}", "--sooner=tests/a.py") for end in (2500, 1180)]
     assert not any(word.startswith("--until") for call in whole.calls for word in call)
 
 

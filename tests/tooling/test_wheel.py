@@ -37,6 +37,7 @@ def test_every_file_of_the_packages_is_shipped(wheel: Path, tmp_path: Path) -> N
         shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
 
     assert shipped == expected
+    assert "flask_idempotency/py.typed" in shipped
 
 
 def test_the_base_asks_for_little(wheel: Path) -> None:

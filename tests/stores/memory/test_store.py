@@ -79,9 +79,13 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     assert inside.wait(60)
     child = os.fork()
     if child == 0:  # pragma: no cover - in another process
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(60)
-        os._exit(0 if claims() else 1)
+        ended_with = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)
+            ended_with = 0 if claims() else 1
+        finally:
+            os._exit(ended_with)
     forked.set()
     thread.join()
 

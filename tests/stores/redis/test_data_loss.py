@@ -51,10 +51,14 @@ __all__ = ["emptying", "handing_over", "losing", "ready_store"]
 pytestmark = pytest.mark.usefixtures("few_partitions")
 
 
-def test_the_first_check_sends_each_script_once(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_check_sends_each_script_once(redis_server: RedisServer) -> None:
     """With each of the 1,024 partitions, the texts would be 20 MB, and time out on a slow connection."""
-    monkeypatch.setattr(layout, "PARTITIONS", 1024)
-    with connect(redis_server.url) as client, closing(RedisStore(redis_server.url, rules=RULES)) as store:
+    with (
+        pytest.MonkeyPatch.context() as changes,
+        connect(redis_server.url) as client,
+        closing(RedisStore(redis_server.url, rules=RULES)) as store,
+    ):
+        changes.setattr(layout, "PARTITIONS", 1024)
         client.script_flush()
         before = client.info("stats")["total_net_input_bytes"]
 

@@ -52,8 +52,8 @@ MODES = [legacy, recipe, pytest.param(autocommit_off, marks=NEEDS_312)]
 @pytest.fixture(params=MODES, ids=lambda mode: mode.__name__)
 def begun(request: pytest.FixtureRequest, open_: OpenShop, monkeypatch: pytest.MonkeyPatch) -> Shop:
     # What is refused waits for the lock that its own view holds.
-    monkeypatch.setattr(engines, "BUSY_MS", 1)
-    made: Shop = request.param(open_, SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"timeout": 0.001}})
+    monkeypatch.setattr(engines, "BUSY_MS", 50)
+    made: Shop = request.param(open_, SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"timeout": 0.05}})
     return made
 
 
