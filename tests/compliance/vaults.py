@@ -21,6 +21,7 @@ from flask_idempotency.stores.sql.migrations.runner import upgrade
 from flask_idempotency.stores.sql.schema import records
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import StartRedis, connect
+from tests.stores.cached import PATIENT
 
 FILES = "files"
 """The place of what stands in the files of a SQLite database, whatever its tables say."""
@@ -176,7 +177,7 @@ def tiered(request: pytest.FixtureRequest, ends: ExitStack) -> Vault:
         system.garble(key)
         client.flushall()
 
-    config = {**system.config, "IDEMPOTENCY_REDIS_URL": url}
+    config = {**system.config, "IDEMPOTENCY_REDIS_URL": url + PATIENT}
     return Vault(config, lambda: system.places() | redis_places(client), forge, garble, url=system.url)
 
 
