@@ -205,7 +205,7 @@ def install(lock: int, *arguments: str) -> None:
 def environment() -> dict[str, str]:
     """Return the environment of a command, with the versions that it names in front of the pinned ones."""
     found = dict(os.environ)
-    # Each process of the tests would compile all of this package, and each worker rewrite the assertions of 360 files.
+    # Without bytecode, each process compiles this whole package, and each worker rewrites the assertions of 360 files.
     found.pop("PYTHONDONTWRITEBYTECODE", None)
     for variable, package in OTHER_VERSIONS.items():
         version = os.environ.get(variable)

@@ -755,8 +755,20 @@ def test_a_pattern_is_given_only_if_ecma_262_reads_it() -> None:
 def test_ecma_262_reads_each_pattern_that_is_given() -> None:
     given = [pattern for pattern in PATTERNS if ecma_pattern(pattern)]
     keys = [
-        "pay_0123abcd", "pay_0123abcd\n", "AB-12", "x", "xx", "ababc", "", "ab", "abab", "abc", "a-c", "a.bA7", "axbA7",
-    ]  # fmt: skip
+        "pay_0123abcd",
+        "pay_0123abcd\n",
+        "AB-12",
+        "x",
+        "xx",
+        "ababc",
+        "",
+        "ab",
+        "abab",
+        "abc",
+        "a-c",
+        "a.bA7",
+        "axbA7",
+    ]
     script = "const [patterns, keys] = JSON.parse(process.argv[1]);"
     script += "console.log(JSON.stringify(patterns.map(p => keys.map(k => new RegExp(p, 'u').test(k)))))"
     done = subprocess.run(

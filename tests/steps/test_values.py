@@ -156,9 +156,16 @@ class Elsewhere(tzinfo):
 
 def test_other_types_are_refused() -> None:
     for value in (
-        object(), {1, 2}, Colour.RED, OrderedDict(a=1), Point(1), Charge("ch_1"),
-        datetime(2026, 1, 1, tzinfo=Elsewhere()), 1j, {(Charge,): 1},
-    ):  # fmt: skip
+        object(),
+        {1, 2},
+        Colour.RED,
+        OrderedDict(a=1),
+        Point(1),
+        Charge("ch_1"),
+        datetime(2026, 1, 1, tzinfo=Elsewhere()),
+        1j,
+        {(Charge,): 1},
+    ):
         with pytest.raises(NotStorable, match="contains"):
             encode([value])
 

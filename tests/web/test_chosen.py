@@ -76,14 +76,28 @@ def shop(guard: str | None, **policy: Any) -> World:
 
 
 CHOSEN = {
-    "POST marked", "POST valued", "POST claimed", "POST configured.plain", "POST configured.inner.plain",
-    "POST free.marked", "POST free.nested.plain", "POST Orders", "POST Chosen", "POST Inherits", "PATCH Inherits",
-}  # fmt: skip
+    "POST marked",
+    "POST valued",
+    "POST claimed",
+    "POST configured.plain",
+    "POST configured.inner.plain",
+    "POST free.marked",
+    "POST free.nested.plain",
+    "POST Orders",
+    "POST Chosen",
+    "POST Inherits",
+    "PATCH Inherits",
+}
 UNCHOSEN = {"POST plain", "POST free.plain", "PUT Orders"}
 EXEMPT = {
-    "POST exempt", "POST configured.exempt", "POST configured.inner.exempt", "POST free.exempt",
-    "POST free.nested.exempt", "PUT Chosen", "PUT Inherits",
-}  # fmt: skip
+    "POST exempt",
+    "POST configured.exempt",
+    "POST configured.inner.exempt",
+    "POST free.exempt",
+    "POST free.nested.exempt",
+    "PUT Chosen",
+    "PUT Inherits",
+}
 
 
 @pytest.mark.parametrize(
@@ -115,8 +129,12 @@ def test_a_view_that_was_chosen_is_guarded() -> None:
     world = shop("chosen", required=True)
 
     for path in (
-        "/tests.web.app-marked", "/tests.web.app-claimed", "/configured-plain", "/inner-plain", "/nested-plain",
-    ):  # fmt: skip
+        "/tests.web.app-marked",
+        "/tests.web.app-claimed",
+        "/configured-plain",
+        "/inner-plain",
+        "/nested-plain",
+    ):
         assert [False, True] == [is_replay(world.post(path, key=path)) for _ in range(2)], path
         assert 400 == world.post(path, key=None).status_code
 

@@ -111,13 +111,21 @@ TRANSITIONS: dict[str, Transition] = {
     "jwt to loader": ((JWT,), (JWT,), BY_LOADER, (JWT,), {"principal": JWT}),
     "httpauth to loader": ((HTTPAUTH,), (HTTPAUTH,), BY_LOADER, (HTTPAUTH,), {"principal": HTTPAUTH}),
     "httpauth's users to loader": (
-        (HTTPAUTH,), (HTTPAUTH,), {**BY_LOADER, "verified": Account}, (HTTPAUTH,), {"principal": HTTPAUTH},
+        (HTTPAUTH,),
+        (HTTPAUTH,),
+        {**BY_LOADER, "verified": Account},
+        (HTTPAUTH,),
+        {"principal": HTTPAUTH},
     ),
     "principal to loader": ((PRINCIPAL,), (PRINCIPAL,), BY_LOADER, (PRINCIPAL,), {"principal": PRINCIPAL}),
     "two to loader, by the first": ((JWT, LOGIN), (JWT, LOGIN), BY_LOADER, (JWT, LOGIN), {"principal": [JWT, LOGIN]}),
     "two to loader, by the second": ((JWT, LOGIN), (JWT, LOGIN), BY_LOADER, (LOGIN,), {"principal": [JWT, LOGIN]}),
     "httpauth and login to loader": (
-        (HTTPAUTH, LOGIN), (HTTPAUTH, LOGIN), BY_LOADER, (HTTPAUTH, LOGIN), {"principal": [HTTPAUTH, LOGIN]},
+        (HTTPAUTH, LOGIN),
+        (HTTPAUTH, LOGIN),
+        BY_LOADER,
+        (HTTPAUTH, LOGIN),
+        {"principal": [HTTPAUTH, LOGIN]},
     ),
     "nothing to loader": ((), (), {"named": lambda: "u:alice"}, (), {"principal": False}),
     "nothing to login": ((), (LOGIN,), {}, (LOGIN,), {"principal": False}),
@@ -137,7 +145,7 @@ TRANSITIONS: dict[str, Transition] = {
         (LOGIN,),
         {"tenant": False, "principal": LOGIN},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("old", "new", "settings", "sent", "setting"), TRANSITIONS.values(), ids=TRANSITIONS)

@@ -76,10 +76,18 @@ def planted(world: World) -> None:
 
 
 COMMANDS = (
-    ("list", "--state", "processing"), ("list", "--state", "quarantined"), ("stats",), ("doctor",), ("policy",),
-    ("policy", ORDERS), ("db", "check"), ("reap",), ("quota", "show", "--tenant", ORDERS), ("quota", "show", "--all"),
+    ("list", "--state", "processing"),
+    ("list", "--state", "quarantined"),
+    ("stats",),
+    ("doctor",),
+    ("policy",),
+    ("policy", ORDERS),
+    ("db", "check"),
+    ("reap",),
+    ("quota", "show", "--tenant", ORDERS),
+    ("quota", "show", "--all"),
     ("purge", "--tenant", ORDERS, "--yes", *WHY),
-)  # fmt: skip
+)
 
 
 def test_no_command_controls_a_terminal(world: World) -> None:

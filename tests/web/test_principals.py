@@ -33,15 +33,34 @@ KEY = "kept-in-tests-only-and-32-bytes-long"
 BEARER = {"Authorization": "Bearer x"}
 
 CREDENTIALS = [
-    {"Authorization": "Bearer x"}, {"Proxy-Authorization": "Basic eA=="}, {"Cookie": "session=x"},
-    {"Cookie": "consent=yes"}, {"Cookie": "csrf_token=x"}, {"X-API-Key": "x"}, {"x-api-key": "x"}, {"Api-Key": "x"},
-    {"X-Auth-Token": "x"}, {"X-Access-Token": "x"}, {"X-Forwarded-Client-Cert": "Hash=x"},
-    {"X-SSL-Client-S-DN": "CN=x"}, {"SSL-Client-Cert": "x"}, {"Client-Cert": ":x:"}, {"X-Forwarded-User": "x"},
-    {"X-Remote-User": "x"}, {"Cf-Access-Jwt-Assertion": "x"}, {"X-Goog-IAP-JWT-Assertion": "x"},
-    {"X-Amzn-Oidc-Data": "x"}, {"X-Token": "x"}, {"X-Authorization": "Bearer x"}, {"X-Goog-Api-Key": "x"},
-    {"X-Consumer-Id": "x"}, {"X-User-Id": "7"}, {"OIDC-CLAIM-sub": "x"}, {"X-Forwarded-Tls-Client-Cert": "x"},
+    {"Authorization": "Bearer x"},
+    {"Proxy-Authorization": "Basic eA=="},
+    {"Cookie": "session=x"},
+    {"Cookie": "consent=yes"},
+    {"Cookie": "csrf_token=x"},
+    {"X-API-Key": "x"},
+    {"x-api-key": "x"},
+    {"Api-Key": "x"},
+    {"X-Auth-Token": "x"},
+    {"X-Access-Token": "x"},
+    {"X-Forwarded-Client-Cert": "Hash=x"},
+    {"X-SSL-Client-S-DN": "CN=x"},
+    {"SSL-Client-Cert": "x"},
+    {"Client-Cert": ":x:"},
+    {"X-Forwarded-User": "x"},
+    {"X-Remote-User": "x"},
+    {"Cf-Access-Jwt-Assertion": "x"},
+    {"X-Goog-IAP-JWT-Assertion": "x"},
+    {"X-Amzn-Oidc-Data": "x"},
+    {"X-Token": "x"},
+    {"X-Authorization": "Bearer x"},
+    {"X-Goog-Api-Key": "x"},
+    {"X-Consumer-Id": "x"},
+    {"X-User-Id": "7"},
+    {"OIDC-CLAIM-sub": "x"},
+    {"X-Forwarded-Tls-Client-Cert": "x"},
     {"X-Client-Verify": "SUCCESS"},
-]  # fmt: skip
+]
 """One of each kind."""
 
 NONE_AT_ALL: list[dict[str, str]] = [

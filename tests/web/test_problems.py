@@ -263,9 +263,15 @@ def test_the_stripe_client_repeats_what_may_end_better_and_nothing_else(service:
 
 def test_a_client_may_repeat_these_problems_only() -> None:
     repeatable = {
-        "in-flight", "memory-lost", "not-committed", "quota-exceeded", "request-paused", "store-unavailable",
-        "transaction-conflict", "truncated-body",
-    }  # fmt: skip
+        "in-flight",
+        "memory-lost",
+        "not-committed",
+        "quota-exceeded",
+        "request-paused",
+        "store-unavailable",
+        "transaction-conflict",
+        "truncated-body",
+    }
 
     assert repeatable == {code for code in CODES if PROBLEMS[code].retry}
 

@@ -28,10 +28,27 @@ from tests.apps import Remembering, new_world
 
 def test_fields_of_the_response_are_kept() -> None:
     for name in (
-        "Content-Type", "Content-Language", "Content-Disposition", "Content-Encoding", "Location", "Content-Location",
-        "ETag", "Last-Modified", "Link", "Vary", "Cache-Control", "Retry-After", "HX-Redirect", "hx-anything",
-        "Turbo-Location", "Refresh", "X-Total-Count", "etag", "LOCATION", "X-Total",
-    ):  # fmt: skip
+        "Content-Type",
+        "Content-Language",
+        "Content-Disposition",
+        "Content-Encoding",
+        "Location",
+        "Content-Location",
+        "ETag",
+        "Last-Modified",
+        "Link",
+        "Vary",
+        "Cache-Control",
+        "Retry-After",
+        "HX-Redirect",
+        "hx-anything",
+        "Turbo-Location",
+        "Refresh",
+        "X-Total-Count",
+        "etag",
+        "LOCATION",
+        "X-Total",
+    ):
         policy = Policy(keep_headers=frozenset({"x-Total"}))
 
         assert ((name, "1"), (name, "2")) == kept_headers([(name, "1"), ("X-Other", "3"), (name, "2")], policy), name
@@ -41,15 +58,49 @@ def test_fields_of_the_exchange_are_not_kept_even_when_a_policy_names_them() -> 
     for named, name in product(
         (False, True),
         (
-            "Set-Cookie", "WWW-Authenticate", "Authorization", "Proxy-Authenticate", "Proxy-Authorization",
-            "Proxy-Authentication-Info", "Authentication-Info", "Authentication-Control", "Optional-WWW-Authenticate",
-            "Cookie", "Set-Cookie2", "Clear-Site-Data", "DPoP-Nonce", "Replay-Nonce", "X-Auth-Token", "X-API-Key",
-            "X-CSRF-Token", "Signature", "Date", "Server", "Age", "Alt-Svc", "Connection", "Keep-Alive",
-            "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "X-Request-ID",
-            "Traceparent", "RateLimit-Remaining", "X-RateLimit-Limit", "Access-Control-Allow-Origin",
-            "X-Accel-Redirect", "X-Accel-Buffering", "X-Sendfile", "Baggage", "X-Anything-Else", "set-COOKIE",
+            "Set-Cookie",
+            "WWW-Authenticate",
+            "Authorization",
+            "Proxy-Authenticate",
+            "Proxy-Authorization",
+            "Proxy-Authentication-Info",
+            "Authentication-Info",
+            "Authentication-Control",
+            "Optional-WWW-Authenticate",
+            "Cookie",
+            "Set-Cookie2",
+            "Clear-Site-Data",
+            "DPoP-Nonce",
+            "Replay-Nonce",
+            "X-Auth-Token",
+            "X-API-Key",
+            "X-CSRF-Token",
+            "Signature",
+            "Date",
+            "Server",
+            "Age",
+            "Alt-Svc",
+            "Connection",
+            "Keep-Alive",
+            "Proxy-Connection",
+            "TE",
+            "Trailer",
+            "Transfer-Encoding",
+            "Upgrade",
+            "Content-Length",
+            "X-Request-ID",
+            "Traceparent",
+            "RateLimit-Remaining",
+            "X-RateLimit-Limit",
+            "Access-Control-Allow-Origin",
+            "X-Accel-Redirect",
+            "X-Accel-Buffering",
+            "X-Sendfile",
+            "Baggage",
+            "X-Anything-Else",
+            "set-COOKIE",
         ),
-    ):  # fmt: skip
+    ):
         policy = Policy(keep_headers=frozenset({name}) if named and name != "X-Anything-Else" else frozenset())
 
         assert () == kept_headers([(name, "1")], policy), (named, name)
@@ -367,9 +418,17 @@ def test_a_tombstone_keeps_validators_of_a_success_only() -> None:
 
 def test_a_tombstone_keeps_nothing_that_describes_the_lost_body() -> None:
     for name in (
-        "Content-Type", "Content-Encoding", "Content-Language", "Content-Location", "Content-Disposition",
-        "Content-Range", "Content-MD5", "Content-Digest", "Repr-Digest", "Digest",
-    ):  # fmt: skip
+        "Content-Type",
+        "Content-Encoding",
+        "Content-Language",
+        "Content-Location",
+        "Content-Disposition",
+        "Content-Range",
+        "Content-MD5",
+        "Content-Digest",
+        "Repr-Digest",
+        "Digest",
+    ):
         policy = Policy(keep_headers=frozenset({name.lower()}))
         again = replay(
             StoredResponse(201, metadata=((name, "lost"),), kept=False), policy=policy, response_class=Response
@@ -431,12 +490,20 @@ def test_a_field_that_no_response_keeps_is_not_sent_from_the_store() -> None:
     """An attacker wrote to the store. A proxy obeys some of these fields: X-Accel-Redirect sends one of its files."""
     for name, kept in product(
         (
-            "Set-Cookie", "X-Accel-Redirect", "x-sendfile", "X-Accel-Buffering", "Content-Security-Policy",
-            "Strict-Transport-Security", "Content-Length", "Transfer-Encoding", "Connection",
-            "Access-Control-Allow-Origin", "X-Idempotency-Replay",
+            "Set-Cookie",
+            "X-Accel-Redirect",
+            "x-sendfile",
+            "X-Accel-Buffering",
+            "Content-Security-Policy",
+            "Strict-Transport-Security",
+            "Content-Length",
+            "Transfer-Encoding",
+            "Connection",
+            "Access-Control-Allow-Origin",
+            "X-Idempotency-Replay",
         ),
         (True, False),
-    ):  # fmt: skip
+    ):
         planted = StoredResponse(201, metadata=((name, "/etc/passwd"), ("Location", "/things/7")), kept=kept)
         again = replay(planted, policy=Policy(), response_class=Response)
 
@@ -457,10 +524,15 @@ def test_the_present_policy_decides_which_fields_a_replay_carries() -> None:
 def test_what_no_server_may_send_is_not_sent_from_the_store() -> None:
     """An interim status keeps the client waiting; the client takes a forbidden body for the next response."""
     for result in (
-        StoredResponse(0), StoredResponse(100), StoredResponse(101), StoredResponse(199, kept=False),
-        StoredResponse(600), StoredResponse(999, kept=False), StoredResponse(204, body=b"HTTP/1.1 200 OK"),
+        StoredResponse(0),
+        StoredResponse(100),
+        StoredResponse(101),
+        StoredResponse(199, kept=False),
+        StoredResponse(600),
+        StoredResponse(999, kept=False),
+        StoredResponse(204, body=b"HTTP/1.1 200 OK"),
         StoredResponse(304, body=b"x"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(CorruptRecord):
             replay(result, policy=Policy(), response_class=Response)
 

@@ -54,10 +54,17 @@ def test_delivery_does_not_matter() -> None:
 def test_every_part_of_the_request_counts() -> None:
     """Method, path, query, type and body (P-31): another of any is another request."""
     for changed in (
-        {"method": "PUT"}, {"path": "/other"}, {"path": "/%2F"}, {"query_string": "a=1"}, {"query_string": "?"},
-        {"media_type": "application/vnd.shop+json"}, {"media_type": "text/json"}, {"media_type": ""}, {"data": b"[]"},
+        {"method": "PUT"},
+        {"path": "/other"},
+        {"path": "/%2F"},
+        {"query_string": "a=1"},
+        {"query_string": "?"},
+        {"media_type": "application/vnd.shop+json"},
+        {"media_type": "text/json"},
+        {"media_type": ""},
+        {"data": b"[]"},
         {"data": b""},
-    ):  # fmt: skip
+    ):
         assert digest() != digest(**changed), changed
 
 
@@ -111,10 +118,14 @@ def test_parameters_of_json_do_not_count() -> None:
 def test_volatile_headers_do_not_count() -> None:
     """What changes from one attempt to the next is no part of the request (P-41)."""
     for header in (
-        ("User-Agent", "b"), ("Traceparent", "00-1-2-00"), ("Accept-Encoding", "br"),
-        ("Date", "Sat, 21 Nov 2026 10:00:00 GMT"), ("Cookie", "session=2"), ("Authorization", "Bearer b"),
+        ("User-Agent", "b"),
+        ("Traceparent", "00-1-2-00"),
+        ("Accept-Encoding", "br"),
+        ("Date", "Sat, 21 Nov 2026 10:00:00 GMT"),
+        ("Cookie", "session=2"),
+        ("Authorization", "Bearer b"),
         ("X-Request-Id", "2"),
-    ):  # fmt: skip
+    ):
         assert digest(headers=[(header[0], "a")]) == digest(headers=[header]), header
 
 
@@ -560,9 +571,15 @@ def test_only_the_fields_that_each_rendering_changes_do_not_count(kind: str, bef
         forms = [fields_as(kind, [("amount", "1"), *token, ("note", "x")]) for token in tokens]
         assert 1 == len(digests(before, *forms)), name
     for name in (
-        "Csrf_token", "csrf_token2", "xcsrf_token", "csrf_token-amount", "csrf-token", "-csrf_token", "a b-csrf_token",
+        "Csrf_token",
+        "csrf_token2",
+        "xcsrf_token",
+        "csrf_token-amount",
+        "csrf-token",
+        "-csrf_token",
+        "a b-csrf_token",
         "amount",
-    ):  # fmt: skip
+    ):
         assert 2 == len(digests(before, *(fields_as(kind, [(name, value)]) for value in "12"))), name
 
 

@@ -526,8 +526,13 @@ def test_a_key_may_be_any_function_of_the_request() -> None:
         __call__ = of
 
     for key in (
-        Ids(), Ids().of, partial(Ids().of, field="id"), lambda *args: "evt_1", str, operator.attrgetter("mimetype"),
-    ):  # fmt: skip
+        Ids(),
+        Ids().of,
+        partial(Ids().of, field="id"),
+        lambda *args: "evt_1",
+        str,
+        operator.attrgetter("mimetype"),
+    ):
         webhook("stripe", key=key)
 
 
