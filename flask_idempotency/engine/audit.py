@@ -31,7 +31,7 @@ class AuditEntry:
     """One change of a record. Neither text may name a key, a body or a client."""
 
     verb: str
-    """`completed`, `released`, `reopened`, `resumed`, or a step's `completed` or `never-happened`.
+    """`completed`, `released`, `reopened`, `resumed`, `voided`, or a step's `completed` or `never-happened`.
 
     Or `SAYS_NEVER` or `SAYS_UNKNOWN`."""
     was: str

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import partial, partialmethod, wraps
-from types import FunctionType, MemberDescriptorType, MethodType
+from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType
 from typing import Any, Final, NoReturn, TypeVar, overload
 from weakref import WeakValueDictionary
 
@@ -214,24 +214,19 @@ class Policies:
         *,
         base: Override,
         overrides: Mapping[Blueprint, Override],
-        joint: bool = False,
-        journals: bool = True,
-        observations: bool = True,
+        offered: Mapping[str, bool] = MappingProxyType({"joint": False}),
         origins: Mapping[str, str] | None = None,
         chosen_only: bool = False,
         kept: Kept | None = None,
     ) -> None:
         """Take what the application wrote for all endpoints (`base`) and where (`origins`).
 
-        `joint`: the store can commit records and the application's rows together. `journals`: it remembers steps.
-        `observations`: it remembers the keys of observed requests. `chosen_only`: guard only endpoints that are annotated
+        `offered`: what the store offers, as `Policy.faults` takes it. `chosen_only`: guard only endpoints that are annotated
         or configured. `kept` are the policies of blueprints that hold for this application instead of `overrides`.
         """
         self._app = app
         self._kept = kept or Kept()
-        self._joint = joint
-        self._journals = journals
-        self._observations = observations
+        self._offered = offered
         self._base = base
         self._overrides = overrides
         self._origins = origins or {}
@@ -338,7 +333,7 @@ class Policies:
         )
 
     def _contradictions(self, policy: Policy) -> list[str]:
-        return policy.faults(joint=self._joint, journals=self._journals, observations=self._observations)
+        return policy.faults(**self._offered)
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
         """Yield the layers of this policy, outermost first."""
