@@ -176,14 +176,15 @@ class VoidContract:
         assert isinstance(void(second), Voided)
 
     def test_an_operator_finds_it_and_frees_it(self, store: VoidingStore) -> None:
-        """It is among the completed records. By force it is released, and a request runs."""
+        """It is among the completed records. By force it is released, and a request runs, with a higher fence."""
         key = a_key()
         voided(store, key)
 
+        fence = found(store, key).fence
         page = store.recovery.scan(State.COMPLETED, limit=1000, tid=key.tid)
         assert [key] == [each.key for each in page.found]
         assert store.recovery.force_release(seen(store, key))
-        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+        assert granted(store.claim(a_request(key), token=a_token(), lease=LEASE)).fence > fence
 
     def test_of_a_request_and_a_void_one_wins(self, store: VoidingStore) -> None:
         """Either the request runs and nothing was voided, or the key is voided and no request runs."""
