@@ -120,6 +120,12 @@ class TestVoids(VoidContract):
 
     store = store_of("upkeep")
 
+    @pytest.mark.soak
+    def test_no_schedule_of_very_many_runs_a_voided_key(self, store: Any, clock: FrozenClock) -> None:
+        """The same as the shipped contract, with 100,000 schedules."""
+        for seed in range(100_000):
+            contract.voiding.run_schedule(store, clock, seed)
+
 
 class TestJournals(JournalsContract):
     """Each store with `journals` is held to them: one that loses them must fail, and not be skipped."""
