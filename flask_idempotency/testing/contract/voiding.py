@@ -11,6 +11,7 @@ from typing import Protocol
 import pytest
 
 from flask_idempotency.engine.capabilities import Ledger, Recovery, Void
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     VOID,
@@ -216,10 +217,15 @@ def run_schedule(store: VoidingStore, clock: FrozenClock, seed: int) -> None:
     choose, key = random.Random(seed), a_key()  # noqa: S311 - a schedule is no secret
     late: list[Callable[[], None]] = []
     runs: list[bytes] = []
+    released: set[bytes] = set()
     confirmed = False
 
     def request(token: bytes) -> None:
-        outcome = store.claim(a_request(key), token=token, lease=LEASE)
+        try:
+            outcome = store.claim(a_request(key), token=token, lease=LEASE)
+        except StoreUnavailable:
+            assert token in released, f"schedule {seed}: a packet was refused whose claim was not cancelled"
+            return
         if isinstance(outcome, Grant):
             assert not confirmed, f"schedule {seed}: a request ran under a voided key"
             runs.append(token)
@@ -242,6 +248,7 @@ def run_schedule(store: VoidingStore, clock: FrozenClock, seed: int) -> None:
             elif choose.random() < 0.5 and record.payload is None:
                 # The view had no effect: nothing ran under this key so far.
                 store.release(key, token)
+                released.add(token)
                 runs.clear()
 
     for _ in range(choose.randrange(2, 9)):
