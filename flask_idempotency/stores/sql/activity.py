@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.sql.dml import ReturningInsert
 
 from flask_idempotency.engine.activity import KEPT_SECONDS, ActivityBucket, ActivityPage, Counts, merged, read_counts
 from flask_idempotency.engine.audit import AUDIT_KEPT_SECONDS, LONGEST_ACTOR, LONGEST_REASON, AuditEntry, read_entry
@@ -35,7 +34,8 @@ from flask_idempotency.stores.sql.schema import (
     audit,
     observations,
 )
-from flask_idempotency.stores.sql.statements import ONE, chosen, server_time, word
+from flask_idempotency.stores.sql.statements import server_time, word
+from flask_idempotency.stores.sql.writes import of_chosen, upserted
 
 _a, _t, _o, _u = activity.c, activity_tokens.c, observations.c, audit.c
 
@@ -96,23 +96,22 @@ def _bucket(owner: bytes, length: int, now: int) -> dict[str, Any]:
     return {"my_owner": owner, "my_length": long, "my_start": start, "my_expires_at": ends}
 
 
-def remember_token(dialect: Dialect) -> ReturningInsert[Any]:
+def remember_token(dialect: Dialect) -> Any:
     """Remember this call's token and return the time. Return no row if an earlier call had the same token."""
     moment = dialect.moment(bounded=True).subquery("moment")
     kept = sa.literal_column(str(TOKEN_SECONDS * 1_000_000), sa.BigInteger)
-    source = sa.select(binary("my_token"), moment.c.now + kept).where(ONE == ONE)
-    first = sa.insert(activity_tokens).from_select(
-        ["token", "expires_at"], source.suffix_with("ON CONFLICT (token) DO NOTHING")
-    )
-    return first.returning((_t.expires_at - kept).label("now"))
+    values = {"token": binary("my_token"), "expires_at": moment.c.now + kept}
+    now = (_t.expires_at - kept).label("now")
+    mine = _t.token == binary("my_token")
+    return upserted(dialect, activity_tokens, values, ("token",), proof=(now,), key=mine)
 
 
-def open_bucket(dialect: Dialect) -> sa.Insert:
+def open_bucket(dialect: Dialect) -> Any:
     """Create the row of a minute or an hour, unless it is there."""
     names = {"owner": sa.LargeBinary, "length": sa.BigInteger, "start": sa.BigInteger, "expires_at": sa.BigInteger}
-    values: list[sa.ColumnElement[Any]] = [sa.bindparam(f"my_{name}", type_=kind) for name, kind in names.items()]
-    source = sa.select(*values, word("{}")).where(ONE == ONE).suffix_with("ON CONFLICT DO NOTHING")
-    return sa.insert(activity).from_select(["owner", "bucket_length", "bucket_start", "expires_at", "counts"], source)
+    given: list[Any] = [sa.bindparam(f"my_{name}", type_=kind) for name, kind in names.items()]
+    columns = ("owner", "bucket_length", "bucket_start", "expires_at", "counts")
+    return upserted(dialect, activity, dict(zip(columns, [*given, word("{}")], strict=True)))
 
 
 def lock_bucket(dialect: Dialect) -> sa.Select[Any]:
@@ -197,41 +196,53 @@ def _sighted(row: Any, token: bytes, fingerprint: bytes) -> Observed:
     return Observed(Sighting.REPLAY if row.state == REPLAY else Sighting.UNKNOWN, ago)
 
 
-def observe(dialect: Dialect) -> ReturningInsert[Any]:
+def observe(dialect: Dialect) -> Any:
     """Watch this request if its key is free, or if the lease of the watched one expired. With `my_hold`, note in place of
     the latter that its outcome is unknown. Return the row if it changed."""
     moment = dialect.moment(bounded=True).subquery("moment")
     until = moment.c.now + bigint("my_lease")
-    source = sa.select(
-        binary("my_record_id"),
-        binary("my_token"),
-        binary("my_fingerprint"),
-        word(NEW),
-        moment.c.now,
-        moment.c.now,
-        until,
-        until + bigint("my_keep"),
-    ).where(ONE == ONE)
+    values: dict[str, sa.ColumnElement[Any]] = {
+        "record_id": binary("my_record_id"),
+        "token": binary("my_token"),
+        "fingerprint": binary("my_fingerprint"),
+        "state": word(NEW),
+        "began_at": moment.c.now,
+        "watched_at": moment.c.now,
+        "lease_expires_at": until,
+        "expires_at": until + bigint("my_keep"),
+    }
     gone = "idempotency_observations.expires_at <= excluded.began_at"
     held = f":my_hold = 1 AND NOT ({gone})"
 
     def kept_if_held(column: str) -> str:
-        return f"{column} = CASE WHEN {held} THEN idempotency_observations.{column} ELSE excluded.{column} END"
+        return f"CASE WHEN {held} THEN idempotency_observations.{column} ELSE excluded.{column} END"
 
-    unless_others = sa.text(
-        "ON CONFLICT (record_id) DO UPDATE SET fingerprint = excluded.fingerprint,"
-        f" {kept_if_held('token')}, {kept_if_held('watched_at')}, {kept_if_held('lease_expires_at')},"
-        f" state = CASE WHEN {gone} THEN excluded.state WHEN :my_hold = 1 THEN '{UNKNOWN}' ELSE '{TAKEN_OVER}' END,"
-        f" began_at = CASE WHEN {gone} THEN excluded.began_at ELSE idempotency_observations.began_at END,"
-        f" expires_at = CASE WHEN {held} THEN excluded.began_at + :my_keep ELSE excluded.expires_at END"
-        f" WHERE {gone} OR (idempotency_observations.fingerprint = excluded.fingerprint"
+    sets = {
+        "fingerprint": "excluded.fingerprint",
+        **{column: kept_if_held(column) for column in ("token", "watched_at", "lease_expires_at")},
+        "state": f"CASE WHEN {gone} THEN excluded.state WHEN :my_hold = 1 THEN '{UNKNOWN}' ELSE '{TAKEN_OVER}' END",
+        "began_at": f"CASE WHEN {gone} THEN excluded.began_at ELSE idempotency_observations.began_at END",
+        "expires_at": f"CASE WHEN {held} THEN excluded.began_at + :my_keep ELSE excluded.expires_at END",
+    }
+    unless_others = (
+        f"{gone} OR (idempotency_observations.fingerprint = excluded.fingerprint"
         f" AND idempotency_observations.state IN {WATCHED!r}"
         " AND idempotency_observations.token <> excluded.token"
         " AND idempotency_observations.lease_expires_at <= excluded.began_at)"
-    ).bindparams(integer("my_hold"), bigint("my_keep"))
-    names = [column.name for column in observations.columns]
-    watched = sa.insert(observations).from_select(names, source.suffix_with(unless_others))
-    return watched.returning(*_shown(), dialect.now.label("now"))
+    )
+    binds = integer("my_hold"), bigint("my_keep")
+    shown = *_shown(), dialect.now.label("now")
+    return upserted(
+        dialect,
+        observations,
+        values,
+        ("record_id",),
+        sets,
+        where=unless_others,
+        binds=binds,
+        proof=shown,
+        key=_o.record_id == binary("my_record_id"),
+    )
 
 
 def read_observation(dialect: Dialect) -> sa.Select[Any]:
@@ -250,11 +261,9 @@ def read_observation(dialect: Dialect) -> sa.Select[Any]:
 def renew_observation(dialect: Dialect) -> sa.Update:
     """Extend the lease of the watched request, and its life by the same time."""
     until = dialect.larger(_o.lease_expires_at, dialect.now + bigint("my_lease"))
-    return (
-        sa.update(observations)
-        .where(*_is_watched(dialect))
-        .values(lease_expires_at=until, expires_at=_o.expires_at + until - _o.lease_expires_at)
-    )
+    lives = _o.expires_at + until - _o.lease_expires_at
+    statement = sa.update(observations).where(*_is_watched(dialect))
+    return dialect.assigned(statement, {_o.lease_expires_at: until, _o.expires_at: lives}, last=_o.lease_expires_at)
 
 
 def end_observation(dialect: Dialect) -> sa.Update:
@@ -322,16 +331,14 @@ def _entry(row: Any) -> AuditEntry:
     return read_entry(texts, row.forced, row.certain, row.changed_at, now=0)
 
 
-def append(dialect: Dialect) -> sa.Insert:
+def append(dialect: Dialect) -> Any:
     """Add an entry with the server's time, unless an earlier call with this token did."""
     names = ["token", "record_id", "tenant_id", "verb", "was", "step", "actor", "reason", "forced", "certain"]
-    values = [sa.bindparam(f"my_{name}", type_=_u[name].type) for name in names]
+    values: dict[str, Any] = {name: sa.bindparam(f"my_{name}", type_=_u[name].type) for name in names}
     kept = sa.literal_column(str(round(AUDIT_KEPT_SECONDS * 1_000_000)), sa.BigInteger)
     moment = dialect.moment(bounded=False).subquery("moment")
-    source = sa.select(*values, moment.c.now, moment.c.now + kept).where(ONE == ONE)
-    return sa.insert(audit).from_select(
-        [*names, "changed_at", "expires_at"], source.suffix_with("ON CONFLICT (token) DO NOTHING")
-    )
+    values |= {"changed_at": moment.c.now, "expires_at": moment.c.now + kept}
+    return upserted(dialect, audit, values, ("token",))
 
 
 def read_entries(dialect: Dialect) -> sa.Select[Any]:
@@ -353,22 +360,22 @@ def forget_entries(dialect: Dialect) -> sa.Delete:
     return sa.delete(audit).where(_u.tenant_id == binary("my_tenant_id"))
 
 
-def delete_expired_activity(dialect: Dialect) -> sa.Delete:
+def delete_expired_activity(dialect: Dialect) -> Any:
     """Delete a batch of minutes and hours that have expired, the earliest first."""
     return _delete_expired(dialect, activity, _a.owner, _a.bucket_length, _a.bucket_start)
 
 
-def delete_expired_tokens(dialect: Dialect) -> sa.Delete:
+def delete_expired_tokens(dialect: Dialect) -> Any:
     """Delete a batch of tokens that have expired, the earliest first."""
     return _delete_expired(dialect, activity_tokens, _t.token)
 
 
-def delete_expired_observations(dialect: Dialect) -> sa.Delete:
+def delete_expired_observations(dialect: Dialect) -> Any:
     """Delete a batch of observations that have expired, the earliest first."""
     return _delete_expired(dialect, observations, _o.record_id)
 
 
-def delete_expired_entries(dialect: Dialect) -> sa.Delete:
+def delete_expired_entries(dialect: Dialect) -> Any:
     """Delete a batch of audit entries that have expired, the earliest first."""
     return _delete_expired(dialect, audit, _u.token)
 
@@ -377,10 +384,8 @@ SWEPT: Final = (delete_expired_activity, delete_expired_tokens, delete_expired_o
 """What `SqlExpiry.sweep` removes beside records."""
 
 
-def _delete_expired(dialect: Dialect, table: Any, *keys: sa.ColumnElement[Any]) -> sa.Delete:
+def _delete_expired(dialect: Dialect, table: Any, *keys: sa.ColumnElement[Any]) -> Any:
     expired = table.c.expires_at <= bigint("my_horizon"), table.c.expires_at <= dialect.now
     first = sa.select(*keys).where(*expired).order_by(table.c.expires_at).limit(integer("my_limit"))
-    which = chosen(dialect, first)
-    names = sa.tuple_(*keys) if len(keys) > 1 else keys[0]
     # Repeat the condition: another worker may have changed the row between the select and its lock.
-    return sa.delete(table).where(names.in_(sa.select(*which.c)), *expired)
+    return of_chosen(dialect, first, lambda these: sa.delete(table).where(these, *expired))

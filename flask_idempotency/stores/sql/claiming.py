@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -37,7 +37,7 @@ from flask_idempotency.engine.store import StoreOutcome
 from flask_idempotency.stores.sql import completion, dialects, quota, statements
 from flask_idempotency.stores.sql.completion import entry
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
+from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.errors import is_lock_timeout, is_serialization_failure
 from flask_idempotency.stores.sql.quota import checked, is_narrow, rate, within
@@ -179,7 +179,7 @@ class ClaimWriter:
             return None
         statement = self._insert_within if self._within and query.quota is not None else self._insert
         granted = connection.execute(statement, {**query.parameters, "my_fence": fence}).scalar_one_or_none()
-        return None if granted is None else Grant(query.token, granted, 1, query.lease / 1_000_000)
+        return None if granted is None else query.granted(fence or granted, attempt=1)
 
     def apply(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
         """Classify this row, and write what is due. None as for `write`."""
@@ -210,6 +210,9 @@ class ClaimWriter:
             return None
         if move is Move.QUARANTINE:
             return Unknown(statements.LEASE_EXPIRED)
+        if fence is not None:
+            # Compared with what was read, so that the attempt is known.
+            return query.granted(fence, attempt=row.attempt + 1 if move is Move.TAKE_OVER else 1)
         return query.granted(written.fence, attempt=written.attempt)
 
 
@@ -382,13 +385,18 @@ class Insert:
         return self._writer.apply(connection, row_of(found), query)
 
 
-class InsertIntoFile:
-    """SQLite: a read takes one statement and no lock. A write takes the one lock there is, and reads again first."""
+class InsertInTurn:
+    """SQLite and MySQL: a read takes one statement and no lock. A write locks, and reads again first.
 
-    dialects = (SQLITE,)
+    SQLite has one lock. On MySQL a claim locks the row that it changes, and then that of the last fence, which puts all
+    grants in turn. It does not wait for the former, which a worker's transaction may hold for long.
+    """
+
+    dialects = (SQLITE, MYSQL)
 
     def __init__(self, dialect: Dialect) -> None:
         self._read = statements.read(dialect)
+        self._read_again = statements.read_locked(dialect) if dialect.name == MYSQL else self._read
         self._next_fence = statements.next_fence(dialect)
         self._standing = quota.tenant_counts(dialect)
         self._book = completion.book(dialect)
@@ -408,18 +416,19 @@ class InsertIntoFile:
                 if granted is not None:
                     return granted
                 # Another worker was faster. The fence stays unused.
-            found = connection.execute(self._read, query.parameters).one_or_none()
+            found = connection.execute(self._read_again, query.parameters).one_or_none()
             row = None if found is None else row_of(found)
             outcome = Move.RECLAIM if row is None else classify(row, query)
             if not isinstance(outcome, Move):
                 return outcome
+            fence = None
+            if outcome is not Move.QUARANTINE:
+                # Before the quota is read: on MySQL no other claim is granted from here on.
+                fence = connection.execute(self._next_fence, query.parameters).scalar_one()
             if outcome is Move.RECLAIM and query.quota is not None:
                 refused = self._refuse_or_count(connection, query)
                 if refused is not None:
                     return refused
-            fence = None
-            if outcome is not Move.QUARANTINE:
-                fence = connection.execute(self._next_fence, query.parameters).scalar_one()
             if row is None:
                 written = self._writer.insert(connection, query, fence=fence)
             else:
@@ -511,12 +520,16 @@ def number_of(rid: bytes) -> int:
     return int.from_bytes(rid[:8], "big", signed=True)
 
 
-def voiding_of(dialect: Dialect) -> Insert | InsertIntoFile:
+def voiding_of(dialect: Dialect) -> Insert | InsertInTurn:
     """Return what claims a key in a transaction that also voids it, whatever the strategy of other claims is."""
-    return InsertIntoFile(dialect) if dialect.name == SQLITE else Insert(dialect)
+    return Insert(dialect) if dialect.name == POSTGRESQL else InsertInTurn(dialect)
 
 
-STRATEGIES: Final = {"insert": (Insert, InsertIntoFile), "row_lock": (RowLock,), "advisory": (Advisory,)}
+STRATEGIES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "insert": (Insert, InsertInTurn),
+    "row_lock": (RowLock, InsertInTurn),
+    "advisory": (Advisory,),
+}
 
 
 def strategy_of(name: str, dialect: Dialect) -> Strategy:
@@ -529,4 +542,5 @@ def strategy_of(name: str, dialect: Dialect) -> Strategy:
             f"IDEMPOTENCY_CLAIM_STRATEGY: {name} works on {' and '.join(by_dialect)}, not on {dialect.name}. "
             "Use insert, which works on all."
         )
-    return by_dialect[dialect.name](dialect)
+    strategy: Strategy = by_dialect[dialect.name](dialect)
+    return strategy

@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.sql.dml import ReturningUpdate
 
 from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
@@ -51,6 +50,7 @@ from flask_idempotency.stores.sql.statements import (
     owners,
     word,
 )
+from flask_idempotency.stores.sql.writes import proven, returned
 
 _r = records.c
 _bucket_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
@@ -58,13 +58,13 @@ _bucket_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 
 def complete(
     dialect: Dialect, *, sealed: bool = False, counted: bool = False, tells: bool = False, closes: bool = False
-) -> ReturningUpdate[Any] | sa.Select[Any]:
+) -> Any:
     """Store the response and keep it this long. Return the fence; with `tells`, the row without its response."""
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     return _completed(dialect, statement, now, sealed=sealed, counted=counted, tells=tells, closes=closes)
 
 
-def resolve(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> ReturningUpdate[Any] | sa.Select[Any]:
+def resolve(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> Any:
     """Complete a quarantined row in its owner's place, if it still is as seen. The row gets a new token."""
     statement, now = others_update(dialect, _r.state == word(QUARANTINED))
     mine = statement.values(token=binary("my_token"))
@@ -76,17 +76,16 @@ def drop_journal(dialect: Dialect) -> sa.Delete:
     return sa.delete(steps).where(steps.c.record_id == binary("my_record_id"))
 
 
-def book(dialect: Dialect) -> sa.Insert:
+def book(dialect: Dialect) -> Any:
     """Add these amounts to an entry of the quota ledger. Negative amounts subtract."""
     entry = [sa.bindparam(f"my_{name}", type_=quota_buckets.c[name].type) for name in BOOKED]
-    # SQLite's parser needs some WHERE before ON CONFLICT.
-    return booked(sa.select(*entry).where(ONE == ONE))
+    return booked(dialect, sa.select(*entry).where(ONE == ONE))
 
 
 def why_not_sealed(dialect: Dialect) -> sa.Select[Any]:
     """Read why a sealed response was not stored: if its tenant was erased since, and if its data key is enabled."""
     reasons: list[sa.ColumnElement[Any]] = [(~_unerased()).label("erased"), _key_is_there().label("kept")]
-    return sa.select(*reasons).where(is_mine())
+    return dialect.in_session(sa.select(*reasons).where(is_mine()))
 
 
 def may_be_sealed() -> sa.ColumnElement[bool]:
@@ -103,12 +102,12 @@ def _completed(
     counted: bool,
     tells: bool,
     closes: bool,
-) -> ReturningUpdate[Any] | sa.Select[Any]:
+) -> Any:
     # If the clock was set back since the request, the completion would come first, and no valid row has that.
     begins = dialect.larger(now, _r.requested_at)
     ends = begins + bigint("keep")
     if counted:
-        ends = sa.case((_r.in_quota == ONE, _next_bucket_end(ends)), else_=ends)
+        ends = sa.case((_r.in_quota == ONE, _next_bucket_end(dialect, ends)), else_=ends)
     else:
         statement = statement.where(_r.in_quota == ZERO)
     if sealed:
@@ -127,26 +126,31 @@ def _completed(
         succeeded=ended_wait(dialect),
         resolver_due_at=ZERO,
     )
-    returned = [*columns(without="response"), now.label("now")] if tells else [_r.fence]
+    told = [*columns(without="response"), now.label("now")] if tells else [_r.fence]
     if closes:
         completed = completed.values(steps=ZERO, step_write=ZERO)
     entry = [_r.tenant_id, _r.in_quota, _r.expires_at, _r.response_size] if counted else []
     if dialect.name != POSTGRESQL:
-        return completed.returning(*(returned if tells else [*returned, *entry]))
+        shown = told if tells else [*told, *entry]
+        return (
+            returned(dialect, completed, is_mine(), *shown) if tells or counted else proven(dialect, completed, *shown)
+        )
     if closes:
         entry.append(_r.record_id)
     if not entry:
-        return completed.returning(*returned)
-    done = completed.returning(*returned, *(column.label(f"_{column.name}") for column in entry)).cte("done")
-    told = sa.select(*(column for column in done.c if not column.name.startswith("_")))
+        return completed.returning(*told)
+    done = completed.returning(*told, *(column.label(f"_{column.name}") for column in entry)).cte("done")
+    statement_told = sa.select(*(column for column in done.c if not column.name.startswith("_")))
     if closes:
-        told = told.add_cte(sa.delete(steps).where(steps.c.record_id == done.c._record_id).cte("closed"))
+        statement_told = statement_told.add_cte(
+            sa.delete(steps).where(steps.c.record_id == done.c._record_id).cte("closed")
+        )
     if not counted:
-        return told
+        return statement_told
     added = sa.select(
         done.c._tenant_id, word(RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size
     )
-    return told.add_cte(booked(added.where(done.c._in_quota == ONE)).cte("into_ledger"))
+    return statement_told.add_cte(booked(dialect, added.where(done.c._in_quota == ONE)).cte("into_ledger"))
 
 
 def _key_is_there() -> sa.ColumnElement[bool]:
@@ -167,9 +171,9 @@ def _unerased() -> sa.ColumnElement[bool]:
     )
 
 
-def _next_bucket_end(ends: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+def _next_bucket_end(dialect: Dialect, ends: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
     width = bigint("width")
-    return (ends + width - ONE) // width * width
+    return dialect.quotient(ends + width - ONE, width) * width
 
 
 def _shard() -> sa.ColumnElement[int]:
@@ -179,7 +183,7 @@ def _shard() -> sa.ColumnElement[int]:
 def page_end(dialect: Dialect) -> sa.Select[Any]:
     """Read the last row of a page, and the next row if there is one. Return no row if the page is not full."""
     rest = sa.select(_r.record_id).where(_r.record_id > binary("my_after")).order_by(_r.record_id)
-    return rest.offset(integer("my_limit") - sa.literal_column("1")).limit(sa.literal_column("2"))
+    return rest.offset(dialect.all_but_one("my_limit")).limit(sa.literal_column("2"))
 
 
 def scan(dialect: Dialect) -> sa.Select[Any]:
@@ -203,57 +207,51 @@ def count_responses(dialect: Dialect) -> sa.Select[Any]:
     return sa.select(*counted).where(_is_completed(), ~is_wiped).group_by(under)
 
 
-def replace(dialect: Dialect) -> ReturningUpdate[Any]:
+def replace(dialect: Dialect) -> Any:
     """Replace the payload if it still is the one that was seen. Keep the time at which it expires."""
     statement = sa.update(records).where(is_mine(), is_answer(dialect), _holds_seen())
-    return _replaced(statement)
+    return _replaced(dialect, statement)
 
 
-def replace_sealed(dialect: Dialect) -> ReturningUpdate[Any]:
+def replace_sealed(dialect: Dialect) -> Any:
     """Replace like `replace`, if the new payload's data key exists and the tenant was not erased since."""
     statement = sa.update(records).where(is_mine(), is_answer(dialect), _holds_seen(), may_be_sealed())
-    return _replaced(statement)
+    return _replaced(dialect, statement)
 
 
 def read_if_as_seen(dialect: Dialect) -> sa.Select[Any]:
-    """Return a row if the payload still is the one that was seen. On PostgreSQL, lock it."""
+    """Return a row if the payload still is the one that was seen. Lock it, but not on SQLite."""
     entry = (_r.in_quota, _r.expires_at, _r.response_size)
     return _locked(dialect, sa.select(*entry).where(is_mine(), is_answer(dialect), _holds_seen()))
 
 
-def mark_corrupt(dialect: Dialect) -> ReturningUpdate[Any]:
+def mark_corrupt(dialect: Dialect) -> Any:
     """Quarantine a completed row whose response cannot be opened. Keep all its data, and do not let it expire."""
     statement = sa.update(records).where(is_mine(), is_answer(dialect), _holds_seen())
-    quarantined = statement.values(
-        state=word(QUARANTINED),
-        reason=word(CORRUPT),
-        lease_expires_at=dialect.now,
-        expires_at=sa.null(),
-        succeeded=_succeeded(),
-    )
-    return quarantined.returning(_r.fence)
+    return proven(dialect, _condemned(dialect, statement, dialect.now), _r.fence)
 
 
 def read_unreadable(dialect: Dialect) -> sa.Select[Any]:
-    """Read the columns of an unreadable row that the quota ledger needs. On PostgreSQL, lock the row."""
+    """Read the columns of an unreadable row that the quota ledger needs. Lock the row, but not on SQLite."""
     entry = (_r.state, _r.in_quota, _r.expires_at, _r.response_size, dialect.now.label("now"))
     return _locked(dialect, sa.select(*entry).where(is_mine(), _r.state != word(QUARANTINED)))
 
 
-def mark_unreadable(dialect: Dialect) -> ReturningUpdate[Any]:
+def mark_unreadable(dialect: Dialect) -> Any:
     """Quarantine an unreadable row, and do not let it expire. So its request does not run again."""
-    return (
-        sa.update(records)
-        .where(is_mine())
-        .values(
-            state=word(QUARANTINED),
-            reason=word(CORRUPT),
-            lease_expires_at=sa.func.coalesce(_r.lease_expires_at, dialect.now),
-            expires_at=sa.null(),
-            succeeded=_succeeded(),
-        )
-        .returning(_r.fence)
-    )
+    since = sa.func.coalesce(_r.lease_expires_at, dialect.now)
+    return proven(dialect, _condemned(dialect, sa.update(records).where(is_mine()), since), _r.fence)
+
+
+def _condemned(dialect: Dialect, statement: sa.Update, since: sa.ColumnElement[int]) -> sa.Update:
+    values: dict[Any, Any] = {
+        _r.state: word(QUARANTINED),
+        _r.reason: word(CORRUPT),
+        _r.lease_expires_at: since,
+        _r.expires_at: sa.null(),
+        _r.succeeded: _succeeded(),
+    }
+    return dialect.assigned(statement, values, last=_r.state)
 
 
 def is_answer(dialect: Dialect, now: sa.ColumnElement[int] | None = None) -> sa.ColumnElement[bool]:
@@ -270,7 +268,7 @@ def _is_completed() -> sa.ColumnElement[bool]:
     return _r.state.in_((word(COMPLETED), word(FAILED)))
 
 
-def _replaced(statement: Any) -> ReturningUpdate[Any]:
+def _replaced(dialect: Dialect, statement: Any) -> Any:
     new: dict[str, Any] = {
         "state": sa.bindparam("my_state", type_=sa.String),
         "status": sa.bindparam("my_status", type_=_r.status.type),
@@ -279,8 +277,7 @@ def _replaced(statement: Any) -> ReturningUpdate[Any]:
         "wrapping_key_id": string("my_wrapping_key_id"),
         "data_key_number": integer("my_data_key_number"),
     }
-    replaced: ReturningUpdate[Any] = statement.values(new).returning(_r.fence)
-    return replaced
+    return proven(dialect, statement.values(new), _r.fence)
 
 
 def _holds_seen() -> sa.ColumnElement[bool]:
@@ -296,7 +293,7 @@ def _holds_seen() -> sa.ColumnElement[bool]:
 
 
 def _locked(dialect: Dialect, statement: sa.Select[Any]) -> sa.Select[Any]:
-    return statement.with_for_update() if dialect.name == POSTGRESQL else statement
+    return statement if dialect.name == SQLITE else statement.with_for_update()
 
 
 SHARDS: Final = 8
@@ -337,7 +334,7 @@ class CompletionWriter:
         * `checked`: the caller has just called `refuse_without_key`.
         * `closes`: remove the journal too. `resolving` always does.
         """
-        counted, in_file = self.counts, self._dialect.name == SQLITE
+        counted, several = self.counts, self._dialect.name != POSTGRESQL
         sealed, closes = bool(parameters["my_data_key_number"]) and not checked, closes or resolving
         statement = self._made.get((resolving, sealed, counted, tells, closes))
         if statement is None:
@@ -347,7 +344,7 @@ class CompletionWriter:
             else:
                 statement = complete(self._dialect, sealed=sealed, counted=counted, tells=tells, closes=closes)
             self._made[resolving, sealed, counted, tells, closes] = statement
-        if not (in_file and (counted or closes)):
+        if not (several and (counted or closes)):
             return connection.execute(statement, parameters).one_or_none()
         # A cursor of a session never is alone.
         with (

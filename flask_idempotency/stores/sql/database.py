@@ -20,9 +20,10 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flask_idempotency.engine.errors import ConfigurationError, InheritedConnection, StoreUnavailable
 from flask_idempotency.engine.forks import after_fork, before_fork, notice
-from flask_idempotency.stores.sql.dialects import SQLITE, Dialect
+from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, kind_of
 from flask_idempotency.stores.sql.driver import Driver, DriverConnection, RecordConnection
 from flask_idempotency.stores.sql.engines import (
+    RECORDS,
     Bind,
     Engines,
     Joining,
@@ -440,11 +441,15 @@ def _renew(engine: Engine) -> None:
         leave_to_parent(engine)
 
 
+_OPEN: Final = "flask_idempotency_open"
+"""The entry of a connection's `info` while `transaction` has begun one there by itself."""
+
+
 @contextmanager
-def transaction(connection: RecordConnection) -> Iterator[None]:
+def transaction(connection: RecordConnection, *, joins: bool = False) -> Iterator[None]:
     """Make the statements in this context one transaction of an autocommit connection.
 
-    Each statement sees what other transactions committed before it.
+    Each statement sees what other transactions committed before it. `joins`: be part of one that is open on MySQL.
     """
     if isinstance(connection, DriverConnection):
         # SQLite: see below.
@@ -462,15 +467,26 @@ def transaction(connection: RecordConnection) -> Iterator[None]:
         with connection.begin_nested():
             yield
         return
-    if connection.dialect.name == SQLITE:
+    kind = kind_of(connection.dialect.name)
+    if kind != POSTGRESQL:
+        info = connection.info
+        if joins and _OPEN in info:
+            yield
+            return
+        if kind == MYSQL and RECORDS not in info:
+            # A connection of the application's, whose snapshots may be as old as its transactions.
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # If it began as a reader, SQLite would refuse its first write after another connection has written.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if kind == SQLITE else "START TRANSACTION")
+        info[_OPEN] = True
         try:
             yield
         except BaseException:
             with suppress(SQLAlchemyError):
                 connection.exec_driver_sql("ROLLBACK")
             raise
+        finally:
+            del info[_OPEN]
         connection.exec_driver_sql("COMMIT")
         return
     # SQLAlchemy believes in a transaction, but there is none: this rollback sends no statement.

@@ -1,4 +1,7 @@
-"""Describe PostgreSQL and SQLite where they differ: the clock, the wait for a lock, and how a connection commits."""
+"""Describe the databases where they differ: the clock, the wait for a lock, and how a connection commits.
+
+`mysql.py` has what a server of MariaDB or MySQL must be, and `writes.py` how a write there returns rows.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from flask_idempotency.engine.escape import printable
 
 POSTGRESQL: Final = "postgresql"
 SQLITE: Final = "sqlite"
+MYSQL: Final = "mysql"
+"""MariaDB and MySQL. SQLAlchemy has another name for MariaDB if the URL says so: see `kind_of`."""
 
 LOCK_TIMEOUT_MS: Final = 2000
 """How long a write waits for another transaction's lock on its row. Ours last a millisecond. After two seconds the holder is
@@ -33,6 +38,8 @@ class Dialect:
     """The SQL function that returns the larger of two numbers."""
     least: str
     """The SQL function that returns the smaller of two numbers."""
+    returns: bool = True
+    """Whether a write can return the rows that it has changed."""
 
     @property
     def now(self) -> sa.ColumnElement[int]:
@@ -47,6 +54,29 @@ class Dialect:
     def smaller(self, one: sa.ColumnElement[Any], other: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
         smaller: sa.ColumnElement[int] = getattr(sa.func, self.least)(one, other, type_=sa.BigInteger)
         return smaller
+
+    def quotient(self, one: sa.ColumnElement[int], other: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Divide two whole numbers, and round down. MySQL's `/` rounds to four decimals, which may round up."""
+        if self.name == MYSQL:
+            return one.op("DIV", precedence=8, return_type=sa.BigInteger())(other)
+        return one // other
+
+    def in_session(self, statement: sa.Select[Any]) -> sa.Select[Any]:
+        """Let this read, in a transaction of the application's, see what others have committed since it began.
+
+        Where MySQL keeps a snapshot, as it does by default, a write sees that. So does a read that locks.
+        """
+        return statement.with_for_update(read=True) if self.name == MYSQL else statement
+
+    def all_but_one(self, name: str) -> sa.ColumnElement[int]:
+        """Return this parameter less one, for OFFSET. MySQL takes no expression there, but a second parameter."""
+        return integer(f"{name}_less_one") if self.name == MYSQL else integer(name) - sa.literal_column("1")
+
+    def assigned(self, statement: sa.Update, values: dict[Any, Any], *, last: sa.ColumnElement[Any]) -> sa.Update:
+        """Set these values, of which some read the column `last`. MySQL assigns in order, and a later one sees the earlier."""
+        if self.name != MYSQL:
+            return statement.values({each.key: value for each, value in values.items()})
+        return statement.ordered_values(*sorted(values.items(), key=lambda item: item[0] is last))
 
     def moment(self, *, bounded: bool, lock_timeout_ms: int | None = None) -> sa.Select[Any]:
         """Select one row with `now`, read once. `bounded`: on PostgreSQL also limit how long this transaction waits for a lock.
@@ -78,17 +108,35 @@ DIALECTS: Final = {
         greatest="max",
         least="min",
     ),
+    MYSQL: Dialect(
+        MYSQL,
+        # When the statement began. UNIX_TIMESTAMP(SYSDATE(6)) would go on during a wait for a lock, and would be an hour off
+        # where the session's time zone sets its clocks back. A time from before the wait only keeps others' leases longer.
+        clock="timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))",
+        greatest="greatest",
+        least="least",
+        returns=False,
+    ),
 }
+
+
+def kind_of(name: str) -> str:
+    """Return the name in `DIALECTS` of a dialect of SQLAlchemy's."""
+    return MYSQL if name == "mariadb" else name
 
 
 def dialect_of(name: str) -> Dialect:
     """Return the dialect of this name. Raise `ConfigurationError` if the store does not support it."""
-    if name not in DIALECTS:
+    if kind_of(name) not in SUPPORTED:
         raise ConfigurationError(
             f"IDEMPOTENCY_STORE: {name} is not supported. Use PostgreSQL (postgresql+psycopg://…), SQLite "
             "(sqlite:////path/to/file.db), or Redis."
         )
-    return DIALECTS[name]
+    return DIALECTS[kind_of(name)]
+
+
+SUPPORTED: Final = (POSTGRESQL, SQLITE)
+"""What a store may be opened on."""
 
 
 _RELATIVES: Final = (
@@ -127,6 +175,8 @@ def commits_each_statement(connection: sa.Connection) -> bool:
     driver: Any = connection.connection.dbapi_connection
     if getattr(driver, "autocommit", False) is True:
         return True
+    if kind_of(connection.dialect.name) == MYSQL:
+        return bool(driver.get_autocommit())
     return connection.dialect.name == SQLITE and driver.isolation_level is None and not driver.in_transaction
 
 

@@ -102,6 +102,9 @@ POOL_SECONDS: Final = 5
 BUSY_MS: Final = 5000
 """SQLite has one writer at a time. This wait is Python's default."""
 
+RECORDS: Final = "flask_idempotency_records"
+"""The entry of a connection's `info` that shows that it was opened for records, on MySQL."""
+
 _for_records: ContextVar[bool] = ContextVar("flask_idempotency_for_records", default=False)
 """True while this thread opens a connection for records."""
 

@@ -105,7 +105,6 @@ CONTENDED: Final = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: the server rolled the transaction back, and a retry may succeed."""
 
 _LOCK_TIMEOUT: Final = "55P03"
-_AGAIN: Final = CONTENDED | {_LOCK_TIMEOUT}
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _NO_TABLE_OR_COLUMN: Final = frozenset({"42P01", "42703"})
 _NOT_PERMITTED: Final = "42501"
@@ -114,7 +113,28 @@ _DAMAGE: Final = frozenset({"22003"})
 _SQLITE_DAMAGE: Final = frozenset({sqlite3.SQLITE_CONSTRAINT_NOTNULL, sqlite3.SQLITE_CONSTRAINT_CHECK})
 """Constraints that a statement of ours breaks only on a damaged row. On SQLite another client can turn constraints off."""
 _SQLITE_UNREADABLE: Final = ("Could not decode to UTF-8", "integer overflow")
+MYSQL_CONTENDED: Final = frozenset({1213, 1020})
+"""Deadlock, and a row that has changed since the snapshot of this transaction: the server rolled the transaction back."""
+_MYSQL_LOCK_TIMEOUT: Final = 1205
+"""The server rolled only the statement back. Whoever sees this rolls back the transaction."""
+_MYSQL_DUPLICATE: Final = 1062
+_MYSQL_NO_TABLE_OR_COLUMN: Final = frozenset({1146, 1054, 1932})
+_MYSQL_NOT_PERMITTED: Final = frozenset({1044, 1142, 1143})
+_MYSQL_DAMAGE: Final = frozenset({1690, 1264})
+"""A number is out of range."""
+_MYSQL_ABSENT: Final = frozenset({1040, 1053, 1080, 1152, 1159, 1161, 1927, 2002, 2003, 2005, 2006, 2013, 2055})
+"""There is no server, it is shutting down or full, or the connection is lost."""
 _SQLITE_NO_TABLE: Final = ("no such table: idempotency_", "no such column: ", "has no column named ")
+
+
+def mysql_code(error: DBAPIError) -> int:
+    """Return the number of an error of MariaDB or MySQL. It is 0 for errors of other databases."""
+    given = getattr(error.orig, "args", ())
+    code = given[0] if given and type(error.orig).__module__.startswith(_MYSQL_DRIVERS) else 0
+    return code if isinstance(code, int) else 0
+
+
+_MYSQL_DRIVERS: Final = ("pymysql", "MySQLdb", "mysql", "mariadb")
 
 
 def sqlstate(error: DBAPIError) -> str:
@@ -149,17 +169,22 @@ def lacks_grants(role: str | None, what: Sequence[str]) -> str:
 
 
 def is_serialization_failure(error: DBAPIError) -> bool:
-    return sqlstate(error) in CONTENDED
+    return sqlstate(error) in CONTENDED or mysql_code(error) in MYSQL_CONTENDED
+
+
+def is_duplicate(error: DBAPIError) -> bool:
+    """Return True if MySQL refused a row because there is one with its key."""
+    return mysql_code(error) == _MYSQL_DUPLICATE
 
 
 def is_lock_timeout(error: DBAPIError) -> bool:
     """Return True if another transaction held a lock for longer than the lock timeout."""
-    return sqlstate(error) == _LOCK_TIMEOUT or _is_busy(error)
+    return sqlstate(error) == _LOCK_TIMEOUT or mysql_code(error) == _MYSQL_LOCK_TIMEOUT or _is_busy(error)
 
 
 def is_missing_table(error: DBAPIError) -> bool:
     """Return True if a table or a column of ours is not there."""
-    if sqlstate(error) in _NO_TABLE_OR_COLUMN:
+    if sqlstate(error) in _NO_TABLE_OR_COLUMN or mysql_code(error) in _MYSQL_NO_TABLE_OR_COLUMN:
         return True
     return isinstance(error, OperationalError) and any(text in str(error.orig) for text in _SQLITE_NO_TABLE)
 
@@ -172,7 +197,9 @@ def is_retryable(error: BaseException) -> bool:
     found = _of_driver(error)
     if found is None:
         return False
-    return found.connection_invalidated or _is_busy(found) or sqlstate(found) in _AGAIN or _is_absence(found)
+    if found.connection_invalidated or _is_busy(found) or is_lock_timeout(found) or is_serialization_failure(found):
+        return True
+    return _is_absence(found)
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -183,6 +210,8 @@ def is_refusal(error: BaseException) -> bool:
     found = _of_driver(error)
     if found is None or found.connection_invalidated:
         return False
+    if code := mysql_code(found):
+        return code in MYSQL_CONTENDED or code == _MYSQL_LOCK_TIMEOUT
     return isinstance(found.orig, sqlite3.Error) or sqlstate(found)[:2] not in ("", "08", "57")
 
 
@@ -196,6 +225,8 @@ def _is_absence(error: DBAPIError) -> bool:
     """Return True if there was no server, or it was shutting down. A failed connection attempt has no error code."""
     if not isinstance(error, OperationalError) or isinstance(error.orig, sqlite3.Error):
         return False
+    if code := mysql_code(error):
+        return code in _MYSQL_ABSENT
     state = sqlstate(error)
     return not state or state.startswith(("08", "57P"))
 
@@ -215,13 +246,14 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
     if not isinstance(error, DBAPIError):
         return None
     state = sqlstate(error)
-    if state in _DAMAGE or _is_sqlite_damage(error):
+    code = mysql_code(error)
+    if state in _DAMAGE or code in _MYSQL_DAMAGE or _is_sqlite_damage(error):
         return CorruptRecord("a row of the idempotency tables is damaged, or another program wrote it")
     if is_missing_table(error):
         return ConfigurationError(
             "the database has no tables for idempotency records, or old ones: run `flask idempotency db upgrade`"
         )
-    if state == _NOT_PERMITTED:
+    if state == _NOT_PERMITTED or code in _MYSQL_NOT_PERMITTED:
         return ConfigurationError(REMEDY)
     # SQLite raises SQLITE_ERROR for a statement that it cannot parse.
     if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:

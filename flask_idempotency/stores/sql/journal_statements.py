@@ -7,16 +7,15 @@ record: it has the same `requested_at`. Rows of another life are never read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.sql.dml import ReturningDelete, ReturningUpdate
 
 from flask_idempotency.engine.journal import NEVER_RESUMED
 from flask_idempotency.engine.model import CORRUPT, IN_DOUBT
 from flask_idempotency.stores.sql.completion import may_be_sealed
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, bigint, binary, integer, string
+from flask_idempotency.stores.sql.dialects import Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.schema import (
     BEGUN,
     FINISHED,
@@ -41,8 +40,10 @@ from flask_idempotency.stores.sql.statements import (
     is_mine,
     others_update,
     owners,
+    unlocked,
     word,
 )
+from flask_idempotency.stores.sql.writes import proven, returned, upserted
 
 MOST_AT_ONCE: Final = 3
 """Entries that one statement writes on PostgreSQL. More are rare, and take a transaction."""
@@ -83,31 +84,30 @@ class Form(NamedTuple):
 _OF_PAYLOAD: Final = ("payload", "wrapping_key_id", "data_key_number")
 
 
-def _conflict(*, settling: bool, finishes: bool) -> str:
-    """Replace a begun step, and a row of another life. Never replace a finished step."""
+def _replacing(*, settling: bool, finishes: bool) -> dict[str, str]:
+    """Return how to replace a begun step, and a row of another life."""
     # A step that finishes keeps its place. One that begins again in a later attempt gets another.
     kept = {*(("position", "began_at") if finishes else ()), *(("fence",) if settling else ())}
     stays = "idempotency_steps.requested_at = excluded.requested_at"
-    values = [
-        f"{name} = CASE WHEN {stays} THEN idempotency_steps.{name} ELSE excluded.{name} END"
+    return {
+        name: f"CASE WHEN {stays} THEN idempotency_steps.{name} ELSE excluded.{name} END"
         if name in kept
-        else f"{name} = excluded.{name}"
+        else f"excluded.{name}"
         for name in _WRITTEN
         if name not in ("record_id", "step_id")
-    ]
-    return (
-        f"ON CONFLICT (record_id, step_id) DO UPDATE SET {', '.join(values)}"
-        f" WHERE idempotency_steps.state = '{BEGUN}' OR idempotency_steps.requested_at <> excluded.requested_at"
-    )
+    }
 
 
-_BEGINS: Final = _conflict(settling=False, finishes=False)
-_FINISHES: Final = _conflict(settling=False, finishes=True)
-_SETTLES: Final = _conflict(settling=True, finishes=True)
+_KEYS: Final = ("record_id", "step_id")
+_BEGINS: Final = _replacing(settling=False, finishes=False)
+_FINISHES: Final = _replacing(settling=False, finishes=True)
+_SETTLES: Final = _replacing(settling=True, finishes=True)
+_REPLACED: Final = f"idempotency_steps.state = '{BEGUN}' OR idempotency_steps.requested_at <> excluded.requested_at"
+"""A finished step is never replaced."""
 _A_RESULT: Final = Form(finished=True, has_payload=True)
 
 
-def hold(dialect: Dialect, *, opens: bool = True) -> ReturningUpdate[Any]:
+def hold(dialect: Dialect, *, opens: bool = True) -> Any:
     """Change the record for a write to its journal. Return what the rows of its steps need; no row if it was refused.
 
     `opens`: no plain step is in doubt after the write, so another attempt may go on.
@@ -123,18 +123,20 @@ def write(
     `sealed`: refuse if the data key that seals all of them is missing, or the tenant was erased since the first request.
     """
     held = _held(dialect, opens=opens, sealed=sealed).cte("held")
-    entered = [_entered(held, form, f"_{number}").cte(f"entered_{number}") for number, form in enumerate(forms)]
+    entered = [
+        _entered(dialect, held, form, f"_{number}").cte(f"entered_{number}") for number, form in enumerate(forms)
+    ]
     return sa.select(held.c.fence).add_cte(*entered)
 
 
-def enter(dialect: Dialect, form: Form = _A_RESULT) -> sa.Insert:
+def enter(dialect: Dialect, form: Form = _A_RESULT) -> Any:
     """Enter one step of this form, in the transaction that `hold` began."""
-    return _enter(form, _FINISHES if form.finished else _BEGINS)
+    return _enter(dialect, form, _FINISHES if form.finished else _BEGINS)
 
 
-def settle(dialect: Dialect, form: Form = _A_RESULT) -> sa.Insert:
+def settle(dialect: Dialect, form: Form = _A_RESULT) -> Any:
     """Enter one step in its worker's place. It keeps the fence of the claim that entered it."""
-    return _enter(form, _SETTLES)
+    return _enter(dialect, form, _SETTLES)
 
 
 def withdraw(dialect: Dialect) -> sa.Delete:
@@ -150,7 +152,7 @@ def withdraw_any(dialect: Dialect) -> sa.Delete:
 def why_not_held(dialect: Dialect) -> sa.Select[Any]:
     """Read why a write to a journal changed no row."""
     facts: list[sa.ColumnElement[Any]] = [_r.state, _r.token, _r.fence, _r.step_write, _r.expires_at, _r.completed_at]
-    return sa.select(*facts, _r.reason, dialect.now.label("now")).where(is_mine())
+    return dialect.in_session(sa.select(*facts, _r.reason, dialect.now.label("now")).where(is_mine()))
 
 
 def recall(dialect: Dialect) -> sa.Select[Any]:
@@ -163,7 +165,7 @@ def read_journal(dialect: Dialect) -> sa.Select[Any]:
     return _journal()
 
 
-def resume(dialect: Dialect) -> ReturningUpdate[Any]:
+def resume(dialect: Dialect) -> Any:
     """Change a quarantined record in its worker's place, if record and journal are as seen. Pause it unless a step stays
     in doubt."""
     as_seen = (
@@ -185,11 +187,11 @@ def resume(dialect: Dialect) -> ReturningUpdate[Any]:
         steps=sa.bindparam("my_steps", type_=_r.steps.type),
         step_write=_r.step_write + sa.literal_column("1"),
     )
-    return resumed.returning(*_facts(now))
+    return returned(dialect, resumed, is_mine(), *_facts(now))
 
 
-def give_up(dialect: Dialect) -> ReturningUpdate[Any]:
-    """Quarantine a paused or abandoned record with an effect, if it is as seen. On PostgreSQL skip a locked row."""
+def give_up(dialect: Dialect) -> Any:
+    """Quarantine a paused or abandoned record with an effect, if it is as seen. Skip a locked row, but not on SQLite."""
     horizon = bigint("my_horizon")
     seen = sa.and_(
         is_mine(),
@@ -200,16 +202,11 @@ def give_up(dialect: Dialect) -> ReturningUpdate[Any]:
         _r.lease_expires_at <= horizon,
         _r.lease_expires_at <= dialect.now,
     )
-    if dialect.name == POSTGRESQL:
-        unlocked = sa.select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
-        seen = _r.record_id == unlocked.scalar_subquery()
-    given_up = sa.update(records).where(seen)
-    return given_up.values(
-        state=word(QUARANTINED), reason=word(NEVER_RESUMED), succeeded=ended_wait(dialect)
-    ).returning(_r.fence)
+    values = {"state": word(QUARANTINED), "reason": word(NEVER_RESUMED), "succeeded": ended_wait(dialect)}
+    return unlocked(dialect, seen, values)
 
 
-def release(dialect: Dialect) -> ReturningUpdate[Any]:
+def release(dialect: Dialect) -> Any:
     """Free the key, or keep the record for its journal: pause it, or quarantine it if a step is in doubt.
 
     A released row stays for a day, but only an operator sees it. Do not release a corrupt record: its view has run, even if
@@ -219,7 +216,7 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
     uncondemned = statement.where(~has_answer(), _r.reason.is_distinct_from(word(CORRUPT)))
     is_free, resumes = _r.steps == ZERO, _r.on_expiry == word(TAKEOVER)
     ended = dialect.smaller(_r.lease_expires_at, now)
-    return uncondemned.values(
+    released = uncondemned.values(
         state=sa.case((is_free, word(RELEASED)), (resumes, word(PROCESSING)), else_=word(QUARANTINED)),
         reason=sa.case((sa.or_(is_free, resumes), sa.null()), else_=sa.func.coalesce(_r.reason, word(IN_DOUBT))),
         token=sa.case((sa.and_(~is_free, resumes), binary("my_paused_token")), else_=_r.token),
@@ -228,7 +225,8 @@ def release(dialect: Dialect) -> ReturningUpdate[Any]:
         expires_at=sa.case((is_free, now + sa.literal_column(str(RELEASED_KEEP), sa.BigInteger))),
         succeeded=ended_wait(dialect),
         resolver_due_at=sa.case((sa.or_(is_free, resumes), ZERO), else_=_r.resolver_due_at),
-    ).returning(_r.state, _r.token, _r.step_write, _r.requested_at)
+    )
+    return returned(dialect, released, is_mine(), _r.state, _r.token, _r.step_write, _r.requested_at)
 
 
 def drop(dialect: Dialect) -> sa.Delete:
@@ -239,7 +237,7 @@ def drop(dialect: Dialect) -> sa.Delete:
 def page_end(dialect: Dialect) -> sa.Select[Any]:
     """Select the last record of a page of journals, and the next one if there is one."""
     rest = sa.select(_s.record_id).where(_s.record_id > binary("my_after")).distinct().order_by(_s.record_id)
-    return rest.offset(integer("my_limit") - sa.literal_column("1")).limit(sa.literal_column("2"))
+    return rest.offset(dialect.all_but_one("my_limit")).limit(sa.literal_column("2"))
 
 
 def walk(dialect: Dialect) -> sa.Select[Any]:
@@ -263,7 +261,7 @@ def count_payloads(dialect: Dialect) -> sa.Select[Any]:
     return sa.select(*counted).select_from(_current()).where(_s.payload.is_not(None), ~is_wiped).group_by(under)
 
 
-def replace(dialect: Dialect, *, sealed: bool = False) -> ReturningUpdate[Any]:
+def replace(dialect: Dialect, *, sealed: bool = False) -> Any:
     """Replace the payload of a step, if it still is the one that was seen.
 
     `sealed`: refuse if the new payload's data key is missing, or the tenant was erased since the first request.
@@ -277,7 +275,7 @@ def replace(dialect: Dialect, *, sealed: bool = False) -> ReturningUpdate[Any]:
         "wrapping_key_id": string("my_wrapping_key_id"),
         "data_key_number": integer("my_data_key_number"),
     }
-    return statement.values(new).returning(_s.fence)
+    return proven(dialect, statement.values(new), _s.fence)
 
 
 def why_not_replaced(dialect: Dialect) -> sa.Select[Any]:
@@ -294,14 +292,14 @@ def orphans(dialect: Dialect) -> sa.Select[Any]:
     return found.order_by(_s.record_id, _s.step_id)
 
 
-def remove_orphan(dialect: Dialect) -> ReturningDelete[Any]:
+def remove_orphan(dialect: Dialect) -> Any:
     """Remove one step of that life. A claim may have replaced it since: the row of a new life stays."""
     row = (_s.record_id == binary("my_record_id"), _s.step_id == binary("my_step_id"))
     removed = sa.delete(steps).where(*row, _s.requested_at == bigint("my_requested_at"), ~_lives())
-    return removed.returning(_s.record_id)
+    return proven(dialect, removed, _s.record_id)
 
 
-def _held(dialect: Dialect, *, opens: bool, sealed: bool) -> ReturningUpdate[Any]:
+def _held(dialect: Dialect, *, opens: bool, sealed: bool) -> Any:
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     number = integer("my_write")
     longer = dialect.larger(_r.lease_expires_at, now + bigint("lease"))
@@ -318,7 +316,8 @@ def _held(dialect: Dialect, *, opens: bool, sealed: bool) -> ReturningUpdate[Any
     else:
         held = held.values(on_expiry=word(QUARANTINE))
     steps_now = sa.bindparam("my_steps", type_=_r.steps.type)
-    return held.values(lease_expires_at=longer, steps=steps_now, step_write=number).returning(*_facts(now))
+    written = held.values(lease_expires_at=longer, steps=steps_now, step_write=number)
+    return returned(dialect, written, is_mine(), *_facts(now))
 
 
 def _facts(now: sa.ColumnElement[int]) -> tuple[sa.ColumnElement[Any], ...]:
@@ -331,7 +330,7 @@ def _opens() -> sa.ColumnElement[bool]:
     return sa.bindparam("my_on_expiry", type_=sa.String) == word(TAKEOVER)
 
 
-def _entered(held: sa.FromClause, form: Form, suffix: str) -> sa.Insert:
+def _entered(dialect: Dialect, held: sa.FromClause, form: Form, suffix: str) -> Any:
     """Enter one step of the record that `held` has updated."""
     given = dict(_given(form, suffix))
     values: dict[str, sa.ColumnElement[Any]] = {
@@ -345,12 +344,12 @@ def _entered(held: sa.FromClause, form: Form, suffix: str) -> sa.Insert:
         **given,
         "position": _position(held.c.attempt, given["position"]),
     }
-    on_conflict = _FINISHES if form.finished else _BEGINS
-    source = sa.select(*values.values()).select_from(held).where(sa.true()).suffix_with(on_conflict)
-    return sa.insert(steps).from_select(list(values), source)
+    source = sa.select(*values.values()).select_from(held).where(sa.true())
+    replacing = _FINISHES if form.finished else _BEGINS
+    return upserted(dialect, steps, values, _KEYS, replacing, where=_REPLACED, source=source)
 
 
-def _enter(form: Form, on_conflict: str) -> sa.Insert:
+def _enter(dialect: Dialect, form: Form, replacing: Mapping[str, str]) -> Any:
     given = dict(_given(form, ""))
     moment = bigint("my_moment")
     values: dict[str, sa.ColumnElement[Any]] = {
@@ -364,9 +363,17 @@ def _enter(form: Form, on_conflict: str) -> sa.Insert:
         **given,
         "position": _position(integer("my_attempt"), given["position"]),
     }
-    # SQLite's parser needs a WHERE before ON CONFLICT.
-    source = sa.select(*values.values()).where(ONE == ONE).suffix_with(on_conflict)
-    return sa.insert(steps).from_select(list(values), source)
+    # On MySQL `requested_at` is read by the values before it.
+    in_order = dict(sorted(replacing.items(), key=lambda item: item[0] == "requested_at"))
+    return upserted(
+        dialect,
+        steps,
+        values,
+        _KEYS,
+        replacing if dialect.returns else in_order,
+        where=_REPLACED,
+        inserts_first=True,
+    )
 
 
 def _position(attempt: sa.ColumnElement[int], number: sa.ColumnElement[int]) -> sa.ColumnElement[int]:

@@ -301,6 +301,7 @@ class SqlJournals(SqlCapability):
         parameters = {
             "my_after": after,
             "my_limit": limit,
+            "my_limit_less_one": limit - 1,
             "my_tenant_id": tid,
             "my_wrapping_key_id": other_than,
         }
@@ -347,7 +348,7 @@ class SqlJournals(SqlCapability):
         dialect = self._database.dialect
         if dialect.name != POSTGRESQL:
             limit = min(limit, SWEPT_AT_ONCE)
-        parameters = {"my_after": after, "my_limit": limit}
+        parameters = {"my_after": after, "my_limit": limit, "my_limit_less_one": limit - 1}
 
         def sweep(connection: Connection) -> SweptJournals:
             last = _end(connection, dialect, parameters)

@@ -11,11 +11,11 @@ import json
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 from flask_idempotency.engine.outbox import Topics, tokens_of
-from flask_idempotency.stores.sql.dialects import LOCK_TIMEOUT_MS, POSTGRESQL, Dialect, bigint, binary, string
+from flask_idempotency.stores.sql.dialects import LOCK_TIMEOUT_MS, POSTGRESQL, SQLITE, Dialect, bigint, binary, string
 from flask_idempotency.stores.sql.schema import outbox
+from flask_idempotency.stores.sql.writes import Write, of_chosen, returned, upserted
 
 _o = outbox.c
 _earlier = outbox.alias("earlier")
@@ -46,7 +46,7 @@ _WRITTEN: Final = (
 )
 
 
-def publish(dialect: Dialect) -> ReturningInsert[Any]:
+def publish(dialect: Dialect) -> Any:
     """Insert a message, unless one with its id is there. It is due after a delay from now."""
     moment = dialect.moment(bounded=False).subquery("moment")
     values: dict[str, sa.ColumnElement[Any]] = {
@@ -56,10 +56,11 @@ def publish(dialect: Dialect) -> ReturningInsert[Any]:
         "ready_at": moment.c.now + bigint("delay"),
     }
     known = sa.select(_ONE).select_from(_earlier).where(_has_former_name(_earlier.c))
-    # SQLite's parser needs a WHERE before ON CONFLICT.
-    source = sa.select(*values.values()).select_from(moment).where(~sa.exists(known))
-    source = source.suffix_with("ON CONFLICT (message_id) DO NOTHING")
-    return sa.insert(outbox).from_select(list(values), source).returning(_o.seq)
+    source = sa.select(*values.values()).select_from(moment)
+    if not dialect.returns:
+        # In the same statement, at REPEATABLE READ, this select would lock a gap that other messages go to.
+        return Write(sa.insert(outbox).from_select(list(values), source), unless=known)
+    return upserted(dialect, outbox, values, ("message_id",), source=source.where(~sa.exists(known)), proof=(_o.seq,))
 
 
 def published(dialect: Dialect) -> sa.Select[Any]:
@@ -140,7 +141,7 @@ def relay_lock(dialect: Dialect) -> sa.Select[Any]:
     return sa.select(*settings, sa.func.pg_advisory_xact_lock(sa.literal_column(str(LOCK))))
 
 
-def claim(dialect: Dialect) -> ReturningUpdate[Any]:
+def claim(dialect: Dialect) -> Any:
     """Hold the first messages that are due, and past no earlier message of their topic and key that waits.
 
     A repeated claim of one holder finds the same messages again: the reply to the first may be lost. Messages that failed
@@ -182,11 +183,14 @@ def claim(dialect: Dialect) -> ReturningUpdate[Any]:
         .limit(bigint("limit"))
     )
     first = first.correlate(None)
+    held = {"holder": binary("holder"), "held_until": now + bigint("hold")}
     if dialect.name == POSTGRESQL:
         # A subquery with a limit may run for each compared row.
         first = sa.select(first.cte("first").prefix_with("MATERIALIZED").c.seq)
-    held = {"holder": binary("holder"), "held_until": now + bigint("hold")}
-    return sa.update(outbox).where(_o.seq.in_(first)).values(**held).returning(*_claimed(dialect))
+        return sa.update(outbox).where(_o.seq.in_(first)).values(**held).returning(*_claimed(dialect))
+    return of_chosen(
+        dialect, first, lambda these: sa.update(outbox).where(these).values(**held), *_claimed(dialect), waits=True
+    )
 
 
 def _claimed(dialect: Dialect) -> list[sa.ColumnElement[Any]]:
@@ -205,7 +209,7 @@ def _claimed(dialect: Dialect) -> list[sa.ColumnElement[Any]]:
 
 def _text(dialect: Dialect, column: sa.ColumnElement[Any], name: str | None = None) -> sa.ColumnElement[Any]:
     """Read text, on SQLite as bytes. Another type becomes bytes that are no text."""
-    if dialect.name == POSTGRESQL:
+    if dialect.name != SQLITE:
         return column.label(name or column.key)
     wrong = sa.literal_column("x'ff'", sa.LargeBinary)
     kind = sa.func.typeof(column)
@@ -217,7 +221,7 @@ def _text(dialect: Dialect, column: sa.ColumnElement[Any], name: str | None = No
 def _bytes(dialect: Dialect, column: sa.ColumnElement[Any], name: str | None = None) -> sa.ColumnElement[Any]:
     """Read bytes. Another type becomes empty bytes, and of a body null."""
     name = name or str(column.key)
-    if dialect.name == POSTGRESQL:
+    if dialect.name != SQLITE:
         return column.label(name)
     read = sa.type_coerce(sa.case((sa.func.typeof(column) == sa.literal_column("'blob'"), column)), sa.LargeBinary)
     if name == "body":
@@ -228,7 +232,7 @@ def _bytes(dialect: Dialect, column: sa.ColumnElement[Any], name: str | None = N
 
 def _number(dialect: Dialect, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """Read a whole number. Another type becomes null."""
-    if dialect.name == POSTGRESQL:
+    if dialect.name != SQLITE:
         return column
     return sa.case((sa.func.typeof(column) == sa.literal_column("'integer'"), column)).label(column.key)
 
@@ -256,7 +260,7 @@ def _due(columns: Any) -> sa.ColumnElement[int]:
 def _is_taken(dialect: Dialect) -> sa.ColumnElement[bool]:
     """Return whether the route takes the topic. Both parameters come from `patterns`."""
     takes, before = string("takes"), string("before")
-    if dialect.name == POSTGRESQL:
+    if dialect.name != SQLITE:
         return sa.and_(_o.topic.regexp_match(takes), ~_o.topic.regexp_match(before))
     other = sa.func.json_each(before).table_valued("value", name="other")
     goes_before = sa.select(_ONE).select_from(other).where(_o.topic.op("GLOB")(other.c.value))
@@ -266,7 +270,7 @@ def _is_taken(dialect: Dialect) -> sa.ColumnElement[bool]:
 def patterns(topics: Topics, dialect: Dialect) -> dict[str, str]:
     """Return the patterns of a route as the database compares them."""
     every = [tokens_of(pattern) for pattern in (topics.pattern, *topics.before)]
-    if dialect.name == POSTGRESQL:
+    if dialect.name != SQLITE:
         takes, *before = (f"^{''.join(map(_as_regex, tokens))}$" for tokens in every)
         return {"takes": takes, "before": "|".join(before) or "(?!)"}
     # GLOB has no empty list. No topic has a space.
@@ -332,7 +336,7 @@ def put_off(dialect: Dialect) -> sa.Update:
     return held.values(**_due_again(dialect.now + bigint("pause")), holder=sa.null(), held_until=sa.null())
 
 
-def expire(dialect: Dialect) -> sa.Delete:
+def expire(dialect: Dialect) -> Any:
     """Delete messages that were published so long ago, some at a time."""
     old = (
         sa.select(_o.seq)
@@ -340,7 +344,7 @@ def expire(dialect: Dialect) -> sa.Delete:
         .order_by(_o.published_at)
         .limit(bigint("limit"))
     )
-    return sa.delete(outbox).where(_o.seq.in_(old.correlate(None)))
+    return of_chosen(dialect, old.correlate(None), sa.delete(outbox).where, waits=True)
 
 
 def counts(dialect: Dialect) -> sa.Select[Any]:
@@ -428,18 +432,18 @@ def failing(dialect: Dialect) -> sa.Select[Any]:
     )
 
 
-def retry(dialect: Dialect) -> ReturningUpdate[Any]:
+def retry(dialect: Dialect) -> Any:
     """Let a message be sent again now. Leave one alone that a relay holds."""
     statement = sa.update(outbox).where(*_settled(dialect))
     again = _due_again(dialect.now)
-    return statement.values(dead=_ZERO, **again, holder=sa.null(), held_until=sa.null(), error=sa.null()).returning(
-        _text(dialect, _o.topic)
-    )
+    retried = statement.values(dead=_ZERO, **again, holder=sa.null(), held_until=sa.null(), error=sa.null())
+    return returned(dialect, retried, _o.seq == bigint("my_seq"), _text(dialect, _o.topic))
 
 
 def discard(dialect: Dialect) -> Any:
     """Delete a message whose last attempt failed. Leave one alone that a relay holds."""
-    return sa.delete(outbox).where(*_settled(dialect), _o.error.is_not(None)).returning(_text(dialect, _o.topic))
+    discarded = sa.delete(outbox).where(*_settled(dialect), _o.error.is_not(None))
+    return returned(dialect, discarded, _o.seq == bigint("my_seq"), _text(dialect, _o.topic))
 
 
 def sealed_before(dialect: Dialect) -> sa.Select[Any]:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import CTE
 
 from flask_idempotency.engine.errors import CorruptRecord
@@ -22,6 +21,7 @@ from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import entry, is_answer, shard_of
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import (
+    MYSQL,
     POSTGRESQL,
     SHORT_LOCK_TIMEOUT_MS,
     Dialect,
@@ -35,14 +35,15 @@ from flask_idempotency.stores.sql.statements import (
     ZERO,
     advisory_lock,
     booked,
-    chosen,
     if_as_seen,
-    inserted,
+    insert,
     is_absent,
     is_mine,
+    reconciling,
     regranted,
     word,
 )
+from flask_idempotency.stores.sql.writes import of_chosen, upserted
 
 _LIMITS = ("records", "bytes", "in_flight", "new_keys")
 _l, _r, _s, _t = quota_buckets.c, records.c, steps.c, tenants.c
@@ -55,19 +56,19 @@ def insert_within(dialect: Dialect) -> sa.Select[Any]:
     so a worker that holds it alone sees the rows of all such statements.
     """
     limits = _limits(dialect).cte("limits")
-    room = sa.select(ONE).select_from(limits).where(_has_room(limits))
-    granted = inserted(dialect, within=room).returning(_r.fence).cte("granted")
-    return sa.select(granted.c.fence).add_cte(_into_window(granted, limits))
+    room = sa.select(ONE).select_from(limits).where(_has_room(dialect, limits))
+    granted = insert(dialect, within=room).cte("granted")
+    return sa.select(granted.c.fence).add_cte(_into_window(dialect, granted, limits))
 
 
 def reclaim_within(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: do the same as `reclaim`, under the conditions of `insert_within`."""
     limits = _limits(dialect).cte("limits")
-    room = sa.select(ONE).select_from(limits).where(_has_room(limits))
+    room = sa.select(ONE).select_from(limits).where(_has_room(dialect, limits))
     update = if_as_seen(dialect, is_absent(dialect)).where(room.exists())
     first = regranted(dialect, update, attempt=sa.literal_column("1"), requested_at=dialect.now).values(steps=ZERO)
     granted = first.returning(_r.fence, _r.attempt).cte("granted")
-    return sa.select(granted.c.fence, granted.c.attempt).add_cte(_into_window(granted, limits))
+    return sa.select(granted.c.fence, granted.c.attempt).add_cte(_into_window(dialect, granted, limits))
 
 
 def tenant_lock(dialect: Dialect) -> sa.Select[Any]:
@@ -80,7 +81,7 @@ def tenant_lock(dialect: Dialect) -> sa.Select[Any]:
 def tenant_counts(dialect: Dialect) -> sa.Select[Any]:
     """Select what this tenant uses, its limits in force, and whether the key has a row."""
     limits = _limits(dialect).subquery("limits")
-    now, window = limits.c.now, _window_end(limits.c.now, limits.c.window_length)
+    now, window = limits.c.now, _window_end(dialect, limits.c.now, limits.c.window_length)
     in_force = [limits.c[name].label(f"max_{name}") for name in (*_LIMITS, "window_length")]
     counts = [
         _unfinished().label("unsettled"),
@@ -123,15 +124,18 @@ def limits(dialect: Dialect) -> sa.Select[Any]:
     return sa.select(*own).where(_t.tenant_id == binary("my_tenant_id"))
 
 
-def set_limits(dialect: Dialect) -> ReturningInsert[Any]:
+def set_limits(dialect: Dialect) -> Any:
     """Set all of the tenant's own limits."""
     names = [f"limit_{name}" for name in (*_LIMITS, "window")]
     given = [*(f"my_max_{name}" for name in _LIMITS), "my_window_length"]
-    source = sa.select(binary("my_tenant_id"), ZERO, ZERO, *(bigint(name) for name in given))
-    taken = ", ".join(f"{name} = excluded.{name}" for name in names)
-    suffixed = source.where(ONE == ONE).suffix_with(f"ON CONFLICT (tenant_id) DO UPDATE SET {taken}")
-    into = sa.insert(tenants).from_select(["tenant_id", "last_key_number", "shredded_key_number", *names], suffixed)
-    return into.returning(_t.tenant_id)
+    values: dict[str, Any] = {
+        "tenant_id": binary("my_tenant_id"),
+        "last_key_number": ZERO,
+        "shredded_key_number": ZERO,
+        **dict(zip(names, map(bigint, given), strict=True)),
+    }
+    taken = {name: f"excluded.{name}" for name in names}
+    return upserted(dialect, tenants, values, ("tenant_id",), taken, proof=(_t.tenant_id,))
 
 
 def tenants_with_quota(dialect: Dialect) -> sa.Select[Any]:
@@ -159,13 +163,12 @@ def drift(dialect: Dialect) -> sa.Select[Any]:
     return found.having(sa.or_(records_ != ZERO, bytes_ != ZERO))
 
 
-def delete_expired(dialect: Dialect) -> sa.Delete:
+def delete_expired(dialect: Dialect) -> Any:
     """Delete a batch of expired buckets, which no longer count."""
     key = (_l.tenant_id, _l.kind, _l.bucket_end, _l.window_length, _l.shard)
     horizon = sa.func.coalesce(bigint("my_horizon"), _l.bucket_end)
     over = sa.select(*key).where(_l.bucket_end <= dialect.now, _l.bucket_end <= horizon)
-    some = chosen(dialect, over.limit(bigint("my_limit")))
-    return sa.delete(quota_buckets).where(sa.tuple_(*key).in_(sa.select(*some.c)))
+    return of_chosen(dialect, over.limit(bigint("my_limit")), sa.delete(quota_buckets).where)
 
 
 others = records.alias("others")
@@ -184,7 +187,7 @@ def _limits(dialect: Dialect) -> sa.Select[Any]:
     )
 
 
-def _has_room(limits: CTE) -> sa.ColumnElement[bool]:
+def _has_room(dialect: Dialect, limits: CTE) -> sa.ColumnElement[bool]:
     """All counts are below their limits by `my_margin`, and no other worker holds the tenant's lock alone."""
     now, span, margin = limits.c.now, limits.c.window_length, bigint("my_margin")
     # A response in flight may have any size. So the bytes so far only limit later keys.
@@ -192,7 +195,7 @@ def _has_room(limits: CTE) -> sa.ColumnElement[bool]:
         _is_below(_unfinished() + _kept(_l.records, now), limits.c.records - margin),
         _is_below(_kept(_l.bytes, now) + _in_journals(), limits.c.bytes),
         _is_below(_running(now), limits.c.in_flight - margin),
-        _is_below(_new_keys(_window_end(now, span), span), limits.c.new_keys - margin),
+        _is_below(_new_keys(_window_end(dialect, now, span), span), limits.c.new_keys - margin),
     ]
     # In a CASE: a worker above a limit takes the lock alone next, and must not hold the shared one.
     return sa.case((sa.and_(*below), sa.func.pg_try_advisory_xact_lock_shared(_tenant_number())), else_=sa.false())
@@ -202,17 +205,17 @@ def _is_below(used: sa.ColumnElement[int], limit: sa.ColumnElement[int]) -> sa.C
     return sa.or_(limit.is_(None), used < limit)
 
 
-def _into_window(granted: CTE, limits: CTE) -> CTE:
+def _into_window(dialect: Dialect, granted: CTE, limits: CTE) -> Any:
     """Count this new key in its window, if there is a limit on new keys."""
-    end = _window_end(limits.c.now, limits.c.window_length)
+    end = _window_end(dialect, limits.c.now, limits.c.window_length)
     shard = sa.bindparam("my_shard", type_=_l.shard.type)
     entry = sa.select(binary("my_tenant_id"), word(NEW_KEYS), end, limits.c.window_length, shard, ONE, ZERO)
     of_rate = entry.select_from(granted.join(limits, sa.true())).where(limits.c.new_keys.is_not(None))
-    return booked(of_rate).cte("into_window")
+    return booked(dialect, of_rate).cte("into_window")
 
 
-def _window_end(now: sa.ColumnElement[int], span: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-    return (now // span + ONE) * span
+def _window_end(dialect: Dialect, now: sa.ColumnElement[int], span: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    return (dialect.quotient(now, span) + ONE) * span
 
 
 def _unfinished() -> sa.ColumnElement[int]:
@@ -355,8 +358,10 @@ class SqlLedger(SqlCapability):
 
         def reconcile(connection: sa.Connection) -> Drift:
             with transaction(connection):
-                if connection.dialect.name == POSTGRESQL:
+                if dialect.name == POSTGRESQL:
                     connection.execute(advisory_lock(dialect), parameters)
+                elif dialect.name == MYSQL:
+                    connection.execute(reconciling(dialect)).all()
                 found = connection.execute(drift(dialect), parameters).all()
                 for row in found:
                     correction = entry(bucket_end=row.bucket_end, records=-row.records, stored=-row.bytes)

@@ -9,13 +9,20 @@ test passes one. Durations and times are microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
-from sqlalchemy.sql.selectable import CTE
 
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SHORT_LOCK_TIMEOUT_MS, Dialect, bigint, binary, string
+from flask_idempotency.stores.sql.dialects import (
+    POSTGRESQL,
+    SHORT_LOCK_TIMEOUT_MS,
+    SQLITE,
+    Dialect,
+    bigint,
+    binary,
+    string,
+)
 from flask_idempotency.stores.sql.rows import FINGERPRINT_BYTES, Row
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
@@ -31,6 +38,7 @@ from flask_idempotency.stores.sql.schema import (
     records,
     tenants,
 )
+from flask_idempotency.stores.sql.writes import Write, of_chosen, proven, upserted
 
 ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1", sa.BigInteger)
 ZERO: Final[sa.ColumnElement[int]] = sa.literal_column("0", sa.BigInteger)
@@ -39,10 +47,7 @@ CHANNEL: Final = "flask_idempotency"
 """The PostgreSQL channel that carries the id of each record whose claim ends, if other requests may wait for it."""
 
 _STORED: Final = Row._fields[: Row._fields.index("erased")]
-_ADDED: Final = (
-    "ON CONFLICT (tenant_id, kind, bucket_end, window_length, shard) DO UPDATE SET"
-    " records = idempotency_quota.records + excluded.records, bytes = idempotency_quota.bytes + excluded.bytes"
-)
+_ADDED: Final = {name: f"idempotency_quota.{name} + excluded.{name}" for name in ("records", "bytes")}
 _r = records.c
 
 
@@ -127,13 +132,15 @@ def if_as_seen(dialect: Dialect, condition: sa.ColumnElement[bool]) -> sa.Update
     return sa.update(records).where(_r.record_id == free)
 
 
-def chosen(dialect: Dialect, some: sa.Select[Any]) -> CTE | sa.Subquery:
-    """Select these rows without locked ones. On PostgreSQL, lock them until the transaction ends."""
-    if dialect.name != POSTGRESQL:
-        # sqlite3 counts changed rows only if the statement does not start with WITH.
-        return some.subquery("chosen")
-    # As a CTE it runs once. A subquery with a limit may run for each compared row, and choose other rows each time.
-    return some.with_for_update(skip_locked=True).cte("chosen")
+def unlocked(dialect: Dialect, seen: sa.ColumnElement[bool], values: Mapping[str, Any]) -> Any:
+    """Change one record that matches, and return a row if it did. Skip a locked row, but not on SQLite."""
+    if dialect.name == POSTGRESQL:
+        free = sa.select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
+        return sa.update(records).where(_r.record_id == free.scalar_subquery()).values(**values).returning(_r.fence)
+    if dialect.name == SQLITE:
+        return sa.update(records).where(seen).values(**values).returning(_r.fence)
+    some = sa.select(_r.record_id).where(seen)
+    return of_chosen(dialect, some, lambda these: sa.update(records).where(these, seen).values(**values))
 
 
 def has_answer() -> sa.ColumnElement[bool]:
@@ -203,8 +210,11 @@ def regranted(
     )
 
 
-def inserted(dialect: Dialect, *, within: sa.Select[Any] | None = None) -> sa.Insert:
-    """Insert the row of a new key, if `within` has a row. For a known key, the database does not run `within`."""
+def insert(dialect: Dialect, *, within: sa.Select[Any] | None = None) -> Any:
+    """Insert the row of a new key, if `within` has a row. Return no row if another worker was faster.
+
+    For a known key, the database does not run `within`.
+    """
     # Set the lock timeout here, where no replay passes: it takes a third as long as a replay.
     moment = dialect.moment(bounded=True).subquery("moment")
     values: dict[str, sa.ColumnElement[Any]] = {
@@ -215,18 +225,16 @@ def inserted(dialect: Dialect, *, within: sa.Select[Any] | None = None) -> sa.In
         "requested_at": moment.c.now,
         "lease_expires_at": moment.c.now + bigint("lease"),
     }
-    # Without this WHERE, every replay would take a number from the sequence. SQLite's parser also needs a WHERE before
-    # ON CONFLICT.
+    # Without this WHERE, every replay would take a number from the sequence.
     unless_there = ~sa.exists(sa.select(sa.literal_column("1")).select_from(records).where(is_mine()))
     source = sa.select(*values.values()).select_from(moment).where(unless_there)
     if within is not None:
         source = source.where(sa.exists(within))
-    # A suffix, because SQLAlchemy 2.0 does not cache compiled statements that have its own ON CONFLICT.
-    return sa.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING"))
+    return upserted(dialect, records, values, ("record_id",), source=source, proof=(_r.fence,))
 
 
-def cancelled(dialect: Dialect, keep: sa.ColumnElement[int]) -> sa.Insert:
-    """Insert a released row for a key that has none, so that this token's claim fails if it arrives later."""
+def cancel(dialect: Dialect) -> Any:
+    """Insert a released row for a key that has none: a claim with this token may still arrive, and must fail."""
     moment = dialect.moment(bounded=True).subquery("moment")
     nothing = {name: sa.literal_column("''", _r[name].type) for name in ("tenant", "principal", "method", "endpoint")}
     values: dict[str, sa.ColumnElement[Any]] = {
@@ -237,20 +245,20 @@ def cancelled(dialect: Dialect, keep: sa.ColumnElement[int]) -> sa.Insert:
         **nothing,
         **dict.fromkeys(("fence", "attempt", "in_quota"), ZERO),
         "requested_at": moment.c.now,
-        "expires_at": moment.c.now + keep,
+        "expires_at": moment.c.now + sa.literal_column(str(RELEASED_KEEP), sa.BigInteger),
     }
-    # SQLite's parser needs a WHERE here: see `inserted`.
     source = sa.select(*values.values()).select_from(moment).where(moment.c.now.is_not(None))
-    return sa.insert(records).from_select(list(values), source.suffix_with("ON CONFLICT (record_id) DO NOTHING"))
+    return upserted(dialect, records, values, ("record_id",), source=source, proof=(_r.fence,))
 
 
-BOOKED: Final = ["tenant_id", "kind", "bucket_end", "window_length", "shard", "records", "bytes"]
+BOOKED: Final = ("tenant_id", "kind", "bucket_end", "window_length", "shard", "records", "bytes")
 """The columns of an entry of the quota ledger."""
 
 
-def booked(source: sa.Select[Any]) -> sa.Insert:
+def booked(dialect: Dialect, source: sa.Select[Any]) -> Any:
     """Add what this selects to `idempotency_quota`: tenant, kind, bucket end, window length, shard, records, bytes."""
-    return sa.insert(quota_buckets).from_select(BOOKED, source.suffix_with(_ADDED))
+    values = dict(zip(BOOKED, source.selected_columns, strict=False))
+    return upserted(dialect, quota_buckets, values, BOOKED[:5], _ADDED, source=source)
 
 
 LAST_FENCE: Final = "fence"
@@ -274,10 +282,11 @@ def read(dialect: Dialect) -> sa.Select[Any]:
 def read_state(dialect: Dialect) -> sa.Select[Any]:
     """Read the columns that explain why an owner's write changed no row."""
     facts: list[sa.ColumnElement[Any]] = [_r.state, _r.token, _r.expires_at, _r.completed_at, _r.in_quota]
-    return sa.select(*facts, _r.reason, has_answer().label("answered"), dialect.now.label("now")).where(is_mine())
+    shown = sa.select(*facts, _r.reason, has_answer().label("answered"), dialect.now.label("now"))
+    return dialect.in_session(shown.where(is_mine()))
 
 
-def renew(dialect: Dialect) -> ReturningUpdate[Any]:
+def renew(dialect: Dialect) -> Any:
     """Extend the lease to at least this long from now. Never shorten it.
 
     This also works on a row in quarantine for an expired lease: the row stays there, but its owner lives.
@@ -285,31 +294,26 @@ def renew(dialect: Dialect) -> ReturningUpdate[Any]:
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     lapsing = sa.or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED))
     longer = dialect.larger(_r.lease_expires_at, now + bigint("lease"))
-    return statement.where(lapsing).values(lease_expires_at=longer).returning(_r.fence)
+    return proven(dialect, statement.where(lapsing).values(lease_expires_at=longer), _r.fence)
 
 
-def mark_point_of_no_return(dialect: Dialect) -> ReturningUpdate[Any]:
+def mark_point_of_no_return(dialect: Dialect) -> Any:
     """Quarantine this row, and do not let a claim take it over, if its lease expires from now on."""
     statement, _ = owners(dialect, PROCESSING)
-    return statement.values(on_expiry=word(QUARANTINE)).returning(_r.fence)
+    return proven(dialect, statement.values(on_expiry=word(QUARANTINE)), _r.fence)
 
 
-def mark_committed_early(dialect: Dialect) -> ReturningUpdate[Any]:
+def mark_committed_early(dialect: Dialect) -> Any:
     """Mark like `mark_point_of_no_return`, in a transaction of the view. The reason shows later if the view committed it."""
     statement, _ = owners(dialect, PROCESSING)
-    return statement.values(on_expiry=word(QUARANTINE), reason=word(COMMITTED_EARLY)).returning(_r.fence)
+    return proven(dialect, statement.values(on_expiry=word(QUARANTINE), reason=word(COMMITTED_EARLY)), _r.fence)
 
 
-def cancel(dialect: Dialect) -> ReturningInsert[Any]:
-    """Insert a released row for a key that has none: a claim with this token may still arrive, and must fail."""
-    return cancelled(dialect, sa.literal_column(str(RELEASED_KEEP), sa.BigInteger)).returning(_r.fence)
-
-
-def quarantine(dialect: Dialect) -> ReturningUpdate[Any]:
+def quarantine(dialect: Dialect) -> Any:
     """Quarantine a row, because its owner does not know the outcome."""
     statement, _ = owners(dialect, PROCESSING)
     quarantined = statement.values(state=word(QUARANTINED), reason=string("my_reason"), succeeded=ended_wait(dialect))
-    return quarantined.returning(_r.fence)
+    return proven(dialect, quarantined, _r.fence)
 
 
 def end_wait_silently(dialect: Dialect) -> sa.Update:
@@ -324,41 +328,36 @@ def claim_or_read(dialect: Dialect) -> sa.Select[Any]:
     It may hold neither: another worker committed a row after this statement took its snapshot. Then send it again. A known
     key takes no fence and no attempt to insert.
     """
-    granted = inserted(dialect).returning(_r.fence).cte("granted")
+    granted = insert(dialect).cte("granted")
     moment = sa.select(dialect.now.label("now")).subquery("moment")
     both = moment.outerjoin(granted, sa.true()).outerjoin(records, is_mine())
     return sa.select(granted.c.fence.label("granted"), *columns(), moment.c.now).select_from(both)
 
 
-def insert(dialect: Dialect) -> ReturningInsert[Any]:
-    """Insert the row of a new key. Return no row if another worker was faster."""
-    return inserted(dialect).returning(_r.fence)
-
-
-def take_over(dialect: Dialect) -> ReturningUpdate[Any]:
+def take_over(dialect: Dialect) -> Any:
     """Take over a claim whose lease has expired. Keep the time of the first request, and whether quotas count the record."""
     over = sa.and_(has_lapsed(dialect, TAKEOVER), _r.fingerprint == binary("my_fingerprint"))
     update = if_as_seen(dialect, over)
     again = regranted(dialect, update, attempt=_r.attempt + sa.literal_column("1"), requested_at=_r.requested_at)
-    return again.values(in_quota=_r.in_quota).returning(_r.fence, _r.attempt)
+    return proven(dialect, again.values(in_quota=_r.in_quota), _r.fence, _r.attempt)
 
 
-def reclaim(dialect: Dialect) -> ReturningUpdate[Any]:
+def reclaim(dialect: Dialect) -> Any:
     """Claim a key that is free again, in the row of a released claim or of an expired response."""
     update = if_as_seen(dialect, is_absent(dialect))
     first = regranted(dialect, update, attempt=sa.literal_column("1"), requested_at=dialect.now).values(steps=ZERO)
-    return first.returning(_r.fence, _r.attempt)
+    return proven(dialect, first, _r.fence, _r.attempt)
 
 
-def quarantine_expired(dialect: Dialect) -> ReturningUpdate[Any]:
+def quarantine_expired(dialect: Dialect) -> Any:
     """Quarantine a claim whose lease has expired. Its owner can still `complete` it with its token."""
     statement = if_as_seen(dialect, has_lapsed(dialect, QUARANTINE))
     quarantined = statement.values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED), succeeded=ended_wait(dialect))
-    return quarantined.returning(_r.fence, _r.attempt)
+    return proven(dialect, quarantined, _r.fence, _r.attempt)
 
 
 def read_locked(dialect: Dialect) -> sa.Select[Any]:
-    """PostgreSQL: read the row and lock it until the transaction ends. Return no row if it is absent or locked already."""
+    """Read the row and lock it until the transaction ends. Return no row if it is absent or locked already."""
     return read(dialect).with_for_update(skip_locked=True)
 
 
@@ -382,13 +381,20 @@ def advisory_lock(dialect: Dialect) -> sa.Select[Any]:
     return sa.select(lock.label("locked")).select_from(moment)
 
 
+def reconciling(dialect: Dialect) -> sa.Select[Any]:
+    """MySQL: lock out other corrections of quotas until the transaction ends. No claim takes this lock."""
+    return sa.select(meta.c.value).where(meta.c.name == word("store")).with_for_update()
+
+
 def has_written(dialect: Dialect) -> sa.Select[Any]:
     """PostgreSQL: read whether this transaction has written: only then it has a transaction id."""
     return sa.select(sa.func.txid_current_if_assigned().is_not(None))
 
 
-def next_fence(dialect: Dialect) -> ReturningInsert[Any]:
-    """SQLite: take the next fence, in the transaction that grants it. Use the clock's time if it is higher.
+def next_fence(dialect: Dialect) -> Any:
+    """SQLite and MySQL: take the next fence, in the transaction that grants it. Use the clock's time if it is higher.
+
+    On MySQL the row stays locked until the end of that transaction, so grants come one after the other.
 
     If the row of the last fence is missing, start above the highest fence of all records. Alembic creates the table without
     rows, and an operator may delete this one.
@@ -397,6 +403,10 @@ def next_fence(dialect: Dialect) -> ReturningInsert[Any]:
     # `coalesce` reads the records only if that row is missing.
     last = sa.func.coalesce(written, sa.select(sa.func.max(_r.fence)).scalar_subquery(), ZERO)
     risen = dialect.larger(last + sa.literal_column("1"), dialect.now)
-    first: Any = sa.select(sa.literal_column(f"'{LAST_FENCE}'"), risen).where(ONE == ONE)
-    source = first.suffix_with("ON CONFLICT (name) DO UPDATE SET value = excluded.value")
-    return sa.insert(meta).from_select(["name", "value"], source).returning(meta.c.value)
+    values: dict[str, sa.ColumnElement[Any]] = {"name": sa.literal_column(f"'{LAST_FENCE}'"), "value": risen}
+    if dialect.returns:
+        return upserted(dialect, meta, values, ("name",), {"value": "excluded.value"}, proof=(meta.c.value,))
+    mine = meta.c.name == sa.literal_column(f"'{LAST_FENCE}'")
+    rise = sa.update(meta).where(mine).values(value=dialect.larger(meta.c.value + ONE, dialect.now))
+    first = sa.insert(meta).from_select(list(values), sa.select(*values.values()))
+    return Write(rise, first, rise, read=sa.select(meta.c.value).where(mine))

@@ -35,7 +35,7 @@ from flask_idempotency.stores.sql.claiming import (
     RETRY_SECONDS,
     ClaimQuery,
     Insert,
-    InsertIntoFile,
+    InsertInTurn,
     Move,
     NearLimit,
     Strategy,
@@ -64,7 +64,7 @@ from flask_idempotency.stores.sql.rows import (
     row_of,
 )
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, QUARANTINED, RELEASED, SEEDED, meta
-from flask_idempotency.stores.sql.statements import ONE
+from flask_idempotency.stores.sql.writes import upserted
 
 _NAME: Final[sa.ColumnElement[str]] = sa.literal_column("'cached_since'")
 
@@ -74,10 +74,9 @@ def has_cache(_: Dialect) -> sa.Select[Any]:
     return sa.select(sa.func.count()).select_from(meta).where(meta.c.name == _NAME)
 
 
-def note_cache(dialect: Dialect) -> sa.Insert:
+def note_cache(dialect: Dialect) -> Any:
     """Note that a host caches responses from now on. The first note counts."""
-    source = sa.select(_NAME, dialect.now).where(ONE == ONE).suffix_with("ON CONFLICT (name) DO NOTHING")
-    return sa.insert(meta).from_select(["name", "value"], source)
+    return upserted(dialect, meta, {"name": _NAME, "value": dialect.now}, ("name",))
 
 
 class Statements:
@@ -110,7 +109,7 @@ class SqlStore:
         self._strategy_name = strategy
         self._clock = clock
         self._built: tuple[Statements, Strategy] | None = None
-        self._voiding: Insert | InsertIntoFile | None = None
+        self._voiding: Insert | InsertInTurn | None = None
         self._prepared = False
         """True if this process has added the rows that a migration tool does not write."""
         self._low = False

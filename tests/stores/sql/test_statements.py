@@ -58,18 +58,17 @@ BOTH, ONLY_POSTGRESQL, ONLY_SQLITE = (POSTGRESQL, SQLITE), (POSTGRESQL,), (SQLIT
 MODULES = (statements, completion, data_keys, quota, janitor, store, outbox_statements, journal_statements, activity)
 
 PARTS = {
-    "chosen",
-    "cancelled",
+    "booked",
     "ended_wait",
     "has_lapsed",
     "if_as_seen",
-    "inserted",
     "is_absent",
     "is_answer",
     "may_be_sealed",
     "others_update",
     "owners",
     "regranted",
+    "unlocked",
 }
 """What several statements share."""
 Made: TypeAlias = Callable[..., Any]
@@ -82,6 +81,7 @@ NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
     statements.has_written: ONLY_POSTGRESQL,
     statements.end_wait_silently: ONLY_POSTGRESQL,
     statements.next_fence: ONLY_SQLITE,
+    statements.reconciling: (),
     quota.insert_within: ONLY_POSTGRESQL,
     quota.reclaim_within: ONLY_POSTGRESQL,
     quota.tenant_lock: ONLY_POSTGRESQL,

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, IntegrityError
-from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, Page, TenantKeys
 from flask_idempotency.engine.errors import CorruptRecord
@@ -29,7 +28,8 @@ from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, identity_bytes, number_lost
 from flask_idempotency.stores.sql.rows import readable, row_of
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, data_keys, meta, tenants
-from flask_idempotency.stores.sql.statements import AFTER_LAST_KEY, ONE, ZERO, word
+from flask_idempotency.stores.sql.statements import AFTER_LAST_KEY, ZERO, word
+from flask_idempotency.stores.sql.writes import proven, upserted
 
 STORE: Final = "store"
 """The row of `idempotency_meta` that holds this database's own number."""
@@ -189,27 +189,19 @@ def read_keys(dialect: Dialect) -> sa.Select[Any]:
     return rows.order_by(_k.number)
 
 
-def insert_tenant(dialect: Dialect) -> ReturningInsert[Any]:
+def insert_tenant(dialect: Dialect) -> Any:
     """Insert the tenant's row, without keys. Return no row if it exists."""
-    source = (
-        sa.select(binary("my_tenant_id"), ZERO, ZERO)
-        .where(ONE == ONE)
-        .suffix_with("ON CONFLICT (tenant_id) DO NOTHING")
-    )
-    return (
-        sa.insert(tenants)
-        .from_select(["tenant_id", "last_key_number", "shredded_key_number"], source)
-        .returning(_t.tenant_id)
-    )
+    values: dict[str, Any] = {"tenant_id": binary("my_tenant_id"), "last_key_number": ZERO, "shredded_key_number": ZERO}
+    return upserted(dialect, tenants, values, ("tenant_id",), proof=(_t.tenant_id,))
 
 
-def reserve_number(dialect: Dialect) -> ReturningUpdate[Any]:
+def reserve_number(dialect: Dialect) -> Any:
     """Make this the tenant's last key number, if the last one is as seen, this one is higher, and the store is the same."""
     number, seen = integer("my_number"), integer("my_after")
     this = sa.select(meta.c.value).where(meta.c.name == word(STORE)).scalar_subquery()
     is_next = sa.and_(_t.last_key_number == seen, number > seen)
     reserved = sa.update(tenants).where(_t.tenant_id == binary("my_tenant_id"), is_next, this == bigint("my_store"))
-    return reserved.values(last_key_number=number).returning(_t.last_key_number)
+    return proven(dialect, reserved.values(last_key_number=number), _t.last_key_number)
 
 
 def insert_key(dialect: Dialect) -> sa.Insert:
@@ -277,6 +269,7 @@ class SqlResponses(SqlCapability):
         parameters = {
             "my_after": after,
             "my_limit": limit,
+            "my_limit_less_one": limit - 1,
             "my_tenant_id": tid,
             "my_wrapping_key_id": other_than,
             "now": self._now(),

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 from flask_idempotency.engine.capabilities import (
     LONGEST_LOCK_SECONDS,
@@ -32,6 +31,7 @@ from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of, entry, is_answer, shard_of
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import (
+    MYSQL,
     POSTGRESQL,
     SQLITE,
     Dialect,
@@ -62,15 +62,16 @@ from flask_idempotency.stores.sql.statements import (
     ONE,
     RELEASED_KEEP,
     ZERO,
-    chosen,
     columns,
     ended_wait,
     is_as_met,
     is_mine,
     others_update,
     server_time,
+    unlocked,
     word,
 )
+from flask_idempotency.stores.sql.writes import of_chosen, returned, upserted
 
 _t, _r = tasks.c, records.c
 
@@ -118,11 +119,11 @@ class SqlTaskLog(SqlCapability):
         self._change(unlock_task, my_name=task, my_locked_by=token)
 
 
-def save_report(dialect: Dialect) -> sa.Insert:
+def save_report(dialect: Dialect) -> Any:
     """Save what the last run of a task reported, in place of the report before it."""
-    source = sa.select(_task_name(), dialect.now, string("my_report")).where(ONE == ONE)
-    suffix = "ON CONFLICT (name) DO UPDATE SET reported_at = excluded.reported_at, report = excluded.report"
-    return sa.insert(tasks).from_select(["name", "reported_at", "report"], source.suffix_with(suffix))
+    values: dict[str, Any] = {"name": _task_name(), "reported_at": dialect.now, "report": string("my_report")}
+    taken = {name: f"excluded.{name}" for name in ("reported_at", "report")}
+    return upserted(dialect, tasks, values, ("name",), taken)
 
 
 def read_reports(dialect: Dialect) -> sa.Select[Any]:
@@ -131,21 +132,25 @@ def read_reports(dialect: Dialect) -> sa.Select[Any]:
     return sa.select(_t.name, ago, _t.report).where(_t.reported_at.is_not(None))
 
 
-def lock_task(dialect: Dialect) -> ReturningInsert[Any]:
+def lock_task(dialect: Dialect) -> Any:
     """Lock a task for this worker if it is free, locked by this worker, or if its lock expired. Else return no row."""
     now = f"coalesce(:now, {dialect.clock})"
     # Later than any lock can expire: the clock was set back since.
     too_late = f"{now} + {round(LONGEST_LOCK_SECONDS * 1_000_000)}"
-    unless_locked = sa.text(
-        "ON CONFLICT (name) DO UPDATE SET locked_by = excluded.locked_by, lock_expires_at = excluded.lock_expires_at"
-        " WHERE idempotency_tasks.locked_by IS NULL OR idempotency_tasks.locked_by = excluded.locked_by"
+    unless_locked = (
+        "idempotency_tasks.locked_by IS NULL OR idempotency_tasks.locked_by = excluded.locked_by"
         f" OR idempotency_tasks.lock_expires_at <= {now}"
         f" OR idempotency_tasks.lock_expires_at > {too_late}"
-    ).bindparams(bigint("now"))
-    expires_at = dialect.now + bigint("lease")
-    source = sa.select(_task_name(), _locked_by(), expires_at).where(ONE == ONE).suffix_with(unless_locked)
-    locked = sa.insert(tasks).from_select(["name", "locked_by", "lock_expires_at"], source)
-    return locked.returning(_t.name)
+    )
+    values: dict[str, Any] = {
+        "name": _task_name(),
+        "locked_by": _locked_by(),
+        "lock_expires_at": dialect.now + bigint("lease"),
+    }
+    taken = {name: f"excluded.{name}" for name in ("locked_by", "lock_expires_at")}
+    return upserted(
+        dialect, tasks, values, ("name",), taken, where=unless_locked, binds=(bigint("now"),), proof=(_t.name,)
+    )
 
 
 def unlock_task(dialect: Dialect) -> sa.Update:
@@ -184,14 +189,13 @@ class SqlExpiry(SqlCapability):
         return removed + self._ledger.sweep(limit=limit - removed, horizon=horizon)
 
 
-def delete_expired(dialect: Dialect) -> sa.Delete:
-    """Delete a batch of expired records, the earliest first. On PostgreSQL skip locked rows: another worker is about to
+def delete_expired(dialect: Dialect) -> Any:
+    """Delete a batch of expired records, the earliest first. Skip locked rows, but not on SQLite: another worker is about to
     claim or delete them."""
     expired = _is_expired(dialect)
     first = sa.select(_r.record_id).where(expired).order_by(_r.expires_at).limit(integer("my_limit"))
-    which = chosen(dialect, first)
     # Repeat the condition: another worker may have claimed the row between the select and its lock.
-    return sa.delete(records).where(_r.record_id.in_(sa.select(which.c.record_id)), expired)
+    return of_chosen(dialect, first, lambda these: sa.delete(records).where(these, expired))
 
 
 def has_overdue(dialect: Dialect) -> sa.Select[Any]:
@@ -305,7 +309,8 @@ class SqlRecovery(SqlCapability):
         def page(connection: sa.Connection) -> tuple[Sequence[Any], bytes | None]:
             # Read the end of a page first: most records are completed, and one tenant may own few of them.
             looked = limit if tid is None else max(limit, LOOKED_AT)
-            ends = connection.execute(completion.page_end(dialect), {**parameters, "my_limit": looked}).scalars().all()
+            page_of = {**parameters, "my_limit": looked, "my_limit_less_one": looked - 1}
+            ends = connection.execute(completion.page_end(dialect), page_of).scalars().all()
             last = ends[0] if len(ends) > 1 else None
             bounded = {**parameters, "my_until": last or AFTER_LAST_KEY, "now": self._now()}
             rows = connection.execute(scan_completed(dialect), bounded).all()
@@ -369,9 +374,9 @@ def expired_leases(dialect: Dialect) -> sa.Select[Any]:
     return claims.order_by(_r.lease_expires_at, _r.record_id).limit(integer("my_limit"))
 
 
-def quarantine_expired(dialect: Dialect) -> ReturningUpdate[Any]:
-    """Quarantine a claim whose lease has expired, if it is as seen and its policy says so. On PostgreSQL skip a locked
-    row: its worker is still there, or another janitor does the same."""
+def quarantine_expired(dialect: Dialect) -> Any:
+    """Quarantine a claim whose lease has expired, if it is as seen and its policy says so. Skip a locked row, but not on
+    SQLite: its worker is still there, or another janitor does the same."""
     seen = sa.and_(
         is_mine(),
         _r.state == word(PROCESSING),
@@ -379,50 +384,43 @@ def quarantine_expired(dialect: Dialect) -> ReturningUpdate[Any]:
         _r.on_expiry == word(QUARANTINE),
         *_is_due(dialect, _r.lease_expires_at),
     )
-    if dialect.name == POSTGRESQL:
-        unlocked = sa.select(_r.record_id).where(seen).correlate(None).with_for_update(skip_locked=True)
-        seen = _r.record_id == unlocked.scalar_subquery()
-    quarantined = sa.update(records).where(seen)
-    quarantined = quarantined.values(state=word(QUARANTINED), reason=word(LEASE_EXPIRED), succeeded=ended_wait(dialect))
-    return quarantined.returning(_r.fence)
+    values = {"state": word(QUARANTINED), "reason": word(LEASE_EXPIRED), "succeeded": ended_wait(dialect)}
+    return unlocked(dialect, seen, values)
 
 
-def next_for_resolver(dialect: Dialect) -> ReturningUpdate[Any]:
+def next_for_resolver(dialect: Dialect) -> Any:
     """Return quarantined records that are due for a resolver, and set their next turn. Two callers never get the same
     record in one turn."""
     return _next_for_resolver(dialect)
 
 
-def next_for_resolver_of_owner(dialect: Dialect) -> ReturningUpdate[Any]:
+def next_for_resolver_of_owner(dialect: Dialect) -> Any:
     """Do the same for the records of one application. The others keep their turns."""
     begins = sa.func.substr(_r.token, 1, OWNER_BYTES, type_=sa.LargeBinary)
     return _next_for_resolver(dialect, begins == binary("my_owner"))
 
 
-def _next_for_resolver(dialect: Dialect, *conditions: sa.ColumnElement[bool]) -> ReturningUpdate[Any]:
+def _next_for_resolver(dialect: Dialect, *conditions: sa.ColumnElement[bool]) -> Any:
     is_turn = sa.and_(_r.state == word(QUARANTINED), *_is_due(dialect, _r.resolver_due_at), *conditions)
-    which = chosen(
-        dialect,
-        sa.select(_r.record_id)
-        .where(is_turn)
-        .order_by(_r.resolver_due_at, _r.lease_expires_at)
-        .limit(integer("my_limit")),
-    )
+    turns = sa.select(_r.record_id).where(is_turn).order_by(_r.resolver_due_at, _r.lease_expires_at)
     age = dialect.now - _lease_expires_at(dialect)
     pause = dialect.smaller(dialect.larger(age, bigint("least")), bigint("most"))
     following = dialect.smaller(dialect.now, bigint("my_horizon")) + pause
     # An odd time says that a resolver had a turn since the worker last renewed: RETURNING only sees the new row.
     # Use `following` once: a second expression would read the clock again and get another time.
-    half = following.op("/", precedence=8, return_type=sa.BigInteger())(TWO)
+    divides = "DIV" if dialect.name == MYSQL else "/"
+    half = following.op(divides, precedence=8, return_type=sa.BigInteger())(TWO)
     due_at = half * TWO + sa.case((_r.resolver_due_at > _r.lease_expires_at, ONE), else_=ZERO)
-    taken = (
-        sa.update(records).where(_r.record_id.in_(sa.select(which.c.record_id)), is_turn).values(resolver_due_at=due_at)
-    )
     asked = (_r.resolver_due_at % TWO).label("asked")
-    return taken.returning(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"), asked)
+    return of_chosen(
+        dialect,
+        turns.limit(integer("my_limit")),
+        lambda these: sa.update(records).where(these, is_turn).values(resolver_due_at=due_at),
+        *(_r.record_id, _r.tenant_id, *columns(), dialect.now.label("now"), asked),
+    )
 
 
-def force_release(dialect: Dialect) -> ReturningUpdate[Any]:
+def force_release(dialect: Dialect) -> Any:
     """Release a key whose record is as seen, in any state. Clear the response, which no longer counts, and set a token
     that no worker has."""
     statement, now = others_update(dialect, *_is_present(dialect))
@@ -436,7 +434,7 @@ def force_release(dialect: Dialect) -> ReturningUpdate[Any]:
         **{name: sa.null() for name in (*OF_RESPONSE, "lease_expires_at", "reason")},
     )
     # `response_size` stays: the tenant's quota is reduced by it.
-    return released.returning(_r.in_quota, _r.response_size)
+    return returned(dialect, released, is_mine(), _r.in_quota, _r.response_size)
 
 
 def read_as_seen(dialect: Dialect) -> sa.Select[Any]:
