@@ -24,7 +24,7 @@ from tests.lab.cluster import Clusters
 from tests.lab.programs import REDIS_KINDS
 from tests.lab.redis import RedisServers, connect
 from tests.lab.tls import TlsFront
-from tests.sql_backends import STRATEGIES, postgres, sqlite, sqlite_core
+from tests.sql_backends import STRATEGIES, mariadb, postgres, sqlite, sqlite_core
 from tests.tiered_backends import TIERED
 
 MakeStore: TypeAlias = Callable[[Clock], Store]
@@ -169,6 +169,7 @@ BACKENDS: dict[str, Backend] = {
     "postgres-repeatable-read": postgres("insert", isolation="repeatable read"),
     "postgres-serializable": postgres("insert", isolation="serializable"),
     **{f"pgbouncer-{strategy}": postgres(strategy, pooled=True) for strategy in STRATEGIES},
+    **{f"mariadb-{strategy}": mariadb(strategy) for strategy in STRATEGIES[:2]},
 }
 
 ALL = ("store", "quotas", "upkeep", "journals")
@@ -216,6 +217,8 @@ HELD_TO: dict[str, tuple[tuple[str, ...], str]] = {
         ("pgbouncer-row_lock", "pgbouncer-advisory"),
         (("reached",), "only the claim differs, and no lock may need its session"),
     ),
+    "mariadb-insert": (OF_SQL, "SQL of many writers whose updates return nothing"),
+    "mariadb-row_lock": (("reached",), "the same claim under another name"),
 }
 """What each store is held to, and what differs in it. Stores that differ in their connection run what it can change."""
 

@@ -18,6 +18,7 @@ from flask_idempotency.engine.store import Clock, Store, store_time
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
+from tests.lab.mariadb import MariaDbServer
 from tests.lab.pgbouncer import PgBouncer
 from tests.lab.postgres import PostgresServer
 
@@ -124,6 +125,36 @@ def postgres(
         server: PostgresServer | PgBouncer = request.getfixturevalue("pgbouncer" if pooled else "postgres_server")
         stores: SqlStores = request.getfixturevalue("sql_stores")
         return stores.lend(server.url(databases.get(isolation)), strategy=strategy, driver_cursor=driver_cursor)
+
+    return backend
+
+
+class MariaDatabase:
+    """A database with our tables, made at the first use."""
+
+    def __init__(self, server: MariaDbServer) -> None:
+        self._server = server
+        self._url = ""
+
+    def get(self) -> str:
+        if not self._url:
+            name = f"contract_{uuid.uuid4().hex}"
+            self._server.execute(f"CREATE DATABASE {name}")
+            make_tables(self._server.url(name))
+            self._url = self._server.url(name)
+        return self._url
+
+
+@pytest.fixture(scope="session")
+def maria_database(mariadb_server: MariaDbServer) -> MariaDatabase:
+    return MariaDatabase(mariadb_server)
+
+
+def mariadb(strategy: str) -> Callable[[pytest.FixtureRequest, ExitStack], Callable[[Clock], Store]]:
+    def backend(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Clock], Store]:
+        database: MariaDatabase = request.getfixturevalue("maria_database")
+        stores: SqlStores = request.getfixturevalue("sql_stores")
+        return stores.lend(database.get(), strategy=strategy)
 
     return backend
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from example_app.demo.servers import RedisServer
     from tests.lab.clock import Clocked, MakeWallClock, Place, WallClock
     from tests.lab.cluster import ClusterRig, ClusterRigs, Clusters
+    from tests.lab.mariadb import MariaDbServer, StartMariaDb
     from tests.lab.pgbouncer import PgBouncer, PoolMode, StartPgBouncer
     from tests.lab.postgres import LentDatabase, PostgresServer, StartPostgres
     from tests.lab.rabbitmq import RabbitServer
@@ -164,6 +165,25 @@ def start_postgres() -> Iterator[StartPostgres]:
 
 
 @pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDbServer]:
+    """The server of this test process. Other tests use it after you: use `start_mariadb` to kill or reconfigure one."""
+    from tests.lab.mariadb import MariaDbServer, require_mariadb
+
+    with MariaDbServer(require_mariadb()) as server:
+        yield server
+
+
+@pytest.fixture
+def start_mariadb() -> Iterator[StartMariaDb]:
+    """Starts servers that only this test uses, to kill, pause or configure: `start_mariadb("--sql-mode=")`."""
+    from tests.lab.mariadb import MariaDbServer, require_mariadb
+
+    program = require_mariadb()
+    with ExitStack() as started:
+        yield lambda *arguments: started.enter_context(MariaDbServer(program, arguments=arguments))
+
+
+@pytest.fixture(scope="session")
 def pgbouncer(postgres_server: PostgresServer) -> Iterator[PgBouncer]:
     """The pooler of this test process, with transaction pooling."""
     from tests.lab.pgbouncer import PgBouncer, require_pgbouncer
@@ -265,7 +285,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     used = getattr(item, "funcargs", {})
-    for name in ("redis_server", "postgres_server", "pgbouncer", "rabbitmq"):
+    for name in ("redis_server", "postgres_server", "mariadb_server", "pgbouncer", "rabbitmq"):
         if report.failed and name in used:
             report.sections.append((f"{name} log", used[name].log[-2000:]))
     return report

@@ -30,9 +30,9 @@ from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounte
 from flask_idempotency.testing.doubles import FrozenClock
 from tests.backends import BACKENDS, HELD_TO, held_to
 from tests.long import LONG
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 FEWER = {"MACHINE_EXAMPLES": 8, "RECOUNT_EXAMPLES": 6, "ROUNDS": 3, "SCHEDULES": 60}
 """How much chance is given on every push. The shipped contract has more, and so has this suite before a release."""
 

@@ -23,7 +23,6 @@ from flask_idempotency.engine.forks import after_fork, before_fork, notice
 from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, kind_of
 from flask_idempotency.stores.sql.driver import Driver, DriverConnection, RecordConnection
 from flask_idempotency.stores.sql.engines import (
-    RECORDS,
     Bind,
     Engines,
     Joining,
@@ -39,6 +38,7 @@ from flask_idempotency.stores.sql.errors import (
     is_serialization_failure,
     lacks_grants,
 )
+from flask_idempotency.stores.sql.mysql import RECORDS
 from flask_idempotency.stores.sql.naming import SCHEMA, find, options
 from flask_idempotency.stores.sql.schema import metadata
 

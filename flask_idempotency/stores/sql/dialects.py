@@ -19,6 +19,12 @@ SQLITE: Final = "sqlite"
 MYSQL: Final = "mysql"
 """MariaDB and MySQL. SQLAlchemy has another name for MariaDB if the URL says so: see `kind_of`."""
 
+MYSQL_NAMES: Final = (MYSQL, "mariadb")
+"""SQLAlchemy's names of it."""
+
+RANDOM_MYSQL: Final = "cast(conv(left(sha2(concat(uuid(), rand()), 256), 15), 16, 10) as signed)"
+"""A random number of 60 bits, as no other database has."""
+
 LOCK_TIMEOUT_MS: Final = 2000
 """How long a write waits for another transaction's lock on its row. Ours last a millisecond. After two seconds the holder is
 frozen, and a worker that goes on waiting hangs with it."""
@@ -122,7 +128,7 @@ DIALECTS: Final = {
 
 def kind_of(name: str) -> str:
     """Return the name in `DIALECTS` of a dialect of SQLAlchemy's."""
-    return MYSQL if name == "mariadb" else name
+    return MYSQL if name in MYSQL_NAMES else name
 
 
 def dialect_of(name: str) -> Dialect:
@@ -135,7 +141,7 @@ def dialect_of(name: str) -> Dialect:
     return DIALECTS[kind_of(name)]
 
 
-SUPPORTED: Final = (POSTGRESQL, SQLITE)
+SUPPORTED: Final = (POSTGRESQL, SQLITE, MYSQL)
 """What a store may be opened on."""
 
 

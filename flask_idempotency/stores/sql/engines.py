@@ -19,8 +19,17 @@ from sqlalchemy.pool import SingletonThreadPool, reset_none
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import without_password
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect, dialect_of, refuse_relative
+from flask_idempotency.stores.sql.dialects import (
+    MYSQL,
+    POSTGRESQL,
+    SQLITE,
+    Dialect,
+    dialect_of,
+    kind_of,
+    refuse_relative,
+)
 from flask_idempotency.stores.sql.driver import DRIVERS, Driver
+from flask_idempotency.stores.sql.mysql import prepare_connection
 from flask_idempotency.stores.sql.naming import PATH, READ_PATH
 
 EngineT = TypeVar("EngineT", bound=Engine)
@@ -70,8 +79,8 @@ def set_read_timeout(connection: Any, record: object) -> None:
 
 
 def is_read_timeout(error: BaseException | None) -> bool:
-    """Return True for the error of `set_read_timeout`. Do not try again: it would take as long again."""
-    return _READ_TIMED_OUT in getattr(error, "args", ())
+    """Return True if a driver waited for READ_TIMEOUT_SECONDS. Do not try again: it would take as long again."""
+    return any(each in str(text) for text in getattr(error, "args", ()) for each in (_READ_TIMED_OUT, "(timed out)"))
 
 
 def _with_deadline(generator: Generator[Any, Any, Any], connection: Any) -> Generator[Any, Any, Any]:
@@ -101,9 +110,6 @@ POOL_SECONDS: Final = 5
 
 BUSY_MS: Final = 5000
 """SQLite has one writer at a time. This wait is Python's default."""
-
-RECORDS: Final = "flask_idempotency_records"
-"""The entry of a connection's `info` that shows that it was opened for records, on MySQL."""
 
 _for_records: ContextVar[bool] = ContextVar("flask_idempotency_for_records", default=False)
 """True while this thread opens a connection for records."""
@@ -168,7 +174,7 @@ def _engine_from(bind: str | URL) -> Engine:
     except (ArgumentError, ValueError):
         raise ConfigurationError(
             f"IDEMPOTENCY_STORE: {without_password(_written(bind))} names no database. "
-            "Write postgresql+psycopg://user:password@host/name or "
+            "Write postgresql+psycopg://user:password@host/name, mysql+pymysql://… or "
             "sqlite:////path/to/file.db; in a password, write / as %2F, @ as %40 and % as %25."
         ) from None
     if names_memory(url):
@@ -191,7 +197,12 @@ def _written(bind: str | URL) -> str:
     return bind if isinstance(bind, str) else bind.render_as_string(hide_password=True)
 
 
-def _connect_args(url: URL) -> dict[str, Any]:
+def _connect_args(url: URL, *, for_records: bool = False) -> dict[str, Any]:
+    if kind_of(url.get_backend_name()) == MYSQL and url.get_driver_name() in ("pymysql", "mysqldb"):
+        waits = {"connect_timeout": CONNECT_SECONDS}
+        if for_records:
+            waits |= dict.fromkeys(("read_timeout", "write_timeout"), int(READ_TIMEOUT_SECONDS))
+        return {name: value for name, value in waits.items() if name not in url.query}
     if url.get_backend_name() != POSTGRESQL or url.get_driver_name() not in ("psycopg", "psycopg2"):
         return {}
     wanted = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": UNANSWERED_MS}
@@ -235,7 +246,15 @@ def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
     if dialect.name == SQLITE and base.driver in DRIVERS:
         # Both drivers then take parameters by name, as the statements have them.
         options["paramstyle"] = "named"
+    if dialect.name == MYSQL:
+        # It takes a join by a parameter for one without a condition.
+        options["enable_from_linting"] = False
     engine = create_engine(base.url, pool=pool, **options)
+    if dialect.name == MYSQL:
+        # Ours is never open when a connection returns. Older SQLAlchemy does not know this, and sends a ROLLBACK.
+        engine.dialect.skip_autocommit_rollback = True
+        event.listen(engine, "connect", prepare_connection)
+        return engine
     if dialect.name == SQLITE:
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
@@ -251,7 +270,7 @@ def _connect_in_time(base: Engine, pool: Pool) -> None:
 
     The application's connect arguments are in a closure of SQLAlchemy's. So mark our connections while they open.
     """
-    wanted = _connect_args(base.url)
+    wanted = _connect_args(base.url, for_records=True)
     connect = pool._invoke_creator
 
     def connect_for_records(rec: Any) -> Any:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql import schema, statements
 from flask_idempotency.stores.sql.database import transaction
-from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
+from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, POSTGRESQL, RANDOM_MYSQL, SQLITE, kind_of
 from flask_idempotency.stores.sql.naming import named, prefix
 from flask_idempotency.stores.sql.schema import FENCES, SEEDED, VERSION
 
@@ -32,27 +32,42 @@ _FENCES_LOW: Final = (
     " THEN coalesce(pg_sequence_last_value(to_regclass(:name)) < :seeded, true) ELSE false END AS low_fences"
 )
 _MISSING_POSTGRESQL: Final = _MISSING + _FENCES_LOW
-_MISSING_SQLITE: Final = _MISSING + "0 AS low_fences"
+_MISSING_OTHERS: Final = _MISSING + "0 AS low_fences"
 
-_WRITE_VERSION: Final = (
-    "INSERT INTO {schema}idempotency_meta (name, value) VALUES ('schema_version', :version)"
-    " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_meta.value < excluded.value"
-)
+_WRITE_VERSION: Final = {
+    MYSQL: (
+        "INSERT INTO {schema}idempotency_meta (name, value) VALUES ('schema_version', :version)"
+        " ON DUPLICATE KEY UPDATE value = greatest(value, VALUES(value))"
+    ),
+    **dict.fromkeys(
+        (POSTGRESQL, SQLITE),
+        "INSERT INTO {schema}idempotency_meta (name, value) VALUES ('schema_version', :version)"
+        " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_meta.value < excluded.value",
+    ),
+}
 # Encrypted responses are bound to the number, and cached ones are found by it. If either may exist, only an operator may
 # choose a new number: `flask idempotency db upgrade`.
 _UNLESS_IN_USE: Final = (
     " WHERE NOT EXISTS (SELECT 1 FROM {schema}idempotency_data_keys)"
     " AND NOT EXISTS (SELECT 1 FROM {schema}idempotency_meta WHERE name = 'cached_since')"
-    " ON CONFLICT (name) DO NOTHING"
 )
+_UNLESS_NAMED: Final = " ON CONFLICT (name) DO NOTHING"
 _NAME_POSTGRESQL: Final = (
     "INSERT INTO {schema}idempotency_meta (name, value) SELECT 'store',"  # noqa: S608 - our own words
     " ('x' || left(hex, 12) || right(hex, 4))::bit(64)::bigint & 9223372036854775807"
-    " FROM replace(gen_random_uuid()::text, '-', '') AS hex" + _UNLESS_IN_USE
+    " FROM replace(gen_random_uuid()::text, '-', '') AS hex" + _UNLESS_IN_USE + _UNLESS_NAMED
 )
 _NAME_SQLITE: Final = (
-    "INSERT INTO {schema}idempotency_meta (name, value) SELECT 'store', random() & 9223372036854775807" + _UNLESS_IN_USE
+    "INSERT INTO {schema}idempotency_meta (name, value) SELECT 'store', random() & 9223372036854775807"
+    + _UNLESS_IN_USE
+    + _UNLESS_NAMED
 )
+_NAME_MYSQL: Final = (
+    f"INSERT INTO {{schema}}idempotency_meta (name, value) SELECT 'store', {RANDOM_MYSQL}"
+    + _UNLESS_IN_USE
+    + " ON DUPLICATE KEY UPDATE name = VALUES(name)"
+)
+_NAMES: Final = {POSTGRESQL: _NAME_POSTGRESQL, SQLITE: _NAME_SQLITE, MYSQL: _NAME_MYSQL}
 # In a statement of its own, after the lock: `setval` is visible immediately, also before its transaction ends.
 _RAISE_FENCES: Final = text(
     "SELECT setval(to_regclass(:name), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
@@ -69,22 +84,26 @@ def prepare(connection: Connection) -> None:
     if fault := schema.cache_fault(connection, FENCES, schema.FENCES_DO_NOT_RISE):
         raise ConfigurationError(fault)
     parameters = {"version": VERSION, **(_fences(connection) if postgresql else {})}
-    statement = named(connection, _MISSING_POSTGRESQL if postgresql else _MISSING_SQLITE)
+    statement = named(connection, _MISSING_POSTGRESQL if postgresql else _MISSING_OTHERS)
     missing = connection.execute(statement, parameters).one()
     if missing.nameless:
         name_store(connection)
     # A database at an older version keeps it until a migration has added what this release needs.
     if missing.old and not schema.lacks(connection).parts:
-        connection.execute(named(connection, _WRITE_VERSION), {"version": VERSION})
+        write_version(connection)
     # Last: afterwards this connection no longer commits each statement by itself.
     if missing.low_fences:
         _raise_fences(connection)
 
 
+def write_version(connection: Connection) -> None:
+    """Note that this database has all that this release needs, unless a later release has noted more."""
+    connection.execute(named(connection, _WRITE_VERSION[kind_of(connection.dialect.name)]), {"version": VERSION})
+
+
 def name_store(connection: Connection) -> None:
     """Give this database a random number, unless it has one, or has lost one that is still in use."""
-    postgresql = connection.dialect.name == POSTGRESQL
-    connection.execute(named(connection, _NAME_POSTGRESQL if postgresql else _NAME_SQLITE))
+    connection.execute(named(connection, _NAMES[kind_of(connection.dialect.name)]))
 
 
 def _raise_fences(connection: Connection) -> None:

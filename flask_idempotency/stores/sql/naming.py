@@ -15,11 +15,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Inspector, TextClause, inspect, text
+from sqlalchemy import Connection, Inspector, TextClause, bindparam, inspect, text
 from sqlalchemy.engine.interfaces import Dialect as EngineDialect
 from sqlalchemy.exc import StatementError
 
-from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, kind_of
 
 PATH: Final = "flask_idempotency_path"
 """The entry of a connection's `info` with the schemas of its search path, as the application's connect listeners left it."""
@@ -40,6 +40,10 @@ _FOUND: Final = text(
     " AND (n.nspname IN (SELECT json_array_elements_text(CAST(:path AS json))) OR pg_table_is_visible(c.oid))"
 )
 
+_FOUND_MYSQL: Final = text(
+    "SELECT table_schema FROM information_schema.tables WHERE table_schema = database() AND table_name IN :names LIMIT 1"
+).bindparams(bindparam("names", expanding=True))
+
 
 class Place(NamedTuple):
     """Where our tables are."""
@@ -52,11 +56,14 @@ def find(connection: Connection, tables: Sequence[str]) -> Place | None:
     """Return where our tables are. None: they are not there yet.
 
     On PostgreSQL, look in the search path that the connection had before the application's pool gave it out: a tenant may
-    have tables of the same names. The first of `tables` that is there decides.
+    have tables of the same names. The first of `tables` that is there decides. On MySQL it is the database of the URL.
     """
     if connection.dialect.name == SQLITE:
         # A name without a schema means the main file, whatever is attached. In RETURNING, SQLite knows no other name.
         return Place(None)
+    if kind_of(connection.dialect.name) == MYSQL:
+        database: str | None = connection.execute(_FOUND_MYSQL, {"names": list(tables)}).scalar()
+        return None if database is None else Place(database if _PLAIN.fullmatch(database) else None)
     path: str = connection.info.get(PATH) or connection.exec_driver_sql(READ_PATH).scalar_one()
     rows = connection.execute(_FOUND, {"path": path, "names": json.dumps(list(tables))}).all()
     order = {name: number for number, name in enumerate(json.loads(path))}
@@ -116,9 +123,9 @@ class Catalogue:
         return {index["name"] for index in self._inspector.get_indexes(table, schema=self._schema)}
 
     def has_sequence(self, name: str) -> bool:
-        """Return True if the sequence is there, or if this kind of database has none."""
-        dialect = self._inspector.dialect
-        return not dialect.supports_sequences or self._inspector.has_sequence(name, schema=self._schema)
+        """Return True if the sequence is there, or if this kind of database needs none."""
+        other = self._inspector.dialect.name != POSTGRESQL
+        return other or self._inspector.has_sequence(name, schema=self._schema)
 
 
 class NamedConnection:

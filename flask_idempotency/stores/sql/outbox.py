@@ -42,6 +42,7 @@ from flask_idempotency.stores.sql.dialects import (
 from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.errors import explained, forbidden, lacks_grants
 from flask_idempotency.stores.sql.migrations import upgrade_outbox
+from flask_idempotency.stores.sql.mysql import in_turn
 from flask_idempotency.stores.sql.naming import NamedConnection, named, options
 from flask_idempotency.stores.sql.schema import OUTBOX, cache_fault, outbox_gaps
 from flask_idempotency.stores.sql.transactional.listeners import role_of
@@ -255,7 +256,9 @@ class OutboxTable(SqlCapability):
 
     def claim(self, holder: bytes, *, topics: Topics, limit: int, hold: float) -> Sequence[StoredMessage]:
         def work(connection: sa.Connection) -> list[Any]:
-            with transaction(connection):
+            with in_turn(connection) as mine, transaction(connection):
+                if not mine:
+                    return []
                 if connection.dialect.name == POSTGRESQL:
                     connection.execute(self._statement(statements.relay_lock))
                 # A statement of its own: it must see what the relay before us committed.

@@ -103,8 +103,9 @@ def usage(dialect: Dialect) -> sa.Select[Any]:
     windows = sa.select(sa.func.sum(_l.records).label("keys")).where(
         _l.tenant_id == binary("my_tenant_id"), _l.kind == word(NEW_KEYS)
     )
+    # MySQL knows no other table in there. Its clock stands still during a statement.
     open_now = (
-        windows.where(_l.bucket_end > now)
+        windows.where(_l.bucket_end > (dialect.now if dialect.name == MYSQL else now))
         .group_by(_l.bucket_end, _l.window_length)
         .correlate(moment)
         .subquery("windows")

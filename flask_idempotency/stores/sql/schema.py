@@ -17,7 +17,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from flask_idempotency.stores.sql.dialects import POSTGRESQL
+from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, MYSQL_NAMES, POSTGRESQL, RANDOM_MYSQL
 from flask_idempotency.stores.sql.naming import Catalogue, named, prefix
 
 # What a `MetaData` cannot say, for applications that make the tables with `create_all`. The migrations make the same.
@@ -40,6 +40,8 @@ _FENCE_FACT: Final = (
     "INSERT INTO %(fullname)s (name, value)"
     " VALUES ('fence', CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)"
 )
+_STORE_MYSQL: Final = f"INSERT INTO %(fullname)s (name, value) VALUES ('store', {RANDOM_MYSQL})"  # noqa: S608 - our own words
+_FENCE_MYSQL: Final = f"INSERT INTO %(fullname)s (name, value) VALUES ('fence', {DIALECTS[MYSQL].clock})"  # noqa: S608
 _FENCE_SEQUENCE: Final = (
     "SELECT setval(pg_get_serial_sequence('%(fullname)s', 'number'),"
     " (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
@@ -63,11 +65,13 @@ def complete(
     _after(meta, _STORE_POSTGRESQL, dialect="postgresql")
     _after(meta, _STORE_SQLITE, dialect="sqlite")
     _after(meta, _FENCE_FACT, dialect="sqlite")
+    _after(meta, _STORE_MYSQL, dialect=MYSQL_NAMES)
+    _after(meta, _FENCE_MYSQL, dialect=MYSQL_NAMES)
     _after(fence_numbers, _FENCE_SEQUENCE, dialect="postgresql")
 
 
-def _after(target: sa.Table, statement: str, *, dialect: str | None = None, **words: object) -> None:
-    ddl = sa.DDL(statement, context=words)  # type: ignore[no-untyped-call]
+def _after(target: sa.Table, statement: str, *, dialect: str | tuple[str, ...] | None = None, **words: object) -> None:
+    ddl: Any = sa.DDL(statement, context=words)  # type: ignore[no-untyped-call]
     sa.event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
 
 
@@ -128,11 +132,31 @@ def _one_of(column: str, words: tuple[str, ...]) -> str:
 
 _ZERO: Final = sa.text("0")
 
+_LONGEST: Final = 2**32 - 1
+_BYTES: Final = sa.LargeBinary().with_variant(sa.LargeBinary(_LONGEST), *MYSQL_NAMES)
+_TEXT: Final = sa.Text().with_variant(sa.Text(_LONGEST), *MYSQL_NAMES)
+"""On MySQL a BLOB and a TEXT without a length hold 64 KiB."""
+
+_INDEXED: Final = 255
+"""How many letters of a text MySQL keeps in an index. An index has 3,072 bytes, and a letter takes up to four."""
+
+_OF_MYSQL: Final[dict[str, Any]] = {
+    f"{name}_{option}": value
+    for name in MYSQL_NAMES
+    # Each letter is another one, in the case too.
+    for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
+}
+
+
+def _bytes(length: int) -> Any:
+    """Return the type of bytes that a key may hold. On MySQL no key holds a BLOB."""
+    return sa.LargeBinary(length).with_variant(sa.VARBINARY(length), *MYSQL_NAMES)
+
 
 def _table(
     name: str, metadata: sa.MetaData, *parts: sa.Column[Any] | sa.CheckConstraint, comment: str, **options: Any
 ) -> sa.Table:
-    return sa.Table(name, metadata, *parts, comment=comment, schema=sa.BLANK_SCHEMA, **options)
+    return sa.Table(name, metadata, *parts, comment=comment, schema=sa.BLANK_SCHEMA, **{**_OF_MYSQL, **options})
 
 
 def _key(name: str, kind: Any, comment: str | None = None) -> sa.Column[Any]:
@@ -148,10 +172,17 @@ def _optional(name: str, kind: Any, comment: str | None = None) -> sa.Column[Any
 
 
 def _index(table: sa.Table, name: str, *columns: str, where: str | None = None, unique: bool = False) -> None:
-    """Declare an index of these columns, on the rows that meet a condition."""
+    """Declare an index of these columns, on the rows that meet a condition. On MySQL it is on all rows."""
     condition = None if where is None else sa.text(where)
+    lengths = {each: _INDEXED for each in columns if table.c[each].type is _TEXT}
     sa.Index(
-        name, *(table.c[each] for each in columns), unique=unique, postgresql_where=condition, sqlite_where=condition
+        name,
+        *(table.c[each] for each in columns),
+        unique=unique,
+        postgresql_where=condition,
+        sqlite_where=condition,
+        mysql_length=lengths,
+        mariadb_length=lengths,
     )
 
 
@@ -160,31 +191,29 @@ def define(metadata: sa.MetaData) -> None:
     records = _table(
         RECORDS,
         metadata,
-        _key(
-            "record_id", sa.LargeBinary(32), "HMAC of the scope and the client's key; neither can be recovered from it"
-        ),
-        _required("tenant_id", sa.LargeBinary(16), "HMAC of the namespace and the tenant"),
+        _key("record_id", _bytes(32), "HMAC of the scope and the client's key; neither can be recovered from it"),
+        _required("tenant_id", _bytes(16), "HMAC of the namespace and the tenant"),
         _required("state", sa.String(11)),
-        _required("token", sa.LargeBinary(16), "random, new with every claim; compared, never ordered"),
+        _required("token", _bytes(16), "random, new with every claim; compared, never ordered"),
         _required("fence", sa.BigInteger, "rises with every claim"),
         _required("attempt", sa.Integer),
-        _required("fingerprint", sa.LargeBinary(17)),
+        _required("fingerprint", _bytes(17)),
         _required("on_expiry", sa.String(10), "what happens when the lease expires: takeover or quarantine"),
-        _required("tenant", sa.Text),
-        _required("principal", sa.Text),
-        _required("method", sa.Text),
-        _required("endpoint", sa.Text, "the Flask endpoint"),
+        _required("tenant", _TEXT),
+        _required("principal", _TEXT),
+        _required("method", _TEXT),
+        _required("endpoint", _TEXT, "the Flask endpoint"),
         _required("requested_at", sa.BigInteger),
         _optional("lease_expires_at", sa.BigInteger, "set while processing or quarantined"),
         _optional("completed_at", sa.BigInteger),
         _optional("expires_at", sa.BigInteger, "never set while processing or quarantined"),
         _optional("status", sa.SmallInteger),
         _optional("response_size", sa.BigInteger, "bytes of the plain response, as quotas count them"),
-        _optional("response", sa.LargeBinary, "status, headers and body, as the codec encoded them"),
-        _optional("reason", sa.Text, "why the record is quarantined"),
+        _optional("response", _BYTES, "status, headers and body, as the codec encoded them"),
+        _optional("reason", _TEXT, "why the record is quarantined"),
         _required("in_quota", sa.SmallInteger, "1: idempotency_quota counts this record"),
         _optional(
-            "wrapping_key_id", sa.Text, "id of the key that wraps the data key; NULL: the response is not encrypted"
+            "wrapping_key_id", _TEXT, "id of the key that wraps the data key; NULL: the response is not encrypted"
         ),
         _optional("data_key_number", sa.Integer, "number of the tenant's data key; 0: the response was erased"),
         _optional(
@@ -260,7 +289,7 @@ def _of_tenants(metadata: sa.MetaData) -> sa.Table:
     _table(
         TENANTS,
         metadata,
-        _key("tenant_id", sa.LargeBinary(16)),
+        _key("tenant_id", _bytes(16)),
         _required("last_key_number", sa.Integer, "the highest number that any data key of this tenant had"),
         _required("shredded_key_number", sa.Integer, "data keys up to this number are shredded"),
         _optional("erased_at", sa.BigInteger, "responses of keys first used until then are erased"),
@@ -274,10 +303,10 @@ def _of_tenants(metadata: sa.MetaData) -> sa.Table:
     _table(
         DATA_KEYS,
         metadata,
-        _key("tenant_id", sa.LargeBinary(16)),
+        _key("tenant_id", _bytes(16)),
         _key("number", sa.Integer),
-        _required("wrapping_key_id", sa.Text, "id of the key that wraps it"),
-        _required("wrapped_key", sa.LargeBinary),
+        _required("wrapping_key_id", _TEXT, "id of the key that wraps it"),
+        _required("wrapped_key", _BYTES),
         _required("created_at", sa.BigInteger),
         _optional("disabled_at", sa.BigInteger, "since then the key decrypts, and encrypts nothing new"),
         comment="Wrapped data keys that encrypt responses. Deleting a row erases every response under it.",
@@ -285,7 +314,7 @@ def _of_tenants(metadata: sa.MetaData) -> sa.Table:
     return _table(
         QUOTA,
         metadata,
-        _key("tenant_id", sa.LargeBinary(16)),
+        _key("tenant_id", _bytes(16)),
         _key("kind", sa.String(9)),
         _key("bucket_end", sa.BigInteger, "when everything in this bucket expires"),
         _key("window_length", sa.BigInteger, "length of a window of new keys, in microseconds; 0 for responses"),
@@ -302,8 +331,8 @@ def _of_janitors(metadata: sa.MetaData) -> None:
         metadata,
         _key("name", sa.String(40)),
         _optional("reported_at", sa.BigInteger),
-        _optional("report", sa.Text, "report of the last run, as JSON"),
-        _optional("locked_by", sa.LargeBinary(16), "token of the janitor that runs the task; the lock only saves work"),
+        _optional("report", _TEXT, "report of the last run, as JSON"),
+        _optional("locked_by", _bytes(16), "token of the janitor that runs the task; the lock only saves work"),
         _optional("lock_expires_at", sa.BigInteger),
         comment="One row for each task that a janitor has run.",
     )
@@ -320,35 +349,31 @@ def _of_messages(metadata: sa.MetaData) -> None:
             primary_key=True,
             comment="the order of messages with one topic and key",
         ),
-        _required("message_id", sa.Text, "the same in every attempt; receivers tell repeats by it"),
-        _required("topic", sa.Text),
-        _optional("key", sa.Text, "messages with one topic and key are sent in order"),
-        _optional("tenant", sa.Text),
-        _optional(
-            "tenant_id", sa.LargeBinary(16), "set if the body is encrypted: HMAC of the namespace and the tenant"
-        ),
-        _required("headers", sa.Text, "a JSON object of strings"),
-        _required("body", sa.LargeBinary),
-        _optional("wrapping_key_id", sa.Text, "id of the key that wraps the data key; NULL: the body is not encrypted"),
+        _required("message_id", _TEXT, "the same in every attempt; receivers tell repeats by it"),
+        _required("topic", _TEXT),
+        _optional("key", _TEXT, "messages with one topic and key are sent in order"),
+        _optional("tenant", _TEXT),
+        _optional("tenant_id", _bytes(16), "set if the body is encrypted: HMAC of the namespace and the tenant"),
+        _required("headers", _TEXT, "a JSON object of strings"),
+        _required("body", _BYTES),
+        _optional("wrapping_key_id", _TEXT, "id of the key that wraps the data key; NULL: the body is not encrypted"),
         _optional("data_key_number", sa.Integer, "number of the tenant's data key"),
         _required("created_at", sa.BigInteger),
         _required("due_at", sa.BigInteger, "the earliest time of the next attempt"),
         _required("attempts", sa.Integer, "attempts that failed", default=_ZERO),
-        _optional("holder", sa.LargeBinary(16), "token of the relay that sends the message"),
+        _optional("holder", _bytes(16), "token of the relay that sends the message"),
         _optional("held_until", sa.BigInteger),
         _required("dead", sa.SmallInteger, "1: it can never be sent", default=_ZERO),
-        _optional("error", sa.Text, "why the last attempt failed"),
+        _optional("error", _TEXT, "why the last attempt failed"),
         _optional("published_at", sa.BigInteger, "set if confirmed messages are kept"),
-        _optional("namespace", sa.Text, "of the application that published it; NULL: a release before namespaces did"),
+        _optional("namespace", _TEXT, "of the application that published it; NULL: a release before namespaces did"),
         _optional(
             "sent_id",
-            sa.Text,
+            _TEXT,
             "the id that receivers see; message_id is then a keyed hash of the namespace, the tenant and this id",
         ),
-        _optional(
-            "lane", sa.LargeBinary(16), "keyed hash of the topic and the key; messages with one lane are sent in order"
-        ),
-        _optional("digest", sa.LargeBinary(16), "keyed digest of the topic, the key and the body"),
+        _optional("lane", _bytes(16), "keyed hash of the topic and the key; messages with one lane are sent in order"),
+        _optional("digest", _bytes(16), "keyed digest of the topic, the key and the body"),
         _optional(
             "ready_at",
             sa.BigInteger,
@@ -372,9 +397,9 @@ def _of_journals(metadata: sa.MetaData) -> sa.Table:
     steps = _table(
         STEPS,
         metadata,
-        _key("record_id", sa.LargeBinary(32)),
-        _key("step_id", sa.LargeBinary(12), "keyed hash of the name and the item of the step"),
-        _required("tenant_id", sa.LargeBinary(16)),
+        _key("record_id", _bytes(32)),
+        _key("step_id", _bytes(12), "keyed hash of the name and the item of the step"),
+        _required("tenant_id", _bytes(16)),
         _required("requested_at", sa.BigInteger, "of the record: a key that is released and runs again has another"),
         _required("position", sa.BigInteger, "order of steps that began in the same microsecond"),
         _required("name", sa.String(64)),
@@ -383,14 +408,14 @@ def _of_journals(metadata: sa.MetaData) -> sa.Table:
         _required("in_line", sa.SmallInteger, "1: the view's own thread took the step"),
         _required("kept", sa.SmallInteger, "0: the result could not be kept"),
         _required("fence", sa.BigInteger, "of the claim that entered the step"),
-        _required("digest", sa.LargeBinary, "keyed digest of the arguments that are compared"),
+        _required("digest", _BYTES, "keyed digest of the arguments that are compared"),
         _required("took", sa.BigInteger, "microseconds that the function ran"),
         _required("began_at", sa.BigInteger),
         _optional("finished_at", sa.BigInteger),
         _required("payload_size", sa.BigInteger, "bytes of the plain item and result, as quotas count them"),
-        _optional("payload", sa.LargeBinary, "item and result, as the codec encoded them"),
+        _optional("payload", _BYTES, "item and result, as the codec encoded them"),
         _optional(
-            "wrapping_key_id", sa.Text, "id of the key that wraps the data key; NULL: the payload is not encrypted"
+            "wrapping_key_id", _TEXT, "id of the key that wraps the data key; NULL: the payload is not encrypted"
         ),
         _optional("data_key_number", sa.Integer, "number of the tenant's data key; 0: the payload was erased"),
         sa.CheckConstraint(_one_of("state", (BEGUN, FINISHED)), name="idempotency_step_state"),
@@ -407,18 +432,18 @@ def _of_consoles(metadata: sa.MetaData) -> None:
     activity = _table(
         ACTIVITY,
         metadata,
-        _key("owner", sa.LargeBinary(3), "mark of the application"),
+        _key("owner", _bytes(3), "mark of the application"),
         _key("bucket_length", sa.BigInteger, "a minute or an hour"),
         _key("bucket_start", sa.BigInteger),
         _required("expires_at", sa.BigInteger),
-        _required("counts", sa.Text, "a JSON object: endpoint, counter, number"),
+        _required("counts", _TEXT, "a JSON object: endpoint, counter, number"),
         comment="One row for each minute of a day and each hour of a month: what happened at each endpoint.",
     )
     _index(activity, "idempotency_activity_expiry", "expires_at")
     tokens = _table(
         ACTIVITY_TOKENS,
         metadata,
-        _key("token", sa.LargeBinary(16), "of a call that has added its counts"),
+        _key("token", _bytes(16), "of a call that has added its counts"),
         _required("expires_at", sa.BigInteger),
         comment="One row for each call of the last minutes, so that a repeated one adds nothing.",
     )
@@ -426,9 +451,9 @@ def _of_consoles(metadata: sa.MetaData) -> None:
     observations = _table(
         OBSERVATIONS,
         metadata,
-        _key("record_id", sa.LargeBinary(32), "as of the record that a claim would make"),
-        _required("token", sa.LargeBinary(16), "of the watched request"),
-        _required("fingerprint", sa.LargeBinary(17)),
+        _key("record_id", _bytes(32), "as of the record that a claim would make"),
+        _required("token", _bytes(16), "of the watched request"),
+        _required("fingerprint", _bytes(17)),
         _required("state", sa.String(10)),
         _required("began_at", sa.BigInteger, "when the first request with this key began"),
         _required("watched_at", sa.BigInteger, "when the watched request began"),
@@ -441,16 +466,16 @@ def _of_consoles(metadata: sa.MetaData) -> None:
     audit = _table(
         AUDIT,
         metadata,
-        _key("token", sa.LargeBinary(16), "of the call, so that a repeated one adds nothing"),
-        _required("record_id", sa.LargeBinary(32)),
-        _required("tenant_id", sa.LargeBinary(16)),
+        _key("token", _bytes(16), "of the call, so that a repeated one adds nothing"),
+        _required("record_id", _bytes(32)),
+        _required("tenant_id", _bytes(16)),
         _required("changed_at", sa.BigInteger),
         _required("expires_at", sa.BigInteger),
         _required("verb", sa.String(20)),
         _required("was", sa.String(20), "state of the record before"),
         _required("step", sa.String(64), "the step that was settled; empty: the record as a whole"),
-        _required("actor", sa.Text, "the operator, or resolver"),
-        _required("reason", sa.Text),
+        _required("actor", _TEXT, "the operator, or resolver"),
+        _required("reason", _TEXT),
         _required("forced", sa.SmallInteger, "1: the operator overruled a warning"),
         _required("certain", sa.SmallInteger, "0: the change may not have happened"),
         comment="One row for each change of a record by an operator or a resolver. It outlives the record.",
@@ -583,7 +608,7 @@ def cached_numbers(connection: sa.Connection, sequence: str) -> int | None:
 
     The connection must commit each statement by itself.
     """
-    if not connection.dialect.supports_sequences:
+    if connection.dialect.name != POSTGRESQL:
         return None
     for statement in _CACHED:
         with suppress(DBAPIError):
@@ -628,8 +653,8 @@ def _indexes(catalogue: Catalogue, names: Iterable[str]) -> Iterator[str]:
 
 
 def _unseeded(connection: sa.Connection) -> bool:
-    # SQLite has no sequence: the store takes each fence from the clock if that is ahead.
-    if not connection.dialect.supports_sequences:
+    # The others have no sequence of ours: the store takes each fence from the clock if that is ahead.
+    if connection.dialect.name != POSTGRESQL:
         return False
     name = f"{prefix(connection)}{FENCES}"
     return bool(connection.scalar(_UNSEEDED_SEQUENCE, {"seeded": SEEDED, "name": name}))

@@ -15,6 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from flask_idempotency.stores.sql.dialects import (
+    MYSQL,
     POSTGRESQL,
     SHORT_LOCK_TIMEOUT_MS,
     SQLITE,
@@ -141,6 +142,13 @@ def unlocked(dialect: Dialect, seen: sa.ColumnElement[bool], values: Mapping[str
         return sa.update(records).where(seen).values(**values).returning(_r.fence)
     some = sa.select(_r.record_id).where(seen)
     return of_chosen(dialect, some, lambda these: sa.update(records).where(these, seen).values(**values))
+
+
+def is_in(dialect: Dialect, state: str) -> sa.ColumnElement[bool]:
+    """Match the rows in one of the states without a completion. MySQL finds them by the index of leases: it has none of
+    only these rows."""
+    there = _r.state == word(state)
+    return sa.and_(there, _r.lease_expires_at.is_not(None)) if dialect.name == MYSQL else there
 
 
 def has_answer() -> sa.ColumnElement[bool]:

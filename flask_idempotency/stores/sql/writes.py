@@ -188,9 +188,10 @@ def upserted(
     read = None if key is None else sa.select(*proof).where(key)
     tries: list[Any] = [insert.from_select(list(values), source)]
     if where:
-        excluded = sa.select(*(new.label(name) for name, new in values.items())).subquery("excluded")
+        missing = {name: sa.null() for name in sets or () if name not in values}
+        excluded = sa.select(*(new.label(name) for name, new in {**values, **missing}.items())).subquery("excluded")
         same = [table.c[name] == excluded.c[name] for name in keys]
-        change = sa.update(table).where(*same, _text(where, binds))
+        change = sa.update(table).where(*same, _text(f"({where})", binds))
         change = change.ordered_values(*((table.c[name], _text(new, binds)) for name, new in (sets or {}).items()))
         tries = [*tries, change] if inserts_first else [change, *tries, change]
     elif sets or not proof:

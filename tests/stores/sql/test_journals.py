@@ -24,12 +24,12 @@ from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract import JournalsContract
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.backends import BACKENDS
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 from tests.stores.sql.conftest import OpenStore, on_postgresql
 from tests.stores.sql.counting import sent
 from tests.tooling.processes import eventually
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 BEGUN, FINISHED = StepState.BEGUN, StepState.FINISHED
 RESULT = StoredPayload(b"result", 0, success=True, byte_size=100)
 SEALED = replace(RESULT, sealed_by=SealedBy("main", 1))
@@ -46,6 +46,7 @@ class TestContract(JournalsContract):
             "postgres-core",
             "pgbouncer-insert",
             "postgres-serializable",
+            "mariadb-insert",
         )
     )
     def store(

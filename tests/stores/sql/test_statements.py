@@ -64,6 +64,7 @@ PARTS = {
     "if_as_seen",
     "is_absent",
     "is_answer",
+    "is_in",
     "may_be_sealed",
     "others_update",
     "owners",

@@ -10,10 +10,11 @@ from sqlalchemy import Connection, text
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
+from flask_idempotency.stores.sql import mysql
 from flask_idempotency.stores.sql.admin import janitor, schema_check
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.database import transaction
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE
+from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, kind_of
 from flask_idempotency.stores.sql.naming import Catalogue, named
 from flask_idempotency.stores.sql.schema import (
     FENCES,
@@ -84,6 +85,8 @@ def indexes(connection: Connection) -> Finding:
 
 def durability(connection: Connection) -> Finding:
     """Check that a commit survives a crash."""
+    if kind_of(connection.dialect.name) == MYSQL:
+        return _durability_of_mysql(connection)
     if connection.dialect.name != POSTGRESQL:
         return _durability_of_file(connection)
     settings = connection.execute(_SETTINGS).one()._mapping
@@ -162,6 +165,29 @@ def _invalid(connection: Connection) -> list[str]:
     if connection.dialect.name != POSTGRESQL:
         return []
     return list(connection.execute(named(connection, _INVALID), {"tables": list(metadata.tables)}).scalars())
+
+
+def _durability_of_mysql(connection: Connection) -> Finding:
+    settings = connection.exec_driver_sql(mysql.READ_SETTINGS).one()._mapping
+    faults = list(mysql.faults(settings))
+    if not faults:
+        return Finding("durability", Verdict.FINE, "A commit is on disk when it is acknowledged.")
+    said, remedies = zip(*map(_fault_and_remedy, faults), strict=True)
+    return Finding("durability", Verdict.FAULT, " ".join(said), " ".join(remedies))
+
+
+def packets(connection: Connection) -> Finding:
+    """Check that the server takes statements with large responses."""
+    largest = int(connection.exec_driver_sql(mysql.READ_SETTINGS).one().max_allowed_packet)
+    said = f"The server takes statements of up to {largest} bytes (max_allowed_packet)"
+    if largest >= mysql.PACKET:
+        return Finding("packets", Verdict.FINE, f"{said}.")
+    return Finding(
+        "packets",
+        Verdict.ADVICE,
+        f"{said}: a larger response cannot be stored, and its record stays in flight until its lease expires.",
+        "Set max_allowed_packet to twice IDEMPOTENCY_MAX_BODY or more, or lower that setting.",
+    )
 
 
 def _durability_of_file(connection: Connection) -> Finding:
@@ -278,6 +304,8 @@ class SqlHealth(SqlCapability):
             # The first connection for records sets the file's journal mode, which the checks read.
             self._database.run(lambda connection: None)
             return [*self._run(_EVERYWHERE), self._finding("expiry", self._expiry)]
+        if self._database.dialect.name == MYSQL:
+            return [*self._run((*_EVERYWHERE, packets)), self._finding("expiry", self._expiry)]
         return [
             *self._run(_EVERYWHERE),
             self._finding("pooling", self._pooling),

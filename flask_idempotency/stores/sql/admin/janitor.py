@@ -65,6 +65,7 @@ from flask_idempotency.stores.sql.statements import (
     columns,
     ended_wait,
     is_as_met,
+    is_in,
     is_mine,
     others_update,
     server_time,
@@ -401,7 +402,7 @@ def next_for_resolver_of_owner(dialect: Dialect) -> Any:
 
 
 def _next_for_resolver(dialect: Dialect, *conditions: sa.ColumnElement[bool]) -> Any:
-    is_turn = sa.and_(_r.state == word(QUARANTINED), *_is_due(dialect, _r.resolver_due_at), *conditions)
+    is_turn = sa.and_(is_in(dialect, QUARANTINED), *_is_due(dialect, _r.resolver_due_at), *conditions)
     turns = sa.select(_r.record_id).where(is_turn).order_by(_r.resolver_due_at, _r.lease_expires_at)
     age = dialect.now - _lease_expires_at(dialect)
     pause = dialect.smaller(dialect.larger(age, bigint("least")), bigint("most"))
@@ -445,12 +446,12 @@ def read_as_seen(dialect: Dialect) -> sa.Select[Any]:
 
 def scan_processing(dialect: Dialect) -> sa.Select[Any]:
     """Select a page of records in flight, by their keys."""
-    return _scan(dialect, columns(), _r.state == word(PROCESSING))
+    return _scan(dialect, columns(), is_in(dialect, PROCESSING))
 
 
 def scan_quarantined(dialect: Dialect) -> sa.Select[Any]:
     """Select a page of quarantined records, by their keys. They include corrupt responses."""
-    return _scan(dialect, columns(), _r.state == word(QUARANTINED))
+    return _scan(dialect, columns(), is_in(dialect, QUARANTINED))
 
 
 def scan_completed(dialect: Dialect) -> sa.Select[Any]:
@@ -509,11 +510,11 @@ def count_unfinished(dialect: Dialect) -> sa.Select[Any]:
         sa.func.coalesce(sa.func.sum(sa.case((is_over, ONE), else_=ZERO)), ZERO).label("lapsed"),
         sa.func.min(sa.case((is_over, _lease_expires_at(dialect)))).label("first_lapsed"),
     )
-    processing = in_flight.where(_r.state == word(PROCESSING)).subquery("processing")
+    processing = in_flight.where(is_in(dialect, PROCESSING)).subquery("processing")
     unknown = sa.select(
         sa.func.count().label("quarantined"), sa.func.min(_lease_expires_at(dialect)).label("first_quarantined")
     )
-    quarantined = unknown.where(_r.state == word(QUARANTINED)).subquery("quarantined")
+    quarantined = unknown.where(is_in(dialect, QUARANTINED)).subquery("quarantined")
     p, q = processing.c, quarantined.c
     counted = sa.select(
         p.in_flight.label("in_flight"),

@@ -15,9 +15,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.store import MissingGrant
-from flask_idempotency.stores.sql import errors, migrations
+from flask_idempotency.stores.sql import errors, migrations, mysql
 from flask_idempotency.stores.sql.admin import grants
-from flask_idempotency.stores.sql.dialects import SQLITE
+from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, kind_of
 from flask_idempotency.stores.sql.engines import Joining
 from flask_idempotency.stores.sql.errors import error_text
 from flask_idempotency.stores.sql.migrations import LATEST, version
@@ -153,6 +153,8 @@ def _durability(connection: Connection) -> Iterator[str]:
                 "synchronous_commit is off here: a crash could lose a claim that was granted, and the payment would run "
                 "again. Set it to on for the role that the application connects as."
             )
+    elif kind_of(connection.dialect.name) == MYSQL:
+        yield from mysql.faults(connection.exec_driver_sql(mysql.READ_SETTINGS).one()._mapping)
     elif connection.dialect.name == "sqlite":
         journal = connection.scalar(_JOURNAL)
         if journal != "wal":

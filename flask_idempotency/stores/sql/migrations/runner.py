@@ -8,11 +8,13 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Table, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.schema import SetColumnComment, SetTableComment
+from sqlalchemy.schema import CreateColumn, SetColumnComment, SetTableComment
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql import schema
+from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, SUPPORTED, kind_of
 from flask_idempotency.stores.sql.errors import is_lock_timeout
+from flask_idempotency.stores.sql.identity import prepare
 from flask_idempotency.stores.sql.migrations import (
     m0001_tables,
     m0002_outbox,
@@ -20,7 +22,7 @@ from flask_idempotency.stores.sql.migrations import (
     m0004_activity,
     m0005_outbox_namespaces,
 )
-from flask_idempotency.stores.sql.migrations.step import BINARY, Step
+from flask_idempotency.stores.sql.migrations.step import Step
 from flask_idempotency.stores.sql.naming import Catalogue, find, named
 
 LOCK_MS: Final = 2000
@@ -33,8 +35,16 @@ NO_LOCK_TIMEOUT: Final = 0
 def lock_timeout(connection: Connection, milliseconds: int) -> Iterator[None]:
     """Set how long this transaction waits for each lock, and restore the setting at the end.
 
-    An error ends the transaction, and the setting with it. SQLite has one lock, which `migration_lock` takes first.
+    An error ends the transaction, and the setting with it. SQLite has one lock, which `migration_lock` takes first. On MySQL
+    it is a setting of the session, in whole seconds, and an error leaves it.
     """
+    if kind_of(connection.dialect.name) == MYSQL and milliseconds:
+        connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {milliseconds // 1000}")
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql("SET SESSION lock_wait_timeout = DEFAULT")
+        return
     if connection.dialect.name != "postgresql":
         yield
         return
@@ -51,12 +61,13 @@ def refuse_when_locked(connection: Connection) -> Iterator[None]:
         with lock_timeout(connection, LOCK_MS):
             yield
     except DBAPIError as error:
-        if connection.dialect.name != "postgresql" or not is_lock_timeout(error):
+        if connection.dialect.name == SQLITE or not is_lock_timeout(error):
             raise
         raise StoreUnavailable(
             f"The tables are in use: for {LOCK_MS / 1000:g} seconds another transaction, such as a long report, a VACUUM or "
             f"a forgotten session, has held a lock that this needs: {_first_line(error.statement)}. Nothing was changed. "
-            "Wait until that transaction ends, or end it (pg_locks and pg_stat_activity show it). Then run the upgrade "
+            "Wait until that transaction ends, or end it (pg_locks and pg_stat_activity show it, or SHOW PROCESSLIST on "
+            "MariaDB and MySQL). Then run the upgrade "
             "again, which is safe at any time."
         ) from error
 
@@ -65,8 +76,11 @@ def refuse_when_locked(connection: Connection) -> Iterator[None]:
 def beside_the_tables(connection: Connection) -> Iterator[None]:
     """Create new tables in the schema of those that are there: it need not be the first of the search path.
 
-    The store names one schema in all its statements.
+    The store names one schema in all its statements. On MySQL it is the database of the connection.
     """
+    if kind_of(connection.dialect.name) == MYSQL:
+        yield
+        return
     place = find(connection, list(schema.metadata.tables))
     if place is None or place.schema is None:
         yield
@@ -87,6 +101,9 @@ def _first_line(statement: str | None) -> str:
 
 # "idempote" in ASCII: the whole application shares one space of advisory locks.
 _MIGRATION_LOCK: Final = 0x6964656D706F7465
+# All databases of the server share one space of these names.
+_MYSQL_LOCK: Final = "sha1(concat('flask-idempotency upgrade of ', database()))"
+_LONGEST_UPGRADE: Final = 86_400
 
 
 @contextmanager
@@ -94,8 +111,16 @@ def migration_lock(connection: Connection) -> Iterator[None]:
     """Open a transaction and lock out every other upgrade of this database. Commit it at the end.
 
     A transaction that the caller has begun is left for the caller to commit or roll back. The lock ends with the
-    transaction: behind a pooler, a session's lock would stay with another client.
+    transaction: behind a pooler, a session's lock would stay with another client. On MySQL each change of a table commits,
+    also what the caller has begun, so there a lock of the session is held.
     """
+    if kind_of(connection.dialect.name) == MYSQL:
+        connection.exec_driver_sql(f"SELECT GET_LOCK({_MYSQL_LOCK}, {_LONGEST_UPGRADE})")
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql(f"SELECT RELEASE_LOCK({_MYSQL_LOCK})")
+        return
     with nullcontext() if connection.in_transaction() else connection.begin():
         ours = _begin(connection)
         try:
@@ -176,6 +201,7 @@ def upgrade_outbox(engine: Engine) -> list[str]:
             if not schema.outbox_gaps(connection):
                 return []
             done = [step.run(connection) for step in OUTBOX_STEPS]
+            _complete(connection, [schema.outbox])
             _comment(connection, [schema.outbox])
             return done
 
@@ -201,9 +227,10 @@ def _upgrade_engine(engine: Engine) -> list[str]:
 
 
 def _check_dialect(dialect: str) -> None:
-    if dialect not in BINARY:
+    if kind_of(dialect) not in SUPPORTED:
         raise ConfigurationError(
-            f"There is no schema for {dialect} in this release: use PostgreSQL or SQLite for IDEMPOTENCY_STORE."
+            f"There is no schema for {dialect} in this release: use PostgreSQL, MariaDB, MySQL or SQLite for "
+            "IDEMPOTENCY_STORE."
         )
 
 
@@ -212,9 +239,32 @@ def _upgrade(connection: Connection) -> list[str]:
     with migration_lock(connection), refuse_when_locked(connection), beside_the_tables(connection):
         done = [step.run(connection) for step in _steps_for(connection)]
         if done:
+            _complete(connection, schema.metadata.tables.values())
             _comment(connection, schema.metadata.tables.values())
-            connection.execute(_WRITE_VERSION, {"version": LATEST})
+            if kind_of(connection.dialect.name) == MYSQL:
+                prepare(connection)
+            else:
+                connection.execute(_WRITE_VERSION, {"version": LATEST})
     return done
+
+
+def _complete(connection: Connection, tables: Iterable[Table]) -> None:
+    """On MySQL, add what these tables lack. No release had other tables there, so no step has statements for it."""
+    if kind_of(connection.dialect.name) != MYSQL:
+        return
+    catalogue = Catalogue(connection)
+    for table in tables:
+        if not catalogue.has_table(table.name):
+            table.create(connection)
+            continue
+        columns, indexes = catalogue.columns(table.name), catalogue.indexes(table.name)
+        for column in table.columns:
+            if column.name not in columns:
+                added = CreateColumn(column).compile(dialect=connection.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {added}")
+        for index in table.indexes:
+            if index.name not in indexes:
+                index.create(connection)
 
 
 _COMMENTS: Final = text(

@@ -27,7 +27,7 @@ from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores.sql.completion import answer_of, facts_of
 from flask_idempotency.stores.sql.database import Database, abandon_inherited, is_opened_here, refuse_inherited
-from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, commits_each_statement
+from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, commits_each_statement, kind_of
 from flask_idempotency.stores.sql.driver import SessionConnection, SessionCursor
 from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.errors import forbidden, lacks_grants
@@ -131,6 +131,9 @@ class SessionTransactions:
             if session.in_nested_transaction():
                 return "on SQLite it cannot write any more once the claim is written"
             self.renew_snapshot()
+            return None
+        if kind_of(connection.dialect.name) == MYSQL:
+            # Its writes and locking reads see what was committed since its snapshot.
             return None
         return "at its isolation level it would never see the claim" if self._keeps_snapshot(connection) else None
 

@@ -1,0 +1,98 @@
+"""Refuse a server of MariaDB or MySQL that cannot keep claims, and set up a connection for records there.
+
+The facts are in `research/correctness.md`, section 1.3. Their defaults differ from PostgreSQL's in four ways that matter:
+
+* A transaction keeps the snapshot of its first read (REPEATABLE READ). Connections for records use READ COMMITTED.
+* A lock timeout (1205) rolls back a statement, and not its transaction. `transaction` rolls back after every error.
+* DDL commits the transaction that it runs in, so an upgrade is not one transaction.
+* Outside strict mode a value that does not fit is cut, without an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sqlalchemy import Connection
+
+from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.escape import printable
+from flask_idempotency.stores.sql.dialects import LOCK_TIMEOUT_MS, MYSQL, kind_of
+
+RECORDS: Final = "flask_idempotency_records"
+"""The entry of a connection's `info` that shows that it was opened for records."""
+
+_OLDEST: Final = {"MariaDB": (10, 6), "MySQL": (8, 0, 13)}
+"""Both have FOR UPDATE SKIP LOCKED from there on, and enforce what a row must hold."""
+
+_SETTINGS: Final = ("sql_mode", "innodb_flush_log_at_trx_commit", "log_bin", "binlog_format", "max_allowed_packet")
+READ_SETTINGS: Final = f"SELECT version() AS version, {', '.join(f'@@{name} AS {name}' for name in _SETTINGS)}"
+
+PACKET: Final = 16 * 2**20
+"""The least `max_allowed_packet` that `doctor` finds good: MariaDB's default. A statement holds the whole response, and a
+driver may write each of its bytes as two."""
+
+
+def faults(settings: Mapping[Any, Any]) -> Iterator[str]:
+    """Return why the store must refuse claims on a server with these settings: a sentence for each, with its remedy."""
+    version = str(settings["version"])
+    found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)", version)
+    name = "MariaDB" if "mariadb" in version.lower() else "MySQL"
+    oldest = _OLDEST[name]
+    if found is None or tuple(map(int, found.groups()))[: len(oldest)] < oldest:
+        needed = ".".join(map(str, oldest))
+        yield f"This server is {name} {printable(version[:40])}, and the store needs {name} {needed} or later. Upgrade it."
+    modes = str(settings["sql_mode"]).split(",")
+    if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} & set(modes):
+        yield (
+            "sql_mode is not strict here: the server would cut a value that does not fit, and say nothing. Add "
+            "STRICT_TRANS_TABLES to sql_mode on the server, or where the application's connections are made."
+        )
+    if int(settings["innodb_flush_log_at_trx_commit"]) != 1:
+        yield (
+            "innodb_flush_log_at_trx_commit is not 1 here: a crash could lose a claim that was granted, and the payment would "
+            "run again. Set it to 1 on the server."
+        )
+    if int(settings["log_bin"]) and settings["binlog_format"] == "STATEMENT":
+        yield (
+            "binlog_format is STATEMENT here: the server refuses writes at READ COMMITTED, which claims need. Set it to ROW or "
+            "MIXED."
+        )
+
+
+# All databases of the server share one space of these names.
+_TURN: Final = "sha1(concat('flask-idempotency outbox of ', database()))"
+
+
+@contextmanager
+def in_turn(connection: Connection) -> Iterator[bool]:
+    """On MySQL, hold the lock of relays until the transaction inside has ended. It yields False if another holds it for too
+    long.
+
+    No row could be locked in its place: a database with an outbox alone has none that is always there.
+    """
+    if kind_of(connection.dialect.name) != MYSQL:
+        yield True
+        return
+    mine = bool(connection.exec_driver_sql(f"SELECT GET_LOCK({_TURN}, {LOCK_TIMEOUT_MS // 1000})").scalar_one())
+    try:
+        yield mine
+    finally:
+        if mine:
+            connection.exec_driver_sql(f"SELECT RELEASE_LOCK({_TURN})")
+
+
+def prepare_connection(connection: Any, record: Any) -> None:
+    """Set up a new connection for records. Raise `ConfigurationError` if its server cannot keep claims."""
+    cursor = connection.cursor()
+    cursor.execute(READ_SETTINGS)
+    found = dict(zip([column[0] for column in cursor.description], cursor.fetchone(), strict=True))
+    if fault := next(faults(found), None):
+        connection.close()
+        raise ConfigurationError(f"IDEMPOTENCY_STORE: {fault}")
+    cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT_MS // 1000}")
+    cursor.close()
+    record.info[RECORDS] = True
