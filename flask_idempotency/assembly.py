@@ -53,7 +53,7 @@ _PORT = ("claim", "renew", "mark_point_of_no_return", "complete", "release", "qu
 _REDIS_SCHEMES = frozenset(
     {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"}
 )
-_SQL_SCHEMES = frozenset({"sqlite", "postgresql", "postgres"})
+_SQL_SCHEMES = frozenset({"sqlite", "postgresql", "postgres", "mysql", "mariadb"})
 _OF_APPLICATION = "flask-sqlalchemy"
 
 
@@ -279,7 +279,7 @@ def build_store(
     raise ConfigurationError(
         f"IDEMPOTENCY_STORE: there is no store for {without_password(choice)} in this release. "
         "Use memory://, redis://, rediss://, unix://, redis+cluster://, redis+sentinel://, flask-sqlalchemy://, "
-        'postgresql+psycopg:// or sqlite:///, a Store object, a Redis client, or "package.module:factory".'
+        'postgresql+psycopg://, mysql+pymysql:// or sqlite:///, a Store object, a Redis client, or "package.module:factory".'
     )
 
 

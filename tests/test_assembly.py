@@ -40,7 +40,7 @@ def test_a_redis_by_url_and_by_client(redis_server: RedisServer) -> None:
 @pytest.mark.parametrize(
     ("choice", "sentence"),
     [
-        ("mysql://127.0.0.1/shop", "no store for mysql://127.0.0.1/shop in this release"),
+        ("oracle://127.0.0.1/shop", "no store for oracle://127.0.0.1/shop in this release"),
         ("redis+proxy://127.0.0.1", r"no store for redis\+proxy://127.0.0.1 in this release"),
         ("rubbish", r"no store for \*\*\*"),
         ("tests.test_assembly:absent", "cannot be imported"),
@@ -58,7 +58,7 @@ def test_what_is_no_store_is_refused_with_a_remedy(choice: Any, sentence: str) -
 
 def test_a_mistyped_url_does_not_show_its_password() -> None:
     """Whatever cannot be understood may contain one."""
-    for choice in ("redis//:canary@127.0.0.1", "redis:/:canary@127.0.0.1", "mysql://:canary@127.0.0.1/shop"):
+    for choice in ("redis//:canary@127.0.0.1", "redis:/:canary@127.0.0.1", "oracle://:canary@127.0.0.1/shop"):
         with pytest.raises(ConfigurationError) as caught:
             build_store(choice)
         assert "canary" not in str(caught.value)

@@ -463,7 +463,7 @@ class Settings:
     claim_strategy: str | None = _option(
         None,
         one_of("insert", "row_lock", "advisory"),
-        "How a SQL store claims a key. `row_lock` and `advisory` are for PostgreSQL.",
+        "How a SQL store claims a key. `advisory` is for PostgreSQL, `row_lock` also for MariaDB and MySQL.",
         shown="insert",
     )
     namespace: str = _option(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import select
+from sqlalchemy import String, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flask_idempotency import Idempotency
@@ -27,13 +27,23 @@ from tests.stores.sql.conftest import (
     lent_url,
     make_engine,
     on_both,
+    on_each,
     on_postgresql,
     records_database,
     records_file,
     records_url,
 )
 
-__all__ = ["clock", "make_engine", "on_both", "on_postgresql", "records_database", "records_file", "records_url"]
+__all__ = [
+    "clock",
+    "make_engine",
+    "on_both",
+    "on_each",
+    "on_postgresql",
+    "records_database",
+    "records_file",
+    "records_url",
+]
 
 # A SQLite file, for tests of code that is the same on both kinds of database.
 database_url = pytest.fixture(params=("sqlite",), name="database_url")(lent_url)
@@ -48,7 +58,7 @@ class Order(Base):
     __tablename__ = "orders"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    state: Mapped[str] = mapped_column(default="new")
+    state: Mapped[str] = mapped_column(String(20), default="new")
 
 
 @dataclass

@@ -25,7 +25,7 @@ from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import drain_of, janitor_of
 from janitor.tasks import schedule_of
-from tests.outbox.conftest import SECRET, OpenShop, Shop, on_both, on_postgresql
+from tests.outbox.conftest import SECRET, OpenShop, Shop, on_both, on_each, on_postgresql
 
 
 def run(shop: Shop, *arguments: str) -> Result:
@@ -79,7 +79,7 @@ def test_relay_once_waits_for_the_calls_under_way(shop: Shop, monkeypatch: pytes
     assert [] == shop.rows()
 
 
-@on_both
+@on_each
 def test_list_shows_no_key_and_no_body(shop: Shop) -> None:
     with_a_dead_message(shop)
 
@@ -99,7 +99,7 @@ def test_an_empty_outbox_is_in_order(shop: Shop) -> None:
     assert (0, "Waiting: 0. Dead: 0.") == (result.exit_code, result.output.strip())
 
 
-@on_both
+@on_each
 def test_retry_and_discard_leave_an_audit_event(shop: Shop) -> None:
     seq = with_a_dead_message(shop)
 
@@ -115,7 +115,7 @@ def test_retry_and_discard_leave_an_audit_event(shop: Shop) -> None:
     assert [b"2"] == shop.sent.bodies
 
 
-@on_both
+@on_each
 def test_all_dead_messages_of_a_topic_are_retried(shop: Shop) -> None:
     """A receiver may be wrong for a minute, and each of its messages is dead then. Others stay as they are."""
     shop.sent.fail = lambda message: Undeliverable("gone")
@@ -136,7 +136,7 @@ def test_all_dead_messages_of_a_topic_are_retried(shop: Shop) -> None:
     assert {"topic": "orders", "retried": [], "left": {"held": 0, "due": 0, "delayed": 0}} == as_json
 
 
-@on_both
+@on_each
 def test_retry_of_a_topic_takes_what_waits_for_its_next_attempt_and_says_what_it_left(shop: Shop) -> None:
     shop.sent.fail = lambda message: ConnectionError()
     shop.publish("orders", 1)
@@ -244,7 +244,7 @@ def test_doctor_reports_dead_and_late_messages(open_shop: OpenShop) -> None:
     assert ("fault", True) == (found(shop)["verdict"], "can never be sent: 1" in found(shop)["text"])
 
 
-@on_both
+@on_each
 def test_doctor_reports_topics_that_fail_for_more_than_a_minute(open_shop: OpenShop) -> None:
     """Each attempt makes them due later, so they are never late."""
     shop = open_shop()
@@ -267,7 +267,7 @@ def test_doctor_reports_topics_that_fail_for_more_than_a_minute(open_shop: OpenS
     assert "fine" == found(shop)["verdict"]
 
 
-@on_both
+@on_each
 def test_doctor_leaves_a_message_alone_that_failed_a_moment_ago(open_shop: OpenShop) -> None:
     """It was published an hour before it was due."""
     shop = open_shop()
@@ -333,7 +333,7 @@ def test_gauges_tell_the_backlog(open_shop: OpenShop) -> None:
     )  # fmt: skip
 
 
-@on_both
+@on_each
 def test_the_janitor_sends_and_expires(open_shop: OpenShop) -> None:
     shop = open_shop(keep=60)
     settings = shop.app.extensions["idempotency"].settings
@@ -365,7 +365,7 @@ def tables(shop: Shop) -> set[str]:
         return set(inspect(shop.db.engine).get_table_names())
 
 
-@on_both
+@on_each
 def test_upgrade_makes_the_table_alone_where_records_are_elsewhere(open_shop: OpenShop) -> None:
     shop = open_shop(store="memory://")
     with shop.app.app_context():

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from flask_idempotency.engine.outbox import Message, Undeliverable
-from tests.outbox.conftest import OpenShop, Shop, on_both
+from tests.outbox.conftest import OpenShop, Shop, on_each
 from tests.outbox.test_sealing import ring
 
 CANARY = "4111111111111111"
@@ -64,7 +64,7 @@ def still_works(shop: Shop, what: object) -> None:
     shop.drain()
 
 
-@on_both
+@on_each
 @pytest.mark.parametrize("encryption", ("off", "required"))
 def test_damaged_headers_stop_no_other_message(open_shop: OpenShop, encryption: str) -> None:
     """Deeply nested ones ended each relay with RecursionError."""

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from flask_idempotency.engine.outbox import Undeliverable
 from flask_idempotency.maintenance.relay import HOLD_SECONDS, RelayReport
 from flask_idempotency.stores.sql.schema import metadata
-from tests.outbox.conftest import OpenShop, Sent, Shop, on_both
+from tests.outbox.conftest import OpenShop, Sent, Shop, on_both, on_each
 from tests.outbox.test_sealing import ring
 
 
@@ -30,7 +30,7 @@ def only(shop: Shop, *patterns: str) -> None:
 # Ids.
 
 
-@on_both
+@on_each
 def test_an_id_belongs_to_a_tenant(shop: Shop) -> None:
     for tenant in ("acme", "globex", None):
         for _ in range(2):
@@ -50,7 +50,7 @@ def test_an_id_belongs_to_a_namespace(open_shop: OpenShop) -> None:
     assert (1, 1) == (first.drain().sent, second.drain().sent)
 
 
-@on_both
+@on_each
 @pytest.mark.parametrize("encryption", ("off", "required"))
 def test_an_id_with_another_topic_key_or_body_is_refused(open_shop: OpenShop, encryption: str) -> None:
     """The second message would be dropped in silence."""
@@ -73,7 +73,7 @@ def test_an_id_with_another_topic_key_or_body_is_refused(open_shop: OpenShop, en
 # Relays.
 
 
-@on_both
+@on_each
 def test_a_relay_takes_the_messages_of_its_namespace(open_shop: OpenShop) -> None:
     first, second = (open_shop(IDEMPOTENCY_NAMESPACE=name) for name in ("billing", "shop"))
     first.publish("orders", 1, key="k")
@@ -85,7 +85,7 @@ def test_a_relay_takes_the_messages_of_its_namespace(open_shop: OpenShop) -> Non
     assert [b"2"] == second.sent.bodies
 
 
-@on_both
+@on_each
 def test_operators_and_the_janitor_see_their_namespace(open_shop: OpenShop) -> None:
     """A kept message of another application would be deleted early, and its id could be published again."""
     first, second = (open_shop(IDEMPOTENCY_NAMESPACE=name, keep=keep) for name, keep in (("billing", 9), ("shop", 1)))
@@ -101,7 +101,7 @@ def test_operators_and_the_janitor_see_their_namespace(open_shop: OpenShop) -> N
     assert "orders" == first.table.discard(dead.seq)
 
 
-@on_both
+@on_each
 def test_a_topic_without_a_route_stays_due_and_costs_no_attempt(open_shop: OpenShop) -> None:
     """In a deploy, a relay of the release before does not know a new topic. It delayed its messages up to ten minutes."""
     shop = open_shop()
@@ -130,7 +130,7 @@ def test_a_relay_finishes_the_messages_of_its_former_namespace(open_shop: OpenSh
     assert [b"0", b"1", b"2"] == shop.sent.bodies
 
 
-@on_both
+@on_each
 def test_the_first_route_that_matches_takes_a_topic_also_in_a_claim(open_shop: OpenShop) -> None:
     """The database finds the messages of each route, by the same rules as `route_of`."""
     topics = ("mail.a", "mail.b", "mail.a.b", "Mail.a", "mail_a", "m-x/y:z", "mail", "x.*", "mailbox", "mail.7")

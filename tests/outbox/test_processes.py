@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from flask_idempotency.engine.errors import InheritedConnection
 from flask_idempotency.maintenance.relay import HOLD_SECONDS
 from flask_idempotency.stores.sql.schema import metadata
-from tests.outbox.conftest import OpenShop, Shop, on_both, on_postgresql
+from tests.outbox.conftest import OpenShop, Shop, on_each, on_postgresql
 from tests.tooling.processes import eventually
 
 pytestmark = pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_signal_ends_a_relay_between_two_attempts(
     assert "relay" in shop.app.extensions["idempotency"].built.tasks.reports()
 
 
-@on_both
+@on_each
 def test_a_relay_that_is_killed_after_it_sent_sends_again_under_the_same_id(
     shop: Shop, start_relay: Callable[[], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -135,7 +135,7 @@ def test_killed_relays_lose_nothing_and_keep_the_order(
     ]
 
 
-@on_both
+@on_each
 def test_a_forked_child_publishes_on_connections_of_its_own(open_shop: OpenShop) -> None:
     """As gunicorn with --preload: both processes would write to one socket."""
     shop = open_shop(store="memory://")

@@ -17,12 +17,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from flask_idempotency import Idempotency
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.outbox import MAX_BODY_BYTES, Message
-from tests.outbox.conftest import SECRET, OpenShop, Order, Sent, Shop, on_both, on_postgresql
+from tests.outbox.conftest import SECRET, OpenShop, Order, Sent, Shop, on_both, on_each, on_postgresql
 
 BODY = "4111111111111111"
 
 
-@on_both
+@on_each
 def test_a_message_is_committed_with_the_rows(shop: Shop) -> None:
     with shop.app.app_context():
         shop.db.session.add(Order())
@@ -49,7 +49,7 @@ def test_a_rollback_publishes_nothing(shop: Shop) -> None:
     assert shop.relay.run_once() is None
 
 
-@on_both
+@on_each
 def test_a_savepoint_takes_its_messages_with_it(shop: Shop) -> None:
     with shop.app.app_context():
         first = shop.outbox.publish("orders", {"id": 1})
@@ -82,7 +82,7 @@ def test_ids_are_uuids_of_version_7(shop: Shop) -> None:
     assert ("7", "7") == (first[14], second[14])
 
 
-@on_both
+@on_each
 def test_an_id_of_your_own_is_written_once(shop: Shop) -> None:
     ids = {shop.publish(message_id="refund-7") for _ in range(2)}
 
@@ -107,7 +107,7 @@ def view_of(shop: Shop, *, effects: str) -> list[str]:
 
 
 @pytest.mark.parametrize("effects", ("deduplicated", "transactional"))
-@on_both
+@on_each
 def test_a_second_attempt_publishes_under_the_same_ids(open_shop: OpenShop, effects: str) -> None:
     """`deduplicated`: the first attempt has committed its messages. `transactional`: it has left none."""
     shop = open_shop(IDEMPOTENCY_EFFECTS=effects, IDEMPOTENCY_ON_ERROR="release", PROPAGATE_EXCEPTIONS=False)
@@ -214,7 +214,7 @@ def test_what_cannot_be_sent_fails_in_publish(shop: Shop) -> None:
         assert (name, True, []) == (name, len(str(raised.value)) < 300, shop.rows())
 
 
-@on_both
+@on_each
 def test_bodies_and_headers_arrive_as_they_were(shop: Shop) -> None:
     blob = bytes(range(256)) * 4000
     shop.publish("a", {"naïve": ["☂", None, 1.5, True]}, headers={"traceparent": "00-1"}, tenant="Ω", key="ключ")
@@ -325,7 +325,7 @@ def test_an_application_without_flask_sqlalchemy_says_so() -> None:
         outbox.publish("a", 1)
 
 
-@on_both
+@on_each
 def test_a_missing_table_is_named_with_its_remedy(shop: Shop) -> None:
     with shop.app.app_context(), shop.db.engine.begin() as connection:
         connection.execute(text("DROP TABLE idempotency_outbox"))
@@ -336,7 +336,7 @@ def test_a_missing_table_is_named_with_its_remedy(shop: Shop) -> None:
         shop.relay.run_once()
 
 
-@on_both
+@on_each
 def test_a_session_that_commits_each_statement_is_refused(open_shop: OpenShop) -> None:
     shop = open_shop(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": "AUTOCOMMIT"}, IDEMPOTENCY_STORE="memory://")
 
@@ -344,7 +344,7 @@ def test_a_session_that_commits_each_statement_is_refused(open_shop: OpenShop) -
         shop.publish()
 
 
-@on_both
+@on_each
 def test_no_body_is_logged_or_quoted(open_shop: OpenShop, caplog: pytest.LogCaptureFixture) -> None:
     """Not by an engine that echoes, and not by an error of a statement."""
     caplog.set_level(logging.DEBUG)

@@ -18,7 +18,7 @@ from flask_idempotency.maintenance.relay import HOLD_SECONDS, PASS_SECONDS, Rela
 from flask_idempotency.outbox.outbox import OutboxServices
 from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL
 from flask_idempotency.stores.sql.outbox_statements import claim, relay_lock
-from tests.outbox.conftest import OpenShop, Sent, Shop, on_both, on_postgresql
+from tests.outbox.conftest import OpenShop, Sent, Shop, on_each, on_postgresql
 
 EVERY = Topics("*")
 SECRET_WORDS = "card 4111111111111111"
@@ -38,7 +38,7 @@ def away(message: Message) -> Exception | None:
     return ConnectionError(SECRET_WORDS)
 
 
-@on_both
+@on_each
 def test_messages_of_one_key_go_in_order_one_after_the_other(shop: Shop) -> None:
     """An adapter may send what it gets at the same time. So it never gets two of one key."""
     for number in range(6):
@@ -81,7 +81,7 @@ def test_an_adapter_gets_no_more_than_it_wants(open_shop: OpenShop) -> None:
     assert [2, 2, 1] == small.calls
 
 
-@on_both
+@on_each
 def test_a_failed_message_waits_and_so_does_the_rest_of_its_key(shop: Shop) -> None:
     shop.sent.fail = lambda message: ConnectionError() if message.body == b"1" else None
     for number, key in ((1, "a"), (2, "a"), (3, "b"), (4, None)):
@@ -96,7 +96,7 @@ def test_a_failed_message_waits_and_so_does_the_rest_of_its_key(shop: Shop) -> N
     assert [3, 4, 1, 2] == numbers(shop.sent.messages)
 
 
-@on_both
+@on_each
 def test_failed_messages_come_after_new_ones(shop: Shop) -> None:
     shop.sent.fail = lambda message: ConnectionError() if message.body == b"1" else None
     shop.publish("orders", 1)
@@ -110,7 +110,7 @@ def test_failed_messages_come_after_new_ones(shop: Shop) -> None:
     assert [2, 1] == numbers(shop.sent.messages)
 
 
-@on_both
+@on_each
 def test_a_message_does_not_overtake_one_of_its_key_that_failed(shop: Shop) -> None:
     """Both are due, and the first one comes after new messages."""
     shop.sent.fail = lambda message: ConnectionError() if message.body == b"1" else None
@@ -162,7 +162,7 @@ def test_a_foreign_error_leaves_only_its_class(shop: Shop, caplog: pytest.LogCap
     assert "(ConnectionError), attempt 1" in caplog.text
 
 
-@on_both
+@on_each
 def test_a_message_that_can_never_be_sent_is_dead_and_holds_back_its_key_only(shop: Shop) -> None:
     shop.sent.fail = lambda message: Undeliverable("too large") if message.body == b"1" else None
     for number, key in ((1, "a"), (2, "a"), (3, "b"), (4, None)):
@@ -181,7 +181,7 @@ def test_a_message_that_can_never_be_sent_is_dead_and_holds_back_its_key_only(sh
     assert [MessagesRelayed("", "relay", 2, 0, 1)] == [e for e in shop.events if isinstance(e, MessagesRelayed)]
 
 
-@on_both
+@on_each
 def test_a_retry_sends_a_dead_message_and_then_its_key(shop: Shop) -> None:
     shop.sent.fail = lambda message: Undeliverable("too large") if message.body == b"1" else None
     for number in (1, 2):
@@ -195,7 +195,7 @@ def test_a_retry_sends_a_dead_message_and_then_its_key(shop: Shop) -> None:
     assert [1, 2] == numbers(shop.sent.messages)
 
 
-@on_both
+@on_each
 def test_a_discard_lets_the_rest_of_the_key_go(shop: Shop) -> None:
     shop.sent.fail = lambda message: Undeliverable("too large") if message.body == b"1" else None
     for number in (1, 2):
@@ -220,7 +220,7 @@ def test_operators_leave_a_message_alone_that_a_relay_sends(shop: Shop) -> None:
     assert (None, None) == (shop.table.retry(held.seq), shop.table.discard(held.seq))
 
 
-@on_both
+@on_each
 def test_a_delay_holds_back_its_key(shop: Shop) -> None:
     shop.publish("orders", 1, key="a", delay=60)
     shop.publish("orders", 2, key="a")
@@ -233,7 +233,7 @@ def test_a_delay_holds_back_its_key(shop: Shop) -> None:
     assert [3, 1, 2] == numbers(shop.sent.messages)
 
 
-@on_both
+@on_each
 def test_a_held_message_holds_back_its_key(shop: Shop) -> None:
     shop.publish("orders", 1, key="a")
     assert 1 == len(shop.table.claim(b"h" * 16, topics=EVERY, limit=1, hold=HOLD_SECONDS))
@@ -245,7 +245,7 @@ def test_a_held_message_holds_back_its_key(shop: Shop) -> None:
     ]
 
 
-@on_both
+@on_each
 def test_what_a_dead_relay_held_is_due_again(shop: Shop) -> None:
     message_id = shop.publish("orders", 1)
     shop.table.claim(b"h" * 16, topics=EVERY, limit=1, hold=HOLD_SECONDS)
@@ -258,7 +258,7 @@ def test_what_a_dead_relay_held_is_due_again(shop: Shop) -> None:
     assert [message_id] == shop.sent.ids
 
 
-@on_both
+@on_each
 def test_a_claim_whose_reply_was_lost_finds_its_messages_again(shop: Shop) -> None:
     for number in range(3):
         shop.publish("orders", number, key="a")
@@ -269,7 +269,7 @@ def test_a_claim_whose_reply_was_lost_finds_its_messages_again(shop: Shop) -> No
     assert [each.seq for each in first] == [each.seq for each in again]
 
 
-@on_both
+@on_each
 def test_a_relay_that_lost_its_hold_deletes_nothing(shop: Shop) -> None:
     """Its successor has not sent the message yet."""
     shop.publish("orders", 1)
@@ -374,7 +374,7 @@ def test_a_relay_that_lost_its_hold_sends_no_more(shop: Shop) -> None:
     assert [0, 1, 2] == numbers(other.messages)
 
 
-@on_both
+@on_each
 def test_what_an_adapter_did_not_try_counts_as_no_attempt(shop: Shop) -> None:
     """The rest of its key waits for it, and both are given back."""
     shop.sent.fail = lambda message: relays.NotTried() if message.body == b"1" else None
@@ -388,7 +388,7 @@ def test_what_an_adapter_did_not_try_counts_as_no_attempt(shop: Shop) -> None:
     assert [0, 1, 2] == numbers(shop.sent.messages)
 
 
-@on_both
+@on_each
 def test_kept_messages_are_deleted_by_expire(open_shop: OpenShop) -> None:
     shop = open_shop(keep=3600)
     for number in (1, 2):
@@ -403,7 +403,7 @@ def test_kept_messages_are_deleted_by_expire(open_shop: OpenShop) -> None:
     assert [] == shop.rows()
 
 
-@on_both
+@on_each
 def test_counts_and_rows_say_what_waits(shop: Shop) -> None:
     assert (0, 0, 0.0) == (shop.table.counts().waiting, shop.table.counts().dead, shop.table.counts().oldest)
     shop.sent.fail = lambda message: Undeliverable("no") if message.body == b"1" else ConnectionError()
@@ -447,7 +447,7 @@ def test_a_damaged_row_is_dead_and_stops_no_other(shop: Shop) -> None:
         assert "orders" == shop.table.discard(row.seq)
 
 
-@on_both
+@on_each
 def test_the_clock_of_the_database_decides(open_shop: OpenShop) -> None:
     """In production `now` is null in every statement."""
     shop = open_shop()
@@ -522,7 +522,7 @@ def send_with_two_relays(shop: Shop, *, rows: int, keys: int, writers: int = 2) 
 
 
 @pytest.mark.slow
-@on_both
+@on_each
 def test_two_relays_lose_nothing_and_keep_the_order(shop: Shop) -> None:
     """900 messages of 8 keys. Without the lock around the claim this fails: B 35 of the contract."""
     messages = send_with_two_relays(shop, rows=900, keys=8)

@@ -14,7 +14,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.outbox import Message
 from flask_idempotency.maintenance.relay import RelayReport
 from flask_idempotency.web.janitor import drain_of, janitor_of
-from tests.outbox.conftest import OpenShop, Order, Shop, on_both, on_postgresql
+from tests.outbox.conftest import OpenShop, Order, Shop, on_both, on_each, on_postgresql
 
 CARD = "4111111111111111"
 
@@ -32,7 +32,7 @@ def execute(shop: Shop, statement: str, **values: Any) -> None:
         connection.execute(text(statement), values)
 
 
-@on_both
+@on_each
 def test_a_body_is_sealed_at_rest_and_sent_plain(open_shop: OpenShop) -> None:
     shop = sealed(open_shop)
     shop.publish("orders", {"card": CARD}, tenant="acme", key="k")
@@ -169,7 +169,7 @@ def test_a_plain_body_is_sent_unless_encryption_is_required(open_shop: OpenShop)
     assert RelayReport(1, 0, 0) == sealed(open_shop).drain()
 
 
-@on_both
+@on_each
 def test_rotate_seals_waiting_messages_again(open_shop: OpenShop) -> None:
     """The rest of `rotate` deletes data keys that no record needs, and the message would be lost with its key."""
     sealed(open_shop, IDEMPOTENCY_KEY_RING=ring("old")).publish("orders", {"card": CARD}, tenant="acme", delay=60)
@@ -207,7 +207,7 @@ def shred_elsewhere(shop: Shop, tenant: str) -> None:
     shop.app.extensions["idempotency"].built.data_keys.shred(shop.services.tenant_id(tenant))
 
 
-@on_both
+@on_each
 def test_a_relay_sends_nothing_of_a_tenant_that_another_process_erased(open_shop: OpenShop) -> None:
     """The relay has opened a body of it, so the key is in its memory."""
     shop = sealed(open_shop)
@@ -234,7 +234,7 @@ def test_rotate_does_not_bring_an_erased_message_back(open_shop: OpenShop) -> No
     assert ["old"] == [row.wrapping_key_id for row in both.rows()]
 
 
-@on_both
+@on_each
 def test_a_message_that_is_published_after_the_erasure_is_sent(open_shop: OpenShop) -> None:
     """A web worker still has the erased key in memory. A body under it could never be opened."""
     shop = sealed(open_shop)

@@ -346,8 +346,6 @@ class Insert:
     A row that has to be changed takes a second statement.
     """
 
-    dialects = (POSTGRESQL,)
-
     def __init__(self, dialect: Dialect) -> None:
         self._claim_or_read = statements.claim_or_read(dialect)
         self._read = statements.read(dialect)
@@ -392,11 +390,10 @@ class InsertInTurn:
     grants in turn. It does not wait for the former, which a worker's transaction may hold for long.
     """
 
-    dialects = (SQLITE, MYSQL)
-
     def __init__(self, dialect: Dialect) -> None:
         self._read = statements.read(dialect)
-        self._read_again = statements.read_locked(dialect) if dialect.name == MYSQL else self._read
+        self._in_turn = dialect.name == MYSQL
+        self._read_again = statements.read_locked(dialect) if self._in_turn else self._read
         self._next_fence = statements.next_fence(dialect)
         self._standing = quota.tenant_counts(dialect)
         self._book = completion.book(dialect)
@@ -422,13 +419,15 @@ class InsertInTurn:
             if not isinstance(outcome, Move):
                 return outcome
             fence = None
-            if outcome is not Move.QUARANTINE:
-                # Before the quota is read: on MySQL no other claim is granted from here on.
-                fence = connection.execute(self._next_fence, query.parameters).scalar_one()
             if outcome is Move.RECLAIM and query.quota is not None:
+                if self._in_turn:
+                    # No other claim is granted from here on, so that the counts stay right.
+                    fence = connection.execute(self._next_fence, query.parameters).scalar_one()
                 refused = self._refuse_or_count(connection, query)
                 if refused is not None:
                     return refused
+            if fence is None and outcome is not Move.QUARANTINE:
+                fence = connection.execute(self._next_fence, query.parameters).scalar_one()
             if row is None:
                 written = self._writer.insert(connection, query, fence=fence)
             else:
@@ -458,8 +457,6 @@ class RowLock:
     Use it if other tools of yours lock rows of this table. A claim does not wait for a locked row, but reads it first. So it
     can distinguish an absent row from a locked one, which `SKIP LOCKED` alone cannot. A replay does not write.
     """
-
-    dialects = (POSTGRESQL,)
 
     def __init__(self, dialect: Dialect) -> None:
         self._read_locked = statements.read_locked(dialect)
@@ -492,8 +489,6 @@ class Advisory:
     so every write still compares.
     """
 
-    dialects = (POSTGRESQL,)
-
     def __init__(self, dialect: Dialect) -> None:
         self._lock = statements.advisory_lock(dialect)
         self._read = statements.read(dialect)
@@ -525,22 +520,23 @@ def voiding_of(dialect: Dialect) -> Insert | InsertInTurn:
     return Insert(dialect) if dialect.name == POSTGRESQL else InsertInTurn(dialect)
 
 
-STRATEGIES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "insert": (Insert, InsertInTurn),
-    "row_lock": (RowLock, InsertInTurn),
-    "advisory": (Advisory,),
+STRATEGIES: Final[Mapping[str, Mapping[str, Callable[[Dialect], Strategy]]]] = {
+    "insert": {POSTGRESQL: Insert, SQLITE: InsertInTurn, MYSQL: InsertInTurn},
+    "row_lock": {POSTGRESQL: RowLock, MYSQL: InsertInTurn},
+    "advisory": {POSTGRESQL: Advisory},
 }
+"""The strategies by name and dialect. On MySQL a claim locks the row by either name. `advisory` would be GET_LOCK there, which
+belongs to a session, and so to several clients behind a pooler."""
 
 
 def strategy_of(name: str, dialect: Dialect) -> Strategy:
     """Return this strategy for this database. Raise `ConfigurationError` if it does not work there."""
     if name not in STRATEGIES:
         raise ConfigurationError(f"IDEMPOTENCY_CLAIM_STRATEGY: {name!r} is none of {', '.join(STRATEGIES)}")
-    by_dialect = {which: kind for kind in STRATEGIES[name] for which in kind.dialects}
+    by_dialect = STRATEGIES[name]
     if dialect.name not in by_dialect:
         raise ConfigurationError(
             f"IDEMPOTENCY_CLAIM_STRATEGY: {name} works on {' and '.join(by_dialect)}, not on {dialect.name}. "
             "Use insert, which works on all."
         )
-    strategy: Strategy = by_dialect[dialect.name](dialect)
-    return strategy
+    return by_dialect[dialect.name](dialect)

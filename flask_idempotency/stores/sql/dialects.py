@@ -135,8 +135,8 @@ def dialect_of(name: str) -> Dialect:
     """Return the dialect of this name. Raise `ConfigurationError` if the store does not support it."""
     if kind_of(name) not in SUPPORTED:
         raise ConfigurationError(
-            f"IDEMPOTENCY_STORE: {name} is not supported. Use PostgreSQL (postgresql+psycopg://…), SQLite "
-            "(sqlite:////path/to/file.db), or Redis."
+            f"IDEMPOTENCY_STORE: {name} is not supported. Use PostgreSQL (postgresql+psycopg://…), MariaDB or MySQL "
+            "(mysql+pymysql://…), SQLite (sqlite:////path/to/file.db), or Redis."
         )
     return DIALECTS[kind_of(name)]
 

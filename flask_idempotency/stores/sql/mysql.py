@@ -30,6 +30,9 @@ _OLDEST: Final = {"MariaDB": (10, 6), "MySQL": (8, 0, 13)}
 _SETTINGS: Final = ("sql_mode", "innodb_flush_log_at_trx_commit", "log_bin", "binlog_format", "max_allowed_packet")
 READ_SETTINGS: Final = f"SELECT version() AS version, {', '.join(f'@@{name} AS {name}' for name in _SETTINGS)}"
 
+FOUND_ROWS: Final = 2
+"""The flag by which a client asks for the number of rows that an UPDATE has met."""
+
 PACKET: Final = 16 * 2**20
 """The least `max_allowed_packet` that `doctor` finds good: MariaDB's default. A statement holds the whole response, and a
 driver may write each of its bytes as two."""
@@ -86,6 +89,13 @@ def in_turn(connection: Connection) -> Iterator[bool]:
 
 def prepare_connection(connection: Any, record: Any) -> None:
     """Set up a new connection for records. Raise `ConfigurationError` if its server cannot keep claims."""
+    # Only PyMySQL shows what it has asked for. SQLAlchemy asks for it, unless an application connects by itself.
+    if not getattr(connection, "client_flag", FOUND_ROWS) & FOUND_ROWS:
+        connection.close()
+        raise ConfigurationError(
+            "IDEMPOTENCY_STORE: the driver counts only rows whose values differ, so a repeated write would look like a lost "
+            "claim. Add client_flag=CLIENT.FOUND_ROWS where the application's connections are made."
+        )
     cursor = connection.cursor()
     cursor.execute(READ_SETTINGS)
     found = dict(zip([column[0] for column in cursor.description], cursor.fetchone(), strict=True))

@@ -16,6 +16,7 @@ from flask_idempotency.engine.store import Clock
 from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.doubles import FrozenClock
+from tests.lab.mariadb import MariaDbServer
 from tests.lab.postgres import LentDatabase, PostgresServer
 from tests.sql_backends import make_tables
 from tests.stores.sql.shops import make_shop, open_, shop
@@ -23,6 +24,8 @@ from tests.stores.sql.shops import make_shop, open_, shop
 __all__ = ["open_", "shop"]
 on_both = pytest.mark.parametrize("database_url", ("postgresql", "sqlite"), indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ("postgresql",), indirect=True)
+on_mariadb = pytest.mark.parametrize("database_url", ("mariadb",), indirect=True)
+on_each = pytest.mark.parametrize("database_url", ("postgresql", "mariadb", "sqlite"), indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ("sqlite",), indirect=True)
 by_every_strategy = pytest.mark.parametrize(
     ("database_url", "strategy"),
@@ -95,6 +98,12 @@ def lent_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             with closing(sqlite3.connect(file)) as connection, connection:
                 connection.execute(RENEW.format("random() & 9223372036854775807"))
         yield f"sqlite:///{file}"
+    elif request.param == "mariadb":
+        server: MariaDbServer = request.getfixturevalue("mariadb_server")
+        with server.database() as name:
+            if made:
+                (_make_shop if made == "shop" else make_tables)(server.url(name))
+            yield server.url(name)
     else:
         database: LentDatabase = request.getfixturevalue(f"{made or 'empty'}_database")
         with database.lent() as url:

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from flask_idempotency.engine.model import Grant
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.dialects import POSTGRESQL
+from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 
@@ -29,9 +29,10 @@ def work(store: SqlStore) -> None:
 
 
 def server_session(database: Database) -> int:
-    if database.dialect.name != POSTGRESQL:
+    if database.dialect.name == SQLITE:
         return 0
-    number: int = database.run(lambda connection: connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
+    asked = "SELECT connection_id()" if database.dialect.name == MYSQL else "SELECT pg_backend_pid()"
+    number: int = database.run(lambda connection: connection.execute(text(asked)).scalar_one())
     return number
 
 
@@ -60,7 +61,7 @@ def main(url: str) -> None:
     # A child that closed what it inherited would have told the server good-bye in our name.
     # On SQLite idle connections are closed before the fork.
     assert session == server_session(database)
-    assert (database.engine.pool is pool) is (database.dialect.name == POSTGRESQL)
+    assert (database.engine.pool is pool) is (database.dialect.name != SQLITE)
     work(store)
     with database.engine.connect() as connection:
         completed = connection.execute(text("SELECT count(*) FROM idempotency_records")).scalar_one()

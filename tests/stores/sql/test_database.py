@@ -197,7 +197,7 @@ def test_an_engine_of_one_connection_is_refused() -> None:
 
 def test_other_databases_and_objects_are_refused() -> None:
     """Before the first request, and whether or not the driver is installed: nobody has tested what it does."""
-    for url in ("mssql+pyodbc://sa@host/x", "mysql+pymysql://root@host/x", "duckdb:///x"):
+    for url in ("mssql+pyodbc://sa@host/x", "oracle+oracledb://system@host/x", "duckdb:///x"):
         with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg://"):
             Database(url)
     binds: tuple[Any, ...] = (None, 5, object())

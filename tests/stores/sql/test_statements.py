@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import isfunction, signature
@@ -14,6 +15,8 @@ from typing import Any, TypeAlias
 
 import pytest
 from sqlalchemy import Dialect as Driver
+from sqlalchemy import Update
+from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
@@ -31,9 +34,10 @@ from flask_idempotency.stores.sql import (
 )
 from flask_idempotency.stores.sql.admin import data_keys, janitor
 from flask_idempotency.stores.sql.database import Database
-from flask_idempotency.stores.sql.dialects import DIALECTS, POSTGRESQL, SQLITE
+from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, POSTGRESQL, SQLITE
 from flask_idempotency.stores.sql.journal_statements import Form
 from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.stores.sql.writes import Write
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import (
     FINGERPRINT,
@@ -53,8 +57,12 @@ from tests.stores.sql.counting import sent
 from tests.stores.sql.shops import OpenShop
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-DRIVERS: dict[str, Callable[[], Driver]] = {POSTGRESQL: PGDialect_psycopg, SQLITE: SQLiteDialect_pysqlite}
-BOTH, ONLY_POSTGRESQL, ONLY_SQLITE = (POSTGRESQL, SQLITE), (POSTGRESQL,), (SQLITE,)
+DRIVERS: dict[str, Callable[[], Driver]] = {
+    POSTGRESQL: PGDialect_psycopg,
+    SQLITE: SQLiteDialect_pysqlite,
+    MYSQL: lambda: MySQLDialect_pymysql(paramstyle="pyformat"),
+}
+ALL, ONLY_POSTGRESQL, NOT_POSTGRESQL, ONLY_MYSQL = (POSTGRESQL, SQLITE, MYSQL), (POSTGRESQL,), (SQLITE, MYSQL), (MYSQL,)
 MODULES = (statements, completion, data_keys, quota, janitor, store, outbox_statements, journal_statements, activity)
 
 PARTS = {
@@ -74,15 +82,15 @@ PARTS = {
 """What several statements share."""
 Made: TypeAlias = Callable[..., Any]
 
-NOT_ON_BOTH: dict[Made, tuple[str, ...]] = {
+NOT_ON_ALL: dict[Made, tuple[str, ...]] = {
     statements.claim_or_read: ONLY_POSTGRESQL,
-    statements.read_locked: ONLY_POSTGRESQL,
+    statements.read_locked: (POSTGRESQL, MYSQL),
     statements.advisory_lock: ONLY_POSTGRESQL,
     statements.wait_to_reclaim: ONLY_POSTGRESQL,
     statements.has_written: ONLY_POSTGRESQL,
     statements.end_wait_silently: ONLY_POSTGRESQL,
-    statements.next_fence: ONLY_SQLITE,
-    statements.reconciling: (),
+    statements.next_fence: NOT_POSTGRESQL,
+    statements.reconciling: ONLY_MYSQL,
     quota.insert_within: ONLY_POSTGRESQL,
     quota.reclaim_within: ONLY_POSTGRESQL,
     quota.tenant_lock: ONLY_POSTGRESQL,
@@ -109,33 +117,42 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
         folder = "" if module is statements else f"{module.__name__.rpartition('.')[2].removesuffix('_statements')}_"
         for made in public(module):
             if made not in (completion.complete, completion.resolve):
-                found[f"{folder}{made.__name__}"] = made, NOT_ON_BOTH.get(made, BOTH)
+                found[f"{folder}{made.__name__}"] = made, NOT_ON_ALL.get(made, ALL)
     for form in FORMS:
         options: dict[str, Any] = dict.fromkeys(form, True)
-        found["_".join(("complete", *form))] = partial(completion.complete, **options), BOTH
+        found["_".join(("complete", *form))] = partial(completion.complete, **options), ALL
         if "tells" not in form:
-            found["_".join(("resolve", *form))] = partial(completion.resolve, **options), BOTH
-            found["_".join(("complete_closes", *form))] = partial(completion.complete, closes=True, **options), BOTH
+            found["_".join(("resolve", *form))] = partial(completion.resolve, **options), ALL
+            found["_".join(("complete_closes", *form))] = partial(completion.complete, closes=True, **options), ALL
     begun, finished = Form(finished=False, has_payload=False), Form(finished=True, has_payload=True)
     found["journal_write_sealed"] = partial(journal_statements.write, sealed=True), ONLY_POSTGRESQL
     found["journal_write_begun"] = partial(journal_statements.write, forms=(begun,), opens=False), ONLY_POSTGRESQL
     found["journal_write_two"] = partial(journal_statements.write, forms=(finished, begun)), ONLY_POSTGRESQL
-    found["journal_hold_in_doubt"] = partial(journal_statements.hold, opens=False), BOTH
-    found["journal_enter_begun"] = partial(journal_statements.enter, form=begun), BOTH
-    found["journal_replace_sealed"] = partial(journal_statements.replace, sealed=True), BOTH
+    found["journal_hold_in_doubt"] = partial(journal_statements.hold, opens=False), ALL
+    found["journal_enter_begun"] = partial(journal_statements.enter, form=begun), ALL
+    found["journal_replace_sealed"] = partial(journal_statements.replace, sealed=True), ALL
     return found
 
 
 STATEMENTS = named()
 
 
-@pytest.mark.parametrize("database", BOTH)
+def parts(statement: Any) -> list[Any]:
+    """Return what is sent for it, in turn."""
+    if not isinstance(statement, Write):
+        return [statement]
+    every = statement.unless, statement.before, *statement.tries, statement.read
+    return [each for each in every if each is not None]
+
+
+@pytest.mark.parametrize("database", ALL)
 def test_each_statement_reads_as_it_did_and_is_compiled_once(database: str) -> None:
     """Show a reviewer each change of what is sent. A statement without a cache key is compiled at each use."""
     made = {name: make(DIALECTS[database]) for name, (make, databases) in STATEMENTS.items() if database in databases}
     texts = {}
     for name, statement in made.items():
-        lines = f"{statement.compile(dialect=DRIVERS[database]())}".splitlines()
+        sent_in_turn = [f"{each.compile(dialect=DRIVERS[database]())}" for each in parts(statement)]
+        lines = "\n;\n".join(sent_in_turn).splitlines()
         texts[name] = "".join(f"{line.rstrip()}\n" for line in lines)
     folder = SNAPSHOTS / database
     if os.environ.get("REWRITE_SNAPSHOTS") == "1":
@@ -146,7 +163,41 @@ def test_each_statement_reads_as_it_did_and_is_compiled_once(database: str) -> N
     changed = [f"{name}:\n{written}" for name, written in texts.items() if kept.get(name) != written]
     assert not changed, "\n".join(changed)
     assert kept.keys() == texts.keys(), "snapshots of statements that are gone"
-    assert [] == [name for name, statement in made.items() if statement._generate_cache_key() is None]
+    made_of = {name: parts(statement) for name, statement in made.items()}
+    assert [] == [name for name, each in made_of.items() if any(part._generate_cache_key() is None for part in each)]
+
+
+def assignments(text: str) -> list[tuple[str, str]]:
+    """Return what an UPDATE assigns, in its order: columns, and the new values."""
+    found, depth, last = [], 0, 0
+    _, _, rest = text.partition(" SET ")
+    for at, letter in enumerate(rest):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        ends = depth == 0 and re.match(r"\s+WHERE\b", rest[at:])
+        if depth == 0 and (letter == "," or ends):
+            column, _, value = rest[last:at].partition("=")
+            found.append((column.strip().rpartition(".")[2], value))
+            last = at + 1
+            if ends:
+                break
+    return found
+
+
+def test_on_mysql_no_new_value_reads_a_column_that_was_assigned_before_it() -> None:
+    """It assigns in the order of the text, and a later value sees what an earlier one has written."""
+    wrong, seen = [], 0
+    for name, (make, databases) in STATEMENTS.items():
+        for part in parts(make(DIALECTS[MYSQL])) if MYSQL in databases else ():
+            if isinstance(part, Update):
+                before: set[str] = set()
+                for column, value in assignments(f"{part.compile(dialect=DRIVERS[MYSQL]())}"):
+                    own = re.sub(r"\bexcluded\.\w+|:\w+|%\(\w+\)s", "", value)
+                    wrong += [f"{name}: {column}" for each in before if re.search(rf"\b{each}\b", own)]
+                    before.add(column)
+                    seen += 1
+
+    assert [] == wrong
+    assert seen > 150
 
 
 CLAIMS: dict[str, tuple[Standing | None, bytes]] = {

@@ -12,9 +12,9 @@ from sqlalchemy.schema import CreateColumn, SetColumnComment, SetTableComment
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql import schema
-from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, SUPPORTED, kind_of
+from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, RANDOM_MYSQL, SQLITE, SUPPORTED, kind_of
 from flask_idempotency.stores.sql.errors import is_lock_timeout
-from flask_idempotency.stores.sql.identity import prepare
+from flask_idempotency.stores.sql.identity import write_version
 from flask_idempotency.stores.sql.migrations import (
     m0001_tables,
     m0002_outbox,
@@ -169,6 +169,14 @@ _WRITE_VERSION: Final = text(
     " ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE idempotency_meta.value < excluded.value"
 )
 
+_MYSQL_ROWS: Final = (
+    f"INSERT INTO idempotency_meta (name, value) VALUES ('store', {RANDOM_MYSQL})"  # noqa: S608 - our own words
+    " ON DUPLICATE KEY UPDATE value = idempotency_meta.value",
+    f"INSERT INTO idempotency_meta (name, value) VALUES ('fence', {DIALECTS[MYSQL].clock})"  # noqa: S608
+    " ON DUPLICATE KEY UPDATE value = greatest(idempotency_meta.value, VALUES(value))",
+)
+"""The rows that come with the tables, where they were lost."""
+
 
 def upgrade(bind: Engine | Connection) -> list[str]:
     """Upgrade the tables to this release's schema, and return one line for each step that ran.
@@ -242,7 +250,9 @@ def _upgrade(connection: Connection) -> list[str]:
             _complete(connection, schema.metadata.tables.values())
             _comment(connection, schema.metadata.tables.values())
             if kind_of(connection.dialect.name) == MYSQL:
-                prepare(connection)
+                for statement in _MYSQL_ROWS:
+                    connection.exec_driver_sql(statement)
+                write_version(connection)
             else:
                 connection.execute(_WRITE_VERSION, {"version": LATEST})
     return done

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from flask_idempotency.stores.sql.driver import DriverCursor, SessionCursor
 from flask_idempotency.stores.sql.schema import records
-from tests.stores.sql.conftest import on_both, on_postgresql
+from tests.stores.sql.conftest import on_both, on_each, on_postgresql
 from tests.stores.sql.shops import OpenShop, Payment, Shop, paying
 
 Ways: TypeAlias = list[DriverCursor]
@@ -147,7 +147,7 @@ def test_a_worker_that_lost_its_claim_commits_no_row(shop: Shop, choose: Choose)
 
 
 @EITHER_WAY
-@on_both
+@on_each
 def test_a_failed_completion_rolls_the_rows_back(
     shop: Shop, choose: Choose, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,7 +189,7 @@ def test_a_connection_that_broke_before_the_completion_is_replaced(shop: Shop, c
 
 
 @EITHER_WAY
-@on_both
+@on_each
 def test_a_counted_record_is_completed(open_: OpenShop, choose: Choose) -> None:
     shop = open_(IDEMPOTENCY_QUOTA_RECORDS=5)
     choose(shop)

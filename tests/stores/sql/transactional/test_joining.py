@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionm
 from flask_idempotency import Step, current_claim, idempotent
 from flask_idempotency.engine.ending import work_here
 from flask_idempotency.stores.sql.schema import records
-from tests.stores.sql.conftest import on_both, on_sqlite
+from tests.stores.sql.conftest import on_both, on_each, on_sqlite
 from tests.stores.sql.shops import Account, OpenShop, Payment, Shop, open_shop, paying
 
 RING = {"IDEMPOTENCY_KEY_RING": "2026-11:" + base64.b64encode(bytes(range(32))).decode()}
@@ -123,7 +123,7 @@ def left(shop: Shop) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "recipe", (session_on_a_connection, engine_replaced, savepoint_restarted), ids=lambda recipe: recipe.__name__
 )
-@on_both
+@on_each
 def test_a_retry_is_replayed_and_the_test_rolls_all_back(shop: Shop, recipe: Callable[..., Any]) -> None:
     paying(shop)
 
@@ -137,7 +137,7 @@ def test_a_retry_is_replayed_and_the_test_rolls_all_back(shop: Shop, recipe: Cal
 
 
 @RECIPES
-@on_both
+@on_each
 def test_a_view_that_fails_leaves_its_key_free(shop: Shop, recipe: Callable[..., Any]) -> None:
     """Also where a hook has begun the session's transaction before the claim, which its rollback undoes too."""
     shop.app.testing = True
@@ -161,7 +161,7 @@ def test_a_view_that_fails_leaves_its_key_free(shop: Shop, recipe: Callable[...,
 
 
 @RECIPES
-@on_both
+@on_each
 def test_a_refusal_of_the_view_is_kept_without_its_rows(shop: Shop, recipe: Callable[..., Any]) -> None:
     shop.app.before_request(lambda: read(shop))
 
@@ -180,7 +180,7 @@ def test_a_refusal_of_the_view_is_kept_without_its_rows(shop: Shop, recipe: Call
 
 
 @RECIPES
-@on_both
+@on_each
 def test_a_commit_of_the_view_stays_in_the_test(
     shop: Shop, recipe: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_commit_of_the_view_stays_in_the_test(
 
 
 @RECIPES
-@on_both
+@on_each
 def test_steps_and_their_rows_are_joined(shop: Shop, recipe: Callable[..., Any]) -> None:
     """A step that is recorded in a transaction which the view rolls back stays recorded, as outside tests."""
     did: list[str] = []
@@ -236,7 +236,7 @@ def test_steps_and_their_rows_are_joined(shop: Shop, recipe: Callable[..., Any])
 
 @pytest.mark.parametrize("mode", ("rollback_only", "conditional_savepoint", "create_savepoint"))
 @pytest.mark.parametrize("before", (Shop.pay, read, nothing), ids=("fixture", "hook", "nothing"))
-@on_both
+@on_each
 def test_a_rollback_of_the_engine_spares_what_the_test_has_written(
     shop: Shop, mode: str, before: Callable[[Shop], None]
 ) -> None:
@@ -299,7 +299,7 @@ def test_without_an_explicit_begin_nothing_is_left_either(open_: OpenShop, recip
     assert (0, 0) == left(shop)
 
 
-@on_both
+@on_each
 def test_a_lease_is_not_renewed_from_another_thread(shop: Shop) -> None:
     """It would find no record on another connection, and give the claim up; or use the test's at the same time."""
 
@@ -316,7 +316,7 @@ def test_a_lease_is_not_renewed_from_another_thread(shop: Shop) -> None:
     assert "LeaseExpired" not in shop.told()
 
 
-@on_both
+@on_each
 def test_a_stream_that_ends_after_its_request_is_joined(shop: Shop) -> None:
     @shop.view()
     @idempotent(effects="plain")
@@ -331,7 +331,7 @@ def test_a_stream_that_ends_after_its_request_is_joined(shop: Shop) -> None:
 
 
 @RECIPES
-@on_both
+@on_each
 def test_elsewhere_a_connection_is_refused_by_name(
     shop: Shop, recipe: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:

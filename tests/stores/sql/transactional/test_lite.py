@@ -19,7 +19,7 @@ from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.extension import ApplicationDatabase, ContextSessions
 from flask_idempotency.stores.sql.schema import include_in, records
 from flask_idempotency.stores.sql.transactional.joining import lent
-from tests.stores.sql.conftest import on_both, on_sqlite
+from tests.stores.sql.conftest import on_each, on_sqlite
 from tests.stores.sql.shops import SECRET, Account, Base, OpenShop, Payment, Shop, paying
 from tests.stores.sql.transactional.test_joining import begin_explicitly, left
 
@@ -36,7 +36,7 @@ def shop(open_: OpenShop) -> Shop:
     return open_(lite=True)
 
 
-@on_both
+@on_each
 def test_rows_and_record_are_committed_together_or_not_at_all(shop: Shop) -> None:
     @shop.view()
     def pay() -> tuple[str, int]:
@@ -48,7 +48,7 @@ def test_rows_and_record_are_committed_together_or_not_at_all(shop: Shop) -> Non
     assert [100, 100] == shop.runs
 
 
-@on_both
+@on_each
 def test_a_commit_of_the_view_is_noticed(shop: Shop) -> None:
     """Of the session of the context, and of one that the same factory has made."""
 
@@ -71,7 +71,7 @@ def test_a_commit_of_the_view_is_noticed(shop: Shop) -> None:
     assert "CommittedEarly" in shop.told()
 
 
-@on_both
+@on_each
 def test_a_transactional_step_commits_with_its_rows(shop: Shop) -> None:
     def save() -> None:
         shop.pay()
@@ -88,7 +88,7 @@ def test_a_transactional_step_commits_with_its_rows(shop: Shop) -> None:
     assert (1, [100, "view", "view"]) == (shop.payments(), shop.runs)
 
 
-@on_both
+@on_each
 def test_a_message_of_the_outbox_is_in_the_transaction_of_its_rows(shop: Shop) -> None:
     outbox = shop.idempotency.outbox()
     outbox.route("paid", Sent())
@@ -128,7 +128,7 @@ LENDS = pytest.mark.skipif(version("sqlalchemy") >= "2.1", reason="test_isolatio
 
 
 @pytest.mark.parametrize("recipe", (bound_to_a_connection, pytest.param(isolated, marks=LENDS)))
-@on_both
+@on_each
 def test_rows_and_records_of_an_isolated_test_are_rolled_back(
     shop: Shop, recipe: Callable[[Shop], AbstractContextManager[None]]
 ) -> None:

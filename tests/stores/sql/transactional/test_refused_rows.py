@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flask_idempotency import current_claim
 from tests.lab.postgres import LentDatabase
-from tests.stores.sql.conftest import on_both
+from tests.stores.sql.conftest import on_each
 from tests.stores.sql.shops import Account, OpenShop, Payment, Shop, paying
 
 KEYS = ("k", None)
@@ -48,7 +48,7 @@ def answering(status: int) -> Callable[[IntegrityError], Any]:
 
 
 @pytest.mark.parametrize("key", KEYS)
-@on_both
+@on_each
 def test_the_error_handlers_of_the_application_answer_for_a_refused_row(shop: Shop, key: str | None) -> None:
     """As they do where the view commits by itself. A 409 leaves the key free."""
     seen = conflicting(shop)
@@ -60,7 +60,7 @@ def test_the_error_handlers_of_the_application_answer_for_a_refused_row(shop: Sh
     assert ([409, 201], 1) == (seen, shop.payments())
 
 
-@on_both
+@on_each
 def test_the_status_of_the_error_handler_decides(shop: Shop) -> None:
     """A final 4xx is kept: the retry gets the same, and does not run."""
     conflicting(shop)
@@ -104,7 +104,7 @@ def test_a_handler_may_read_and_write_and_send_elsewhere(shop: Shop, key: str | 
         assert -1 == connection.scalar(select(Account.balance))
 
 
-@on_both
+@on_each
 def test_without_a_handler_it_is_an_unhandled_error(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     conflicting(shop)
 
@@ -140,7 +140,7 @@ def test_where_listeners_look_for_unsaved_rows_the_commit_finds_it(shop: Shop) -
 
 
 @pytest.mark.parametrize("key", KEYS)
-@on_both
+@on_each
 def test_an_error_that_the_view_lets_pass_promises_no_rows(shop: Shop, key: str | None) -> None:
     """PostgreSQL has aborted the transaction, and would answer COMMIT with a rollback. SQLite goes on."""
 
@@ -157,7 +157,7 @@ def test_an_error_that_the_view_lets_pass_promises_no_rows(shop: Shop, key: str 
     assert (answer.status_code, shop.payments()) in ((201, 1), (500, 0))
 
 
-@on_both
+@on_each
 def test_a_handler_that_commits_by_itself_is_noticed(shop: Shop) -> None:
     """Its rows stay, so its response is kept, and no retry writes them again."""
 
@@ -272,7 +272,7 @@ WAYS = (by_the_session, flushed, in_sql, as_text, by_its_own_commit, with_a_list
 
 
 @pytest.mark.parametrize("write", WAYS, ids=lambda write: write.__name__)
-@on_both
+@on_each
 def test_rows_in_a_second_database_are_refused_before_anything_commits(
     audited: Audited, write: Callable[[Audited], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -294,7 +294,7 @@ def test_rows_in_a_second_database_are_refused_before_anything_commits(
 
 
 @pytest.mark.parametrize("writes", (True, False))
-@on_both
+@on_each
 def test_a_second_database_of_another_kind_is_looked_at_too(
     open_: OpenShop, database_url: str, empty_database: LentDatabase, tmp_path: Path, writes: bool
 ) -> None:
@@ -346,7 +346,7 @@ def assert_empty(rows: Any) -> None:
     assert [] == list(rows)
 
 
-@on_both
+@on_each
 def test_a_second_database_that_is_only_read_is_fine(audited: Audited) -> None:
     """Also where a hook has begun to read it before the view."""
     shop = audited.shop

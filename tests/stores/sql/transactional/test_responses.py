@@ -13,7 +13,7 @@ from flask import Response, stream_with_context
 from sqlalchemy import event, text, update
 
 from flask_idempotency import ConfigurationError, claim_here, current_claim, idempotent
-from tests.stores.sql.conftest import on_both
+from tests.stores.sql.conftest import on_both, on_each
 from tests.stores.sql.shops import Account, OpenShop, Payment, Shop, paying
 
 
@@ -48,7 +48,7 @@ def rolled_back_itself(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("work", [nothing, only_read, rolled_back_itself], ids=lambda work: work.__name__)
-@on_both
+@on_each
 def test_a_released_response_of_a_read_only_view_is_sent(shop: Shop, work: Callable[[Shop], None]) -> None:
     """A form is shown once more, with 200. It promises no rows, and its key is free for the corrected form."""
 
@@ -88,7 +88,7 @@ def in_a_savepoint(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("work", [pending, flushed, in_sql, in_a_savepoint], ids=lambda work: work.__name__)
-@on_both
+@on_each
 def test_a_released_response_of_a_view_that_wrote_is_not_sent(
     shop: Shop, work: Callable[[Shop], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,7 +241,7 @@ def test_an_application_without_our_hooks_gets_no_success(shop: Shop) -> None:
 AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
 
 
-@on_both
+@on_each
 def test_a_session_that_commits_every_statement_is_refused(open_: OpenShop, caplog: pytest.LogCaptureFixture) -> None:
     """Before it has written anything: nothing could be rolled back."""
     shop = open_(SQLALCHEMY_ENGINE_OPTIONS=AUTOCOMMIT)
@@ -260,7 +260,7 @@ def test_a_session_that_commits_every_statement_is_refused(open_: OpenShop, capl
         assert "AUTOCOMMIT" in caplog.text
 
 
-@on_both
+@on_each
 def test_the_point_of_no_return_does_not_wait_for_its_own_session(open_: OpenShop, database_url: str) -> None:
     """On SQLite the session that has written holds the lock that the mark would need."""
     shop = open_(PROPAGATE_EXCEPTIONS=True)

@@ -15,11 +15,11 @@ from werkzeug.test import run_wsgi_app
 
 from flask_idempotency import ConfigurationError, Idempotency, current_claim
 from flask_idempotency.stores.sql.schema import records
-from tests.stores.sql.conftest import on_both, on_postgresql, on_sqlite
+from tests.stores.sql.conftest import on_both, on_each, on_postgresql, on_sqlite
 from tests.stores.sql.shops import SECRET, Account, OpenShop, Payment, Shop, broken_commit, paying
 
 
-@on_both
+@on_each
 def test_rows_and_record_are_committed_together(shop: Shop) -> None:
     paying(shop)
 
@@ -31,7 +31,7 @@ def test_rows_and_record_are_committed_together(shop: Shop) -> None:
     assert "completed" == shop.record().state
 
 
-@on_both
+@on_each
 def test_no_reader_sees_the_rows_before_the_record(shop: Shop) -> None:
     """While the view runs nothing of it is visible; when its answer leaves, everything is."""
     seen = []
@@ -110,7 +110,7 @@ def test_a_refused_commit_leaves_no_rows(shop: Shop) -> None:
     assert ["ClaimGranted", "Released", "ClaimGranted", "Completed"] == shop.told()
 
 
-@on_both
+@on_each
 def test_a_superseded_worker_commits_no_rows(shop: Shop) -> None:
     """It was paused beyond its lease and its successor has paid: its rows go, and its caller gets the stored answer."""
 
@@ -183,7 +183,7 @@ def test_a_stream_is_committed_before_its_first_byte(shop: Shop) -> None:
     assert 1 == shop.payments()
 
 
-@on_both
+@on_each
 def test_a_conflict_in_the_view_is_a_retryable_error(shop: Shop) -> None:
     """The database chose another transaction: that is no 500, and the retry runs."""
 
@@ -343,7 +343,7 @@ class TestSnapshots:
         assert 1 == shop.payments()
 
 
-@on_both
+@on_each
 def test_a_hook_may_read_with_the_session(shop: Shop) -> None:
     paying(shop)
 
@@ -365,7 +365,7 @@ def test_an_application_without_flask_sqlalchemy_is_refused() -> None:
         app.test_client(use_cookies=False).post("/", headers={"Idempotency-Key": "k"})
 
 
-@on_both
+@on_each
 def test_extensions_may_be_initialised_in_any_order(database_url: str) -> None:
     app = Flask(__name__)
     app.config |= {
@@ -388,7 +388,7 @@ def test_extensions_may_be_initialised_in_any_order(database_url: str) -> None:
     assert [None, "true"] == [answer.headers.get("Idempotency-Replayed") for answer in answers]
 
 
-@on_both
+@on_each
 def test_a_request_adds_one_commit_and_two_statements(shop: Shop) -> None:
     """What the protection costs: the claim, which commits by itself, and the record's update in the view's commit."""
     paying(shop)

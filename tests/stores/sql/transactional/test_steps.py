@@ -25,7 +25,7 @@ from flask_idempotency.stores.sql.database import Database
 from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
 from flask_idempotency.stores.sql.transactional.steps import SessionStep
 from flask_idempotency.testing.contract.support import LEASE, a_key, a_request, a_token, found, granted
-from tests.stores.sql.conftest import on_both, on_postgresql, on_sqlite
+from tests.stores.sql.conftest import on_each, on_postgresql, on_sqlite
 from tests.stores.sql.shops import OpenShop, Payment, Shop, broken_commit
 
 BEGUN, FINISHED = StepState.BEGUN, StepState.FINISHED
@@ -106,7 +106,7 @@ def claimed(shop: Shop, store: TransactionalSqlStore) -> Claimed:
     return claim(shop, store)
 
 
-@on_both
+@on_each
 def test_rows_and_entry_are_committed_together(claimed: Claimed) -> None:
     claimed.take(claimed.pay, an_entry("quote", effects="pure"))
 
@@ -126,7 +126,7 @@ def test_a_function_that_raises_leaves_neither(claimed: Claimed) -> None:
     assert (0, []) == claimed.outcome()
 
 
-@on_both
+@on_each
 def test_a_refused_commit_leaves_neither(claimed: Claimed) -> None:
     with pytest.raises(NotCommitted) as refused:
         claimed.take(lambda: claimed.pay(account=404))
@@ -161,7 +161,7 @@ def test_a_conflict_is_not_committed_and_may_be_retried(claimed: Claimed, code: 
 
 
 @pytest.mark.parametrize("applied", (True, False))
-@on_both
+@on_each
 def test_the_journal_decides_a_commit_without_a_reply(
     claimed: Claimed, monkeypatch: pytest.MonkeyPatch, applied: bool
 ) -> None:
@@ -177,7 +177,7 @@ def test_the_journal_decides_a_commit_without_a_reply(
 
 
 @pytest.mark.parametrize("applied", (True, False))
-@on_both
+@on_each
 def test_the_journal_decides_if_another_bind_refuses_its_commit(
     open_: OpenShop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: bool
 ) -> None:
@@ -220,7 +220,7 @@ def test_a_commit_whose_journal_cannot_be_read_stays_unknown(claimed: Claimed, m
         claimed.take(claimed.pay)
 
 
-@on_both
+@on_each
 def test_a_claim_that_was_overtaken_commits_nothing(claimed: Claimed) -> None:
     """Its token is still that of the record, and its fence is not: it was granted once more."""
     step = claimed.join()
@@ -233,7 +233,7 @@ def test_a_claim_that_was_overtaken_commits_nothing(claimed: Claimed) -> None:
     assert (0, []) == claimed.outcome()
 
 
-@on_both
+@on_each
 def test_a_function_that_commits_by_itself_leaves_a_begun_plain_entry(claimed: Claimed) -> None:
     seen = []
 
@@ -270,7 +270,7 @@ def test_each_record_of_a_claim_gets_the_entry(shop: Shop, store: TransactionalS
     assert [[("save", FINISHED)]] * 2 == [told(store.journals.read(key)) for key in claimed.keys]
 
 
-@on_both
+@on_each
 def test_one_lost_record_rolls_back_all(shop: Shop, store: TransactionalSqlStore) -> None:
     claimed = claim(shop, store, keys=2)
     store.release(claimed.keys[1], claimed.grants[1].token)
@@ -282,7 +282,7 @@ def test_one_lost_record_rolls_back_all(shop: Shop, store: TransactionalSqlStore
 
 
 @pytest.mark.parametrize("flushed", (True, False))
-@on_both
+@on_each
 def test_a_session_with_other_writes_is_refused(claimed: Claimed, flushed: bool) -> None:
     claimed.pay()
     if flushed:

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from flask_idempotency import Step, current_claim, idempotent
 from flask_idempotency.codec.key_sources import generate
 from tests.outbox.conftest import Sent
-from tests.stores.sql.conftest import on_both, on_postgresql
+from tests.stores.sql.conftest import on_both, on_each, on_postgresql
 from tests.stores.sql.shops import OpenShop, Shop
 
 TENANT: Final = "Tenant a"
@@ -318,7 +318,7 @@ def test_a_role_that_the_pool_sets_needs_the_grants_of_a_claim(
     assert (200, 1) == (shop.post(key="again").status_code, shop.payments())
 
 
-@on_both
+@on_each
 def test_a_role_that_cannot_be_checked(shop: Shop) -> None:
     found = db_check(shop, "nobody here")
     there = "no role nobody here" if shop.db_engine.dialect.name == "postgresql" else "is for PostgreSQL"

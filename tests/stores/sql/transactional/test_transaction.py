@@ -13,14 +13,14 @@ from flask_idempotency import idempotent
 from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.model import State
 from flask_idempotency.stores.sql.schema import records
-from tests.stores.sql.conftest import on_both
+from tests.stores.sql.conftest import on_each
 from tests.stores.sql.shops import Account, OpenShop, Payment, Shop, broken_commit, paying
 
 
 class TestEarlyCommits:
     """A view that commits by itself is noticed, and what it has committed is never repeated."""
 
-    @on_both
+    @on_each
     def test_the_record_is_marked_in_the_same_commit(self, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
         """From there on a vanished worker leaves an unknown outcome, and not a second payment."""
         seen: list[tuple[int, str]] = []
@@ -74,7 +74,7 @@ class TestEarlyCommits:
         assert ["outcome-unknown"] * 2 == [answer.get_json()["code"] for answer in answers]
         assert 1 == shop.payments()
 
-    @on_both
+    @on_each
     def test_a_superseded_worker_cannot_commit_early_either(self, shop: Shop) -> None:
         """Its own commit raises `LeaseLost`, and nothing is committed."""
         raised = []
@@ -114,7 +114,7 @@ class TestEarlyCommits:
 
         assert "CommittedEarly" in shop.told()
 
-    @on_both
+    @on_each
     def test_ending_a_read_only_transaction_is_no_commit(self, shop: Shop) -> None:
         @shop.view()
         def pay() -> str:
@@ -146,7 +146,7 @@ class TestEarlyCommits:
         assert (200, 1) == (shop.post().status_code, shop.payments())
         assert "CommittedEarly" not in shop.told()
 
-    @on_both
+    @on_each
     def test_savepoints_are_no_commits(self, shop: Shop) -> None:
         @shop.view()
         def pay() -> str:
@@ -192,7 +192,7 @@ class TestEarlyCommits:
 
     @pytest.mark.parametrize("key", ["k", None])
     @pytest.mark.parametrize("end", ["raises", "declines"])
-    @on_both
+    @on_each
     def test_an_earlier_savepoint_is_no_commit(self, shop: Shop, key: str | None, end: str) -> None:
         """Python's sqlite3 would begin no transaction for it, and commit when it is released."""
 
@@ -286,7 +286,7 @@ class TestEarlyCommits:
         assert (409, 1) == (shop.post().status_code, shop.payments())
 
     @pytest.mark.parametrize("how", ["on the connection", "as a statement"])
-    @on_both
+    @on_each
     def test_a_commit_below_the_session_is_noticed(self, shop: Shop, how: str) -> None:
         @shop.view()
         def pay() -> str:
@@ -304,7 +304,7 @@ class TestEarlyCommits:
         assert 1 == shop.payments()
 
     @pytest.mark.parametrize(("applied", "statuses"), [(True, [500, 409]), (False, [503, 200])])
-    @on_both
+    @on_each
     def test_a_lost_reply_of_an_early_commit_is_resolved_by_the_record(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch, applied: bool, statuses: list[int]
     ) -> None:
@@ -319,7 +319,7 @@ class TestEarlyCommits:
         assert statuses == [shop.post().status_code, shop.post().status_code]
         assert 1 == shop.payments()
 
-    @on_both
+    @on_each
     def test_an_early_commit_with_an_unknown_outcome_counts_as_committed(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -348,7 +348,7 @@ def unavailable(*_: object) -> None:
 class TestLostCommits:
     """The reply to COMMIT is lost: the record knows what became of it."""
 
-    @on_both
+    @on_each
     def test_a_lost_reply_of_an_applied_commit_is_a_success(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         paying(shop)
         broken_commit(shop, monkeypatch, applied=True)
@@ -359,7 +359,7 @@ class TestLostCommits:
         assert (1, "completed") == (shop.payments(), shop.record().state)
         assert "true" == shop.post().headers["Idempotency-Replayed"]
 
-    @on_both
+    @on_each
     def test_a_lost_reply_of_a_failed_commit_asks_for_a_retry(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -371,7 +371,7 @@ class TestLostCommits:
         assert (503, "transaction-conflict") == (refused.status_code, refused.get_json()["code"])
         assert (201, 1) == (again.status_code, shop.payments())
 
-    @on_both
+    @on_each
     def test_an_applied_commit_counts_after_its_response_has_expired(
         self, open_: OpenShop, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,0 +1,3 @@
+INSERT INTO idempotency_audit (token, record_id, tenant_id, verb, was, step, actor, reason, forced, certain, changed_at, expires_at) SELECT %(my_token)s AS anon_1, %(my_record_id)s AS anon_2, %(my_tenant_id)s AS anon_3, %(my_verb)s AS anon_4, %(my_was)s AS anon_5, %(my_step)s AS anon_6, %(my_actor)s AS anon_7, %(my_reason)s AS anon_8, %(my_forced)s AS anon_9, %(my_certain)s AS anon_10, moment.now, moment.now + 34560000000000 AS anon_11
+FROM (SELECT coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) AS now) AS moment
+WHERE 1 = 1 ON DUPLICATE KEY UPDATE token = idempotency_audit.token

@@ -1,0 +1,1 @@
+DELETE FROM idempotency_observations WHERE idempotency_observations.record_id = %(my_record_id)s AND idempotency_observations.token = %(my_token)s AND idempotency_observations.state IN ('new', 'taken-over') AND idempotency_observations.expires_at > coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)))

@@ -1,0 +1,3 @@
+SELECT idempotency_observations.token, idempotency_observations.fingerprint, idempotency_observations.state, idempotency_observations.began_at, idempotency_observations.watched_at, coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) AS now, idempotency_observations.expires_at <= coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) OR idempotency_observations.fingerprint = %(my_fingerprint)s AND idempotency_observations.state IN ('new', 'taken-over') AND idempotency_observations.token != %(my_token)s AND idempotency_observations.lease_expires_at <= coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) AS free
+FROM idempotency_observations
+WHERE idempotency_observations.record_id = %(my_record_id)s

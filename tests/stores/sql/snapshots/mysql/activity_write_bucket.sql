@@ -1,0 +1,1 @@
+UPDATE idempotency_activity SET counts=%(my_counts)s WHERE idempotency_activity.owner = %(my_owner)s AND idempotency_activity.bucket_length = %(my_length)s AND idempotency_activity.bucket_start = %(my_start)s

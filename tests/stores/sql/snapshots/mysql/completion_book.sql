@@ -1,0 +1,2 @@
+INSERT INTO idempotency_quota (tenant_id, kind, bucket_end, window_length, shard, records, bytes) SELECT %(my_tenant_id)s AS anon_1, %(my_kind)s AS anon_2, %(my_bucket_end)s AS anon_3, %(my_window_length)s AS anon_4, %(my_shard)s AS anon_5, %(my_records)s AS anon_6, %(my_bytes)s AS anon_7 FROM DUAL
+WHERE 1 = 1 ON DUPLICATE KEY UPDATE records = idempotency_quota.records + VALUES(records), bytes = idempotency_quota.bytes + VALUES(bytes)

@@ -1,0 +1,3 @@
+SELECT idempotency_records.in_quota, idempotency_records.expires_at, idempotency_records.response_size
+FROM idempotency_records
+WHERE idempotency_records.record_id = %(my_record_id)s AND idempotency_records.state IN ('completed', 'failed') AND idempotency_records.expires_at > coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) AND idempotency_records.state = %(seen_state)s AND idempotency_records.status = %(seen_status)s AND idempotency_records.response_size = %(seen_response_size)s AND idempotency_records.wrapping_key_id <=> %(seen_wrapping_key_id)s AND idempotency_records.data_key_number <=> %(seen_data_key_number)s AND idempotency_records.response = %(seen_response)s FOR UPDATE

@@ -1,0 +1,1 @@
+UPDATE idempotency_data_keys SET disabled_at=coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) WHERE idempotency_data_keys.tenant_id = %(my_tenant_id)s AND idempotency_data_keys.number = %(my_number)s AND idempotency_data_keys.disabled_at IS NULL

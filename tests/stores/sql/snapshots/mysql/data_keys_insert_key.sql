@@ -1,0 +1,1 @@
+INSERT INTO idempotency_data_keys (tenant_id, number, wrapping_key_id, wrapped_key, created_at) VALUES (%(my_tenant_id)s, %(my_number)s, %(my_wrapping_key_id)s, %(my_wrapped_key)s, coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))))

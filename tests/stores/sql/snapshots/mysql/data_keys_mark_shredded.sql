@@ -1,0 +1,1 @@
+UPDATE idempotency_tenants SET shredded_key_number=idempotency_tenants.last_key_number, erased_at=greatest(coalesce(idempotency_tenants.erased_at, 0), coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)))) WHERE idempotency_tenants.tenant_id = %(my_tenant_id)s

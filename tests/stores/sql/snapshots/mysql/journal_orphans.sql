@@ -1,0 +1,5 @@
+SELECT idempotency_steps.record_id, idempotency_steps.step_id, idempotency_steps.requested_at
+FROM idempotency_steps
+WHERE idempotency_steps.record_id > %(my_after)s AND idempotency_steps.record_id <= %(my_until)s AND NOT (EXISTS (SELECT 1
+FROM idempotency_records
+WHERE idempotency_records.record_id = idempotency_steps.record_id AND idempotency_records.requested_at = idempotency_steps.requested_at AND idempotency_records.state IN ('processing', 'quarantined') AND idempotency_records.response IS NULL)) ORDER BY idempotency_steps.record_id, idempotency_steps.step_id

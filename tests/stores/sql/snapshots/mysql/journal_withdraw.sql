@@ -1,0 +1,1 @@
+DELETE FROM idempotency_steps WHERE idempotency_steps.record_id = %(my_record_id)s AND idempotency_steps.step_id = %(my_step_id)s AND idempotency_steps.requested_at = %(my_requested_at)s AND idempotency_steps.state = 'begun' AND idempotency_steps.fence = %(my_fence)s

@@ -1,0 +1,1 @@
+UPDATE idempotency_records SET on_expiry='quarantine', reason='committed-early' WHERE idempotency_records.record_id = %(my_record_id)s AND idempotency_records.token = %(my_token)s AND idempotency_records.state IN ('processing')

@@ -1,0 +1,1 @@
+UPDATE idempotency_outbox SET attempts=(least(idempotency_outbox.attempts, 1000000) + 1), holder=NULL, held_until=NULL, dead=1, error=%(error)s WHERE idempotency_outbox.holder = %(holder)s AND idempotency_outbox.published_at IS NULL AND idempotency_outbox.seq = %(my_seq)s

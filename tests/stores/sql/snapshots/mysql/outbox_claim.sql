@@ -1,0 +1,12 @@
+SELECT idempotency_outbox.seq
+FROM idempotency_outbox
+WHERE idempotency_outbox.namespace = %(my_namespace)s AND idempotency_outbox.published_at IS NULL AND idempotency_outbox.dead = 0 AND idempotency_outbox.topic REGEXP %(takes)s AND idempotency_outbox.topic NOT REGEXP %(before)s AND coalesce(idempotency_outbox.ready_at, idempotency_outbox.due_at) <= coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) AND (NOT (coalesce(idempotency_outbox.held_until, 0) > coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) AND coalesce(idempotency_outbox.held_until, 0) <= coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) + 3600000000) OR idempotency_outbox.holder = %(holder)s) AND (idempotency_outbox.lane IS NULL OR NOT (EXISTS (SELECT 1
+FROM idempotency_outbox AS earlier
+WHERE earlier.namespace = idempotency_outbox.namespace AND earlier.lane = idempotency_outbox.lane AND earlier.seq < idempotency_outbox.seq AND earlier.published_at IS NULL AND earlier.lane IS NOT NULL AND (earlier.dead != 0 OR coalesce(earlier.ready_at, earlier.due_at) > coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) OR earlier.attempts > idempotency_outbox.attempts OR coalesce(earlier.held_until, 0) > coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) AND coalesce(earlier.held_until, 0) <= coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) + 3600000000 AND earlier.holder != %(holder)s)))) ORDER BY idempotency_outbox.attempts, idempotency_outbox.seq
+ LIMIT %(limit)s FOR UPDATE
+;
+UPDATE idempotency_outbox SET holder=%(holder)s, held_until=(coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) + %(hold)s) WHERE idempotency_outbox.seq IN (__[POSTCOMPILE_my_chosen])
+;
+SELECT idempotency_outbox.seq, coalesce(idempotency_outbox.sent_id, idempotency_outbox.message_id) AS message_id, idempotency_outbox.topic AS topic, idempotency_outbox.`key` AS `key`, idempotency_outbox.tenant AS tenant, idempotency_outbox.headers AS headers, idempotency_outbox.wrapping_key_id AS wrapping_key_id, idempotency_outbox.tenant_id AS tenant_id, idempotency_outbox.body AS body, idempotency_outbox.lane AS lane, idempotency_outbox.data_key_number, idempotency_outbox.attempts
+FROM idempotency_outbox
+WHERE idempotency_outbox.seq IN (__[POSTCOMPILE_my_chosen])

@@ -1,0 +1,3 @@
+SELECT count(*) - coalesce(sum(CASE WHEN (idempotency_outbox.dead = 0) THEN 0 ELSE 1 END), 0) AS waiting, coalesce(sum(CASE WHEN (idempotency_outbox.dead = 0) THEN 0 ELSE 1 END), 0) AS dead, coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) - min(CASE WHEN (idempotency_outbox.dead = 0 AND coalesce(idempotency_outbox.ready_at, idempotency_outbox.due_at) <= coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)))) THEN least(greatest(coalesce(idempotency_outbox.ready_at, idempotency_outbox.due_at), 0), 9223372036854775807) END) AS oldest
+FROM idempotency_outbox
+WHERE idempotency_outbox.published_at IS NULL AND (idempotency_outbox.namespace IS NULL OR idempotency_outbox.namespace IN (__[POSTCOMPILE_namespaces]))

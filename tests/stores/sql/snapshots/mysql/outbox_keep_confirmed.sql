@@ -1,0 +1,1 @@
+UPDATE idempotency_outbox SET holder=NULL, held_until=NULL, error=NULL, published_at=coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) WHERE idempotency_outbox.holder = %(holder)s AND idempotency_outbox.published_at IS NULL AND idempotency_outbox.seq IN (__[POSTCOMPILE_seqs])

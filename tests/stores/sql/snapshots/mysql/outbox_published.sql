@@ -1,0 +1,3 @@
+SELECT idempotency_outbox.topic AS topic, idempotency_outbox.`key` AS `key`, idempotency_outbox.lane AS lane, idempotency_outbox.digest AS digest, CASE WHEN (idempotency_outbox.wrapping_key_id IS NULL) THEN idempotency_outbox.body END AS body
+FROM idempotency_outbox
+WHERE idempotency_outbox.message_id = %(my_message_id)s OR idempotency_outbox.message_id = %(former_message_id)s OR idempotency_outbox.message_id = %(my_sent_id)s AND idempotency_outbox.sent_id IS NULL AND (idempotency_outbox.namespace IS NULL OR idempotency_outbox.namespace = %(my_namespace)s) AND idempotency_outbox.tenant <=> %(plain_tenant)s

@@ -1,0 +1,1 @@
+UPDATE idempotency_outbox SET body=%(my_body)s, wrapping_key_id=%(my_wrapping_key_id)s, data_key_number=%(my_data_key_number)s WHERE idempotency_outbox.seq = %(my_seq)s AND idempotency_outbox.data_key_number = %(seen_number)s

@@ -1,0 +1,4 @@
+SELECT idempotency_outbox.seq, coalesce(idempotency_outbox.sent_id, idempotency_outbox.message_id) AS message_id, idempotency_outbox.topic AS topic, idempotency_outbox.`key` AS `key`, idempotency_outbox.tenant AS tenant, idempotency_outbox.headers AS headers, idempotency_outbox.wrapping_key_id AS wrapping_key_id, idempotency_outbox.tenant_id AS tenant_id, idempotency_outbox.body AS body, idempotency_outbox.lane AS lane, idempotency_outbox.data_key_number, idempotency_outbox.attempts
+FROM idempotency_outbox
+WHERE idempotency_outbox.published_at IS NULL AND (idempotency_outbox.namespace IS NULL OR idempotency_outbox.namespace IN (__[POSTCOMPILE_namespaces])) AND idempotency_outbox.wrapping_key_id != %(newest)s AND idempotency_outbox.seq > %(after)s ORDER BY idempotency_outbox.seq
+ LIMIT %(limit)s

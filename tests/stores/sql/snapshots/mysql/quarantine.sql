@@ -1,0 +1,1 @@
+UPDATE idempotency_records SET state='quarantined', reason=%(my_reason)s, succeeded=NULL WHERE idempotency_records.record_id = %(my_record_id)s AND idempotency_records.token = %(my_token)s AND idempotency_records.state IN ('processing')

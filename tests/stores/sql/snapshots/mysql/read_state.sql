@@ -1,0 +1,3 @@
+SELECT idempotency_records.state, idempotency_records.token, idempotency_records.expires_at, idempotency_records.completed_at, idempotency_records.in_quota, idempotency_records.reason, idempotency_records.response IS NOT NULL AS answered, coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) AS now
+FROM idempotency_records
+WHERE idempotency_records.record_id = %(my_record_id)s LOCK IN SHARE MODE

@@ -1,0 +1,376 @@
+"""Where MariaDB and MySQL differ from PostgreSQL: what the store refuses there, and what it does not rely on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pymysql
+import pytest
+from pymysql.constants import CLIENT
+from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.model import Grant, InFlight, OnExpiry, Record
+from flask_idempotency.engine.quota import Quota
+from flask_idempotency.stores.sql import errors, mysql
+from flask_idempotency.stores.sql.claiming import STRATEGIES, strategy_of
+from flask_idempotency.stores.sql.database import Database, transaction
+from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, bigint
+from flask_idempotency.stores.sql.schema import SEEDED
+from flask_idempotency.stores.sql.store import SqlStore
+from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from tests.lab.mariadb import MariaDbServer, StartMariaDb
+from tests.sql_backends import make_tables
+from tests.stores.sql.conftest import MakeEngine
+from tests.tooling.processes import eventually
+
+GOOD = {
+    "version": "10.11.19-MariaDB-0+deb12u1",
+    "sql_mode": "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION",
+    "innodb_flush_log_at_trx_commit": 1,
+    "log_bin": 0,
+    "binlog_format": "MIXED",
+}
+
+
+@pytest.fixture
+def database_url(mariadb_server: MariaDbServer) -> Iterator[str]:
+    with mariadb_server.database() as name:
+        make_tables(mariadb_server.url(name))
+        yield mariadb_server.url(name)
+
+
+@pytest.fixture
+def open_real(database_url: str) -> Iterator[Callable[..., SqlStore]]:
+    """Opens stores by the server's clock."""
+    with ExitStack() as stores:
+
+        def open_one(bind: Any = None, **options: Any) -> SqlStore:
+            store = SqlStore(Database(bind or database_url), **options)
+            stores.callback(store.close)
+            return store
+
+        yield open_one
+
+
+def scalar(engine: Engine, statement: str) -> Any:
+    with engine.connect() as connection:
+        return connection.execute(text(statement)).scalar()
+
+
+@pytest.mark.parametrize(
+    ("changed", "needle"),
+    (
+        ({"version": "10.5.9-MariaDB"}, "MariaDB 10.5.9-MariaDB, and the store needs MariaDB 10.6"),
+        ({"version": "5.5.5-10.3.1-MariaDB"}, "needs MariaDB 10.6"),
+        ({"version": "8.0.12"}, "MySQL 8.0.12, and the store needs MySQL 8.0.13"),
+        ({"version": "5.7.44-log"}, "needs MySQL 8.0.13"),
+        ({"version": "TiDB"}, "needs MySQL 8.0.13"),
+        ({"sql_mode": ""}, "sql_mode is not strict"),
+        ({"innodb_flush_log_at_trx_commit": 2}, "innodb_flush_log_at_trx_commit is not 1"),
+        ({"log_bin": 1, "binlog_format": "STATEMENT"}, "binlog_format is STATEMENT"),
+    ),
+)
+def test_a_server_that_cannot_keep_claims_is_refused_by_name(changed: dict[str, Any], needle: str) -> None:
+    (fault,) = mysql.faults({**GOOD, **changed})
+
+    assert needle in fault
+
+
+@pytest.mark.parametrize("version", ("10.6.0-MariaDB", "11.4.2-MariaDB-log", "8.0.13", "8.4.0", "9.1.0"))
+def test_servers_that_are_new_enough(version: str) -> None:
+    assert [] == list(mysql.faults({**GOOD, "version": version}))
+
+
+def test_a_server_outside_strict_mode_is_asked_and_refused(start_mariadb: StartMariaDb) -> None:
+    """It would cut a token that does not fit, and say nothing."""
+    server = start_mariadb("--sql-mode=")
+    with server.database() as name:
+        store = SqlStore(Database(server.url(name)))
+        with pytest.raises(ConfigurationError, match="sql_mode is not strict"):
+            store.read(a_key())
+        store.close()
+
+
+def test_advisory_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="advisory works on postgresql, not on mysql"):
+        strategy_of("advisory", DIALECTS[MYSQL])
+    assert {MYSQL} < STRATEGIES["row_lock"].keys()
+
+
+def test_connections_for_records_read_what_is_committed(open_real: Callable[..., SqlStore]) -> None:
+    """By default a transaction keeps the snapshot of its first read, and would not see the row that it lost to."""
+    store = open_real()
+
+    def levels(connection: Any) -> tuple[str, int]:
+        found = connection.exec_driver_sql("SELECT @@tx_isolation, @@autocommit").one()
+        return str(found[0]), int(found[1])
+
+    assert ("READ-COMMITTED", 1) == store.database.run(levels)
+
+
+@pytest.mark.parametrize("zone", ("+00:00", "-11:00", "+12:00"))
+def test_times_are_the_same_in_each_time_zone(open_real: Callable[..., SqlStore], database_url: str, zone: str) -> None:
+    """The zone of a session is the application's, and a clock that is set back an hour would be two times."""
+    engine = create_engine(database_url)
+    event.listen(engine, "connect", lambda connection, _: connection.cursor().execute(f"SET time_zone = '{zone}'"))
+    store = open_real(engine)
+    key = a_key()
+
+    granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+    record = store.read(key)
+
+    assert record is not None
+    assert abs(record.requested_at - float(scalar(engine, "SELECT unix_timestamp(sysdate(6))"))) < 60
+    engine.dispose()
+
+
+def test_the_clock_stands_still_during_a_statement(database_url: str, make_engine: MakeEngine) -> None:
+    """Two readings of one statement are the same. The time does not go on while the statement waits for a lock."""
+    engine = make_engine()
+    now = DIALECTS[MYSQL].now
+    with engine.connect() as connection:
+        before, slept, after = connection.execute(
+            text(f"SELECT {DIALECTS[MYSQL].clock}, sleep(0.01), {DIALECTS[MYSQL].clock}")
+        ).one()
+        given = connection.scalar(select(now), {"now": 42})
+
+    assert (before, 0, 42) == (after, slept, given)
+
+
+def test_whole_numbers_are_divided_as_such(make_engine: MakeEngine) -> None:
+    """Its `/` rounds to four decimals: 59,999,999 of 60,000,000 would be one."""
+    quotient = select(DIALECTS[MYSQL].quotient(bigint("one"), bigint("other")))
+    with make_engine().connect() as connection:
+        assert 0 == connection.scalar(quotient, {"one": 59_999_999, "other": 60_000_000})
+
+
+def test_fences_rise_over_a_restart_and_lost_rows(start_mariadb: StartMariaDb) -> None:
+    server = start_mariadb()
+    with server.database() as name:
+        make_tables(server.url(name))
+        store = SqlStore(Database(server.url(name)))
+        engine = create_engine(server.url(name))
+
+        def fence() -> int:
+            return granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE)).fence
+
+        first = fence()
+        server.kill()
+        server.restart()
+        second = fence()
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE idempotency_records SET fence = fence + 9000000000000"))
+            connection.execute(text("DELETE FROM idempotency_meta WHERE name = 'fence'"))
+        third = fence()
+        store.close()
+        engine.dispose()
+
+    assert SEEDED < first < second
+    assert second + 9_000_000_000_000 < third
+
+
+def test_a_connection_that_the_server_closed_is_replaced(open_real: Callable[..., SqlStore], database_url: str) -> None:
+    """`wait_timeout` ends connections that wait in a pool."""
+    store = open_real()
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    admin = create_engine(database_url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        own = connection.scalar(text("SELECT connection_id()"))
+        others = "SELECT id FROM information_schema.processlist WHERE db = database() AND id <> :own"
+        for number in connection.scalars(text(others), {"own": own}).all():
+            connection.execute(text(f"KILL {number}"))
+        assert eventually(lambda: not connection.execute(text(others), {"own": own}).all())
+    admin.dispose()
+
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+    record = store.read(key)
+    assert record is not None
+    assert PAYLOAD == record.payload
+
+
+class _Error(Exception):
+    """An error of the driver, as PyMySQL makes them."""
+
+
+_Error.__module__ = "pymysql.err"
+
+
+def error_of(code: int) -> DBAPIError:
+    return OperationalError("…", None, _Error(code, "words of the server"))
+
+
+def test_a_deadlock_is_repeated_and_a_lock_timeout_is_not(open_real: Callable[..., SqlStore]) -> None:
+    database = open_real().database
+    calls: list[int] = []
+
+    def fails(code: int, times: int) -> Callable[[Any], str]:
+        calls.clear()
+
+        def work(connection: Any) -> str:
+            calls.append(code)
+            if len(calls) <= times:
+                raise error_of(code)
+            return "done"
+
+        return work
+
+    assert "done" == database.run(fails(1213, 2))
+    assert [1213] * 3 == calls
+    with pytest.raises(StoreUnavailable):
+        database.run(fails(1213, 99))
+    assert [1213] * 5 == calls
+    with pytest.raises(StoreUnavailable) as caught:
+        database.run(fails(1205, 99))
+    assert [1205] == calls
+    assert isinstance(caught.value.__cause__, DBAPIError)
+    assert errors.is_lock_timeout(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("code", "retryable", "refused"),
+    ((1213, True, True), (1205, True, True), (1062, False, False), (2013, True, False), (1053, True, False)),
+)
+def test_what_an_error_says_of_a_commit(code: int, retryable: bool, refused: bool) -> None:
+    """After a lost connection the commit may be done."""
+    assert (retryable, refused) == (errors.is_retryable(error_of(code)), errors.is_refusal(error_of(code)))
+
+
+def test_a_transaction_ends_with_the_statement_that_timed_out(
+    open_real: Callable[..., SqlStore], database_url: str
+) -> None:
+    """The server rolls back that statement alone. The rows before it must not be committed."""
+    store, key = open_real(), a_key()
+    granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+    engine = create_engine(database_url)
+    with engine.connect() as holder:
+        holder.execute(text("SELECT * FROM idempotency_records FOR UPDATE"))
+
+        def work(connection: Any) -> None:
+            connection.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 0")
+            with transaction(connection):
+                connection.exec_driver_sql("INSERT INTO idempotency_meta (name, value) VALUES ('half', 1)")
+                connection.exec_driver_sql("UPDATE idempotency_records SET attempt = 9")
+
+        with pytest.raises(StoreUnavailable):
+            store.database.run(work)
+    assert 0 == scalar(engine, "SELECT count(*) FROM idempotency_meta WHERE name = 'half'")
+    engine.dispose()
+
+
+def test_a_claim_does_not_wait_for_a_row_that_a_transaction_has_locked(
+    open_real: Callable[..., SqlStore], database_url: str
+) -> None:
+    """A frozen worker may hold it for long, and a claim that waited there would hold the row of the last fence."""
+    store, key = open_real(), a_key()
+    request = a_request(key, on_expiry=OnExpiry.TAKEOVER)
+    granted(store.claim(request, token=a_token(), lease=0.000001))
+    engine = create_engine(database_url)
+    with engine.connect() as holder:
+        holder.execute(text("SELECT * FROM idempotency_records WHERE record_id = :rid FOR UPDATE"), {"rid": key.rid})
+
+        assert isinstance(store.claim(request, token=a_token(), lease=LEASE), InFlight)
+        granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
+    assert isinstance(store.claim(request, token=a_token(), lease=LEASE), Grant)
+    engine.dispose()
+
+
+def test_a_repeated_write_that_changes_no_value_is_done(open_real: Callable[..., SqlStore]) -> None:
+    """Without the flag FOUND_ROWS the server counts only rows whose values differ."""
+    store, key, token = open_real(), a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+
+    for _ in range(3):
+        store.mark_point_of_no_return(key, token)
+
+
+def test_a_driver_that_counts_changed_rows_only_is_refused(database_url: str) -> None:
+    url = create_engine(database_url).url
+
+    def connect() -> Any:
+        return pymysql.connect(host=url.host, port=url.port or 0, user="root", database=url.database)
+
+    engine = create_engine("mysql+pymysql://", creator=connect)
+    store = SqlStore(Database(engine))
+    with pytest.raises(ConfigurationError, match="FOUND_ROWS"):
+        store.read(a_key())
+    store.close()
+    engine.dispose()
+    assert CLIENT.FOUND_ROWS == mysql.FOUND_ROWS
+
+
+@pytest.mark.parametrize("strategy", ("insert", "row_lock"))
+def test_limits_are_exact_among_many_claims(open_real: Callable[..., SqlStore], strategy: str) -> None:
+    store = open_real(strategy=strategy)
+    tenant = a_key()
+    outcomes: list[Any] = []
+    begin = threading.Barrier(8)
+
+    def claim() -> None:
+        begin.wait(timeout=30)
+        for _ in range(4):
+            key = type(tenant)(a_key().rid, tenant.tid)
+            outcomes.append(store.claim(a_request(key), token=a_token(), lease=LEASE, quota=Quota(records=5)))
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+
+    assert (32, 5) == (len(outcomes), sum(isinstance(each, Grant) for each in outcomes))
+
+
+def test_letters_and_spaces_of_a_name_are_compared_as_they_are(open_real: Callable[..., SqlStore]) -> None:
+    """The default of the server takes a letter and its accent, or its capital, for one. Keys are bytes anyway."""
+    store = open_real()
+    for name in ("Abc", "abc", "Àbc"):
+        store.task_log.report(name, "{}")
+    assert {"Abc", "abc", "Àbc"} == store.task_log.reports().keys()
+
+
+def test_responses_of_megabytes_and_text_beyond_the_basic_plane(open_real: Callable[..., SqlStore]) -> None:
+    store, key, token = open_real(), a_key(), a_token()
+    payload = type(PAYLOAD)(bytes(range(256)) * 2**12, 201, success=True, byte_size=2**20)
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.quarantine(key, token, "🦭" * 20_000)
+    store.complete(key, token, payload, keep=KEEP)
+
+    record = store.claim(a_request(key), token=a_token(), lease=LEASE)
+    assert isinstance(record, Record)
+    assert payload == record.payload
+
+
+def test_doctor_says_how_large_a_statement_may_be(start_mariadb: StartMariaDb) -> None:
+    server = start_mariadb("--max-allowed-packet=4M")
+    with server.database() as name:
+        make_tables(server.url(name))
+        store = SqlStore(Database(server.url(name)))
+        (found,) = (each for each in store.health.findings() if each.check == "packets")
+        store.close()
+
+    assert "4194304 bytes" in found.text
+    assert "max_allowed_packet" in found.remedy
+
+
+def test_an_upgrade_makes_and_repairs_the_tables(mariadb_server: MariaDbServer) -> None:
+    """Each change of a table commits, so an upgrade that was interrupted goes on where it was."""
+    with mariadb_server.database() as name:
+        store = SqlStore(Database(mariadb_server.url(name)))
+        assert [line[:4] for line in store.schema.upgrade()] == ["0001", "0002", "0003", "0004", "0005"]
+        assert ([], []) == (store.schema.upgrade(), store.schema.faults())
+        engine = create_engine(mariadb_server.url(name))
+        with engine.begin() as connection:
+            connection.execute(text("DROP TABLE idempotency_audit"))
+            connection.execute(text("DROP INDEX idempotency_expiry ON idempotency_records"))
+            connection.execute(text("ALTER TABLE idempotency_outbox DROP COLUMN ready_at"))
+        assert store.schema.upgrade()
+        assert [] == store.schema.faults()
+        assert "ready_at" in [each[0] for each in engine.connect().execute(text("DESCRIBE idempotency_outbox"))]
+        engine.dispose()
+        store.close()
