@@ -263,6 +263,8 @@ def exposure(setting: str, choice: Any, config: Mapping[str, Any]) -> Exposure |
         return _of_redis(setting, choice)
     if scheme in ("postgresql", "postgres"):
         return _of_postgresql(setting, choice, {})
+    if scheme in ("mysql", "mariadb"):
+        return _of_mysql(setting, choice, {})
     if scheme == "sqlite":
         return _of_sqlite(setting, choice)
     if scheme in ("memory", "unix"):
@@ -333,6 +335,8 @@ def _of_application(config: Mapping[str, Any]) -> Exposure | None:
     scheme = str(url).partition(":")[0].partition("+")[0]
     if scheme in ("postgresql", "postgres"):
         return _of_postgresql(setting, str(url), options.get("connect_args") or {})
+    if scheme in ("mysql", "mariadb"):
+        return _of_mysql(setting, str(url), options.get("connect_args") or {})
     return _of_sqlite(setting, str(url)) if scheme == "sqlite" else _opaque(setting, "database of this kind")
 
 
@@ -363,6 +367,21 @@ def _of_postgresql(setting: str, url: str, connect_args: Mapping[str, Any]) -> E
         setting,
         "names a PostgreSQL on another machine without TLS",
         "Add sslmode=verify-full (or verify-ca, or require)",
+    )
+
+
+def _of_mysql(setting: str, url: str, connect_args: Mapping[str, Any]) -> Exposure | None:
+    host = connect_args.get("host") or _last(url, "host") or urlsplit(url).hostname or "localhost"
+    if connect_args.get("unix_socket") or _last(url, "unix_socket") or _is_here(host):
+        return None
+    authority = _last(url, "ssl_ca") or connect_args.get("ssl_ca") or (connect_args.get("ssl") or {}).get("ca")
+    # Other drivers go on without TLS if the server, or a stranger on the way, says that it has none.
+    if authority and urlsplit(url).scheme.endswith("+pymysql"):
+        return None
+    return Exposure(
+        setting,
+        "names a MariaDB or MySQL on another machine without TLS",
+        "Use mysql+pymysql:// with ssl_ca=/path/to/authority.pem",
     )
 
 

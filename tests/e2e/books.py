@@ -60,10 +60,28 @@ class Books:
         return False
 
     def ask(self, question: str) -> int:
-        """A number that PostgreSQL knows about this database; what the question changes is committed."""
+        """A number that the server knows about this database; what the question changes is committed."""
         with self._engine.begin() as connection:
             answer: int = connection.execute(text(question)).scalar_one()
             return answer
+
+    def end_sessions(self, *, in_mid_view: bool) -> int:
+        """End the sessions of all others in this database, or of those in a transaction. Return how many."""
+        if self._engine.dialect.name == "postgresql":
+            which = "state = 'idle in transaction'" if in_mid_view else "pid <> pg_backend_pid()"
+            ends = (
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND "
+            )
+            return self.ask(ends + which)
+        transactions = (
+            " AND id IN (SELECT trx_mysql_thread_id FROM information_schema.innodb_trx)" if in_mid_view else ""
+        )
+        others = "SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id()"
+        with self._engine.connect() as connection:
+            found = connection.scalars(text(others + transactions)).all()
+            for number in found:
+                connection.execute(text(f"KILL {number}"))
+        return len(found)
 
     def close(self) -> None:
         self._engine.dispose()

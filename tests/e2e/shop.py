@@ -26,7 +26,7 @@ from uuid import uuid4
 
 from flask import Flask, current_app, request
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import event, update
+from sqlalchemy import String, event, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flask_idempotency import Idempotency
@@ -46,15 +46,15 @@ class Base(DeclarativeBase):
 class Account(Base):
     __tablename__ = "accounts"
 
-    id: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     balance: Mapped[int]
 
 
 class Payment(Base):
     __tablename__ = "payments"
 
-    id: Mapped[str] = mapped_column(primary_key=True)
-    case: Mapped[str]
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    case: Mapped[str] = mapped_column(String(200))
     amount: Mapped[int]
 
 

@@ -1,4 +1,4 @@
-"""PostgreSQL killed, frozen, or ending our sessions, under load and in mid-view: what was told stays true."""
+"""A database killed, frozen, or ending our sessions, under load and in mid-view: what was told stays true."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from tests.e2e.processes import Server
 from tests.e2e.purchases import Crowd, Purchase, assert_paid_once
 from tests.e2e.shop import APPLICATION
 from tests.e2e.wire import Wire
+from tests.lab.mariadb import MariaDbServer, StartMariaDb
 from tests.lab.postgres import PostgresServer, StartPostgres
 
 CRASHES = 8
 CLIENTS = 6
 
 
-LOST = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND "
-IN_MID_VIEW = "state = 'idle in transaction'"
-ALL_OTHERS = "pid <> pg_backend_pid()"
+@pytest.fixture(params=("postgresql", "mariadb"))
+def postgres(request: pytest.FixtureRequest) -> PostgresServer | MariaDbServer:
+    start: StartPostgres | StartMariaDb = request.getfixturevalue(
+        "start_postgres" if request.param == "postgresql" else "start_mariadb"
+    )
+    return start()
 
 
 @pytest.fixture
-def postgres(start_postgres: StartPostgres) -> PostgresServer:
-    return start_postgres()
-
-
-@pytest.fixture
-def books(postgres: PostgresServer) -> Iterator[Books]:
+def books(postgres: PostgresServer | MariaDbServer) -> Iterator[Books]:
     postgres.create_database("shop")
     books = Books(postgres.url("shop"))
     yield books
@@ -47,7 +46,7 @@ def shop(books: Books, serve_once: Serve) -> Server:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_24_nothing_that_was_told_is_lost_in_a_crash(
-    shop: Server, postgres: PostgresServer, books: Books, ledger: Ledger, figures: Figures
+    shop: Server, postgres: PostgresServer | MariaDbServer, books: Books, ledger: Ledger, figures: Figures
 ) -> None:
     """
     While PostgreSQL is down nothing runs; when it is back the same workers go on, and what was paid was paid once.
@@ -90,7 +89,7 @@ def test_24_nothing_that_was_told_is_lost_in_a_crash(
 
 
 def test_24_a_silent_database_is_not_waited_for_and_nothing_runs_twice(
-    shop: Server, postgres: PostgresServer, books: Books, ledger: Ledger
+    shop: Server, postgres: PostgresServer | MariaDbServer, books: Books, ledger: Ledger
 ) -> None:
     """
     PostgreSQL stops answering for longer than a lease: who asks for a claim is refused after five seconds; who is in its
@@ -114,16 +113,16 @@ def test_24_a_silent_database_is_not_waited_for_and_nothing_runs_twice(
     assert_paid_once(books, shop.port, [first, other])
 
 
-@pytest.mark.parametrize("which", [IN_MID_VIEW, ALL_OTHERS])
-def test_27_a_session_that_postgresql_ends_in_mid_view_is_paid_by_the_retry(
-    shop: Server, books: Books, ledger: Ledger, which: str
+@pytest.mark.parametrize("in_mid_view", [True, False])
+def test_27_a_session_that_the_database_ends_in_mid_view_is_paid_by_the_retry(
+    shop: Server, books: Books, ledger: Ledger, in_mid_view: bool
 ) -> None:
     """Its commit fails, its client is asked to try again, its key is free at once, and the retry runs: one row."""
     purchase = Purchase()
     with Wire(shop.port) as wire:
         wire.send(purchase.order.attempt("pause:flushed"))
         ledger.paused(purchase.order.case)
-        ended = books.ask(LOST + which)
+        ended = books.end_sessions(in_mid_view=in_mid_view)
         ledger.let_go(purchase.order.case)
         told = wire.answer().told
     again = purchase.attempt(shop.port)

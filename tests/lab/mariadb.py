@@ -73,6 +73,9 @@ class MariaDbServer:
     def url(self, database: str) -> str:
         return f"mysql+pymysql://root@127.0.0.1:{self.port}/{database}"
 
+    def create_database(self, name: str) -> None:
+        self.execute(f"CREATE DATABASE {name}")
+
     def execute(self, statement: str) -> None:
         connection = pymysql.connect(host="127.0.0.1", port=self.port, user="root", autocommit=True)
         with connection, connection.cursor() as cursor:

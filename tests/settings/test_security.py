@@ -261,6 +261,29 @@ def test_a_redis_elsewhere_without_tls_is_refused_and_can_be_waived(url: str) ->
     assert load(**{**WHOLE, "store": url, "allow_plaintext_transport": True}).allow_plaintext_transport
 
 
+@pytest.mark.parametrize(
+    ("url", "fine"),
+    (
+        ("mysql+pymysql://db/shop", False),
+        ("mysql+pymysql://shop:x@db/shop?ssl_ca=/etc/ca.pem", True),
+        ("mariadb+pymysql://shop:x@db/shop?ssl_ca=/etc/ca.pem", True),
+        ("mysql+mysqldb://db/shop?ssl_ca=/etc/ca.pem", False),
+        ("mysql+pymysql://127.0.0.1:3307/shop", True),
+        ("mysql+pymysql://shop:x@/shop?unix_socket=/run/mysqld/mysqld.sock", True),
+        ("mysql+pymysql://localhost/shop?host=db", False),
+    ),
+)
+def test_a_mariadb_elsewhere_has_to_be_reached_over_tls(url: str, fine: bool) -> None:
+    """By a driver that refuses a server without TLS if it is told an authority."""
+    settings = {**WHOLE, "store": url}
+
+    if fine:
+        assert load(**settings).encryption == "required"
+    else:
+        (told,) = faults(**settings)
+        assert "Use mysql+pymysql:// with ssl_ca=" in told
+
+
 def test_a_postgresql_elsewhere_has_to_be_reached_over_tls() -> None:
     """As libpq finds its way. A database on this machine is not reached over anything."""
     for url, fine in (
@@ -323,6 +346,8 @@ def test_the_environment_counts_as_far_as_libpq_heeds_it(
         ({"SQLALCHEMY_DATABASE_URI": "postgresql://:canary@db/shop"}, False),
         ({"SQLALCHEMY_DATABASE_URI": "postgresql://db/shop?sslmode=require"}, True),
         ({"SQLALCHEMY_DATABASE_URI": "mysql://db/shop"}, False),
+        ({"SQLALCHEMY_DATABASE_URI": "mysql+pymysql://db/shop?ssl_ca=/etc/ca.pem"}, True),
+        ({"SQLALCHEMY_DATABASE_URI": "oracle://db/shop"}, False),
         (
             {
                 "SQLALCHEMY_DATABASE_URI": "postgresql://db/shop",
