@@ -374,3 +374,48 @@ def test_an_upgrade_makes_and_repairs_the_tables(mariadb_server: MariaDbServer) 
         assert "ready_at" in [each[0] for each in engine.connect().execute(text("DESCRIBE idempotency_outbox"))]
         engine.dispose()
         store.close()
+
+
+def test_what_a_write_returns_is_what_it_wrote(open_real: Callable[..., SqlStore], database_url: str) -> None:
+    """Between a write and the read of its row no other worker comes in."""
+    store, key, token = open_real(), a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    seen: list[str] = []
+    other = open_real()
+
+    @event.listens_for(store.database.engine, "after_cursor_execute")
+    def claim_between(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("UPDATE") and not seen:
+            seen.append(type(other.claim(a_request(key), token=a_token(), lease=LEASE)).__name__)
+
+    released = store.release(key, token)
+
+    assert (["InFlight"], None) == (seen, released)
+
+
+def test_a_relay_waits_for_the_claim_of_another(open_real: Callable[..., SqlStore], database_url: str) -> None:
+    """Under a lock of the session, which ends with it."""
+    database = open_real().database
+    asked = threading.Event()
+
+    def second(connection: Any) -> bool:
+        asked.set()
+        with mysql.in_turn(connection) as mine:
+            return mine
+
+    def first(connection: Any) -> bool:
+        with mysql.in_turn(connection) as mine:
+            outcome = database.run(second)
+        return mine and not outcome
+
+    assert database.run(first)
+    assert database.run(second)
+
+
+def test_a_worker_that_has_locked_one_task_locks_another(open_real: Callable[..., SqlStore]) -> None:
+    """A condition with OR limits which row of the same name is replaced, and no row of another name."""
+    log, token = open_real().task_log, a_token()
+
+    assert log.lock("one", token, lease=LEASE)
+    assert log.lock("two", token, lease=LEASE)
+    assert [False, False] == [log.lock(name, a_token(), lease=LEASE) for name in ("one", "two")]
