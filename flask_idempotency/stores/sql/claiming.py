@@ -386,8 +386,8 @@ class Insert:
 class InsertInTurn:
     """SQLite and MySQL: a read takes one statement and no lock. A write locks, and reads again first.
 
-    SQLite has one lock. On MySQL a claim locks the row that it changes, and then that of the last fence, which puts all
-    grants in turn. It does not wait for the former, which a worker's transaction may hold for long.
+    SQLite has one lock. On MySQL a claim locks the row of the last fence, which puts all grants in turn, and then that of
+    its key. It does not wait for the latter, which a worker's transaction may hold for long.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -400,29 +400,31 @@ class InsertInTurn:
         self._writer = ClaimWriter(dialect)
 
     def claim(self, connection: RecordConnection, query: ClaimQuery, *, joined: bool = False) -> StoreOutcome:
-        """Claim the key. `joined`: in the caller's transaction, which keeps others from writing."""
+        """Claim the key. `joined`: in the caller's transaction, which keeps others from writing on SQLite."""
         found = connection.execute(self._read, query.parameters).one_or_none()
         if found is not None:
             outcome = classify(row_of(found), query)
             if not isinstance(outcome, Move):
                 return outcome
         with nullcontext() if joined else transaction(connection):
-            if found is None and query.quota is None:
+            fence = None
+            if self._in_turn or (found is None and query.quota is None):
+                # On MySQL no other claim is granted from here on, so that the counts of a quota stay right.
                 fence = connection.execute(self._next_fence, query.parameters).scalar_one()
+            if found is None and query.quota is None:
                 granted = self._writer.insert(connection, query, fence=fence)
                 if granted is not None:
                     return granted
-                # Another worker was faster. The fence stays unused.
+                # Another worker was faster.
             found = connection.execute(self._read_again, query.parameters).one_or_none()
+            if found is None and self._in_turn and connection.execute(self._read, query.parameters).one_or_none():
+                # A transaction has it locked.
+                return InFlight(RETRY_SECONDS)
             row = None if found is None else row_of(found)
             outcome = Move.RECLAIM if row is None else classify(row, query)
             if not isinstance(outcome, Move):
                 return outcome
-            fence = None
             if outcome is Move.RECLAIM and query.quota is not None:
-                if self._in_turn:
-                    # No other claim is granted from here on, so that the counts stay right.
-                    fence = connection.execute(self._next_fence, query.parameters).scalar_one()
                 refused = self._refuse_or_count(connection, query)
                 if refused is not None:
                     return refused

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import Grant, InFlight, OnExpiry, Record
-from flask_idempotency.engine.quota import Quota
+from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql import errors, mysql
 from flask_idempotency.stores.sql.claiming import STRATEGIES, strategy_of
 from flask_idempotency.stores.sql.database import Database, transaction
@@ -26,6 +26,7 @@ from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_k
 from tests.lab.mariadb import MariaDbServer, StartMariaDb
 from tests.sql_backends import make_tables
 from tests.stores.sql.conftest import MakeEngine
+from tests.stores.sql.counting import sent
 from tests.tooling.processes import eventually
 
 GOOD = {
@@ -274,7 +275,10 @@ def test_a_claim_does_not_wait_for_a_row_that_a_transaction_has_locked(
     with engine.connect() as holder:
         holder.execute(text("SELECT * FROM idempotency_records WHERE record_id = :rid FOR UPDATE"), {"rid": key.rid})
 
-        assert isinstance(store.claim(request, token=a_token(), lease=LEASE), InFlight)
+        with sent(store) as statements:
+            assert isinstance(store.claim(request, token=a_token(), lease=LEASE), InFlight)
+        # After a wait that was too long, it would be ROLLBACK.
+        assert "COMMIT" == statements[-1]
         granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
     assert isinstance(store.claim(request, token=a_token(), lease=LEASE), Grant)
     engine.dispose()
@@ -419,3 +423,37 @@ def test_a_worker_that_has_locked_one_task_locks_another(open_real: Callable[...
     assert log.lock("one", token, lease=LEASE)
     assert log.lock("two", token, lease=LEASE)
     assert [False, False] == [log.lock(name, a_token(), lease=LEASE) for name in ("one", "two")]
+
+
+def test_a_first_claim_and_a_replay_take_as_many_statements_as_the_guide_says(
+    open_real: Callable[..., SqlStore],
+) -> None:
+    store, key, token = open_real(), a_key(), a_token()
+    store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+    with sent(store) as first:
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+    with sent(store) as completed:
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+    with sent(store) as replayed:
+        store.claim(a_request(key), token=a_token(), lease=LEASE)
+
+    assert ["SELECT", "START", "UPDATE", "SELECT", "INSERT", "COMMIT"] == [each.split()[0] for each in first]
+    assert (["UPDATE"], ["SELECT"]) == ([each.split()[0] for each in completed], [each.split()[0] for each in replayed])
+
+
+def test_a_locked_row_is_no_new_key_of_a_quota(open_real: Callable[..., SqlStore], database_url: str) -> None:
+    store, key = open_real(), a_key()
+    limited: dict[str, Any] = {"lease": LEASE, "quota": Quota(new_keys=NewKeys(9, 3600.0))}
+    request = a_request(key, on_expiry=OnExpiry.TAKEOVER)
+    token = a_token()
+    granted(store.claim(request, token=token, **limited))
+    store.release(key, token)
+    before = store.ledger.usage(key.tid).new_keys
+    engine = create_engine(database_url)
+    with engine.connect() as holder:
+        holder.execute(text("SELECT * FROM idempotency_records WHERE record_id = :rid FOR UPDATE"), {"rid": key.rid})
+
+        assert isinstance(store.claim(request, token=a_token(), **limited), InFlight)
+    engine.dispose()
+
+    assert before == store.ledger.usage(key.tid).new_keys
