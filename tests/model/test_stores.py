@@ -16,9 +16,9 @@ from tests.backends import BACKENDS, MakeStore
 from tests.lab.programs import REDIS_KINDS
 from tests.model.machine import KeptStore
 from tests.model.others import ReferenceMachine
-from tests.sql_backends import STRATEGIES, sql_databases, sql_stores
+from tests.sql_backends import STRATEGIES, maria_database, sql_databases, sql_stores
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 
 ASKED = os.environ.get("MODEL_EXAMPLES")
 EXAMPLES = int(ASKED or "20")
@@ -33,6 +33,7 @@ KINDS = (
     *(f"{kind}-url" for kind in REDIS_KINDS),
     "sqlite",
     *(f"postgres-{strategy}" for strategy in STRATEGIES),
+    "mariadb-insert",
     "tiered-fakeredis",
     f"tiered-{REDIS_KINDS[0]}-telling",
 )
