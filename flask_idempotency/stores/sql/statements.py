@@ -411,10 +411,18 @@ def next_fence(dialect: Dialect) -> Any:
     # `coalesce` reads the records only if that row is missing.
     last = sa.func.coalesce(written, sa.select(sa.func.max(_r.fence)).scalar_subquery(), ZERO)
     risen = dialect.larger(last + sa.literal_column("1"), dialect.now)
-    values: dict[str, sa.ColumnElement[Any]] = {"name": sa.literal_column(f"'{LAST_FENCE}'"), "value": risen}
+    values: dict[str, sa.ColumnElement[Any]] = {
+        "name": sa.literal_column(f"'{LAST_FENCE}'"),
+        "value": risen if dialect.returns else sa.func.last_insert_id(risen),
+    }
     if dialect.returns:
         return upserted(dialect, meta, values, ("name",), {"value": "excluded.value"}, proof=(meta.c.value,))
     mine = meta.c.name == sa.literal_column(f"'{LAST_FENCE}'")
-    rise = sa.update(meta).where(mine).values(value=dialect.larger(meta.c.value + ONE, dialect.now))
+    # The reply to such an assignment brings the number, so that no other claim waits for a read.
+    rise = (
+        sa.update(meta)
+        .where(mine)
+        .values(value=sa.func.last_insert_id(dialect.larger(meta.c.value + ONE, dialect.now)))
+    )
     first = sa.insert(meta).from_select(list(values), sa.select(*values.values()))
-    return Write(rise, first, rise, read=sa.select(meta.c.value).where(mine))
+    return Write(rise, first, rise, numbers=True)

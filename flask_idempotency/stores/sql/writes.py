@@ -55,14 +55,16 @@ class Write:
         read: sa.Select[Any] | None = None,
         before: sa.Select[Any] | None = None,
         unless: sa.Select[Any] | None = None,
+        numbers: bool = False,
     ) -> None:
         """Send `tries` in turn until one changes a row. An insert that meets a row of its key changes none.
 
         * `read`: then return these rows. Without it, return one row if something was changed.
         * `before`: first lock the rows that this selects. The keys are the parameter `my_chosen` of the others.
         * `unless`: write nothing if this selects a row.
+        * `numbers`: return the number that the statement has passed to LAST_INSERT_ID.
         """
-        self.tries, self.read, self.before, self.unless = tries, read, before, unless
+        self.tries, self.read, self.before, self.unless, self.numbers = tries, read, before, unless, numbers
 
     def _execute_on_connection(self, connection: sa.Connection, parameters: Any, options: Any) -> Written:
         """Be executed: SQLAlchemy calls this for each of its statements."""
@@ -93,19 +95,25 @@ class Write:
         # What is deleted can only be read before.
         first = self.read is not None and isinstance(self.tries[0], sa.Delete)
         found = send(self.read, given).all() if first else ()
-        changed = next((count for each in self.tries if (count := _changed(send, each, given))), 0)
-        if changed:
-            written.rowcount += changed
-            written += found if first else (_CHANGED,) if self.read is None else send(self.read, given).all()
+        for statement in self.tries:
+            done = _sent(send, statement, given)
+            if done is not None and done.rowcount:
+                written.rowcount += done.rowcount
+                if self.numbers:
+                    written.append((done.lastrowid,))
+                else:
+                    written += found if first else (_CHANGED,) if self.read is None else send(self.read, given).all()
+                return
 
 
-def _changed(send: Callable[..., Any], statement: Any, given: Mapping[str, Any]) -> int:
+def _sent(send: Callable[..., Any], statement: Any, given: Mapping[str, Any]) -> Any | None:
+    """Return the result of this statement. None: an insert has met a row of its key."""
     try:
-        return int(send(statement, given).rowcount)
+        return send(statement, given)
     except IntegrityError as error:
         if not (isinstance(statement, sa.Insert) and is_duplicate(error)):
             raise
-        return 0
+        return None
 
 
 def proven(dialect: Dialect, statement: Any, *columns: sa.ColumnElement[Any]) -> Any:
