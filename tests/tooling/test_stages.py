@@ -32,6 +32,7 @@ def test_the_first_server_and_strategy_stand_for_the_others() -> None:
     assert not is_further(REDIS_KINDS[0])
     assert not is_further(("postgresql", "insert"))
     assert is_further(("postgresql", "advisory"))
+    assert is_further("mariadb")
 
 
 def test_a_test_is_of_the_core_only_if_it_is_of_no_other_stage(request: pytest.FixtureRequest) -> None:
