@@ -246,9 +246,6 @@ def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
     if dialect.name == SQLITE and base.driver in DRIVERS:
         # Both drivers then take parameters by name, as the statements have them.
         options["paramstyle"] = "named"
-    if dialect.name == MYSQL:
-        # It takes a join by a parameter for one without a condition.
-        options["enable_from_linting"] = False
     engine = create_engine(base.url, pool=pool, **options)
     if dialect.name == MYSQL:
         # Ours is never open when a connection returns. Older SQLAlchemy does not know this, and sends a ROLLBACK.

@@ -457,3 +457,22 @@ def test_a_locked_row_is_no_new_key_of_a_quota(open_real: Callable[..., SqlStore
     engine.dispose()
 
     assert before == store.ledger.usage(key.tid).new_keys
+
+
+def test_a_response_that_is_too_large_for_a_statement_is_not_stored_in_part(start_mariadb: StartMariaDb) -> None:
+    """The server closes the connection. The record stays in flight, and its worker goes on with a smaller response."""
+    server = start_mariadb("--max-allowed-packet=1M")
+    with server.database() as name:
+        make_tables(server.url(name))
+        store = SqlStore(Database(server.url(name)))
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        large = type(PAYLOAD)(bytes(2**21), 201, success=True, byte_size=2**21)
+
+        with pytest.raises(StoreUnavailable):
+            store.complete(key, token, large, keep=KEEP)
+        found = store.read(key)
+        assert found is not None
+        assert (token, None) == (found.token, found.payload)
+        store.complete(key, token, PAYLOAD, keep=KEEP)
+        store.close()

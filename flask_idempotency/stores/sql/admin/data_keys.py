@@ -23,7 +23,7 @@ from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import CompletionWriter, entry, facts_of, is_sealed, shard_of
 from flask_idempotency.stores.sql.database import Database, transaction
-from flask_idempotency.stores.sql.dialects import SQLITE, Dialect, bigint, binary, integer, string
+from flask_idempotency.stores.sql.dialects import MYSQL, SQLITE, Dialect, bigint, binary, integer, string
 from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.identity import IDENTITY_BYTES, identity, identity_bytes, number_lost
 from flask_idempotency.stores.sql.rows import readable, row_of
@@ -181,10 +181,16 @@ def read_keys(dialect: Dialect) -> sa.Select[Any]:
 
     Without a data key this is one row, whose key columns are NULL.
     """
-    of_tenant = meta.outerjoin(tenants, _t.tenant_id == binary("my_tenant_id")).outerjoin(
-        data_keys, _k.tenant_id == binary("my_tenant_id")
-    )
-    numbers = (meta.c.value.label("store"), sa.func.coalesce(_t.last_key_number, ZERO).label("last"))
+    its_keys = _k.tenant_id == binary("my_tenant_id")
+    if dialect.name == MYSQL:
+        # SQLAlchemy's check for joins without a condition is wrong there if a join has three tables.
+        of_tenant = meta.outerjoin(data_keys, its_keys)
+        its_row = sa.select(_t.last_key_number).where(_t.tenant_id == binary("my_tenant_id"))
+        last: sa.ColumnElement[Any] = sa.func.coalesce(its_row.scalar_subquery(), ZERO)
+    else:
+        of_tenant = meta.outerjoin(tenants, _t.tenant_id == binary("my_tenant_id")).outerjoin(data_keys, its_keys)
+        last = sa.func.coalesce(_t.last_key_number, ZERO)
+    numbers = (meta.c.value.label("store"), last.label("last"))
     rows = sa.select(*numbers, *_shown(dialect)).select_from(of_tenant).where(meta.c.name == word(STORE))
     return rows.order_by(_k.number)
 

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, SessionTransaction, scoped_session, sessionm
 from flask_idempotency import Step, current_claim, idempotent
 from flask_idempotency.engine.ending import work_here
 from flask_idempotency.stores.sql.schema import records
-from tests.stores.sql.conftest import on_both, on_each, on_sqlite
+from tests.stores.sql.conftest import on_each, on_sqlite
 from tests.stores.sql.shops import Account, OpenShop, Payment, Shop, open_shop, paying
 
 RING = {"IDEMPOTENCY_KEY_RING": "2026-11:" + base64.b64encode(bytes(range(32))).decode()}
@@ -271,7 +271,7 @@ def test_a_rollback_of_the_engine_spares_what_the_test_has_written(
 
 
 @pytest.mark.parametrize("config", ({"IDEMPOTENCY_QUOTA_RECORDS": 5}, {"IDEMPOTENCY_ENCRYPTION": "on", **RING}))
-@on_both
+@on_each
 def test_counted_and_sealed_records_are_joined(open_: OpenShop, config: dict[str, Any]) -> None:
     shop = open_(**config, TESTING=True)
     if shop.db_engine.dialect.name == "sqlite":
