@@ -86,11 +86,13 @@ def serve_once(ledger_server: RedisServer, store: RedisServer, served: list[Serv
         yield start
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
+@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
 def books(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Books]:
     """A shop's database. Asking for this runs the test on each kind."""
-    sqlite = request.param == "sqlite"
-    books = Books(f"sqlite:///{tmp_path / 'shop.sqlite'}" if sqlite else request.getfixturevalue("postgres_url"))
+    if request.param == "sqlite":
+        books = Books(f"sqlite:///{tmp_path / 'shop.sqlite'}")
+    else:
+        books = Books(request.getfixturevalue("postgres_url" if request.param == "postgresql" else "mariadb_url"))
     yield books
     books.close()
 

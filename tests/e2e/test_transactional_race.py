@@ -84,7 +84,14 @@ def run(wires: list[Wire], purchases: list[Purchase]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("books", "strategy"),
-    [("postgresql", "insert"), ("postgresql", "row_lock"), ("postgresql", "advisory"), ("sqlite", "insert")],
+    [
+        ("postgresql", "insert"),
+        ("postgresql", "row_lock"),
+        ("postgresql", "advisory"),
+        ("mariadb", "insert"),
+        ("mariadb", "row_lock"),
+        ("sqlite", "insert"),
+    ],
     indirect=["books"],
 )
 def test_1_duplicates_that_arrive_together_pay_once(race: Race, books: Books, strategy: str) -> None:

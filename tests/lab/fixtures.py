@@ -174,6 +174,13 @@ def mariadb_server() -> Iterator[MariaDbServer]:
 
 
 @pytest.fixture
+def mariadb_url(mariadb_server: MariaDbServer) -> Iterator[str]:
+    """An empty database that only this test uses, for SQLAlchemy with PyMySQL."""
+    with mariadb_server.database() as name:
+        yield mariadb_server.url(name)
+
+
+@pytest.fixture
 def start_mariadb() -> Iterator[StartMariaDb]:
     """Starts servers that only this test uses, to kill, pause or configure: `start_mariadb("--sql-mode=")`."""
     from tests.lab.mariadb import MariaDbServer, require_mariadb

@@ -182,7 +182,8 @@ def commits_each_statement(connection: sa.Connection) -> bool:
     if getattr(driver, "autocommit", False) is True:
         return True
     if kind_of(connection.dialect.name) == MYSQL:
-        return bool(driver.get_autocommit())
+        # A function of PyMySQL and mysqlclient. Others have the attribute above.
+        return bool(getattr(driver, "get_autocommit", bool)())
     return connection.dialect.name == SQLITE and driver.isolation_level is None and not driver.in_transaction
 
 

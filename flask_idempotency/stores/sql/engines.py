@@ -184,8 +184,8 @@ def _engine_from(bind: str | URL) -> Engine:
     except (NoSuchModuleError, ModuleNotFoundError):
         raise ConfigurationError(
             f"IDEMPOTENCY_STORE: there is no driver for {url.drivername} ({without_password(_written(bind))}). "
-            "Write postgresql+psycopg://… and install "
-            "psycopg, or sqlite:///…, which needs nothing."
+            "Write postgresql+psycopg://… and install psycopg, mysql+pymysql://… and PyMySQL, or sqlite:///…, which needs "
+            "nothing."
         ) from None
     if engine.driver == "psycopg":
         # The pool for records copies the listeners of this one.

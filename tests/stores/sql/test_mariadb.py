@@ -13,6 +13,7 @@ from pymysql.constants import CLIENT
 from sqlalchemy import Engine, create_engine, event, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import Grant, InFlight, OnExpiry, Record
 from flask_idempotency.engine.quota import NewKeys, Quota
@@ -378,6 +379,39 @@ def test_an_upgrade_makes_and_repairs_the_tables(mariadb_server: MariaDbServer) 
         assert "ready_at" in [each[0] for each in engine.connect().execute(text("DESCRIBE idempotency_outbox"))]
         engine.dispose()
         store.close()
+
+
+def test_a_claim_whose_commit_lost_its_reply_is_granted_to_the_same_worker(
+    open_real: Callable[..., SqlStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim is a transaction here, and its COMMIT may be done although the connection broke."""
+    store, key, token = open_real(), a_key(), a_token()
+    granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
+    lost: list[str] = []
+
+    @event.listens_for(store.database.engine, "after_cursor_execute")
+    def lose_the_reply(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement == "COMMIT" and not lost:
+            lost.append(statement)
+            raise pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query")
+
+    grant = granted(store.claim(a_request(key), token=token, lease=LEASE))
+
+    assert (["COMMIT"], token, 1) == (lost, grant.token, grant.attempt)
+
+
+@pytest.mark.parametrize("scheme", ("mysql+pymysql", "mariadb+pymysql"))
+def test_each_name_of_the_dialect_leads_to_the_same_store(
+    open_real: Callable[..., SqlStore], database_url: str, scheme: str
+) -> None:
+    store, key, token = open_real(f"{scheme}:{database_url.partition(':')[2]}"), a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE, quota=Quota(records=5)))
+    store.complete(key, token, PAYLOAD, keep=KEEP)
+
+    assert MYSQL == store.database.dialect.name
+    assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Record)
+    assert (1, []) == (store.ledger.usage(key.tid).records, store.schema.faults())
+    assert store.recovery.force_release(SeenRecord(key, store.read(key) or pytest.fail("it is gone")))
 
 
 def test_what_a_write_returns_is_what_it_wrote(open_real: Callable[..., SqlStore], database_url: str) -> None:
