@@ -79,7 +79,7 @@ class Refused(NotCarriedOut):
 
 
 class KeyVoided(NotCarriedOut):
-    """The key was voided: no request ran under it, and none will. Nor did an attempt whose reply was lost."""
+    """The key was voided: the service has no request that ran under it, and lets none run. So lost attempts did not run."""
 
     advice = "The service did nothing. If you still want it to happen, use an intent of another name."
 

@@ -404,7 +404,8 @@ class Recovery(Protocol):
     def force_release(self, seen: SeenRecord) -> bool:
         """Remove this record in any state, if it is as it was seen. The key may run again.
 
-        The caller decides whether that is safe. False: the record has changed or is absent, and stays so.
+        It is not if its worker has passed its point of no return since. The caller decides whether a release is safe. False:
+        the record has changed or is absent, and stays so.
         """
         ...
 

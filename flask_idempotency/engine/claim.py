@@ -248,6 +248,12 @@ class Claim:
         return self.contexts[0].fingerprint
 
     @property
+    def did_nothing(self) -> bool:
+        """Whether its work surely had no effect so far: the store would have a trace of one."""
+        had_steps = self.steps is not None and self.steps.has_effects
+        return self._policy.shows_effects and not self.past_point and not had_steps
+
+    @property
     def past_point(self) -> bool:
         """Whether the view passed its point of no return, or committed by itself."""
         return self._point_passed or (self._transaction is not None and self._transaction.committed_early)

@@ -108,6 +108,24 @@ class Policy:
         return self.effects == "transactional" or any(step.effects == "transactional" for step in self.steps)
 
     @property
+    def shows_effects(self) -> bool:
+        """Whether the store has a trace of each effect before it happens, so that a record without one had none.
+
+        `marked`: the point of no return. `steps`: the entry of a step, unless it is one with `intent=False`.
+        """
+        if self.on_abandoned is not None:
+            return False
+        return self.effects == "marked" or (self.effects == "steps" and all(step.intent for step in self.steps))
+
+    @property
+    def _may_release_effects(self) -> bool:
+        """Whether a request that had an effect may leave no record, because it may run again."""
+        if self.effects == "plain":
+            unsure = {status for status in self.release_statuses if status >= 500} - RELEASED_BY_DEFAULT
+            return self.on_error == "release" or self.on_abandoned == "takeover" or bool(unsure)
+        return self.effects == "deduplicated" or (self.effects == "steps" and not all(s.intent for s in self.steps))
+
+    @property
     def has_plain_step(self) -> bool:
         """Whether a worker that vanishes may leave a step in doubt."""
         return any(step.effects == "plain" for step in self.steps)
@@ -199,6 +217,17 @@ class Policy:
                 steps and not journals,
                 'effects="steps" needs a store that remembers steps, and this one has no `journals`. Use the Redis, SQL or '
                 "memory store of this package, or another `effects`.",
+            ),
+            (
+                self.void and self.on_store_down == "allow",
+                'void=True and on_store_down="allow" exclude each other: without a store, a request runs under a voided key. '
+                "Leave one of them out.",
+            ),
+            (
+                self.void and self._may_release_effects,
+                f'void=True and effects="{self.effects}" exclude each other where a request that failed may release its key '
+                "although it had an effect: it would be called voided. Use steps, marked or transactional effects, or leave "
+                "`void` out.",
             ),
             (
                 self.void and not voids,

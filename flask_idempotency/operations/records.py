@@ -229,6 +229,7 @@ def shown(
     record = found.record
     about, now = record.info, _now(record)
     unfinished = record.state is not State.COMPLETED
+    completed_at = None if record.fingerprint == VOIDED else record.completed_at
     return RecordView(
         handle=handle_of(found.key),
         record=label,
@@ -246,8 +247,8 @@ def shown(
         on_expiry=record.on_expiry.value,
         reason="voided" if record.fingerprint == VOIDED else record.reason,
         owner=_owner(record, policy) if unfinished else None,
-        completed_at=None if record.completed_at is None else moment(record.completed_at),
-        duration=None if record.completed_at is None else round(record.completed_at - record.requested_at, 3),
+        completed_at=None if completed_at is None else moment(completed_at),
+        duration=None if completed_at is None else round(completed_at - record.requested_at, 3),
         expires_at=None if unfinished else moment(now + record.remaining),
         answer=_answer(record),
         paused=is_paused(record, journal),
@@ -594,6 +595,8 @@ def check_quarantined(case: Case) -> None:
     match case.first.record.state:
         case State.QUARANTINED:
             return
+        case State.COMPLETED if case.first.record.fingerprint == VOIDED:
+            raise Refused("There is nothing to resolve: the key was voided, and no request runs under it.")
         case State.COMPLETED:
             raise Refused("There is nothing to resolve: its request completed, and retries get the response.")
         case State.PROCESSING:

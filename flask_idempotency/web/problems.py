@@ -176,15 +176,12 @@ _ROWS = (
         code="key-voided",
         status=409,
         title="This idempotency key was voided",
-        detail="The key was voided before its request arrived, so the request does not run under it. Nothing was done.",
+        detail="The key was voided, so no request runs under it. This request did nothing.",
         happened=(
-            "The key was voided, by you or by the operator of the service, before a request with it had run. This request "
-            "did nothing, and none runs under this key as long as the service remembers it."
+            "You or the operator of the service have voided the key. No request runs under it as long as the service "
+            "remembers it, and this one did nothing."
         ),
-        remedy=(
-            "If you still want it to happen, send the request under a new key: nothing was done under this one. Else you "
-            "are done."
-        ),
+        remedy="If you still want it to happen, send the request under a new key. Otherwise you are done.",
         again="no",
         retry=False,
     ),

@@ -207,3 +207,49 @@ def test_an_earlier_version_refuses_a_ledger_with_a_voided_name(
     monkeypatch.setattr("flask_idempotency.client.ledger.WITH_VOIDED", 1)
     with pytest.raises(LedgerError, match="format 2"):
         Ledger(file)
+
+
+@pytest.mark.parametrize("failure", (httpx.ConnectError("refused"), httpx.ReadError("lost")), ids=("refused", "lost"))
+def test_a_void_that_fails_says_nothing_of_the_request(
+    failure: Exception, world: World, clock: Clock, intents: Intents, ledger: Ledger
+) -> None:
+    """The request may have run: a DELETE that was not sent must not be taken for a request that was not."""
+    cut = Cut(world.app)
+    retries = Retries(attempts=1, timing=clock.timing())
+    with httpx.Client(transport=IdempotentTransport(cut, retries=retries)) as client, intents("pay") as intent:
+        cut.lost = 1
+        with pytest.raises(OutcomeUnknown):
+            client.post(PAYMENTS)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(cut, "handle_request", lambda request: (_ for _ in ()).throw(failure))
+            with pytest.raises(OutcomeUnknown):
+                intent.void(client, STATUS, path="/payments")
+    (entry,) = ledger.unsettled()
+    assert ("pay", 1) == (entry.name, len(world.runs))
+
+
+def test_what_the_ledger_knows_is_done_is_not_voided(world: World, intents: Intents) -> None:
+    """The service may have forgotten the key by now."""
+    with httpx.Client(transport=Cut(world.app)) as client:
+        with intents("pay") as intent:
+            client.post(PAYMENTS, headers={"Idempotency-Key": intent.take()})
+        world.clock.advance(86_400 - 1)
+        world.store.calls.clear()
+        with intents("pay") as intent:
+            assert "done" == intent.void(client, STATUS, path="/payments")
+    assert [] == world.store.calls
+
+
+def test_the_link_of_a_problem_names_the_operation_already(world: World, intents: Intents) -> None:
+    link = f"{STATUS}?method=POST&path=/payments"
+    with httpx.Client(transport=Cut(world.app)) as client, intents("pay") as intent:
+        assert "voided" == intent.void(client, link, path="/payments", headers=None)
+
+
+def test_a_taken_key_whose_void_failed_is_not_done(world: World, intents: Intents, ledger: Ledger) -> None:
+    """The block ends normally, and nothing is known of the request."""
+    with httpx.Client(transport=Cut(world.app)) as client, intents("pay") as intent:
+        hold(world, intent.take())
+        with pytest.raises(InFlight):
+            intent.void(client, STATUS, path="/payments")
+    assert ["pay"] == [entry.name for entry in ledger.unsettled()]

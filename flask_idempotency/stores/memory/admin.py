@@ -499,7 +499,8 @@ class MemoryRecovery:
 
     def force_release(self, seen: SeenRecord) -> bool:
         with self._shared.lock:
-            if self._as_seen(seen, self._shared.now()) is None:
+            record = self._as_seen(seen, self._shared.now())
+            if record is None or record.on_expiry is not seen.record.on_expiry:
                 return False
             self._put(seen.key, None)
             return True

@@ -15,7 +15,7 @@ from flask_idempotency.engine.capabilities import (
 )
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey, new_token
-from flask_idempotency.engine.model import State, StoredPayload
+from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import RedisResponses
 from flask_idempotency.stores.redis.encoding import NUMBERS, completion, decode, tid_of
@@ -232,7 +232,9 @@ class RedisRecovery:
         keys = layout.keys(seen.key)
         # A new token identifies this call: if its reply is lost, a repetition finds that this call did it.
         concerned = *keys, layout.freed(seen.key), layout.journal(seen.key)
-        result = self._server.run(scripts.FORCE_RELEASE, concerned, layout.name(keys), *facts, new_token(), FREED_MS)
+        taken_over = int(record.on_expiry is OnExpiry.TAKEOVER)
+        arguments = *facts, new_token(), FREED_MS, taken_over
+        result = self._server.run(scripts.FORCE_RELEASE, concerned, layout.name(keys), *arguments)
         return bool(result == b"DONE")
 
     def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:

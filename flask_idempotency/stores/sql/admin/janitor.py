@@ -24,7 +24,7 @@ from flask_idempotency.engine.capabilities import (
 )
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey, new_token
-from flask_idempotency.engine.model import State, StoredPayload
+from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.activity import SWEPT
@@ -52,6 +52,7 @@ from flask_idempotency.stores.sql.schema import (
     QUARANTINED,
     RECORDS,
     RELEASED,
+    TAKEOVER,
     records,
     tasks,
 )
@@ -276,7 +277,9 @@ class SqlRecovery(SqlCapability):
         dialect = self._database.dialect
         # A new token tells this release from another one: after a lost reply the row is read, and has this token.
         token = new_token()
+        rule = TAKEOVER if seen.record.on_expiry is OnExpiry.TAKEOVER else QUARANTINE
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
+        parameters["seen_on_expiry"] = rule
 
         def release(connection: sa.Connection) -> bool:
             is_completed = seen.record.state is State.COMPLETED
@@ -425,7 +428,8 @@ def _next_for_resolver(dialect: Dialect, *conditions: sa.ColumnElement[bool]) ->
 def force_release(dialect: Dialect) -> ReturningUpdate[Any]:
     """Release a key whose record is as seen, in any state. Clear the response, which no longer counts, and set a token
     that no worker has."""
-    statement, now = others_update(dialect, *_is_present(dialect))
+    same_rule = _r.on_expiry == sa.bindparam("seen_on_expiry", type_=sa.String)
+    statement, now = others_update(dialect, *_is_present(dialect), same_rule)
     released = statement.values(
         state=word(RELEASED),
         token=binary("my_token"),
