@@ -344,6 +344,7 @@ class Idempotency:
             "journals": journals,
             "observations": observations,
             "voids": built.voids or not settings.enabled,
+            "remembers": built.remembers or not settings.enabled,
         }
         self._check_policies(settings, offered)
         check_counted(callbacks, settings.quota, counts=built.ledger is not None)

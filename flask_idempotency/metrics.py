@@ -60,7 +60,8 @@ _CAUSES = (
 _RELEASES = (*_CAUSES, OTHER)
 _QUARANTINES = (*_CAUSES, "lease-expired", "step-in-doubt", "steps-changed", "never-resumed", "memory-lost", OTHER)
 _REFUSALS = (
-    *("in-flight", "key-reused", "outcome-unknown", "quota-exceeded", "response-erased", "key-voided", "memory-lost"),
+    *("in-flight", "key-reused", "outcome-unknown", "quota-exceeded", "response-erased", "key-voided", "key-expired"),
+    "memory-lost",
     *("replay-forbidden", "record-corrupt"),
 )
 _ACTIONS = (
@@ -439,6 +440,7 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         ),
         events.ErasedRefused: (_counts("refusals", "response-erased"),),
         events.VoidedRefused: (_counts("refusals", "key-voided"),),
+        events.ExpiredRefused: (_counts("refusals", "key-expired"),),
         events.RefusedAfterDataLoss: (_counts("refusals", "memory-lost"),),
         events.DataLossDetected: (_counts("data_losses", lambda event: str(event.loss)),),
         events.ClaimRestored: (_counts("restored_claims"),),

@@ -56,6 +56,7 @@ _NOT_VOIDED: Final = {
     "paused": "A request with this key may have had an effect, and the next retry runs it.",
     "outcome-unknown": "The outcome of the request with this key is unknown: see `flask idempotency resolve`.",
     "done": "A request with this key has completed.",
+    "expired": "A request with this key has completed.",
     "of-other": "The key belongs to another caller.",
 }
 _STATUS: Final = "--happened needs --status, and only --happened takes a response."

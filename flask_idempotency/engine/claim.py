@@ -533,7 +533,11 @@ class Claim:
                 try:
                     payload = ending.sealed.payload(context)
                     store = self._deps.store if self._journals is None else self._journals
-                    store.complete(context.key, self._token, payload, keep=self._policy.keep)
+                    keep, remember = self._policy.keep, self._policy.remember
+                    if remember is None:
+                        store.complete(context.key, self._token, payload, keep=keep)
+                    else:
+                        store.complete(context.key, self._token, payload, keep=keep, remember=remember)
                     return None
                 except DataKeyMissing as missing:
                     ending.sealed.discard(missing)
@@ -561,7 +565,11 @@ class Claim:
         try:
             self._stop_renewal()
             sealed.payloads()  # before the commit begins: a codec that fails must leave the transaction alone
-            transaction.settle(sealed.write_all, keep=self._policy.keep, otherwise=self._undo)
+            keep, remember = self._policy.keep, self._policy.remember
+            if remember is None:
+                transaction.settle(sealed.write_all, keep=keep, otherwise=self._undo)
+            else:
+                transaction.settle(sealed.write_all, keep=keep, remember=remember, otherwise=self._undo)
         except LeaseLost:
             transaction.roll_back()
             self._deps.observers(LeaseExpired(self.label, self.operation))

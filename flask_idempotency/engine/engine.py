@@ -24,6 +24,7 @@ from flask_idempotency.engine.events import (
     ConflictRefused,
     DataLossDetected,
     ErasedRefused,
+    ExpiredRefused,
     KeyVoided,
     MismatchRefused,
     QuotaRefused,
@@ -41,6 +42,7 @@ from flask_idempotency.engine.model import (
     Callers,
     ClaimRequest,
     Erased,
+    Expired,
     Grant,
     InFlight,
     Mismatched,
@@ -82,11 +84,12 @@ class KeyStatus:
     """What a claim of a key would find: no record (`absent`), or this one.
 
     `of-other`: another caller's, so that a claim is `Mismatched`.
+    `expired`: the request completed, and only that is remembered, so that a claim is `Expired`.
     `paused`: the lease has expired, and a claim takes over. `outcome-unknown`: it is quarantined, or the next claim or the
     janitor quarantines it. `voided`: no request runs under it.
     """
 
-    state: Literal["absent", "in-flight", "paused", "outcome-unknown", "done", "voided", "of-other"]
+    state: Literal["absent", "in-flight", "paused", "outcome-unknown", "done", "expired", "voided", "of-other"]
     key: StorageKey | None = None
     """The key of the record: while secrets rotate, it may be an older one."""
     record: Record | None = None
@@ -96,7 +99,7 @@ class KeyStatus:
     """Whether the record shows the caller: see `Callers`."""
 
 
-Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased | Voided
+Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased | Expired | Voided
 
 
 class Engine:
@@ -150,6 +153,8 @@ class Engine:
             case Record(fingerprint=other) if other != claim.fingerprint:
                 # The store lost this claim, and another request used the key.
                 return Unknown(reason="lease-lost")
+            case Record(requested_at=first_seen) if record.is_skeleton:
+                return Expired(first_seen)
             case Record(state=State.COMPLETED):
                 return self._replay(record, claim.key, claim.label)
             case Record(state=State.PROCESSING):
@@ -350,7 +355,9 @@ class Engine:
             case Record(state=State.COMPLETED):
                 if record.payload is None:
                     raise CorruptRecord("a completed record has no payload")
-                return KeyStatus("voided" if record.fingerprint == VOIDED else "done", key, record)
+                if record.fingerprint == VOIDED:
+                    return KeyStatus("voided", key, record)
+                return KeyStatus("expired" if record.is_skeleton else "done", key, record)
             case Record(state=State.QUARANTINED):
                 return KeyStatus("outcome-unknown", key, record)
             case Record() if record.remaining > 0:
@@ -453,7 +460,7 @@ class Engine:
 
     def _refuse(
         self,
-        outcome: Record | InFlight | Mismatched | OtherCaller | Unknown | OverQuota | Voided,
+        outcome: Record | Expired | InFlight | Mismatched | OtherCaller | Unknown | OverQuota | Voided,
         request: ClaimRequest,
         label: str,
     ) -> Outcome:
@@ -466,6 +473,8 @@ class Engine:
                 # A caller without a name, and what others had before they had one: there the key is in use.
                 self._deps.observers(MismatchRefused(label, operation))
                 return Mismatched(first_seen)
+            case Expired():
+                self._deps.observers(ExpiredRefused(label, operation))
             case Mismatched():
                 self._deps.observers(MismatchRefused(label, operation))
             case Unknown(reason):

@@ -26,6 +26,7 @@ __all__ = [
     "DataLossDetected",
     "ErasedRefused",
     "Event",
+    "ExpiredRefused",
     "JanitorMissing",
     "KeyVoided",
     "LeaseExpired",
@@ -172,6 +173,13 @@ class KeyVoided(Event):
 
     actor: str
     reason: str
+
+
+@valueclass(frozen=True, slots=True)
+class ExpiredRefused(Event):
+    """A retry came after `keep`, and before the end of `remember`. The retry was refused and did not run."""
+
+    SENTENCE = "A retry was refused: its response is no longer kept, and its key is remembered."
 
 
 @valueclass(frozen=True, slots=True)

@@ -172,7 +172,9 @@ class Journals(Protocol):
         """Return the journal to the claim that has just won its record. Raises `LeaseLost` as `write` does."""
         ...
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
         """Do as `Store.complete`, and remove the journal in the same atomic step. Claims of endpoints with steps call it."""
         ...
 

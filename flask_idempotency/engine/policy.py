@@ -58,6 +58,8 @@ class Policy:
     max_key_length: int = 255
     key_format: str = "any"
     keep: float = 24 * 3600.0
+    remember: float | None = None
+    """Until when a key is refused after its response has expired. None: it may run again after `keep`."""
     lease: float = 30.0
     max_runtime: float = 15 * 60.0
     in_flight: Literal["reject", "wait"] = "reject"
@@ -101,6 +103,11 @@ class Policy:
         from flask_idempotency.engine.step_rules import StepRules  # for the endpoints that have steps
 
         return StepRules.of(self.steps, dropped=self.dropped_steps, any_order=self.steps_in_any_order)
+
+    @property
+    def lifetime(self) -> float:
+        """For how long the key of a completed request is known, in seconds."""
+        return self.keep if self.remember is None else max(self.keep, self.remember)
 
     @property
     def commits_rows(self) -> bool:
@@ -185,12 +192,20 @@ class Policy:
         if faults := self.faults(joint=joint, journals=journals):
             raise ConfigurationError(*faults)
 
-    def faults(self, *, joint: bool, journals: bool = True, observations: bool = True, voids: bool = True) -> list[str]:
+    def faults(
+        self,
+        *,
+        joint: bool,
+        journals: bool = True,
+        observations: bool = True,
+        voids: bool = True,
+        remembers: bool = True,
+    ) -> list[str]:
         """Return one message for each contradiction: what it is, why, and what to set instead.
 
         `joint`: whether the store keeps its records in the database of the application's own session. `journals`: whether
         the store remembers steps. `observations`: whether it remembers the keys of observed requests. `voids`: whether it
-        can void keys.
+        can void keys. `remembers`: whether it can refuse a key after its response has expired.
         """
         steps, transactional = self.effects == "steps", self.effects == "transactional"
         # To the provider of a webhook, a redirect is a failure that it repeats. To any other client it may be a success.
@@ -272,6 +287,15 @@ class Policy:
             (
                 self.lease <= 0 or self.keep <= 0 or self.max_runtime <= 0,
                 "lease, keep and max_runtime must be longer than 0 seconds.",
+            ),
+            (
+                self.remember is not None and self.remember < self.keep,
+                f"remember ({self.remember or 0:g} s) must not be shorter than keep ({self.keep:g} s).",
+            ),
+            (
+                self.remember is not None and not remembers,
+                "remember= needs a store that refuses keys whose response has expired, and this one has no `remembers`. Use "
+                "the Redis, SQL or memory store of this package, or leave `remember` out.",
             ),
             (
                 self.max_runtime < self.lease,

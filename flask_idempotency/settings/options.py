@@ -338,6 +338,10 @@ class PolicySchema(Schema):
         Parsed(seconds, validate=UP_TO_90_DAYS),
         "How long a response can be replayed. After it, the key is new.",
     )
+    remember = documented(
+        Parsed(seconds, allow_none=True, validate=UP_TO_90_DAYS),
+        "How long a key is known, if longer than `keep`. In between, a retry gets 410 `key-expired` and does not run.",
+    )
     lease = documented(
         Parsed(seconds, validate=NOT_TOO_SHORT),
         "How long a worker may be silent before it counts as vanished.",

@@ -18,6 +18,7 @@ from flask_idempotency.testing.contract import (
     JournalsContract,
     ObservationsContract,
     RecoveryContract,
+    RemembersContract,
     ResponsesContract,
     SettledContract,
     StoreContract,
@@ -96,6 +97,10 @@ class TestUnsettled(RecoveryContract, SettledContract):
 
 
 class TestExpiry(ExpiryContract):
+    store = store_of("upkeep")
+
+
+class TestRemembered(RemembersContract):
     store = store_of("upkeep")
 
 

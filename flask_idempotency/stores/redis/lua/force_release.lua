@@ -24,7 +24,7 @@ if not record or record.takeover ~= (ARGV[8] == '1') then
   -- This very call may have released it before, and its reply was lost.
   return redis.pcall('GET', KEYS[8]) == call_id and 'DONE' or 'OTHER'
 end
-local usage = record.state == COMPLETED and record.counted and read_usage(KEYS[6], record.deadline)
+local usage = record.state == COMPLETED and record.counted and read_usage(KEYS[6], record.deadline, remembered_until(record))
 if record.state ~= COMPLETED then
   leave_indexes(KEYS, record, name)
 end

@@ -29,7 +29,16 @@ from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.activity import SWEPT
 from flask_idempotency.stores.sql.capability import SqlCapability
-from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of, entry, is_answer, shard_of
+from flask_idempotency.stores.sql.completion import (
+    COUNTED_BY,
+    CompletionWriter,
+    answer_of,
+    entry,
+    is_remembered,
+    outlives_response,
+    shard_of,
+    shares,
+)
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import (
     POSTGRESQL,
@@ -175,7 +184,7 @@ class SqlExpiry(SqlCapability):
         if self._database.dialect.name == SQLITE:
             limit = min(limit, SQLITE_BATCH)
         removed = 0
-        for make in (delete_expired, *SWEPT):
+        for make in (delete_expired, remove_responses, *SWEPT):
             if removed >= limit:
                 return removed
             removed += self._change(make, my_horizon=in_microseconds(horizon), my_limit=limit - removed)
@@ -193,6 +202,19 @@ def delete_expired(dialect: Dialect) -> sa.Delete:
     which = chosen(dialect, first)
     # Repeat the condition: another worker may have claimed the row between the select and its lock.
     return sa.delete(records).where(_r.record_id.in_(sa.select(which.c.record_id)), expired)
+
+
+def remove_responses(dialect: Dialect) -> sa.Update:
+    """Remove a batch of expired responses, the earliest first, from records that are remembered for longer."""
+    horizon, kept = bigint("my_horizon"), sa.func.coalesce(_r.data_key_number, ONE) != ZERO
+    is_completed = sa.and_(_r.state.in_((word(COMPLETED), word(FAILED))), outlives_response())
+    expired = sa.and_(is_completed, kept, _r.response_expires_at <= horizon, _r.response_expires_at <= dialect.now)
+    first = sa.select(_r.record_id).where(expired).order_by(_r.response_expires_at).limit(integer("my_limit"))
+    which = chosen(dialect, first)
+    empty = sa.literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", sa.LargeBinary)
+    # As a record of an erased tenant: the release before refuses it, and never runs it again.
+    gone = {"response": empty, "response_size": ZERO, "wrapping_key_id": word(""), "data_key_number": ZERO}
+    return sa.update(records).where(_r.record_id.in_(sa.select(which.c.record_id)), expired).values(gone)
 
 
 def has_overdue(dialect: Dialect) -> sa.Select[Any]:
@@ -248,14 +270,22 @@ class SqlRecovery(SqlCapability):
             if found or len(rows) < limit:
                 return sorted(found, key=lambda each: each.record.deadline)
 
-    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(
+        self,
+        seen: SeenRecord,
+        *,
+        token: bytes,
+        payload: StoredPayload,
+        keep: float,
+        remember: float | None = None,
+    ) -> bool:
         statement = read_as_seen(self._database.dialect)
         parameters = {
             **self._seen(seen),
             "my_tenant_id": seen.key.tid,
             "my_token": token,
             "now": self._now(),
-            **answer_of(seen.key, payload, keep),
+            **answer_of(seen.key, payload, keep, remember),
         }
         completing = self._completing()
 
@@ -280,17 +310,19 @@ class SqlRecovery(SqlCapability):
         rule = TAKEOVER if seen.record.on_expiry is OnExpiry.TAKEOVER else QUARANTINE
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
         parameters["seen_on_expiry"] = rule
+        book = {**parameters, "my_shard": shard_of(seen.key)}
 
         def release(connection: sa.Connection) -> bool:
             is_completed = seen.record.state is State.COMPLETED
             with transaction(connection):
+                before = connection.execute(read_counted(dialect), parameters).one_or_none() if is_completed else None
                 row = connection.execute(force_release(dialect), parameters).one_or_none()
                 if row is not None and not is_completed:
                     connection.execute(completion.drop_journal(dialect), parameters)
-                if is_completed and row is not None and row.in_quota:
-                    subtracted = entry(bucket_end=parameters["seen_deadline"], records=-1, stored=-row.response_size)
-                    booked = {**parameters, "my_shard": shard_of(seen.key), **subtracted}
-                    connection.execute(completion.book(dialect), booked)
+                if before is not None and row is not None and row.in_quota:
+                    for bucket_end, one, stored in shares(before):
+                        subtracted = entry(bucket_end=bucket_end, records=-one, stored=-stored)
+                        connection.execute(completion.book(dialect), {**book, **subtracted})
             if row is not None:
                 return True
             now = connection.execute(read_as_seen(dialect), parameters).one_or_none()
@@ -347,7 +379,9 @@ class SqlRecovery(SqlCapability):
             "seen_state": state,
             "seen_other": other,
             "seen_token": seen.record.token,
-            "seen_deadline": in_microseconds(seen.record.deadline),
+            "seen_deadline": in_microseconds(
+                seen.record.deadline if seen.record.remembered_until is None else seen.record.remembered_until
+            ),
         }
 
 
@@ -443,6 +477,12 @@ def force_release(dialect: Dialect) -> ReturningUpdate[Any]:
     return released.returning(_r.in_quota, _r.response_size)
 
 
+def read_counted(dialect: Dialect) -> sa.Select[Any]:
+    """Select what a quota counts of a completed record. On PostgreSQL, lock the row."""
+    counted = sa.select(*COUNTED_BY).where(is_mine())
+    return counted.with_for_update() if dialect.name == POSTGRESQL else counted
+
+
 def read_as_seen(dialect: Dialect) -> sa.Select[Any]:
     """Select why a write changed no row: whether the record is as seen, its state and its token."""
     unchanged = sa.and_(is_as_met(), *_is_present(dialect))
@@ -463,7 +503,7 @@ def scan_completed(dialect: Dialect) -> sa.Select[Any]:
     """Select unexpired completed records up to `my_until`. Leave out their responses, which may be large."""
     empty = sa.literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", sa.LargeBinary)
     shown = [empty.label("response") if column is _r.response else column for column in columns()]
-    return _scan(dialect, shown, is_answer(dialect), _r.record_id <= binary("my_until"), few=False)
+    return _scan(dialect, shown, is_remembered(dialect.now), _r.record_id <= binary("my_until"), few=False)
 
 
 def _scan(
