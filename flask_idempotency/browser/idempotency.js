@@ -6,7 +6,7 @@ const VERDICTS = {
   "in-flight": "in-flight idempotency_key_in_use request_in_progress",
   "key-reused": "key-reused idempotency_payload_mismatch",
   "outcome-unknown": "outcome-unknown record-corrupt commit-unknown",
-  done: "response-not-kept replay-forbidden response-erased",
+  done: "response-not-kept replay-forbidden response-erased key-expired",
   voided: "key-voided",
 };
 

@@ -160,6 +160,8 @@ def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> list[Line]
         rows.append(("completed", f"{view.completed_at}, after {view.duration or 0.0:.3f} s"))
     if view.expires_at is not None:
         rows.append(("kept until", view.expires_at))
+    if view.remembered_until is not None:
+        rows.append(("remembered until", view.remembered_until))
     if (answer := view.answer) is not None:
         sealed = f"encrypted under {clean(answer.sealed_under)}" if answer.sealed_under else "not encrypted"
         how = "erased" if answer.erased else sealed

@@ -273,7 +273,7 @@ def resolve_command(
     elif verdict == "happened":
         stored, dropped = (_value(given, about), []) if of_message else _result(given, policy)
         _ask(case, policy, f"Give this {'value' if of_message else 'response'} to retries from now on?", yes=yes)
-        done = records.complete(operator.settler(), case, stored, word, keep=policy.keep)
+        done = records.complete(operator.settler(), case, stored, word, keep=policy.keep, remember=policy.remember)
         if dropped:
             notes.append(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.")
         said = f"Resolved: retries get {stored.status}" + ("." if stored.kept else ", and `response-not-kept`.")
@@ -284,7 +284,7 @@ def resolve_command(
             notes += [_ERASED] if prints_json() else []
     else:
         _ask(case, policy, "Give the stored response to retries from now on?", yes=yes)
-        done = records.reopen(operator.settler(), case, word, keep=policy.keep)
+        done = records.reopen(operator.settler(), case, word, keep=policy.keep, remember=policy.remember)
         said = "Reopened: retries get the stored response."
     return _output(done, _VERBS[verdict or ""], said, forced=forced, notes=notes)
 

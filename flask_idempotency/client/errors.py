@@ -122,6 +122,12 @@ class AnswerNotKept(CarriedOut):
     advice = "It was carried out before. Read the resource, at `Location` if the response has one."
 
 
+class AnswerExpired(CarriedOut):
+    """The service no longer keeps its copy of the response, and still knows the key."""
+
+    advice = "It was carried out before. Read the resource."
+
+
 class AnswerErased(CarriedOut):
     """The service has erased its copy of the response."""
 

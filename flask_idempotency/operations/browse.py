@@ -361,8 +361,15 @@ def _of_record(record: Record, policy: Policy, journal: Journal) -> Iterator[tup
     if record.state is State.COMPLETED:
         if record.completed_at is not None:
             status = (
-                "" if record.payload is None else f"Status {record.payload.status}, {record.payload.byte_size} bytes."
+                ""
+                if record.payload is None or record.is_skeleton
+                else f"Status {record.payload.status}, {record.payload.byte_size} bytes."
             )
-            gone = " The response was erased with its tenant." if record.erased else ""
+            gone = " The response was erased with its tenant." if record.erased and not record.is_skeleton else ""
             yield record.completed_at, Episode(record.completed_at, "Completed", f"{status}{gone}".strip(), "good")
-        yield record.deadline, Episode(record.deadline, "Expires", "Its key then counts as new.", ahead=True)
+        until = record.deadline
+        if record.remembered_until is not None:
+            until, ahead = record.remembered_until, record.remaining > 0
+            detail = "A retry is then refused with 410 `key-expired`, and does not run."
+            yield record.deadline, Episode(record.deadline, "Response expires", detail, ahead=ahead)
+        yield until, Episode(until, "Expires", "Its key then counts as new.", ahead=True)

@@ -140,6 +140,8 @@ class RecordView:
     """Whether steps with effects are recorded and the next retry goes on after them."""
     steps: tuple[StepView, ...] | None = None
     """None: they were not read. A list reads no steps."""
+    remembered_until: str | None = None
+    """Until when the key is refused after `expires_at`. None: it is free then."""
 
     @property
     def condition(self) -> Condition:
@@ -253,6 +255,7 @@ def shown(
         answer=_answer(record),
         paused=is_paused(record, journal),
         steps=None if steps is None else tuple(steps),
+        remembered_until=None if record.remembered_until is None else moment(record.remembered_until),
     )
 
 
@@ -295,7 +298,7 @@ def _owner(record: Record, policy: Policy) -> OwnerView:
 
 def _answer(record: Record) -> ResponseView | None:
     payload = record.payload
-    if payload is None or record.fingerprint == VOIDED:
+    if payload is None or record.is_skeleton or record.fingerprint == VOIDED:
         return None
     by = payload.sealed_by
     return ResponseView(
@@ -553,19 +556,33 @@ def release(settler: Settler, case: Case, word: AuditNote, *, forced: bool) -> R
     return _each(case.found, lambda found: settler.force_release(found, forced=forced, **asdict(word)))
 
 
-def complete(settler: Settler, case: Case, result: StoredResponse, word: AuditNote, *, keep: float) -> ResolveReport:
+def complete(
+    settler: Settler,
+    case: Case,
+    result: StoredResponse,
+    word: AuditNote,
+    *,
+    keep: float,
+    remember: float | None = None,
+) -> ResolveReport:
     """Complete the key, so that retries get this response. Raises `Refused` unless it is quarantined."""
     check_quarantined(case)
-    return _each(case.found, lambda found: settler.complete(found, result, keep=keep, **asdict(word)))
+
+    def completed(found: SeenRecord) -> bool:
+        return settler.complete(found, result, keep=keep, remember=remember, **asdict(word))
+
+    return _each(case.found, completed)
 
 
-def reopen(settler: Settler, case: Case, word: AuditNote, *, keep: float) -> ResolveReport:
+def reopen(
+    settler: Settler, case: Case, word: AuditNote, *, keep: float, remember: float | None = None
+) -> ResolveReport:
     """Complete the key with the response that its record holds. Raises `Refused` if that cannot be opened, or is missing."""
     check_quarantined(case)
 
     def reopened(found: SeenRecord) -> bool:
         try:
-            return settler.reopen(found, keep=keep, **asdict(word))
+            return settler.reopen(found, keep=keep, remember=remember, **asdict(word))
         except CorruptRecord as error:
             if found is not case.first:
                 return False

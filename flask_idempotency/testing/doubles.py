@@ -164,6 +164,7 @@ class FaultyStore:
         self.calls: list[Call] = []
         self.down = False
         self._store = store
+        self.remembers: bool | None = getattr(store, "remembers", None)
         self._faults: list[_Fault] = []
         self._lock = threading.Lock()
 

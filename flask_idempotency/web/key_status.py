@@ -244,7 +244,7 @@ class KeyStatusView:
         if record is not None and (of_other or other):
             return self._problem(refusal(Mismatched(first_seen=record.requested_at)), policy)
         guard = self._callbacks.replay_guard
-        if status.state == "done" and guard is not None:
+        if status.state in ("done", "expired") and guard is not None:
             with _as_at(request, operation):
                 allowed = self._app.ensure_sync(guard)(record)
             if not allowed:
@@ -367,6 +367,8 @@ class KeyStatusView:
                 if status.state == "done":
                     document["status"] = record.payload.status
                 document["seconds_left"] = max(math.floor(record.remaining), 0)
+            elif status.state == "expired" and record.payload is not None:
+                document["status"] = record.payload.status
         if status.waited:
             fields.append(("Preference-Applied", f"wait={waited}"))
         return build(self._app.response_class, (json.dumps(document) + "\n").encode(), 200, fields)

@@ -378,7 +378,7 @@ def test_a_replayed_failure_settles_nothing(
 def test_a_response_that_cannot_be_had_ends_the_name(
     server: ScriptedServer, call: Caller, intents: Intents, ledger: Ledger
 ) -> None:
-    for code in ("response-not-kept", "response-erased", "replay-forbidden"):
+    for code in ("response-not-kept", "response-erased", "key-expired", "replay-forbidden"):
         server.script = [problem(code, 410)]
         with pytest.raises(client.CarriedOut), intents(code):
             call("POST", server.url, json=JSON)

@@ -88,6 +88,7 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     events.UnknownRefused: {("refusals_total", "outcome-unknown"): 1},
     events.QuotaRefused: {("refusals_total", "quota-exceeded"): 1, ("quota_refusals_total", OTHER): 1},
     events.ErasedRefused: {("refusals_total", "response-erased"): 1},
+    events.ExpiredRefused: {("refusals_total", "key-expired"): 1},
     events.RefusedAfterDataLoss: {("refusals_total", "memory-lost"): 1},
     events.DataLossDetected: {("data_losses_total", OTHER): 1},
     events.ClaimRestored: {("restored_claims_total",): 1},

@@ -218,9 +218,11 @@ class MemoryStore:
         self.data_keys.check(key.tid, record, payload)
         # Never before the claim: if an operator sets the clock back, the record would expire before it began.
         begins = max(now, record.requested_at)
-        deadline, until = _ends(begins, keep, counted=record.in_quota), None
+        seconds, until = _seconds(keep), None
+        deadline = _edge(begins, seconds) if record.in_quota else begins + seconds
         if remember is not None and remember > keep:
-            until = max(_ends(begins, remember, counted=record.in_quota), deadline)
+            seconds = _seconds(remember)
+            until = max(_edge(begins, seconds) if record.in_quota else begins + seconds, deadline)
             self.expiry.completed(key, until)
         completed = replace(
             record,
@@ -325,12 +327,9 @@ def _seconds(duration: float) -> float:
     return microseconds(duration) / 1_000_000
 
 
-def _ends(begins: float, duration: float, *, counted: bool) -> float:
-    seconds = _seconds(duration)
-    if not counted:
-        return begins + seconds
-    width = bucket_width_ms(seconds)
-    return bucket_edge_ms(int(begins * 1_000_000), round(seconds * 1_000_000), width_ms=width) / 1000
+def _edge(now: float, keep: float) -> float:
+    width = bucket_width_ms(keep)
+    return bucket_edge_ms(int(now * 1_000_000), round(keep * 1_000_000), width_ms=width) / 1000
 
 
 def _grant_of(record: Record, now: float) -> Grant:
