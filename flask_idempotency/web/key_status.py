@@ -249,7 +249,7 @@ class KeyStatusView:
                 allowed = self._app.ensure_sync(guard)(record)
             if not allowed:
                 return self._problem(Problem("replay-forbidden"), policy)
-        if voids and status.state not in ("voided", "done"):
+        if voids and status.state not in ("voided", "done", "expired"):
             # So that a client which looks at the status alone does not take it for voided.
             code, detail = _NOT_VOIDED[status.state]
             seconds = None if record is None or code != "in-flight" else min(record.remaining, RETRY_AFTER_CAP_SECONDS)

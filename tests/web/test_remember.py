@@ -11,7 +11,7 @@ import pytest
 from flask import jsonify, request
 from werkzeug.test import TestResponse
 
-from flask_idempotency import idempotent, key_status
+from flask_idempotency import idempotent
 from flask_idempotency.engine import events
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.policy import Policy
@@ -25,7 +25,7 @@ from tests.sql_backends import sql_databases, sql_stores
 
 __all__ = ["sql_databases", "sql_stores"]
 
-KEEP, REMEMBER = 3600.0, 86400.0
+KEEP, REMEMBER, STATUS = 3600.0, 86400.0, "/idempotency/status"
 STORES = ("memory", "sqlite", "fakeredis", "tiered-fakeredis")
 
 
@@ -45,16 +45,12 @@ def on_store(request: pytest.FixtureRequest) -> Any:
 
 
 def shop(**settings: Any) -> World:
-    world = new_world(**{"keep": KEEP, "remember": REMEMBER, **settings})
+    world = new_world(**{"keep": KEEP, "remember": REMEMBER, "status_url": STATUS, **settings})
 
     @world.view("/payments")
     def pay() -> Any:
         world.runs.append(request.get_data(as_text=True))
         return jsonify(paid=len(world.runs)), 201
-
-    @world.app.get("/status")
-    def status() -> Any:
-        return key_status()
 
     return world
 
@@ -116,11 +112,21 @@ def test_the_status_of_the_key_is_expired(on_store: Any, key: str) -> None:
     world = on_store()
     pay(world)
     world.clock.advance(KEEP + 1)
-    told = world.client().get("/status?method=POST&path=/payments", headers={KEY: key})
+    told = world.client().get(f"{STATUS}?method=POST&path=/payments", headers={KEY: key})
 
     document = told.get_json()
     assert (200, "expired", 201, 1) == (told.status_code, document["state"], document["status"], document["attempt"])
     assert "seconds_left" not in document
+
+
+def test_a_remembered_key_is_not_voided(on_store: Any, key: str) -> None:
+    world = on_store(void=True)
+    pay(world)
+    world.clock.advance(KEEP + 1)
+    told = world.client().delete(f"{STATUS}?method=POST&path=/payments", headers={KEY: key})
+
+    assert (200, "expired") == (told.status_code, told.get_json()["state"])
+    assert (410, "key-expired") == pay(world)
 
 
 def test_a_shorter_remember_later_changes_no_record(on_store: Any) -> None:

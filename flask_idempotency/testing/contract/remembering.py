@@ -9,11 +9,12 @@ from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Expiry, Ledger, Recovery
+from flask_idempotency.engine.capabilities import Expiry, Ledger, Recovery, Void, capabilities_of
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     ERASED,
+    VOIDED,
     Callers,
     Expired,
     Grant,
@@ -237,6 +238,18 @@ class RemembersContract:
         assert store.recovery.force_release(seen(store, key))
 
         assert (store.ledger.usage(key.tid), store.ledger.reconcile(key.tid)) == (Usage(), Drift())
+
+    def test_it_is_not_voided(self, store: RememberingStore, clock: FrozenClock) -> None:
+        """The request ran, although its response is gone. A store that cannot void keys has nothing to show."""
+        void: Void | None = capabilities_of(store).void
+        key, _ = completed(store)
+        clock.advance(KEEP + 1)
+        before = found(store, key)
+        if void is not None:
+            request = a_request(key, fingerprint=VOIDED)
+            assert isinstance(void(request, token=a_token(), keep=KEEP), Mismatched)
+
+        assert before == found(store, key)
 
     def test_it_is_listed_among_the_completed(self, store: RememberingStore, clock: FrozenClock) -> None:
         """An operator finds what is remembered, without a response."""
