@@ -5,15 +5,18 @@ from __future__ import annotations
 import secrets
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from flask import jsonify, request
+from flask import Flask, jsonify, request
+from flask_sqlalchemy import SQLAlchemy
 from werkzeug.test import TestResponse
 
-from flask_idempotency import idempotent
+from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.engine import events
 from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.maintenance.janitor import Batcher, ExpireReport
 from flask_idempotency.stores.memory import MemoryStore
@@ -179,6 +182,50 @@ def test_a_tombstone_and_a_plain_error_are_remembered_too(on_store: Any) -> None
     world.clock.advance(KEEP + 1)
 
     assert (410, "key-expired") == pay(world)
+
+
+def test_a_request_with_steps_is_remembered(on_store: Any) -> None:
+    """Its journal goes with its completion, and no step runs again."""
+    world: World = on_store(steps=("charge",))
+
+    @world.view("/charges")
+    def charge() -> Any:
+        return jsonify(charged=current_claim.step("charge", lambda: world.runs.append("charge")))
+
+    key = cast("Any", world).key
+    assert 200 == world.post("/charges", key=key).status_code
+    world.clock.advance(KEEP + 1)
+    janitor_of(world.app, host_clock=world.clock).run("expire", Batcher(sleep=lambda seconds: None))
+
+    assert (410, ["charge"]) == (world.post("/charges", key=key).status_code, world.runs)
+    assert not world.store.journals.read(world.store.recovery.scan(State.COMPLETED, limit=1000).found[0].key).entries
+
+
+def test_a_transactional_record_is_remembered(tmp_path: Path) -> None:
+    """It is completed in the application's transaction, with both times."""
+    app = Flask("tests.web.remember")
+    app.config.update(TESTING=True, SQLALCHEMY_DATABASE_URI=f"sqlite:///{tmp_path / 'shop.sqlite3'}")
+    db = SQLAlchemy(app)
+    rows = db.Table("payments", db.Column("id", db.Integer, primary_key=True))
+    settings: dict[str, Any] = {"store": "flask-sqlalchemy://", "secret": "s", "keep": KEEP, "remember": REMEMBER}
+    Idempotency(app, effects="transactional", **settings)
+    store = app.extensions["idempotency"].built.engine._deps.store
+
+    @app.post("/payments")
+    def pay() -> str:
+        db.session.execute(rows.insert())
+        return "paid"
+
+    with app.app_context():
+        db.create_all()
+        store.schema.upgrade()
+    answers = [app.test_client().post("/payments", headers={KEY: "k"}) for _ in range(2)]
+    with app.app_context():
+        (found,) = store.recovery.scan(State.COMPLETED, limit=10).found
+        paid = db.session.execute(db.select(db.func.count()).select_from(rows)).scalar_one()
+
+    assert ([200, 200], 1) == ([each.status_code for each in answers], paid)
+    assert REMEMBER - KEEP == pytest.approx(found.record.remembered_until - found.record.deadline, abs=0.002)
 
 
 def test_the_longest_life_of_a_policy_counts_both() -> None:
