@@ -30,14 +30,12 @@ from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.activity import SWEPT
 from flask_idempotency.stores.sql.capability import SqlCapability
 from flask_idempotency.stores.sql.completion import (
-    COUNTED_BY,
     CompletionWriter,
     answer_of,
     entry,
     is_remembered,
     outlives_response,
     shard_of,
-    shares,
 )
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import (
@@ -310,19 +308,22 @@ class SqlRecovery(SqlCapability):
         rule = TAKEOVER if seen.record.on_expiry is OnExpiry.TAKEOVER else QUARANTINE
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
         parameters["seen_on_expiry"] = rule
-        book = {**parameters, "my_shard": shard_of(seen.key)}
+        kept, until = seen.record.deadline, seen.record.remembered_until
 
         def release(connection: sa.Connection) -> bool:
             is_completed = seen.record.state is State.COMPLETED
             with transaction(connection):
-                before = connection.execute(read_counted(dialect), parameters).one_or_none() if is_completed else None
                 row = connection.execute(force_release(dialect), parameters).one_or_none()
                 if row is not None and not is_completed:
                     connection.execute(completion.drop_journal(dialect), parameters)
-                if before is not None and row is not None and row.in_quota:
-                    for bucket_end, one, stored in shares(before):
-                        subtracted = entry(bucket_end=bucket_end, records=-one, stored=-stored)
-                        connection.execute(completion.book(dialect), {**book, **subtracted})
+                if is_completed and row is not None and row.in_quota:
+                    buckets = [(kept, 1, row.response_size)]
+                    if until is not None:
+                        buckets = [(kept, 0, row.response_size), (until, 1, 0)]
+                    for end, one, stored in buckets:
+                        subtracted = entry(bucket_end=in_microseconds(end), records=-one, stored=-stored)
+                        booked = {**parameters, "my_shard": shard_of(seen.key), **subtracted}
+                        connection.execute(completion.book(dialect), booked)
             if row is not None:
                 return True
             now = connection.execute(read_as_seen(dialect), parameters).one_or_none()
@@ -475,12 +476,6 @@ def force_release(dialect: Dialect) -> ReturningUpdate[Any]:
     )
     # `response_size` stays: the tenant's quota is reduced by it.
     return released.returning(_r.in_quota, _r.response_size)
-
-
-def read_counted(dialect: Dialect) -> sa.Select[Any]:
-    """Select what a quota counts of a completed record. On PostgreSQL, lock the row."""
-    counted = sa.select(*COUNTED_BY).where(is_mine())
-    return counted.with_for_update() if dialect.name == POSTGRESQL else counted
 
 
 def read_as_seen(dialect: Dialect) -> sa.Select[Any]:
