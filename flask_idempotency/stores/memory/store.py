@@ -301,7 +301,7 @@ class MemoryStore:
         return _grant_of(record, now)
 
     def _quarantine(self, key: StorageKey, record: Record, reason: str) -> str:
-        self._put(key, replace(record, state=State.QUARANTINED, reason=reason))
+        self._put(key, replace(record, state=State.QUARANTINED, reason=reason, remembered_until=None))
         return reason
 
     def _put(self, key: StorageKey, record: Record | None) -> None:

@@ -174,6 +174,8 @@ def decode(data: bytes, *, now: float) -> Record:
         until = None
         if fields[-_UNTIL_BYTES : 2 - _UNTIL_BYTES] == _UNTIL and fields[2 - _UNTIL_BYTES :].isdigit():
             fields, until = _without_until(fields), int(fields[2 - _UNTIL_BYTES :]) / 1000
+            if until > LATEST:
+                raise CorruptRecord("the record in Redis has a time after the year 9999")
         info = (_info if len(fields) <= _CACHED_SIZE else _info.__wrapped__)(fields)
         at = tail
         if state is State.QUARANTINED:

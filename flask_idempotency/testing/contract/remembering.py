@@ -174,6 +174,20 @@ class RemembersContract:
             assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Expired)
             swept(store, clock)
 
+    def test_a_damaged_response_is_quarantined_as_ever(self, store: RememberingStore, clock: FrozenClock) -> None:
+        """Then time does not end the record, and the resolver's policy says how long it is remembered."""
+        for remember in (None, 2 * REMEMBER):
+            key, _ = completed(store, quota=PLENTY)
+            store.mark_corrupt(key, PAYLOAD)
+            held = seen(store, key)
+            assert (held.record.state, held.record.remembered_until) == (State.QUARANTINED, None)
+            assert store.ledger.usage(key.tid) == Usage(1)
+            clock.advance(2 * REMEMBER)
+            assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP, remember=remember)
+            until = found(store, key).remembered_until
+            assert until is None if remember is None else until is not None and until > clock.now + remember - 1
+            assert store.ledger.reconcile(key.tid) == Drift()
+
     def test_a_repeated_completion_changes_nothing(self, store: RememberingStore, clock: FrozenClock) -> None:
         """Not the response, and not how long it is kept and remembered."""
         key, grant = completed(store)
