@@ -215,8 +215,8 @@ export async function send(name, url, init = {}, options) {
   }
 }
 
-// Asks the status view at `url` to void the key of the request to `path`. Resolves to "voided", or "done" if it is too late;
-// to nothing if no request of this name is pending here.
+// Asks the status view at `url` to void the key of the request to `path`. Resolves to "voided"; to "done" or "expired" if it
+// is too late; to nothing if no request of this name is pending here.
 export async function cancel(name, url, { method = "POST", path, header = "Idempotency-Key", shared, keep = 864e5, ...init }) {
   const { key, time } = read(name, shared) ?? {}, headers = { ...init.headers, [header]: key };
   if (!key) return;
@@ -225,7 +225,8 @@ export async function cancel(name, url, { method = "POST", path, header = "Idemp
   const response = await fetch(url + "?" + new URLSearchParams({ method, path }), { ...init, headers, method: "DELETE" });
   const { state, code = "outcome-unknown" } = await response.json().catch(() => 0);
   if (state === "voided" && read(name, shared)?.key === key) drop(name, shared);
-  if (/^voided|done/.test(state)) return state;
+  // One of these three.
+  if (/^[dev]/.test(state)) return state;
   throw new IdempotencyError(code, key, 0, response);
 }
 

@@ -320,6 +320,8 @@ class Intent:
             with suppress(ValueError, AttributeError):
                 state = response.json().get("state")
         reason = f"The service did not void the key: it answered {reading.status}."
+        if state == "expired":
+            state = "done"  # its response is no longer kept
         for ending in ("voided", "done"):
             if state == ending:
                 self._said = ending

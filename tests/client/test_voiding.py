@@ -13,6 +13,7 @@ import pytest
 import requests
 
 from flask_idempotency.client import (
+    AnswerExpired,
     InFlight,
     Intents,
     KeyVoided,
@@ -101,6 +102,23 @@ def test_after_a_lost_reply_the_client_learns_that_it_is_too_late(
     entry = ledger.find("pay")
     assert entry is not None
     assert ("done", 1) == (entry.state, len(world.runs))
+
+
+def test_it_is_too_late_for_a_request_whose_response_is_gone(intents: Intents) -> None:
+    """The service remembers that it ran. Sent again, it gets no response."""
+    world = voiding(keep=60, remember=3600)
+    cut = Cut(world.app)
+    cut.lost = 1
+    with httpx.Client(transport=cut) as client:
+        with pytest.raises(httpx.ReadError), intents("pay") as intent:
+            client.post(PAYMENTS, headers={"Idempotency-Key": intent.take()})
+        world.clock.advance(61)
+        with intents("pay") as intent:
+            assert "done" == intent.void(client, STATUS, path="/payments")
+    with httpx.Client(transport=IdempotentTransport(cut)) as client, pytest.raises(AnswerExpired):
+        client.post(PAYMENTS, headers={"Idempotency-Key": intent.key})
+
+    assert 1 == len(world.runs)
 
 
 def test_what_may_still_happen_is_no_void(client: httpx.Client, world: World, intents: Intents, ledger: Ledger) -> None:
