@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import cast
 
 import fakeredis
 import pytest
@@ -108,6 +109,22 @@ def test_a_record_that_is_completed_again_has_the_new_time_or_none() -> None:
             assert store.recovery.resolve(held, token=a_token(), payload=PAYLOAD, keep=KEEP, remember=remember)
             until = None if remember is None else pytest.approx(clock.now + remember, abs=0.002)
             assert (found(store, key).info, found(store, key).remembered_until) == (ABOUT, until)
+
+
+def test_the_release_before_replays_it_and_then_refuses_it(store: RedisStore, client: fakeredis.FakeRedis) -> None:
+    """It reads the last text whole, and an expired record whose time to live is longer than a minute is damage to it."""
+    key, token = a_key(), a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.complete(key, token, PAYLOAD, keep=KEEP, remember=REMEMBER)
+    name = layout.keys(key)[0]
+    data = cast("bytes", client.get(name))
+    texts = data[80 : 80 + int.from_bytes(data[77:80], "big")]
+    deadline = int.from_bytes(data[48:54], "big") / 1000
+
+    assert texts.startswith(b"\4acme\5alice\4POST" + bytes((len(ABOUT.operation) + 17,)) + b"payments.create\0~")
+    assert KEEP == pytest.approx(deadline - time.time(), abs=60)
+    # The end of a life is when a minute of it is left, and five seconds between two clocks.
+    assert REMEMBER + 65 == pytest.approx(client.pttl(name) / 1000, abs=60)
 
 
 def test_no_flipped_bit_lets_a_remembered_key_run(store: RedisStore, client: fakeredis.FakeRedis) -> None:
