@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 import pytest
 
-from flask_idempotency.engine.capabilities import Expiry, Ledger, Recovery, Void, capabilities_of
+from flask_idempotency.engine.capabilities import DataKey, Expiry, Ledger, Recovery, Void, capabilities_of
 from flask_idempotency.engine.errors import LeaseLost
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
@@ -21,6 +22,7 @@ from flask_idempotency.engine.model import (
     Mismatched,
     OtherCaller,
     Record,
+    SealedBy,
     State,
     StoredPayload,
     skeleton_of,
@@ -141,6 +143,28 @@ class RemembersContract:
 
         assert (first <= 2, store.expiry.sweep(horizon=clock.now, limit=2)) == (True, 0)
         assert [found(store, key).is_skeleton for key in keys] == [True] * 5
+
+    @for_each("quota", COUNTED, ids=("without a quota", "in a quota"))
+    def test_a_sealed_response_goes_with_its_seal(
+        self, store: RememberingStore, clock: FrozenClock, quota: Quota | None
+    ) -> None:
+        """What is left needs no data key. A store without data keys has nothing to show."""
+        data_keys = capabilities_of(store).data_keys
+        if data_keys is None:
+            return
+        key, token = a_key(), a_token()
+        kept = data_keys.read_keys(key.tid)
+        assert data_keys.add(key.tid, DataKey(1, "kek", b"wrapped", None), store=kept.store, after=kept.last)
+        granted(store.claim(a_request(key), token=token, lease=LEASE, quota=quota))
+        sealed = replace(PAYLOAD, sealed_by=SealedBy("kek", 1))
+        store.complete(key, token, sealed, keep=KEEP, remember=REMEMBER)
+        assert found(store, key).payload == sealed
+        clock.advance(2 * KEEP)
+        data_keys.shred(key.tid)
+        swept(store, clock)
+
+        assert found(store, key).payload == skeleton_of(PAYLOAD)
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Expired)
 
     def test_an_early_horizon_removes_no_response(self, store: RememberingStore, clock: FrozenClock) -> None:
         """A host whose clock is behind must not end what is replayed there, and one that is ahead no life."""
