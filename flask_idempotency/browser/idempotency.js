@@ -70,7 +70,7 @@ const contentOf = ({ method = "POST", headers, body = "" }, ignore, digests = []
       .map(([name, value], at) => [name, value.name ?? value, value.size && value.size + (digests[at] ?? value.lastModified)])
       // Flask-WTF puts its prefix before it.
       .filter(([name]) => !ignore.includes(name.replace(/.*-(?=csrf)/, "")));
-  else if (typeof body !== "string") throw new TypeError("body must be text or form");
+  else if (typeof body !== "string") throw new TypeError("no text or form");
   return JSON.stringify([method.toUpperCase(), new Headers(headers).get("Content-Type"), body]);
 };
 
