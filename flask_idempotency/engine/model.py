@@ -95,6 +95,9 @@ class Erased:
     """The same request completed before, and its response was erased with the tenant's data key. It never runs again."""
 
 
+LARGEST_KEPT: Final = 1024 * 1024
+"""Bytes of the body of a request that is kept for the janitor: a journal is read as a whole, so it stays small."""
+
 LARGEST_PAYLOAD: Final = 65 * 1024 * 1024
 """Most bytes of `StoredPayload.data`. Codecs make at most 64 MiB plus what sealing adds; longer data is damaged."""
 

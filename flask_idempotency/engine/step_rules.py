@@ -214,7 +214,7 @@ class StepRules:
 
     def undeclared(self, journal: Journal) -> list[str]:
         """Return the recorded names that this endpoint neither declares nor has dropped, each once."""
-        names = dict.fromkeys(entry.name for entry in journal.entries)
+        names = dict.fromkeys(entry.name for entry in journal.entries if entry.is_step)
         return [name for name in names if name not in self.dropped and self.of_recorded(name) is None]
 
 

@@ -37,11 +37,13 @@ from flask_idempotency.engine.events import (
     StepsChangedHeld,
 )
 from flask_idempotency.engine.journal import (
+    KEPT_REQUEST,
     LARGEST_JOURNAL,
     LARGEST_RESULT,
     MEMORY_LOST,
     MOST_STEPS,
     STEPS_CHANGED,
+    TRY,
     Entry,
     Journals,
     JournalWrite,
@@ -79,7 +81,11 @@ class _Record:
     """The ids that earlier attempts recorded."""
     erased: bool = False
     """Whether the results of earlier attempts were erased with their tenant."""
+    kept: frozenset[str] = frozenset()
+    """The names of what the store has beside the steps: the request, and tries to finish it."""
     unsent: dict[bytes, _Unsent] = field(default_factory=dict)
+    aside: list[_Unsent] = field(default_factory=list)
+    """What goes with the next write that enters a step: it is no step."""
     withdrawn: set[bytes] = field(default_factory=set)
     number: int = 0
 
@@ -153,7 +159,8 @@ class Steps:
                     continue
                 context = record.context
                 journal = self._journals.recall(context.key, context.token, fence=context.fence)
-                record.entries = {entry.id: entry for entry in journal.entries}
+                record.entries = {entry.id: entry for entry in journal.entries if entry.is_step}
+                record.kept = frozenset(entry.name for entry in journal.entries if not entry.is_step)
                 record.earlier, record.erased = frozenset(record.entries), journal.erased
                 if not journal.complete:
                     self.poisoned = MEMORY_LOST
@@ -163,6 +170,28 @@ class Steps:
                 self._reconcile()
             for entry in self._records[-1].entries.values():
                 self._bytes += 0 if entry.payload is None else entry.payload.byte_size
+
+    def keep(self, request: bytes) -> None:
+        """Keep the request beside the steps, from the first one that is recorded on, so that the janitor may finish it."""
+        with self._lock:
+            for record in self._records:
+                if KEPT_REQUEST not in record.kept:
+                    self._put_aside(record, KEPT_REQUEST, b"", request)
+
+    def note_try(self, number: int) -> None:
+        """Record that the janitor tries to finish the request: its worker may be killed in the try, which counts then too.
+
+        `number` is from 1 up. Raises `LeaseLost` and `StoreUnavailable`: the try must not begin then.
+        """
+        with self._lock:
+            for record in self._records:
+                self._put_aside(record, TRY, b"%d" % number, None)
+            self._send(every=True)
+
+    def _put_aside(self, record: _Record, name: str, item: bytes, result: bytes | None) -> None:
+        id = step_id(record.context.key, name, item)
+        entry = Entry(id, name, "pure", StepState.FINISHED, in_line=False, fence=record.context.fence)
+        record.aside.append(_Unsent(entry, item, result))
 
     @property
     def recorded(self) -> bool:
@@ -558,7 +587,8 @@ class Steps:
     def _writing(self, record: _Record) -> JournalWrite:
         record.number += 1
         enter = []
-        for each in record.unsent.values():
+        aside = record.aside if record.unsent or record.earlier else ()
+        for each in (*record.unsent.values(), *aside):
             payload = self._sealed(record, each)  # which may find that the result cannot be kept
             enter.append(replace(each.entry, payload=payload))
         effects = sum(entry.has_effect for entry in record.entries.values())
@@ -576,10 +606,12 @@ class Steps:
 
     def _seal_again(self, record: _Record, missing: DataKeyMissing) -> None:
         self._codec.forget(record.context.key)
-        for unsent in record.unsent.values():
+        for unsent in (*record.unsent.values(), *record.aside):
             unsent.payload = _ERASED if missing.erased else None
 
     def _sent(self, record: _Record) -> None:
+        if record.unsent or record.earlier:
+            record.aside.clear()
         record.unsent.clear()
         record.withdrawn.clear()
 
