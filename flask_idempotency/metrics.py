@@ -153,7 +153,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             _family(
                 "finish_tries",
                 "Tries of the janitor to finish a request that no client retries, by how they ended.",
-                outcome=("completed", "failed", "held"),
+                outcome=("completed", "failed", "quarantined"),
             ),
             _family("finish_gave_up", "Requests that the janitor tried to finish for the last time."),
             _family(

@@ -434,7 +434,7 @@ class Reaped(Event):
 class FinishTried(Event):
     """The janitor has tried to finish a request that no client retried. `number` is that of the try, from 1 up.
 
-    `outcome` is `completed`, `failed` or `held`, which is a quarantine. `reason` is a short code: the status of the response,
+    `outcome` is `completed`, `failed` or `quarantined`. `reason` is a short code: the status of the response,
     the class of an error, the reason of the quarantine, `other-caller` or `other-endpoint`.
     """
 

@@ -33,6 +33,7 @@ KEPT_REQUEST: Final = "@request"
 """The name of the entry that holds the request. No step has one with `@`."""
 TRY: Final = "@try"
 """The name of an entry for each try of the janitor to finish the request. Its item is the number, from 1 up."""
+MOST_TRIES: Final = 5
 
 STEPS_CHANGED: Final = "steps-changed"
 """The quarantine reason of a request whose recorded steps do not fit the code that runs now."""

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.errors import CorruptRecord
-from flask_idempotency.engine.journal import Journal, Journals
+from flask_idempotency.engine.journal import MOST_TRIES, Journal, Journals
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.maintenance.janitor import Batcher, BatchResult
 
@@ -20,7 +20,7 @@ PAUSES_SECONDS: Final = (0.0, 30.0, 120.0, 600.0, 3600.0)
 GAVE_UP: Final = "finish-gave-up"
 """What `show` and the audit trail call a request whose tries are used up."""
 
-Tried: TypeAlias = Literal["completed", "failed", "gave_up", "held", "overtaken", "unreadable"]
+Tried: TypeAlias = Literal["completed", "failed", "gave_up", "quarantined", "overtaken", "unreadable"]
 """How a try ended: a count in `FinishReport`."""
 
 
@@ -34,7 +34,7 @@ class FinishReport:
     """Tries that did not get so far. The request waits for its next try, or for its client."""
     gave_up: int = 0
     """Tries that failed, and were the last of their request."""
-    held: int = 0
+    quarantined: int = 0
     """Requests that the try has quarantined, such as with a step in doubt."""
     overtaken: int = 0
     """The client or another janitor has the request, or it ended."""
@@ -67,7 +67,7 @@ def schedule(journal: Journal, *, ended: float, within: float) -> Schedule | Non
         return None
     tries = journal.tries
     number = len(tries) + 1
-    if number > len(PAUSES_SECONDS):
+    if number > MOST_TRIES:
         return Schedule(inf, number, gave_up=True)
     first, last = (tries[0].began_at, tries[-1].began_at) if tries else (ended, ended)
     due = max(last + PAUSES_SECONDS[len(tries)], ended)

@@ -140,6 +140,8 @@ class RecordView:
     """Whether steps with effects are recorded and the next retry goes on after them."""
     steps: tuple[StepView, ...] | None = None
     """None: they were not read. A list reads no steps."""
+    tries: int = 0
+    """How often the janitor has tried to finish it. At `MOST_TRIES` it has given up."""
 
     @property
     def condition(self) -> Condition:
@@ -252,6 +254,7 @@ def shown(
         answer=_answer(record),
         paused=is_paused(record, journal),
         steps=None if steps is None else tuple(steps),
+        tries=len(journal.tries),
     )
 
 

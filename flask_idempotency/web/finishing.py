@@ -26,12 +26,12 @@ from flask_idempotency.engine.errors import (
     ResponseUnavailable,
 )
 from flask_idempotency.engine.events import Event, FinishGaveUp, FinishTried
-from flask_idempotency.engine.journal import Journal
+from flask_idempotency.engine.journal import MOST_TRIES, Journal
 from flask_idempotency.engine.keys import Identity, StorageKey, new_token
 from flask_idempotency.engine.model import ClaimRequest, RequestInfo, State
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.maintenance.finish import GAVE_UP, PAUSES_SECONDS, Tried
+from flask_idempotency.maintenance.finish import GAVE_UP, Tried
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.acting import leave_out
 from flask_idempotency.web.callbacks import Callbacks, load_quota
@@ -213,14 +213,14 @@ class Finisher:
             if record is not None and record.state is State.COMPLETED:
                 outcome = "completed"
             elif record is not None and record.state is State.QUARANTINED:
-                outcome, reason = "held", record.reason
+                outcome, reason = "quarantined", record.reason
         self._observers(FinishTried(claim.label, claim.operation, number, outcome, reason))
         if outcome == "completed":
             self._note(claim, "finished", f"try {number}: {reason}")
             return "completed"
-        if outcome == "held":
-            return "held"
-        if number < len(PAUSES_SECONDS):
+        if outcome == "quarantined":
+            return "quarantined"
+        if number < MOST_TRIES:
             return "failed"
         self._observers(FinishGaveUp(claim.label, claim.operation, number))
         self._note(claim, "gave-up", f"{GAVE_UP}: {reason}")

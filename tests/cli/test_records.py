@@ -88,6 +88,7 @@ def test_machines_get_the_whole_record() -> None:
         "answer": None,
         "paused": False,
         "steps": None,
+        "tries": 0,
     } == told
 
 
