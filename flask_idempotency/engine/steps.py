@@ -81,8 +81,10 @@ class _Record:
     """The ids that earlier attempts recorded."""
     erased: bool = False
     """Whether the results of earlier attempts were erased with their tenant."""
-    kept: frozenset[str] = frozenset()
-    """The names of what the store has beside the steps: the request, and tries to finish it."""
+    keeps: bool = False
+    """Whether the store has the request beside the steps."""
+    tries: int = 0
+    """How often the janitor has tried to finish it."""
     unsent: dict[bytes, _Unsent] = field(default_factory=dict)
     aside: list[_Unsent] = field(default_factory=list)
     """What goes with the next write that enters a step: it is no step."""
@@ -160,7 +162,7 @@ class Steps:
                 context = record.context
                 journal = self._journals.recall(context.key, context.token, fence=context.fence)
                 record.entries = {entry.id: entry for entry in journal.entries if entry.is_step}
-                record.kept = frozenset(entry.name for entry in journal.entries if not entry.is_step)
+                record.keeps, record.tries = journal.kept_request is not None, len(journal.tries)
                 record.earlier, record.erased = frozenset(record.entries), journal.erased
                 if not journal.complete:
                     self.poisoned = MEMORY_LOST
@@ -175,17 +177,22 @@ class Steps:
         """Keep the request beside the steps, from the first one that is recorded on, so that the janitor may finish it."""
         with self._lock:
             for record in self._records:
-                if KEPT_REQUEST not in record.kept:
+                if not record.keeps:
                     self._put_aside(record, KEPT_REQUEST, b"", request)
 
-    def note_try(self, number: int) -> None:
-        """Record that the janitor tries to finish the request: its worker may be killed in the try, which counts then too.
+    @property
+    def tries(self) -> int:
+        """How often the janitor has tried to finish the request, in all attempts before this one."""
+        return max(record.tries for record in self._records)
 
-        `number` is from 1 up. Raises `LeaseLost` and `StoreUnavailable`: the try must not begin then.
+    def note_try(self) -> None:
+        """Record that the janitor tries to finish the request: its process may be killed in the try, which counts then too.
+
+        Raises `LeaseLost` and `StoreUnavailable`: the try must not begin then.
         """
         with self._lock:
             for record in self._records:
-                self._put_aside(record, TRY, b"%d" % number, None)
+                self._put_aside(record, TRY, b"%d" % (self.tries + 1), None)
             self._send(every=True)
 
     def _put_aside(self, record: _Record, name: str, item: bytes, result: bytes | None) -> None:

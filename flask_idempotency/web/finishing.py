@@ -97,7 +97,6 @@ class Finisher:
         return Context().run(self._attempt, found, journal)
 
     def _attempt(self, found: SeenRecord, journal: Journal) -> Tried:
-        number = len(journal.tries) + 1
         policy, act_for = self._policy(found.record.info), self._callbacks.act_for
         if policy is None or act_for is None:
             return "overtaken"
@@ -111,10 +110,12 @@ class Finisher:
             return "overtaken"
         attempt = Try(kept, self._app.ensure_sync(act_for.function), claim, oldest)
         try:
-            if claim.steps is None or not claim.steps.has_effects:
-                # The key was free, or its steps were settled since: a view would begin from its first step.
+            steps = claim.steps
+            if steps is None or not steps.has_effects or steps.tries >= MOST_TRIES:
+                # Another had the key since: if it is free now, a view would begin from its first step.
                 return "overtaken"
-            claim.steps.note_try(number)
+            number = steps.tries + 1
+            steps.note_try()
             reason = self._dispatched(attempt, found.record.info)
         except LeaseLost:
             return "overtaken"
