@@ -156,7 +156,7 @@ def test_a_request_that_comes_out_for_another_tenant_ends_before_the_view() -> N
     assert ({"failed": 1}, 1) == (counts(shop.finish()), len(shop.seen))
 
 
-def test_an_anonymous_request_does_not_come_out_as_somebody() -> None:
+def test_an_anonymous_request_does_not_come_out_as_a_user() -> None:
     shop = Shop()
     shop.app.before_request_funcs[None].remove(shop.authenticate)
     shop.app.before_request(lambda: setattr(g, "user", g.get("acting")))
@@ -402,7 +402,7 @@ def test_tries_are_five_with_growing_pauses_and_then_the_janitor_gives_up() -> N
 
 
 def test_no_try_begins_after_resume_within_and_the_request_ends_as_ever() -> None:
-    shop = paused(policy={"resume_within": 100})
+    shop = paused(policy={"resume_within": 140})
     shop.users.clear()
     for _ in range(40):
         shop.finish()
