@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakSet
 
 from flask import Blueprint, Flask, appcontext_pushed, g, has_app_context
@@ -211,6 +211,7 @@ _log = logging.getLogger("flask_idempotency")
 LoaderT = TypeVar("LoaderT", bound="Callable[[], str | None]")
 QuotaLoaderT = TypeVar("QuotaLoaderT", bound="Callable[[str | None], Quota | None]")
 GuardT = TypeVar("GuardT", bound="Callable[[Record], bool]")
+ActForT = TypeVar("ActForT", bound="Callable[[str | None, str | None], Any]")
 ResolverT = TypeVar("ResolverT", bound="Callable[[UnknownOutcome], Resolution]")
 
 
@@ -475,7 +476,13 @@ class Idempotency:
 
         return register
 
-    def act_for(self, function: Any = None, /, *, instead_of: Sequence[Any] = ()) -> Any:
+    @overload
+    def act_for(self, function: ActForT, /) -> ActForT: ...
+
+    @overload
+    def act_for(self, /, *, instead_of: Sequence[Callable[..., Any] | str]) -> Callable[[ActForT], ActForT]: ...
+
+    def act_for(self, function: Any = None, /, *, instead_of: Sequence[Callable[..., Any] | str] = ()) -> Any:
         """Register the function that lets the janitor act for a caller, for endpoints with `finish="janitor"`.
 
         It takes the principal and the tenant of the record, and runs before all hooks in the context of the janitor's request.
@@ -487,7 +494,7 @@ class Idempotency:
         function that does not take two arguments.
         """
 
-        def register(function: Any) -> Any:
+        def register(function: ActForT) -> ActForT:
             if not fits(function, None, None):
                 raise ConfigurationError("act_for: register a function of two arguments: the principal and the tenant.")
             self._callbacks.put("act_for", ActFor(function, tuple(instead_of)))

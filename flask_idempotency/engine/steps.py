@@ -174,11 +174,15 @@ class Steps:
                 self._bytes += 0 if entry.payload is None else entry.payload.byte_size
 
     def keep(self, request: bytes) -> None:
-        """Keep the request beside the steps, from the first one that is recorded on, so that the janitor may finish it."""
+        """Keep the request beside the steps, from the first one that is recorded on, so that the janitor may finish it.
+
+        Its entry has a keyed digest of it: what another writes into the store is never run.
+        """
         with self._lock:
             for record in self._records:
                 if not record.keeps:
-                    self._put_aside(record, KEPT_REQUEST, b"", request)
+                    digest = step_digest(record.context.key, request)
+                    self._put_aside(record, KEPT_REQUEST, b"", request, digest)
 
     @property
     def tries(self) -> int:
@@ -195,9 +199,9 @@ class Steps:
                 self._put_aside(record, TRY, b"%d" % (self.tries + 1), None)
             self._send(every=True)
 
-    def _put_aside(self, record: _Record, name: str, item: bytes, result: bytes | None) -> None:
-        id = step_id(record.context.key, name, item)
-        entry = Entry(id, name, "pure", StepState.FINISHED, in_line=False, fence=record.context.fence)
+    def _put_aside(self, record: _Record, name: str, item: bytes, result: bytes | None, digest: bytes = b"") -> None:
+        id, fence = step_id(record.context.key, name, item), record.context.fence
+        entry = Entry(id, name, "pure", StepState.FINISHED, in_line=False, digest=digest, fence=fence)
         record.aside.append(_Unsent(entry, item, result))
 
     @property

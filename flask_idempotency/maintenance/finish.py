@@ -110,6 +110,8 @@ def finish(
             if (seconds := within(found)) is not None:
                 outcome = one(found, seconds)
                 counts[outcome] += 1
+                if outcome == "unreadable":
+                    seen[found.key.rid] = found.record.token, horizon + PAUSES_SECONDS[-1]
                 touched = outcome != "waiting"
         return BatchResult(int(touched), more=bool(left) or cursor is not None)
 

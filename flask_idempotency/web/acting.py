@@ -72,6 +72,12 @@ def finishing_faults(app: Flask, callbacks: Callbacks, settings: Settings, polic
             'finish="janitor" stores the names of the tenant and the principal for act_for, and IDEMPOTENCY_HASH_IDENTITIES '
             "keeps them out of the store. Switch IDEMPOTENCY_ENCRYPTION on, which seals them, or leave finish= out."
         )
+    places = app.config.get("JWT_TOKEN_LOCATION", ()) if "Flask-JWT-Extended" in extensions_of(app) else ()
+    if kept := {"query_string", "json"} & set((places,) if isinstance(places, str) else places):
+        faults.append(
+            f'finish="janitor" keeps the query and the body, and JWT_TOKEN_LOCATION lets clients send tokens there '
+            f"({', '.join(sorted(kept))}). Let them send tokens in headers or cookies alone, or leave finish= out."
+        )
     if callbacks.act_for is None:
         found = [name for name in extensions_of(app) if name in _LINES] or [""]
         lines = "\n\n".join(_LINES[name] for name in found)

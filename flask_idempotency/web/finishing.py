@@ -5,6 +5,7 @@ A worker that only handles requests does not import this: the janitor, the comma
 
 from __future__ import annotations
 
+import hmac
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +28,7 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.events import Event, FinishGaveUp, FinishTried
 from flask_idempotency.engine.journal import MOST_TRIES, Journal
-from flask_idempotency.engine.keys import Identity, StorageKey, new_token
+from flask_idempotency.engine.keys import Identity, StorageKey, new_token, step_digest
 from flask_idempotency.engine.model import ClaimRequest, RequestInfo, State
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
@@ -131,7 +132,10 @@ class Finisher:
             raise CorruptRecord("the request was erased")
         context = entry.context(found.key, found.record.fingerprint)
         _, data = self._built.codec.steps.open(entry.payload, context)
-        return KeptRequest.decode(data or b"")
+        keys = [replace(found.key, steps=identity.steps) for identity in self._identities]
+        if not data or not any(hmac.compare_digest(entry.digest, step_digest(key, data)) for key in keys):
+            raise CorruptRecord("the request was not kept under a secret that is listed now")
+        return KeptRequest.decode(data)
 
     def _claimed(self, found: SeenRecord, kept: KeptRequest, policy: Policy) -> tuple[Claim | None, Identity]:
         """Claim the records of this request, as its retry would. None: the key is not free, or it has ended."""

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from flask import Flask, Response, abort, g, redirect, request, session
+from flask_jwt_extended import JWTManager
+from flask_wtf.csrf import CSRFProtect, generate_csrf  # type: ignore[import-untyped]
 from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency, Step, current_claim, idempotent
+from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine import events
 from flask_idempotency.engine.journal import KEPT_REQUEST
 from flask_idempotency.engine.model import State
@@ -237,6 +240,23 @@ def test_only_the_named_hooks_are_left_out_and_only_for_the_janitor(by_name: boo
     assert ["audit"] == ran
     assert 400 == shop.post("other").status_code
     assert ["audit", "csrf"] == ran
+
+
+@pytest.mark.parametrize("instead_of", ((), ("csrf_protect",)))
+def test_csrf_protection_of_flask_wtf_needs_to_be_named(instead_of: tuple[str, ...]) -> None:
+    shop = Shop()
+    shop.app.config["WTF_CSRF_CHECK_DEFAULT"] = True
+    CSRFProtect(shop.app)
+    with shop.app.test_client() as client:
+        shop.app.add_url_rule("/token", "token", generate_csrf)
+        headers = {"X-Token": "alice"}
+        headers["X-CSRFToken"] = client.get("/token", headers=headers).text
+        sent = client.post("/checkout/1", json={"cart": 1}, headers={**headers, "Idempotency-Key": "k"})
+    assert "paused" == sent.headers["Idempotency-Status"]
+    shop.failing = False
+    shop.extension.act_for(instead_of=instead_of)(shop.act_for)
+
+    assert ({"completed": 1} if instead_of else {"failed": 1}) == counts(shop.finish())
 
 
 def test_nothing_is_shared_between_two_tries() -> None:
@@ -556,6 +576,25 @@ def test_neither_the_key_nor_a_credential_is_stored() -> None:
     assert [{"X-Region": "north"}] == seen
 
 
+@pytest.mark.parametrize(("old", "new"), ((b'"alice"', b'"mallo"'), (b'{"cart": 1}', b'{"cart": 2}')))
+def test_a_request_that_was_changed_in_the_store_is_never_run(old: bytes, new: bytes) -> None:
+    """Who can write to the store cannot act as another caller."""
+    shop = paused(compression="off")
+    shop.users.add("mallo")
+    codec = EnvelopeCodec(compression=None).steps
+    ((key, kept),) = shop.store.journals.kept.items()
+    (entry,) = (entry for entry in kept.entries.values() if entry.name == KEPT_REQUEST)
+    assert entry.payload is not None
+    context = entry.context(key, b"")
+    item, data = codec.open(entry.payload, context)
+    assert data is not None
+    assert old in data
+    assert shop.store.journals.replace(key, entry.id, entry.payload, codec.seal(item, data.replace(old, new), context))
+
+    assert {"unreadable": 1} == counts(shop.finish())
+    assert 1 == len(shop.seen)
+
+
 def test_it_counts_in_the_bytes_of_its_tenant() -> None:
     shop = Shop(quota_bytes=100_000)
     shop.app.test_client().post(
@@ -614,6 +653,16 @@ def test_only_steps_can_be_finished() -> None:
     shop.app.testing = True
 
     assert 'effects="steps"' in closed(shop)
+
+
+@pytest.mark.parametrize("places", ("query_string", ["headers", "json"]))
+def test_tokens_in_the_query_or_the_body_are_refused(places: Any) -> None:
+    shop = Shop()
+    shop.app.testing = True
+    shop.app.config["JWT_TOKEN_LOCATION"] = places
+    JWTManager(shop.app)
+
+    assert "JWT_TOKEN_LOCATION" in closed(shop)
 
 
 @pytest.mark.parametrize("named", ("gone", print))

@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from itertools import product
+from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any, Final
 from uuid import uuid4
 
 import pytest
 from flask import Flask, g, request
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import Column, Integer, MetaData, Table
 from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency, Step, current_claim, idempotent
@@ -266,6 +269,50 @@ def test_a_call_that_is_lost_in_a_try_runs_nothing_twice(
     assert 1 == shop.ran["mail"]
     assert 0 == shop.ran["charge"]
     assert [] == [each for each in shop.events if isinstance(each, events.FinishGaveUp)]
+
+
+@pytest.mark.parametrize("refused", (False, True))
+def test_a_request_is_committed_with_the_row_of_its_first_step(tmp_path: Path, refused: bool) -> None:
+    """Or is rolled back with it."""
+    db = SQLAlchemy(metadata=MetaData())
+    orders = Table("orders", db.metadata, Column("id", Integer, primary_key=True))
+    app, failing = Flask("shop"), [True]
+    app.config |= {
+        "SQLALCHEMY_DATABASE_URI": f"sqlite:///{tmp_path / 'shop.sqlite'}",
+        "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
+        "IDEMPOTENCY_SECRET": OLD,
+    }
+    db.init_app(app)
+    extension = Idempotency(app)
+    extension.act_for(lambda principal, tenant: None)
+
+    def save() -> None:
+        db.session.execute(orders.insert().values(id=7))
+        if refused and failing:
+            db.session.execute(orders.insert().values(id=7))
+
+    def view() -> Any:
+        current_claim.step("save", save)
+        return {}, 503 if failing else 201
+
+    steps = (Step("save", effects="transactional"),)
+    view = idempotent(required=True, steps=steps, finish="janitor")(view)
+    app.add_url_rule("/checkout", "checkout", view, methods=["POST"])
+    with app.app_context():
+        db.create_all()
+    client = app.test_client()
+    headers = {"Idempotency-Key": "k"}
+    first = client.post("/checkout", json={}, headers=headers).status_code
+    failing.clear()
+    report: Any = janitor_of(app).run("finish", Batcher())
+
+    assert (500, {}) == (first, counts(report)) if refused else (503, {"completed": 1}) == (first, counts(report))
+    again = client.post("/checkout", json={}, headers=headers)
+    assert (201, not refused) == (again.status_code, "Idempotency-Replayed" in again.headers)
+    with app.app_context():
+        assert [7] == list(db.session.scalars(orders.select()))
+        db.session.remove()
+        db.engine.dispose()
 
 
 def test_many_janitors_and_clients_together_run_it_once(store: Any, clock: FrozenClock) -> None:
