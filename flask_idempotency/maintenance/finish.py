@@ -110,7 +110,8 @@ def finish(
             if (seconds := within(found)) is not None:
                 outcome = one(found, seconds)
                 counts[outcome] += 1
-                if outcome == "unreadable":
+                if outcome in ("overtaken", "unreadable"):
+                    # If its token is the same, the record has not changed: a further look finds the same.
                     seen[found.key.rid] = found.record.token, horizon + PAUSES_SECONDS[-1]
                 touched = outcome != "waiting"
         return BatchResult(int(touched), more=bool(left) or cursor is not None)

@@ -20,6 +20,7 @@ from flask_idempotency.assembly import Services
 from flask_idempotency.engine.audit import JANITOR, AuditEntry
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.claim import Claim
+from flask_idempotency.engine.engine import Outcome
 from flask_idempotency.engine.errors import (
     CorruptRecord,
     KeyProviderUnavailable,
@@ -29,7 +30,7 @@ from flask_idempotency.engine.errors import (
 from flask_idempotency.engine.events import Event, FinishGaveUp, FinishTried
 from flask_idempotency.engine.journal import MOST_TRIES, Journal
 from flask_idempotency.engine.keys import Identity, StorageKey, new_token, step_digest
-from flask_idempotency.engine.model import ClaimRequest, RequestInfo, State
+from flask_idempotency.engine.model import ClaimRequest, RequestInfo, State, Unknown
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.maintenance.finish import GAVE_UP, Tried
@@ -104,11 +105,11 @@ class Finisher:
         try:
             kept = self._opened(found, journal)
             with self._app.app_context():
-                claim, oldest = self._claimed(found, kept, policy)
+                claim, oldest = self._claim(found, kept, policy)
         except (CorruptRecord, ResponseUnavailable, KeyProviderUnavailable):
             return "unreadable"
-        if claim is None:
-            return "overtaken"
+        if not isinstance(claim, Claim):
+            return "quarantined" if isinstance(claim, Unknown) else "overtaken"
         attempt = Try(kept, self._app.ensure_sync(act_for.function), claim, oldest)
         try:
             steps = claim.steps
@@ -137,8 +138,8 @@ class Finisher:
             raise CorruptRecord("the request was not kept under a secret that is listed now")
         return KeptRequest.decode(data)
 
-    def _claimed(self, found: SeenRecord, kept: KeptRequest, policy: Policy) -> tuple[Claim | None, Identity]:
-        """Claim the records of this request, as its retry would. None: the key is not free, or it has ended."""
+    def _claim(self, found: SeenRecord, kept: KeptRequest, policy: Policy) -> tuple[Outcome, Identity]:
+        """Claim the records of this request, as its retry would. Return the outcome, and the oldest secret in use."""
         settings, namespace = self._settings, self._settings.namespace
         known = {identity.mark(namespace): identity for identity in self._identities}
         used = [
@@ -169,10 +170,8 @@ class Finisher:
             )
             for (_, key), fingerprint, before in zip(used, prints, former or (None,) * len(prints), strict=True)
         ]
-        outcome = self._built.engine.claim(
-            requests[0], replace(policy, in_flight="reject"), former=requests[1:], quota=quota
-        )
-        return outcome if isinstance(outcome, Claim) else None, used[-1][0]
+        at_once = replace(policy, in_flight="reject")
+        return self._built.engine.claim(requests[0], at_once, former=requests[1:], quota=quota), used[-1][0]
 
     def _dispatched(self, attempt: Try, about: RequestInfo) -> str:
         """Let the application respond to the request. Return the status, or the error, as a short code."""

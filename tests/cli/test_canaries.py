@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "quota set": ((*WHOSE, "--records", "1000", *WHY),),
     "quota show": ((*WHOSE,), ("--all",)),
     "reap": ((),),
-    # No endpoint of this shop says `finish="janitor"`. tests/web/test_finishing.py runs it.
+    # No endpoint of this shop says `finish="janitor"`. tests/web/test_finishing_applications.py runs it.
     "finish": ((),),
     "reconcile": ((),),
     "redis ack": ((*WHY, "--yes"), (*WHY, "--force", "--yes")),
