@@ -29,8 +29,10 @@ LARGEST_JOURNAL: Final = 1024 * 1024
 LARGEST_ENTRY: Final = LARGEST_KEPT + 64 * 1024
 """Bytes of one entry: a result, or a kept request with its path, query and header fields."""
 
+BESIDE: Final = "@"
+"""How the name of an entry begins that is no step: no step has such a name."""
 KEPT_REQUEST: Final = "@request"
-"""The name of the entry that holds the request. No step has one with `@`."""
+"""The name of the entry that holds the request."""
 TRY: Final = "@try"
 """The name of an entry for each try of the janitor to finish the request. Its item is the number, from 1 up."""
 MOST_TRIES: Final = 5
@@ -81,7 +83,7 @@ class Entry:
     @property
     def is_step(self) -> bool:
         """Whether the view took this step. Otherwise the entry is the request itself, or a try to finish it."""
-        return not self.name.startswith("@")
+        return self.name[:1] != BESIDE
 
     @property
     def has_effect(self) -> bool:

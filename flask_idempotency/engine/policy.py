@@ -201,7 +201,7 @@ class Policy:
                 'effects="steps" needs a store that remembers steps, and this one has no `journals`. Use the Redis, SQL or '
                 "memory store of this package, or another `effects`.",
             ),
-            *self._finish_rules(),
+            *(self._finish_rules() if self.finish == "janitor" else ()),
             (
                 self.resume_within is not None and self.resume_within <= 0,
                 "resume_within must be longer than 0 seconds.",
@@ -249,8 +249,6 @@ class Policy:
         return [*self._step_faults(joint=joint), *(fault for broken, fault in rules if broken)]
 
     def _finish_rules(self) -> tuple[tuple[bool, str], ...]:
-        if self.finish != "janitor":
-            return ()
         return (
             (
                 self.effects != "steps",

@@ -37,6 +37,7 @@ from flask_idempotency.engine.events import (
     StepsChangedHeld,
 )
 from flask_idempotency.engine.journal import (
+    BESIDE,
     KEPT_REQUEST,
     LARGEST_JOURNAL,
     LARGEST_RESULT,
@@ -161,8 +162,13 @@ class Steps:
                     continue
                 context = record.context
                 journal = self._journals.recall(context.key, context.token, fence=context.fence)
-                record.entries = {entry.id: entry for entry in journal.entries if entry.is_step}
-                record.keeps, record.tries = journal.kept_request is not None, len(journal.tries)
+                for entry in journal.entries:
+                    if entry.name[:1] != BESIDE:
+                        record.entries[entry.id] = entry
+                    elif entry.name == TRY:
+                        record.tries += 1
+                    else:
+                        record.keeps = True
                 record.earlier, record.erased = frozenset(record.entries), journal.erased
                 if not journal.complete:
                     self.poisoned = MEMORY_LOST

@@ -26,6 +26,7 @@ from flask_idempotency.engine.errors import (
     KeyProviderUnavailable,
     LeaseLost,
     ResponseUnavailable,
+    StoreUnavailable,
 )
 from flask_idempotency.engine.events import Event, FinishGaveUp, FinishTried
 from flask_idempotency.engine.journal import MOST_TRIES, Journal
@@ -96,7 +97,14 @@ class Finisher:
                 leave_out(self._app, self._callbacks.act_for)
                 self._left_out = True
         # In a context of its own: the janitor's application context would share its `g` with all tries.
-        return Context().run(self._attempt, found, journal)
+        try:
+            return Context().run(self._attempt, found, journal)
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - such as of a quota_loader: others that are due must not wait
+            # Only the class: its text may quote a body or a person.
+            _log.error("A request of %s could not be finished: %s", found.record.info.operation, type(error).__name__)
+            return "failed"
 
     def _attempt(self, found: SeenRecord, journal: Journal) -> Tried:
         policy, act_for = self._policy(found.record.info), self._callbacks.act_for
@@ -159,6 +167,8 @@ class Finisher:
             csrf_field=self._app.config.get("WTF_CSRF_FIELD_NAME") or CSRF_FIELD,
         )
         quota = load_quota(self._callbacks, settings.quota, kept.tenant, self._app)
+        if quota is not None and settings.tenant_shards > 1:
+            quota = quota.divided(settings.tenant_shards)
         requests = [
             ClaimRequest(
                 key,

@@ -9,7 +9,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from flask import Blueprint, abort, request
+from flask import Blueprint, abort, g, request
 from flask_jwt_extended import JWTManager
 from werkzeug.test import TestResponse
 
@@ -256,6 +256,25 @@ def test_requests_are_recognised_by_any_policy(policy: dict[str, Any]) -> None:
 
     assert {"completed": 1} == counts(shop.finish())
     assert "true" == shop.post(**{"X-Region": "north"}).headers["Idempotency-Replayed"]
+
+
+def test_a_loader_that_fails_for_one_tenant_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    shop = Shop()
+
+    def quota(tenant: Any) -> None:
+        if tenant == "broken" and broken:
+            raise LookupError("of acme")
+
+    broken: list[bool] = []
+    shop.extension.quota_loader(quota)
+    shop.app.before_request(lambda: setattr(g, "tenant", request.headers.get("X-Tenant") or g.tenant))
+    for tenant in ("one", "broken", "two"):
+        shop.post(tenant, **{"X-Tenant": tenant})
+    shop.failing = False
+    broken.append(True)
+
+    assert {"completed": 2, "failed": 1} == counts(shop.finish())
+    assert ("LookupError" in caplog.text, "of acme" in caplog.text) == (True, False)
 
 
 def test_act_for_may_be_a_coroutine_function() -> None:
