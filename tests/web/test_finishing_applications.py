@@ -203,6 +203,45 @@ def test_an_endpoint_that_the_janitor_does_not_finish_any_more_is_left_alone(pol
     assert {} == counts(later.finish())
 
 
+def test_a_release_that_leaves_it_to_clients_goes_on_after_the_steps() -> None:
+    shop = paused()
+    later = Shop(shop.store, shop.clock, policy={"finish": "client"})
+    later.failing = False
+
+    assert 201 == later.post().status_code
+    assert {"mail": 1} == later.ran
+
+
+def test_a_release_that_knows_no_kept_request_holds_it_until_an_operator_resumes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the guide says: set finish="janitor" when each host has this release."""
+    shop = paused()
+    with monkeypatch.context() as former:
+        former.setattr("flask_idempotency.engine.steps.BESIDE", "none")
+        former.setattr("flask_idempotency.engine.step_rules.BESIDE", "none")
+        assert 409 == Shop(shop.store, shop.clock, policy={"finish": "client"}).post().status_code
+    (record,) = shop.store._shared.records.values()
+    assert (State.QUARANTINED, "steps-changed") == (record.state, record.reason)
+    words = (
+        "--key",
+        "k",
+        "--principal",
+        "alice",
+        "--tenant",
+        "acme",
+        "--reason",
+        "deployed",
+        "--actor",
+        "ann",
+        "--yes",
+    )
+    told = shop.app.test_cli_runner().invoke(args=["idempotency", "resolve", "--resume", *words])
+
+    assert 0 == told.exit_code, told.output
+    assert {"completed": 1} == counts(shop.finish())
+
+
 def test_steps_that_have_changed_hold_the_request_as_for_a_client() -> None:
     shop = paused()
     later = Shop(shop.store, shop.clock, policy={"steps": ("mail",)})
