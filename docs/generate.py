@@ -75,6 +75,7 @@ POLICY_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
             "scope",
             "max_request_body",
             "published",
+            "void",
         ),
     ),
     (
@@ -243,6 +244,9 @@ OPERATORS: Mapping[str, str] = {
     "request-too-large": "[`max_request_body`](../reference/configuration.md#key-and-request) sets the limit.",
     "in-flight": "[Let duplicates wait](../guides/waiting.md) for the response instead.",
     "key-reused": "[Choose what is compared](../guides/endpoints.md), or ignore fields that change between attempts.",
+    "key-voided": "[`void`](../reference/configuration.md#key-and-request) lets clients void keys. [Free a voided key]"
+    "(../operate/records.md) by `flask idempotency release --force`.",
+    "void-not-offered": "[`void`](../reference/configuration.md#key-and-request) lets clients void keys.",
     "outcome-unknown": "[Resolve the quarantined key](../operate/quarantine.md).",
     "store-unavailable": "[Handle a store outage](../operate/incidents.md).",
     "memory-lost": "[Acknowledge the loss of data](../how-it-works/data-loss.md).",

@@ -96,6 +96,8 @@ class Services:
     audit: AuditTrail | None = None
     process_local: bool = False
     """Whether other processes do not see the records."""
+    voids: bool = False
+    """Whether the store can void keys."""
 
 
 def build(
@@ -143,6 +145,8 @@ def build(
         journals=offered.journals,
         step_transactions=cast("StepTransactions | None", transactions if hasattr(transactions, "join_step") else None),
         data_loss=offered.data_loss,
+        void=offered.void,
+        recovery=_recovery(store, system),
     )
     return Services(
         Engine(deps),
@@ -151,7 +155,7 @@ def build(
         ledger=offered.ledger,
         data_keys=offered.data_keys,
         responses=offered.responses,
-        recovery=_recovery(store, system),
+        recovery=deps.recovery,
         journals=offered.journals,
         expiry=offered.expiry,
         tasks=None if offered.task_log is None else OwnTaskLog(offered.task_log, owner=owner_mark(settings.namespace)),
@@ -163,6 +167,7 @@ def build(
         observations=offered.observations,
         audit=offered.audit,
         process_local=bool(offered.process_local),
+        voids=offered.void is not None,
     )
 
 

@@ -8,7 +8,7 @@ to refuse a `configure` that comes too late.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
@@ -341,15 +341,19 @@ class Idempotency:
         activity = activity_of(settings, built, observers, testing=app.testing)
         # Where the guard is switched off, nothing is observed.
         observations = built.observations is not None or not settings.enabled
-        self._check_policies(settings, joint=joint, journals=journals, observations=observations)
+        offered = {
+            "joint": joint,
+            "journals": journals,
+            "observations": observations,
+            "voids": built.voids or not settings.enabled,
+        }
+        self._check_policies(settings, offered)
         check_counted(callbacks, settings.quota, counts=built.ledger is not None)
         policies = Policies(
             app,
             base=settings.written,
             overrides=self._overrides,
-            joint=joint,
-            journals=journals,
-            observations=observations,
+            offered=offered,
             origins=settings.origins,
             chosen_only=settings.guard == "chosen",
             kept=self._configured.set_up(self._overrides.keys()),
@@ -395,12 +399,17 @@ class Idempotency:
             self,
         )
 
-    def _check_policies(self, settings: Settings, *, joint: bool, journals: bool, observations: bool) -> None:
-        """Raise `ConfigurationError` for faulty policies of the application or blueprints. Views are checked at first use."""
-        faults = settings.policy.faults(joint=joint, journals=journals, observations=observations)
+    def _check_policies(self, settings: Settings, offered: Mapping[str, bool]) -> None:
+        """Raise `ConfigurationError` for faulty policies of the application or blueprints. Views are checked at first use.
+
+        `offered`: what the store offers, as `Policy.faults` takes it.
+        """
+        faults = settings.policy.faults(**offered)
         for blueprint, override in self._overrides.items():
-            asking = Policy(**{name: override[name] for name in ("effects", "steps", "mode") if name in override})
-            found = asking.faults(joint=joint, journals=journals, observations=observations)
+            asking = Policy(
+                **{name: override[name] for name in ("effects", "steps", "mode", "void") if name in override}
+            )
+            found = asking.faults(**offered)
             faults += [f"configure({blueprint.name!r}): {fault}" for fault in found]
         if faults:
             raise ConfigurationError(*faults)

@@ -61,7 +61,7 @@ _CAUSES = (
 _RELEASES = (*_CAUSES, OTHER)
 _QUARANTINES = (*_CAUSES, "lease-expired", "step-in-doubt", "steps-changed", "never-resumed", "memory-lost", OTHER)
 _REFUSALS = (
-    *("in-flight", "key-reused", "outcome-unknown", "quota-exceeded", "response-erased", "memory-lost"),
+    *("in-flight", "key-reused", "outcome-unknown", "quota-exceeded", "response-erased", "key-voided", "memory-lost"),
     *("replay-forbidden", "record-corrupt"),
 )
 _ACTIONS = (
@@ -145,6 +145,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 loss=(*(loss.value for loss in DataLoss), OTHER),
             ),
             _family("restored_claims", "Claims that workers restored after a data loss."),
+            _family("voided_keys", "Keys that clients and operators voided."),
             _family("completions", "Responses that the store saved.", status=_CLASSES, answer=_ANSWERS),
             _family("response_size_bytes", "Sizes of stored responses, as they were sent.", buckets=_SIZES),
             _family("releases", "Keys that were released.", cause=_RELEASES),
@@ -444,9 +445,11 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
             _counts("quota_refusals", lambda event: str(event.limit)),
         ),
         events.ErasedRefused: (_counts("refusals", "response-erased"),),
+        events.VoidedRefused: (_counts("refusals", "key-voided"),),
         events.RefusedAfterDataLoss: (_counts("refusals", "memory-lost"),),
         events.DataLossDetected: (_counts("data_losses", lambda event: str(event.loss)),),
         events.ClaimRestored: (_counts("restored_claims"),),
+        events.KeyVoided: (_counts("voided_keys"),),
         events.Completed: (
             _counts("completions", lambda event: f"{event.status // 100}xx", _answer),
             Counts("response_size_bytes", lambda event: (((), float(event.byte_size)),) if event.kept else ()),

@@ -45,15 +45,8 @@ NOT_COUNTED = {
     *("data-loss-detected", "claim-restored", "committed-early", "lease-expired", "renewal-failed"),
     *("max-runtime-exceeded", "completion-retrying", "completion-failed", "resolved", "resolver-asked"),
     *("step-finished", "step-recalled", "step-failed", "step-in-doubt", "step-result-not-kept", "steps-changed"),
-    *(
-        "step-settled",
-        "finish-tried",
-        "finish-gave-up",
-        "tenant-erased",
-        "responses-sealed",
-        "quota-set",
-        "store-initialised",
-    ),
+    *("key-voided", "step-settled", "finish-tried", "finish-gave-up", "tenant-erased", "responses-sealed"),
+    *("quota-set", "store-initialised"),
     *("data-loss-acknowledged", "task-run", "messages-relayed", "message-dead", "message-settled", "janitor-missing"),
 }
 """Events that are no outcome of a request and no ending of a claim."""
@@ -147,6 +140,7 @@ def test_every_event_is_counted_or_listed_here() -> None:
         (made(events.UnknownRefused), ["unknown"]),
         (made(events.QuotaRefused), ["over-quota"]),
         (made(events.ErasedRefused), ["erased"]),
+        (made(events.VoidedRefused), ["voided"]),
         (made(events.RefusedAfterDataLoss), ["data-loss"]),
         (made(events.RecordCorrupt), ["corrupt"]),
         (made(events.ReplayForbidden), ["forbidden"]),

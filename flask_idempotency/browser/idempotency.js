@@ -7,6 +7,7 @@ const VERDICTS = {
   "key-reused": "key-reused idempotency_payload_mismatch",
   "outcome-unknown": "outcome-unknown record-corrupt commit-unknown",
   done: "response-not-kept replay-forbidden response-erased",
+  voided: "key-voided",
 };
 
 export class IdempotencyError extends Error {
@@ -129,7 +130,8 @@ const verdictOf = ({ status, headers }, text) => {
 // Over http, Chromium takes a reply that is cut in its head for a whole one.
 const isTorn = ({ url, status, redirected, headers, type }, size) =>
   /^http:/.test(url) && status !== 204 &&
-  ((redirected && status >= 400) || // its Location may be cut
+  // Its Location may be cut.
+  ((redirected && status >= 400) ||
     (headers.get("Content-Length") !== `${size}` &&
       !(size && (type === "cors" || headers.has("Content-Encoding") || headers.has("Transfer-Encoding")))));
 
@@ -142,7 +144,8 @@ export async function send(name, url, init = {}, options) {
     for (const [, file] of init.body) digests.push(file.size < 8e6 ? digest(new Uint8Array(await file.arrayBuffer())) : null);
   const content = contentOf(init, ignore, digests), end = Date.now() + deadline;
   const signal = AbortSignal.any([AbortSignal.timeout(deadline), init.signal].filter(Boolean));
-  new Request(url, { method: "POST", ...init }); // throws if invalid
+  // Throws if it is invalid.
+  new Request(url, { method: "POST", ...init });
   if (!name) throw new TypeError("no name");
   let entry = !shared && entryOf(name, content, options), begun;
 
@@ -184,7 +187,8 @@ export async function send(name, url, init = {}, options) {
           if (!signal.aborted) continue;
         }
       }
-      if (paused) return response; // settles nothing
+      // It settles nothing.
+      if (paused) return response;
       if (verdict === "return") {
         const { status, redirected } = response, replayed = isReplayed(response.headers);
         const kept = status < 500 && !/^0|30[78]|40[1378]|4[12]9|42[15]/.test(status);
@@ -197,7 +201,7 @@ export async function send(name, url, init = {}, options) {
       }
       if (verdict === "done") settle(shared);
       if (undone || /^re/.test(verdict)) verdict = doubt ? "outcome-unknown" : "refused";
-      if (verdict === "refused") settle();
+      if (/^refused|voided/.test(verdict)) settle();
       throw new IdempotencyError(verdict, key, cause, response);
     }
   };
@@ -206,8 +210,22 @@ export async function send(name, url, init = {}, options) {
     return await navigator.locks.request(PREFIX + (shared ? name : entry.key), { signal }, run);
   } catch (cause) {
     if (begun) throw cause;
-    return run(); // without locks the service decides
+    // Without locks the service decides.
+    return run();
   }
+}
+
+// Asks the status view at `url` to void the key of the request to `path`. Resolves to "voided", or "done" if it is too late;
+// to nothing if no request of this name is pending here.
+export async function cancel(name, url, { method = "POST", path, header = "Idempotency-Key", shared, ...init }) {
+  const { key } = read(name, shared) ?? {};
+  if (!key) return;
+  const headers = { ...init.headers, [header]: key };
+  const response = await fetch(url + "?" + new URLSearchParams({ method, path }), { ...init, headers, method: "DELETE" });
+  const { state, code } = await response.json();
+  if (state === "voided") drop(name, shared);
+  else if (state !== "done") throw new IdempotencyError(code, key, 0, response);
+  return state;
 }
 
 const onSubmit = async (event) => {

@@ -22,7 +22,7 @@ TOPICS: Final = ("maintenance", "outbox", "report", "resolve", "show", "stats", 
 
 ORDER: Final = (
     *("doctor", "stats", "list", "show", "policy", "report"),
-    *("resolve", "release"),
+    *("resolve", "release", "void"),
     *("reap", "finish", "expire", "rotate", "reconcile"),
     *("relay", "outbox"),
     *("purge", "quota", "seal"),

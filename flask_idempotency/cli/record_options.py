@@ -159,7 +159,7 @@ def _by_key(named: RecordOptions) -> Iterator[Case]:
     if named.endpoint is not None and named.endpoint not in current_app.view_functions:
         _operations(named.endpoint)  # raises if it is unknown
         return
-    key = _client_key(named.key or "")
+    key = client_key(named.key or "")
     # A loader may call a caller what we call a provider. Only the endpoint tells the two apart.
     callers = (False, True) if (named.who or "").startswith(PRINCIPAL) else (False,)
     for operation, of_package in product(_operations(named.endpoint), callers):
@@ -211,7 +211,8 @@ def _typed_key(typed: str) -> str:
     return str(click.prompt("Key", hide_input=True, err=True)) if ask else sys.stdin.readline().rstrip("\r\n")
 
 
-def _client_key(typed: str) -> str:
+def client_key(typed: str) -> str:
+    """Return the key that was typed. Raises `Refused` for one that no request could have."""
     try:
         return parse_key(_typed_key(typed), max_length=LONGEST_KEY)
     except InvalidKey as error:

@@ -1,4 +1,4 @@
-"""The commands by which an operator resolves a key: `release` and `resolve`."""
+"""The commands by which an operator resolves a key, `release` and `resolve`, and voids one: `void`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ import click
 
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import Output, confirm, prints_json, prints_output, word_options, yes_option
-from flask_idempotency.cli.output import facts_of, say
-from flask_idempotency.cli.record_options import STDIN, RecordOptions, find_record, naming_options, steps_named
+from flask_idempotency.cli.output import clean, facts_of, say
+from flask_idempotency.cli.record_options import (
+    STDIN,
+    RecordOptions,
+    client_key,
+    find_record,
+    naming_options,
+    steps_named,
+)
+from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import IdempotencyError, ResultNotRebuilt
-from flask_idempotency.engine.model import RequestInfo, StoredResponse
+from flask_idempotency.engine.model import OverQuota, RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, SettledStep
@@ -40,6 +48,14 @@ _NOBODY: Final = (
     "skip the question."
 )
 _RELEASED: Final = "Released: the next retry runs."
+_VOIDED: Final = "Voided: no request runs under this key."
+_NOT_VOIDED: Final = {
+    "in-flight": "A request with this key is running.",
+    "paused": "A request with this key may have had an effect, and the next retry runs it.",
+    "outcome-unknown": "The outcome of the request with this key is unknown: see `flask idempotency resolve`.",
+    "done": "A request with this key has completed.",
+    "of-other": "The key belongs to another caller.",
+}
 _STATUS: Final = "--happened needs --status, and only --happened takes a response."
 _FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([ -~]*)")
 
@@ -70,6 +86,49 @@ def release_command(named: RecordOptions, force: bool, yes: bool, word: AuditNot
     operator.check_cache(case)
     done, forced = _freed(case, force=force, yes=yes, word=word)
     return _output(done, "released", _RELEASED, forced=forced)
+
+
+@cli.command("void")
+@naming_options
+@click.option("--method", metavar="M", help="The method of the request. Needed if the endpoint takes keys for several.")
+@yes_option
+@word_options(required=True)
+@prints_output
+def void_command(named: RecordOptions, method: str | None, yes: bool, word: AuditNote) -> Output:
+    """Void a key that no request has used: no request runs under it.
+
+    Changes one record: it adds it, for one `keep`, and a request with this key gets 409. The command refuses and exits with
+    1 if a request with this key has run or may still have an effect. Name the client's key and the endpoint. You confirm
+    first.
+
+    \b
+    Example:
+      $ flask idempotency void --key - --endpoint pay --reason "ordered by phone"
+    """
+    if named.key is None or named.handle is not None or named.endpoint is None:
+        raise click.UsageError(
+            "Name the client's key by --key, and the endpoint by --endpoint: a key without a record has no ID."
+        )
+    methods = operator.keyed_methods(named.endpoint)
+    if (method := method.upper() if method else methods[0] if len(methods) == 1 else None) not in methods:
+        raise click.UsageError(f"Name the method of the request by --method: {' or '.join(methods)}.")
+    key = client_key(named.key)
+    confirm(f"Void this key of {clean(named.endpoint)}?", yes=yes)
+    found = operator.void(
+        key, tenant=named.whose, principal=named.who, endpoint=named.endpoint, method=method, **asdict(word)
+    )
+    if isinstance(found, OverQuota):
+        raise Refused(
+            f"The tenant has reached its limit on {found.limit}, and a voided key counts. Nothing was changed."
+        )
+    if found.state != "voided":
+        steps = (
+            ""
+            if found.key is None or found.record is None
+            else operator.steps_taken(SeenRecord(found.key, found.record))
+        )
+        raise Refused(f"{_NOT_VOIDED[found.state]}{steps} Nothing was changed.")
+    return Output({"verb": "voided"}, [_VOIDED])
 
 
 @dataclass(frozen=True, slots=True)

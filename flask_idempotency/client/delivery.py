@@ -19,6 +19,7 @@ from flask_idempotency.client.errors import (
     ClientError,
     InFlight,
     KeyReused,
+    KeyVoided,
     NotCarriedOut,
     NotSent,
     OutcomeUnknown,
@@ -260,7 +261,7 @@ class Delivery:
 
         Another thread or process may have sent the key since, and then its request may be carried out.
         """
-        if isinstance(error, NotCarriedOut) and not self._noted:
+        if isinstance(error, NotCarriedOut) and not isinstance(error, KeyVoided) and not self._noted:
             self._state = None
             self._end(OutcomeUnknown, "Another call has sent the key too.", error.response, cause=error)
 
@@ -289,6 +290,9 @@ class Delivery:
             case Verdict.ERASED:
                 self._state = "done"
                 self._end(AnswerErased, "The service has no response to send.", response)
+            case Verdict.VOIDED:
+                self._state = "voided"
+                self._end(KeyVoided, "The key was voided.", response)
             case Verdict.KEY_REUSED:
                 self._end(KeyReused, "The service knows the key with another request.", response)
             case Verdict.IN_FLIGHT:

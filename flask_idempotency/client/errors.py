@@ -78,6 +78,12 @@ class Refused(NotCarriedOut):
     advice = "The service did nothing. You may change the request and send it with a new key."
 
 
+class KeyVoided(NotCarriedOut):
+    """The key was voided: no request ran under it, and none will. Nor did an attempt whose reply was lost."""
+
+    advice = "The service did nothing. If you still want it to happen, use an intent of another name."
+
+
 class KeyReused(ClientError):
     """The key belongs to another request. Find out which one before you send this one under another key."""
 

@@ -11,15 +11,24 @@ import secrets
 import time
 import uuid
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from dataclasses import replace
-from typing import Final, Self
+from typing import Any, Final, Literal, Self
 from weakref import WeakValueDictionary
 
-from flask_idempotency.client.errors import IntentOver, KeyExpired, KeyReused, LedgerError
+from flask_idempotency.client.errors import (
+    InFlight,
+    IntentOver,
+    KeyExpired,
+    KeyReused,
+    KeyVoided,
+    LedgerError,
+    OutcomeUnknown,
+)
 from flask_idempotency.client.ledger import Begun, Entry, Ledger, State, differs
+from flask_idempotency.client.responses import read
 
 __all__ = ["Intent", "Intents", "current_intent", "new_key"]
 
@@ -94,9 +103,9 @@ class Intent:
 
     `async with` does the same, and does not block the loop while the ledger writes. An intent is used once.
 
-    Entering the block raises `KeyExpired` or `IntentOver` if the name was used longer ago than the service keeps keys, and
-    `LedgerError` if the ledger cannot be used. A block of a named intent that ends normally, and sent no request under it,
-    warns with `RuntimeWarning`: a request that bypassed the transport has another key, or none.
+    Entering the block raises `KeyExpired` or `IntentOver` if the name was used longer ago than the service keeps keys,
+    `KeyVoided` if it was voided, and `LedgerError` if the ledger cannot be used. A block of a named intent that ends normally,
+    and sent no request under it, warns with `RuntimeWarning`: a request that bypassed the transport has another key, or none.
     """
 
     def __init__(self, ledger: Ledger, name: str | None, key: str, *, compare: bool, given: bool) -> None:
@@ -159,6 +168,30 @@ class Intent:
     def refused(self, status: int | None = None) -> None:
         """Note that the service refused the request finally. The next intent of this name gets a new key."""
         self._finish("refused", status)
+
+    def void(
+        self, client: Any, url: str, *, path: str, method: str = "POST", header: str = "Idempotency-Key", **options: Any
+    ) -> Literal["voided", "done"]:
+        """Void the key, so that the service never carries out its request. Return `voided`, or `done` if that is too late.
+
+        `client` is an `httpx.Client` or a `requests.Session`, `url` the status view of the service, and `method` and `path`
+        those of the request; `options` go to `client.request`. After `voided` the name is over: nothing was done under its
+        key, and an intent of this name raises `KeyVoided`. After `done`, send the request again to get its response.
+
+        Raises `InFlight` while the request runs, and `OutcomeUnknown` for any other response: the key may be voided or not,
+        so call this again. Raises `KeyExpired`, `KeyVoided` and `IntentOver` as sending does, and what `client` raises.
+        """
+        with self._voiding() as begun:
+            response = client.request("DELETE", url, **self._asked(begun, path, method, header, options))
+            return self._voided(begun, response, url)
+
+    async def void_async(
+        self, client: Any, url: str, *, path: str, method: str = "POST", header: str = "Idempotency-Key", **options: Any
+    ) -> Literal["voided", "done"]:
+        """Do as `void`, with an `httpx.AsyncClient`."""
+        with self._voiding() as begun:
+            response = await client.request("DELETE", url, **self._asked(begun, path, method, header, options))
+            return self._voided(begun, response, url)
 
     def __enter__(self) -> Self:
         self.open()
@@ -233,6 +266,43 @@ class Intent:
         if self.name is None:
             self._ledger.forget(self._row)
 
+    @contextmanager
+    def _voiding(self) -> Iterator[Begun]:
+        """Note that the key is sent, and keep a transport from taking the DELETE for the request of the intent."""
+        begun = self.begin(None)
+        taken, token = _taken.pop(begun.entry.key, None), _current.set(None)
+        try:
+            yield begun
+        finally:
+            _reset(token)
+            if taken is not None:
+                _taken[begun.entry.key] = taken
+
+    def _asked(self, begun: Begun, path: str, method: str, header: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        fields = {**options.get("headers", {}), header: begun.entry.key}
+        return {**options, "params": {**options.get("params", {}), "method": method, "path": path}, "headers": fields}
+
+    def _voided(self, begun: Begun, response: Any, url: str) -> Literal["voided", "done"]:
+        reading = read(response.status_code, response.headers, response.content, url=url)
+        state: object = None
+        if reading.status == 200:
+            with suppress(ValueError, AttributeError):
+                state = response.json().get("state")
+        for ending in ("voided", "done"):
+            if state == ending:
+                self._said = ending
+                self._settle(begun.entry, ending, reading.status, 1, certain=True)
+                return ending
+        raise (InFlight if reading.code == "in-flight" else OutcomeUnknown)(
+            f"The service did not void the key: it answered {reading.status}.",
+            key=begun.entry.key,
+            intent=self.name,
+            attempts=1,
+            code=reading.code,
+            response=response,
+            retry_after=reading.retry_after,
+        )
+
     def _warn_if_unused(self) -> None:
         if self.name is None or self._began or self._said is not None:
             return
@@ -276,6 +346,8 @@ class Intent:
         self._entry, self._key = entry, entry.key
 
     def _refuse_expired(self, entry: Entry) -> None:
+        if entry.state == "voided":
+            raise KeyVoided("The intent was voided.", key=entry.key, intent=self.name)
         if not self._ledger.expired(entry):
             return
         if entry.state == "done":

@@ -24,10 +24,13 @@ from flask_idempotency.client.errors import LedgerError
 
 __all__ = ["Begun", "Digest", "Entry", "Ledger", "State"]
 
-State: TypeAlias = Literal["new", "sent", "done", "refused"]
-"""`new`: never sent. `sent`: no response has settled it. `done`: carried out. `refused`: not carried out, with this key."""
+State: TypeAlias = Literal["new", "sent", "done", "refused", "voided"]
+"""`new`: never sent. `sent`: no response has settled it. `done`: carried out. `refused`: not carried out, with this key.
+`voided`: not carried out, and the name is over."""
 
 FORMAT: Final = 1
+WITH_VOIDED: Final = 2
+"""The format of a file that has, or had, a voided name. An earlier version, which does not know that state, refuses it."""
 SECRET_BYTES: Final = 32
 _FORMER_BYTES: Final = 32
 _MARK_BYTES: Final = 4
@@ -55,9 +58,17 @@ _SETTLE = """
 UPDATE intents SET state = :state, status = :status, doubt = 0,
     settled = CASE WHEN :state IN ('new', 'sent') THEN NULL ELSE :now END,
     first_sent = CASE :state WHEN 'new' THEN NULL ELSE first_sent END
-WHERE name = :name AND key = :key AND state <> 'done'
-    AND (:state = 'done' OR state = 'sent' AND (:certain OR deliveries = :deliveries))
+WHERE name = :name AND key = :key AND state NOT IN ('done', 'voided')
+    AND (:state IN ('done', 'voided') OR state = 'sent' AND (:certain OR deliveries = :deliveries))
 """
+_UPGRADE = (
+    "ALTER TABLE intents RENAME TO former",
+    _CREATE.replace("'refused')", "'refused', 'voided')"),
+    "INSERT INTO intents SELECT * FROM former",
+    "DROP TABLE former",
+    f"PRAGMA user_version = {WITH_VOIDED}",
+)
+"""From `FORMAT` to `WITH_VOIDED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +256,7 @@ class Ledger:
             before = _find(connection, name)
             if before is None or (before.state == "refused" and before.key != key):
                 before = Entry(name, key, None, "new", None, False, 0, 0, now, None, None, None)
-            if self.expired(before) or differs(before, digest):
+            if before.state == "voided" or self.expired(before) or differs(before, digest):
                 return Begun(before, before)
             entry = replace(
                 before,
@@ -266,9 +277,9 @@ class Ledger:
     ) -> bool:
         """Note how a delivery ended, and return whether that stands. `entry` is the one that `begin` returned.
 
-        Only a carried-out request ends the name whatever else happens. Any other end counts only if this was the latest
-        delivery (or `certain`): a later one may have been carried out. `sent` says that this delivery was not carried out and
-        that the key can still be used; None says that it may have been carried out.
+        Only a carried-out request and a voided key end the name whatever else happens. Any other end counts only if this was
+        the latest delivery (or `certain`): a later one may have been carried out. `sent` says that this delivery was not
+        carried out and that the key can still be used; None says that it may have been carried out.
         """
         facts = {
             "name": entry.name,
@@ -281,6 +292,9 @@ class Ledger:
             "now": self._now(),
         }
         with self._writing() as connection:
+            if state == "voided" and connection.execute("PRAGMA user_version").fetchone() == (FORMAT,):
+                for statement in _UPGRADE:
+                    connection.execute(statement)
             connection.execute(_COUNT, facts)
             return state is None or connection.execute(_SETTLE, facts).rowcount > 0
 
@@ -440,9 +454,9 @@ def _connect(path: str | None, former: Place | None) -> tuple[Place | None, sqli
                 raise LedgerError("The file is a database, and no ledger. Nothing was sent. Give another path.")
             connection.execute(_CREATE)
             connection.execute(f"PRAGMA user_version = {FORMAT}")
-        elif found != FORMAT:
+        elif found not in (FORMAT, WITH_VOIDED):
             raise LedgerError(
-                f"The ledger has format {found}, and this version reads format {FORMAT}. Nothing was sent. Upgrade "
+                f"The ledger has format {found}, and this version reads up to {WITH_VOIDED}. Nothing was sent. Upgrade "
                 "flask-idempotency in this program."
             )
         if path is not None:

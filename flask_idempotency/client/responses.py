@@ -38,6 +38,8 @@ class Verdict(Enum):
     OUTCOME_UNKNOWN = "outcome unknown"
     NOT_KEPT = "not kept"
     ERASED = "erased"
+    VOIDED = "voided"
+    """No request ran under the key, and none will."""
 
 
 BY_CODE: Final[Mapping[str, Verdict]] = {
@@ -61,8 +63,10 @@ BY_CODE: Final[Mapping[str, Verdict]] = {
     "response-not-kept": Verdict.NOT_KEPT,
     "replay-forbidden": Verdict.NOT_KEPT,
     "response-erased": Verdict.ERASED,
-    # Of the status view. No request with a key gets it.
+    "key-voided": Verdict.VOIDED,
+    # Of the status view. No request with a key gets them.
     "unknown-operation": Verdict.RETURN,
+    "void-not-offered": Verdict.RETURN,
 }
 """One row for each problem code of the service."""
 

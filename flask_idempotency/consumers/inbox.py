@@ -44,6 +44,7 @@ from flask_idempotency.engine.model import (
     OverQuota,
     StoredResponse,
     Unknown,
+    Voided,
 )
 from flask_idempotency.engine.operations import MESSAGE, Operation
 from flask_idempotency.engine.outages import cause_of, outage_of
@@ -411,8 +412,10 @@ class Inbox:
                 return Dead("message-reused")
             case Unknown(reason):
                 return Dead("too-many-attempts" if reason == TOO_MANY_ATTEMPTS else "outcome-unknown")
-            case Claim() | OverQuota():
-                raise AssertionError("a message is in no quota, and a claim is no outcome here")
+            case Claim() | OverQuota() | Voided():
+                raise AssertionError(
+                    "a message is in no quota, its key is never voided, and a claim is no outcome here"
+                )
 
     def _stored(self, value: Any) -> StoredResponse:
         """Return what a record holds of this value. A value above `max_result` leaves a tombstone.

@@ -137,6 +137,7 @@ MISMATCH: Final = "mismatch"
 UNKNOWN: Final = "unknown"
 OVER_QUOTA: Final = "over-quota"
 ERASED: Final = "erased"
+VOIDED: Final = "voided"
 DATA_LOSS: Final = "data-loss"
 CORRUPT: Final = "corrupt"
 FORBIDDEN: Final = "forbidden"
@@ -147,8 +148,8 @@ STORE_FAILED: Final = "store-failed"
 UNPROTECTED: Final = "unprotected"
 
 OUTCOMES: Final = (
-    NEW, TAKEN_OVER, REPLAYED, CONFLICT, MISMATCH, UNKNOWN, OVER_QUOTA, ERASED, DATA_LOSS, CORRUPT, FORBIDDEN,
-    MISSING_KEY, BAD_REQUEST, STORE_FAILED, UNPROTECTED,
+    NEW, TAKEN_OVER, REPLAYED, CONFLICT, MISMATCH, UNKNOWN, OVER_QUOTA, ERASED, VOIDED, DATA_LOSS, CORRUPT,
+    FORBIDDEN, MISSING_KEY, BAD_REQUEST, STORE_FAILED, UNPROTECTED,
 )  # fmt: skip
 """What became of a keyed request, or of a message, when it came."""
 

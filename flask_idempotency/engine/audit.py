@@ -34,7 +34,8 @@ class AuditEntry:
     """One change of a record. Neither text may name a key, a body or a client."""
 
     verb: str
-    """`completed`, `released`, `reopened`, `resumed`, `finished`, `gave-up`, or a step's `completed` or `never-happened`.
+    """`completed`, `released`, `reopened`, `resumed`, `voided`, `finished`, `gave-up`, or a step's `completed` or
+    `never-happened`.
 
     Or `SAYS_NEVER` or `SAYS_UNKNOWN`."""
     was: str

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from flask_idempotency.engine.activity import ActivityLog
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import ClaimRequest, Grant, Record, SeenRecord, State, StoredPayload
+from flask_idempotency.engine.model import (
+    ClaimRequest,
+    Grant,
+    Mismatched,
+    OtherCaller,
+    OverQuota,
+    Record,
+    SeenRecord,
+    State,
+    StoredPayload,
+    Voided,
+)
 from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.engine.store import Schema, Transactions
 from flask_idempotency.engine.values import valueclass
@@ -47,6 +58,7 @@ __all__ = [
     "TenantKeys",
     "UnfinishedCounts",
     "Verdict",
+    "Void",
 ]
 
 LONGEST_REPORT: Final = 4000
@@ -417,6 +429,24 @@ class Recovery(Protocol):
         ...
 
 
+class Void(Protocol):
+    """Voids keys. Found as the method `void` of a store."""
+
+    def __call__(
+        self, request: ClaimRequest, *, token: bytes, keep: float, quota: Quota | None = None
+    ) -> Voided | Mismatched | OtherCaller | OverQuota:
+        """Void this key for `keep` seconds if it is free: one atomic step. From then on each claim of it is `Voided`.
+
+        `request` has the fingerprint `model.VOIDED`, and the store decides as it does for a claim of that request. But
+        what it writes is no claim: a COMPLETED record with the payload `model.VOID`, which counts in the quota. A key that
+        is voided already is `Voided` and stays as it is. A key with any other record, in any state, is `Mismatched`.
+
+        Raises `StoreUnavailable` if the store does not answer. It may have voided the key or not, and you may repeat the
+        call. Raises `CorruptRecord` and `StoreDataLoss` wherever a claim would.
+        """
+        ...
+
+
 PAGE: Final = 200
 """Records read in one step: some tens of milliseconds of the store's time."""
 
@@ -633,6 +663,8 @@ class Capabilities:
     """It remembers keys in observe mode. Without it, no endpoint may set `mode` to `observe` or `warn`."""
     audit: AuditTrail | None
     """It remembers who changed a record and why."""
+    void: Void | None
+    """It can void keys. Without it, no endpoint may set `void`."""
     process_local: bool | None
     """Only the process that made it sees its records. None or false: other processes see them too."""
 

@@ -52,6 +52,7 @@ from flask_idempotency.engine.values import valueclass
 from flask_idempotency.engine.waiting import Waiters
 
 if TYPE_CHECKING:
+    from flask_idempotency.engine.capabilities import Recovery, Void
     from flask_idempotency.engine.journal import Journals, StepTransactions
     from flask_idempotency.engine.step_rules import StepRules
     from flask_idempotency.engine.steps import Steps
@@ -145,6 +146,10 @@ class Dependencies:
     """Present when the store remembers the steps of a request."""
     step_transactions: StepTransactions | None = None
     """Present when the store can commit a step together with the rows of the application's own session."""
+    void: Void | None = None
+    """Present when the store can void keys."""
+    recovery: Recovery | None = None
+    """Present when the store can free a key whose worker vanished."""
 
     @property
     def repeats(self) -> LeaseRenewer:

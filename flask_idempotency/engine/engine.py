@@ -8,8 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias, assert_never
 
+from flask_idempotency.engine.capabilities import Void
 from flask_idempotency.engine.claim import Claim, Dependencies
 from flask_idempotency.engine.errors import (
+    ConfigurationError,
     CorruptRecord,
     KeyProviderUnavailable,
     LeaseLost,
@@ -22,17 +24,20 @@ from flask_idempotency.engine.events import (
     ConflictRefused,
     DataLossDetected,
     ErasedRefused,
+    KeyVoided,
     MismatchRefused,
     QuotaRefused,
     RecordCorrupt,
     RefusedAfterDataLoss,
     StoreFailed,
     UnknownRefused,
+    VoidedRefused,
 )
 from flask_idempotency.engine.keys import StorageKey, new_token
 from flask_idempotency.engine.model import (
     CORRUPT,
     ERASED,
+    VOIDED,
     Callers,
     ClaimRequest,
     Erased,
@@ -43,9 +48,11 @@ from flask_idempotency.engine.model import (
     OtherCaller,
     OverQuota,
     Record,
+    SeenRecord,
     State,
     StoredResponse,
     Unknown,
+    Voided,
 )
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
@@ -76,10 +83,10 @@ class KeyStatus:
 
     `of-other`: another caller's, so that a claim is `Mismatched`.
     `paused`: the lease has expired, and a claim takes over. `outcome-unknown`: it is quarantined, or the next claim or the
-    janitor quarantines it.
+    janitor quarantines it. `voided`: no request runs under it.
     """
 
-    state: Literal["absent", "in-flight", "paused", "outcome-unknown", "done", "of-other"]
+    state: Literal["absent", "in-flight", "paused", "outcome-unknown", "done", "voided", "of-other"]
     key: StorageKey | None = None
     """The key of the record: while secrets rotate, it may be an older one."""
     record: Record | None = None
@@ -89,7 +96,7 @@ class KeyStatus:
     """Whether the record shows the caller: see `Callers`."""
 
 
-Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased
+Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased | Voided
 
 
 class Engine:
@@ -138,6 +145,8 @@ class Engine:
         """Return the outcome for a claim that was lost: the stored response, or the state of the key. Never a new claim."""
         record = self._deps.store.read(claim.key)
         match record:
+            case Record(fingerprint=other) if other == VOIDED:
+                return Voided(first_seen=record.requested_at)
             case Record(fingerprint=other) if other != claim.fingerprint:
                 # The store lost this claim, and another request used the key.
                 return Unknown(reason="lease-lost")
@@ -201,6 +210,85 @@ class Engine:
             raise failed
         return replace(found, waited=True)
 
+    def void(
+        self,
+        requests: Sequence[ClaimRequest],
+        policy: Policy,
+        *,
+        quota: Quota | None = None,
+        wait: float = 0.0,
+        actor: str = "client",
+        reason: str = "",
+    ) -> KeyStatus | OverQuota:
+        """Void a key that no request has used, so that none ever runs under it. Return its status then: `voided`.
+
+        `requests` are as `claim` takes them, the newest first; their fingerprints do not count. What a request did, or may
+        still do, is never voided: then the status says how the key stands, and nothing was changed. A request whose worker
+        vanished counts as one that did nothing if this policy proves that: an effect of it would be committed with its
+        record, or recorded before. `wait` is that of `status`; `actor` and `reason` are for the event.
+
+        Raises what `status` raises, and `ConfigurationError` if the store cannot void keys.
+        """
+        deps, newest = self._deps, requests[0]
+        if deps.void is None:
+            raise ConfigurationError("void=True needs a store that can void keys, and this one has no `void`.")
+        asked = [(request.key, request.callers) for request in requests]
+        found = self.status(
+            [key for key, _ in asked],
+            callers=[callers for _, callers in asked],
+            key_timestamp=newest.key_timestamp,
+            wait=wait,
+        )
+        known = found.state == "voided"
+        # Other requests may use the key, or give it up, between two of these calls.
+        for _ in range(3 * len(requests)):
+            if found.state == "paused" and not self._give_up(found, policy):
+                return found
+            if found.state not in ("absent", "paused", "voided"):
+                return found
+            hindrance = self._void_once(deps.void, requests, policy, quota)
+            if isinstance(hindrance, OverQuota):
+                return hindrance
+            if hindrance is None:
+                if not known:
+                    deps.observers(KeyVoided(newest.key.label, newest.info.operation, actor=actor, reason=reason))
+                return self._status(asked, newest.key_timestamp)
+            found = hindrance
+        raise StoreUnavailable("other requests kept using this key while it was voided")
+
+    def _void_once(
+        self, void: Void, requests: Sequence[ClaimRequest], policy: Policy, quota: Quota | None
+    ) -> KeyStatus | OverQuota | None:
+        """Void the key under every secret in use, in the order in which a claim visits them. None: it is voided.
+
+        A host that knows only one of the secrets may use the key under that one meanwhile.
+        """
+        token = new_token(requests[-1].key.mark, several=len(requests) > 1)
+        for request in reversed(requests):
+            voided = replace(request, fingerprint=VOIDED, former_fingerprint=None, notify_on_completion=False)
+            outcome = void(voided, token=token, keep=policy.keep, quota=quota if request.in_quota else None)
+            if isinstance(outcome, OverQuota):
+                return outcome
+            former = request.callers is not None and request.callers.former
+            if not isinstance(outcome, Voided) and not (former and isinstance(outcome, OtherCaller)):
+                return self._status_under(request.key, request.callers, request.key_timestamp)
+        return None
+
+    def _give_up(self, found: KeyStatus, policy: Policy) -> bool:
+        """Free the key of a request whose worker vanished, if it cannot have had an effect, and will not have one.
+
+        Its worker may be slow, and not gone. It learns that it lost its claim before its next effect.
+        """
+        deps, key, record = self._deps, found.key, found.record
+        if deps.recovery is None or key is None or record is None:
+            return False
+        if policy.effects not in ("transactional", "marked", "steps") or policy.on_abandoned is not None:
+            return False
+        if deps.journals is not None and any(entry.has_effect for entry in deps.journals.read(key).entries):
+            return False
+        # The record has not changed since, so neither has its journal: a step that begins renews the lease.
+        return deps.recovery.force_release(SeenRecord(key, record))
+
     def mark_corrupt(self, replay: Replay, *, label: str) -> None:
         """Quarantine the record of a response that an entry point found impossible to send, and publish that."""
         self._deps.observers(RecordCorrupt(label, replay.record.info.operation))
@@ -232,7 +320,7 @@ class Engine:
             case Record(state=State.COMPLETED):
                 if record.payload is None:
                     raise CorruptRecord("a completed record has no payload")
-                return KeyStatus("done", key, record)
+                return KeyStatus("voided" if record.fingerprint == VOIDED else "done", key, record)
             case Record(state=State.QUARANTINED):
                 return KeyStatus("outcome-unknown", key, record)
             case Record() if record.remaining > 0:
@@ -335,7 +423,7 @@ class Engine:
 
     def _refuse(
         self,
-        outcome: Record | InFlight | Mismatched | OtherCaller | Unknown | OverQuota,
+        outcome: Record | InFlight | Mismatched | OtherCaller | Unknown | OverQuota | Voided,
         request: ClaimRequest,
         label: str,
     ) -> Outcome:
@@ -354,6 +442,8 @@ class Engine:
                 if reason == CORRUPT:
                     raise CorruptRecord("the record was quarantined when it could not be read")
                 self._deps.observers(UnknownRefused(label, operation, reason=reason))
+            case Voided():
+                self._deps.observers(VoidedRefused(label, operation))
             case OverQuota(limit):
                 self._deps.observers(QuotaRefused(label, operation, limit=limit))
             case InFlight():

@@ -29,6 +29,7 @@ __all__ = [
     "FinishGaveUp",
     "FinishTried",
     "JanitorMissing",
+    "KeyVoided",
     "LeaseExpired",
     "MaxRuntimeExceeded",
     "MessageDead",
@@ -62,6 +63,7 @@ __all__ = [
     "TaskRun",
     "TenantErased",
     "UnknownRefused",
+    "VoidedRefused",
 ]
 
 _log = logging.getLogger("flask_idempotency")
@@ -151,6 +153,27 @@ class ErasedRefused(Event):
     """A retry met a response that was erased with its tenant's data key. The retry was refused and did not run."""
 
     SENTENCE = "A retry was refused: the response was erased."
+
+
+@valueclass(frozen=True, slots=True)
+class VoidedRefused(Event):
+    """A request came with a key that was voided before. It was refused and did not run."""
+
+    SENTENCE = "A request was refused: its key was voided."
+
+
+@valueclass(frozen=True, slots=True)
+class KeyVoided(Event):
+    """A client or an operator voided this key: no request runs under it.
+
+    `actor` is `client`, or the operator as named to the command; `reason` is their text.
+    """
+
+    LEVELS = (logging.INFO,)
+    SENTENCE = "A key was voided: no request runs under it."
+
+    actor: str
+    reason: str
 
 
 @valueclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ __all__ = [
     "State",
     "StoredPayload",
     "Unknown",
+    "Voided",
 ]
 
 
@@ -64,6 +65,13 @@ class Unknown:
     """The outcome of the key is unknown. It does not run again until a resolver or an operator resolves it."""
 
     reason: str
+
+
+@valueclass(frozen=True, slots=True)
+class Voided:
+    """The key was voided before a request used it, and no request runs under it. `first_seen`: when it was voided."""
+
+    first_seen: float
 
 
 @valueclass(frozen=True, slots=True)
@@ -126,6 +134,7 @@ class OnExpiry(Enum):
 TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = MappingProxyType(
     {
         (None, "claim"): (State.PROCESSING, "Any request. The fence rises, and the attempt is 1."),
+        (None, "void"): (State.COMPLETED, "A client or an operator, before any request. The fence rises."),
         (State.PROCESSING, "claim"): (
             State.PROCESSING,
             "A retry, after the lease has expired, if the record allows take-over. Fence and attempt rise.",
@@ -225,6 +234,12 @@ class SealedBy:
 ERASED = SealedBy(kid="", number=0)
 """A late worker stores this if its tenant's responses were erased: completed, without a response."""
 
+VOIDED: Final = b"\0voided".ljust(17, b"\0")
+"""The fingerprint of a voided key. No request has it: theirs begin with their version, which is not 0.
+
+An earlier release finds another request's fingerprint here, and refuses the key for that reason.
+"""
+
 CORRUPT = "corrupt"
 """The quarantine reason of an unreadable record."""
 
@@ -243,6 +258,10 @@ class StoredPayload:
     """Size of the plain response before compression or sealing. Quotas count it."""
     sealed_by: SealedBy | None = None
     """None: it is not encrypted."""
+
+
+VOID: Final = StoredPayload(b"", 409, False, 0, ERASED)
+"""What the record of a voided key has in the place of a response: the status of its requests."""
 
 
 def kid_of(payload: StoredPayload | None) -> str:

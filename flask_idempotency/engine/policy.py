@@ -78,6 +78,8 @@ class Policy:
     form_field: str | None = None
     scope: Literal["key", "operation"] = "key"
     published: bool = True
+    void: bool = False
+    """Whether clients may void keys of this endpoint."""
     key: Callable[[Any], str | None] | None = None
     """Read the key from the request. None: a header or the form field carries it."""
     principal: str | None = None
@@ -169,11 +171,12 @@ class Policy:
         if faults := self.faults(joint=joint, journals=journals):
             raise ConfigurationError(*faults)
 
-    def faults(self, *, joint: bool, journals: bool = True, observations: bool = True) -> list[str]:
+    def faults(self, *, joint: bool, journals: bool = True, observations: bool = True, voids: bool = True) -> list[str]:
         """Return one message for each contradiction: what it is, why, and what to set instead.
 
         `joint`: whether the store keeps its records in the database of the application's own session. `journals`: whether
-        the store remembers steps. `observations`: whether it remembers the keys of observed requests.
+        the store remembers steps. `observations`: whether it remembers the keys of observed requests. `voids`: whether it
+        can void keys.
         """
         steps, transactional = self.effects == "steps", self.effects == "transactional"
         # To the provider of a webhook, a redirect is a failure that it repeats. To any other client it may be a success.
@@ -202,6 +205,11 @@ class Policy:
                 "memory store of this package, or another `effects`.",
             ),
             *(self._finish_rules() if self.finish == "janitor" else ()),
+            (
+                self.void and not voids,
+                "void=True needs a store that can void keys, and this one has no `void`. Use the Redis, SQL or memory store of "
+                "this package, or leave `void` out.",
+            ),
             (
                 self.resume_within is not None and self.resume_within <= 0,
                 "resume_within must be longer than 0 seconds.",

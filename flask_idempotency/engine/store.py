@@ -23,6 +23,7 @@ from flask_idempotency.engine.model import (
     StoredPayload,
     StoredResponse,
     Unknown,
+    Voided,
 )
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.values import valueclass
@@ -59,7 +60,7 @@ class SteadyClock:
         return self._offset + time.monotonic()
 
 
-StoreOutcome: TypeAlias = Grant | Record | InFlight | Mismatched | OtherCaller | Unknown | OverQuota
+StoreOutcome: TypeAlias = Grant | Record | InFlight | Mismatched | OtherCaller | Unknown | OverQuota | Voided
 
 
 class Store(Protocol):
@@ -79,7 +80,8 @@ class Store(Protocol):
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
         """Classify the key, and grant it if it is free: one atomic step.
 
-        In this order: an expired record is absent; another fingerprint is `Mismatched`; COMPLETED is its `Record`;
+        In this order: an expired record is absent; the fingerprint `model.VOIDED` is `Voided`; another fingerprint is
+        `Mismatched`; COMPLETED is its `Record`;
         QUARANTINED is `Unknown`; PROCESSING with this very token is its `Grant` again; PROCESSING with lease left is
         `InFlight`; PROCESSING with an expired lease is taken over or quarantined, as the record says; absent is a `Grant`.
         Only a `Grant`, and the quarantine of an expired lease, write. A repeated `Grant` is as before: the same fence, and

@@ -35,9 +35,9 @@ SCHEMA_ENDPOINT: Final = "idempotency_policy_schema"
 KEY_CHARACTERS: Final = "[!-~]"
 """What each character of a key matches, whatever its format. A space, which an RFC 8941 string may hold, does not."""
 
-NEVER_DESCRIBED: Final = frozenset({"misconfigured", "response-not-kept", "unknown-operation"})
+NEVER_DESCRIBED: Final = frozenset({"misconfigured", "response-not-kept", "unknown-operation", "void-not-offered"})
 """Problem codes that no operation promises: a fault of the service, a body that is missing under the status of the first
-response, and a fault of a request for the status of a key."""
+response, and faults of a request about the status of a key."""
 
 
 # What a policy means to a client.
@@ -58,6 +58,7 @@ _OCCURS: Final[Mapping[str, Callable[[Policy, Any], bool]]] = {
     "transaction-conflict": lambda policy, state: policy.effects == "transactional",
     "request-paused": lambda policy, state: policy.effects == "steps",
     "response-erased": lambda policy, state: True,
+    "key-voided": lambda policy, state: policy.void,
     "quota-exceeded": lambda policy, state: state.settings.quota is not None or state.loaders.quota is not None,
     "replay-forbidden": lambda policy, state: state.loaders.replay_guard is not None,
     "principal-required": lambda policy, state: state.settings.allow_anonymous is not True,
@@ -91,6 +92,7 @@ def facts_of(policy: Policy, application: Application, *, deferred: bool = False
             "max_length": UUID_LENGTH if uuid else policy.max_key_length,
             "case_sensitive": True,
         },
+        "void": policy.void,
         "unique_per": [*application.unique_per, *(["operation"] if policy.scope == "operation" else [])],
         "same_request": {
             "by": "meaning" if policy.fingerprint == "canonical" else "bytes",

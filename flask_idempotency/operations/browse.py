@@ -19,7 +19,7 @@ from flask_idempotency.engine.audit import JANITOR, RESOLVER, AuditEntry
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.journal import MOST_TRIES, Journal, Journals
 from flask_idempotency.engine.keys import KeyedDigest, encode
-from flask_idempotency.engine.model import OnExpiry, Record, State
+from flask_idempotency.engine.model import VOIDED, OnExpiry, Record, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep
 from flask_idempotency.engine.values import valueclass
@@ -329,6 +329,10 @@ def _of_record(record: Record, policy: Policy, journal: Journal) -> Iterator[tup
     now = record.deadline - record.remaining
     about = f"{record.info.method} {record.info.operation}".strip()
     began = record.requested_at
+    if record.fingerprint == VOIDED:
+        yield began, Episode(began, "Voided", f"{about}. No request runs under its key.", "good")
+        yield record.deadline, Episode(record.deadline, "Expires", "Its key then counts as new.", ahead=True)
+        return
     yield began, Episode(began, "First used", f"{about}.")
     if record.attempt > 1:
         detail = f"Attempt {record.attempt} holds the claim, with fence {record.fence}. Earlier workers lost theirs."

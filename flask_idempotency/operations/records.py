@@ -23,7 +23,7 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.journal import EMPTY, Journal, Journals
 from flask_idempotency.engine.keys import LONGEST_NAME, TID_BYTES, Identity, Scope, StorageKey
 from flask_idempotency.engine.lease import idle_seconds, max_remaining, releasable_in
-from flask_idempotency.engine.model import ERASED, OnExpiry, Record, State, StoredResponse
+from flask_idempotency.engine.model import ERASED, VOIDED, OnExpiry, Record, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SettledStep, Settler, resume_fault
 from flask_idempotency.engine.values import valueclass
@@ -246,7 +246,7 @@ def shown(
         lease_ended_ago=round(-record.remaining, 3) if unfinished and record.remaining <= 0 else None,
         lease_left=round(record.remaining, 3) if unfinished and record.remaining > 0 else None,
         on_expiry=record.on_expiry.value,
-        reason=record.reason,
+        reason="voided" if record.fingerprint == VOIDED else record.reason,
         owner=_owner(record, policy) if unfinished else None,
         completed_at=None if record.completed_at is None else moment(record.completed_at),
         duration=None if record.completed_at is None else round(record.completed_at - record.requested_at, 3),
@@ -297,7 +297,7 @@ def _owner(record: Record, policy: Policy) -> OwnerView:
 
 def _answer(record: Record) -> ResponseView | None:
     payload = record.payload
-    if payload is None:
+    if payload is None or record.fingerprint == VOIDED:
         return None
     by = payload.sealed_by
     return ResponseView(
@@ -501,7 +501,11 @@ def release_warnings(case: Case, policy: Policy, *, known: bool = True, recorded
         names = ", ".join(dict.fromkeys(recorded))
         said.append(f"Steps of its request are recorded: {names}. If you release it, the next retry runs them again.")
     seconds = wait(case, policy)
-    if any(found.record.state is State.COMPLETED for found in case.found):
+    if any(found.record.fingerprint == VOIDED for found in case.found):
+        said.append(
+            "It was voided: its client relies on it that no request runs under it. If you release it, one may run."
+        )
+    elif any(found.record.state is State.COMPLETED for found in case.found):
         said.append(
             "Its request completed, and retries get the response. If you release it, the next retry runs again."
         )

@@ -426,6 +426,10 @@ class PolicySchema(Schema):
     published = documented(
         fields.Boolean(), "Whether the [policy document](../guides/policy-document.md) lists the operation."
     )
+    void = documented(
+        fields.Boolean(),
+        "Whether clients may [void a key](../guides/status.md#void-a-key), so that no request ever runs under it.",
+    )
 
 
 def _option(default: T, field: Field, doc: str, *, shown: object = None, repr: bool = True) -> T:

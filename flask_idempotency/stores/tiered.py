@@ -25,6 +25,7 @@ from flask_idempotency.engine.capabilities import (
     SeenRecord,
     TaskLog,
     Verdict,
+    Void,
     capabilities_of,
 )
 from flask_idempotency.engine.errors import IdempotencyError, NotApplied, StoreUnavailable
@@ -51,7 +52,17 @@ This is more than run in one process at a time. The first replay caches the resp
 """
 
 
-_PASSED_ON: Final = ("ledger", "expiry", "task_log", "notifier", "journals", "activity", "observations", "audit")
+_PASSED_ON: Final = (
+    "ledger",
+    "expiry",
+    "task_log",
+    "notifier",
+    "journals",
+    "activity",
+    "observations",
+    "audit",
+    "void",
+)
 """Capabilities of the system that do not affect the cache."""
 
 
@@ -146,6 +157,7 @@ class TieredStore:
     activity: ActivityLog
     observations: Observations
     audit: AuditTrail
+    void: Void
     """Present only if the system has them. The cache never holds any of them."""
 
     def __init__(self, system: Store, cache: ReplayCache) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias, TypeVar, cast
 
+from flask_idempotency.engine.capabilities import Void
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.journal import Journal, Journals, JournalWrite
 from flask_idempotency.engine.keys import StorageKey
@@ -124,6 +125,7 @@ Verb: TypeAlias = Literal[
     "mark_corrupt",
     "write",
     "recall",
+    "void",
 ]
 
 
@@ -153,8 +155,8 @@ class FaultyStore:
 
     Each call reaches a point such as "before claim" and, after the store has applied it, "after claim" (see `points`).
 
-    If the real store has `journals`, this one has too. It passes a worker's calls in the same way: `write`, `recall`, and a
-    `complete` that removes the journal. The others go to the real store directly.
+    If the real store has `void` or `journals`, this one has too. Of the journals, it passes a worker's calls in the same way:
+    `write`, `recall`, and a `complete` that removes the journal. The others go to the real store directly.
     """
 
     def __init__(self, store: Store, *, points: Points | None = None) -> None:
@@ -201,6 +203,15 @@ class FaultyStore:
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         self._pass(Call("mark_corrupt", key, None), lambda: self._store.mark_corrupt(key, payload))
+
+    @property
+    def void(self) -> Void:
+        """Passes calls to `void` of the real store. Raises `AttributeError` if it has none."""
+        store: Any = self._store
+        real: Void = store.void
+        return lambda request, *, token, keep, quota=None: self._pass(
+            Call("void", request.key, token), lambda: real(request, token=token, keep=keep, quota=quota)
+        )
 
     @property
     def process_local(self) -> bool:

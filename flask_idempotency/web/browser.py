@@ -1,6 +1,7 @@
 """Serve the browser module, and render the tag that loads it.
 
-The module is `flask_idempotency/browser/idempotency.js`, as it is written but for its comments: there is no build step.
+The module is `flask_idempotency/browser/idempotency.js`, as it is written but for its comments and its indentation: there is no
+build step.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ ENDPOINT: Final = "idempotency_browser_module"
 
 DAY_SECONDS: Final = 86400
 
-COMMENT_LINE: Final = re.compile(rb"^ *//.*\n", re.MULTILINE)
+COMMENT_OR_INDENT: Final = re.compile(rb"^ *(?://.*\n)?", re.MULTILINE)
 
 
 @lru_cache(maxsize=1)
 def module_source() -> bytes:
-    """Return the browser module without its lines of comment, encoded in UTF-8."""
-    return COMMENT_LINE.sub(b"", files("flask_idempotency").joinpath("browser", "idempotency.js").read_bytes())
+    """Return the browser module without its lines of comment and its indentation, encoded in UTF-8."""
+    return COMMENT_OR_INDENT.sub(b"", files("flask_idempotency").joinpath("browser", "idempotency.js").read_bytes())
 
 
 def serve_module(app: Flask, url: str) -> None:

@@ -12,7 +12,7 @@ from flask import Flask, Request
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import Identity, Scope
-from flask_idempotency.engine.model import Callers, Record
+from flask_idempotency.engine.model import Callers, ClaimRequest, Record
 from flask_idempotency.engine.operations import Operations
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.registrations import Kept, Registrations, is_same
@@ -181,6 +181,34 @@ def callers_of(
     certain = frozenset(product(shown[0], shown[1]))
     unnamed = frozenset(product(every[0], every[1])) - certain
     return Callers(certain, unnamed), Callers(certain, unnamed, former=True)
+
+
+def with_former(
+    former: FormerIdentity,
+    before: tuple[str | None, str | None],
+    scope: Scope,
+    client_key: str,
+    requests: Sequence[ClaimRequest],
+    identities: Sequence[Identity],
+) -> list[ClaimRequest]:
+    """Add to these requests, one under each secret, the same ones under the former names. Pass (tenant, principal) of these."""
+    today, then = callers_of(former, (scope.tenant, scope.principal), before, identities)
+    own = [replace(each, callers=today) for each in requests]
+    formerly = former_scope(former, scope, before)
+    if formerly is None:
+        return own
+    return own + [
+        replace(
+            each,
+            # The token says whose claim it is: this application's, under whatever name it was made.
+            key=replace(identity.storage_key(formerly, client_key), mark=each.key.mark),
+            # Others of today may have that tenant's name as well, and would be counted there together. Under
+            # the same tenant and namespace it is the same ledger, and the key is counted there already.
+            in_quota=formerly.tenant == scope.tenant and formerly.namespace != scope.namespace,
+            callers=then,
+        )
+        for identity, each in zip(identities, requests, strict=True)
+    ]
 
 
 def load_quota(loaders: Callbacks, default: Quota | None, tenant: str | None, app: Flask) -> Quota | None:

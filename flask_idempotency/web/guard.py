@@ -61,11 +61,10 @@ from flask_idempotency.settings.options import FormerIdentity
 from flask_idempotency.settings.profiles import PROFILES, Profile
 from flask_idempotency.web.callbacks import (
     Callbacks,
-    callers_of,
     former_names,
-    former_scope,
     load_quota,
     load_tenant,
+    with_former,
 )
 from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded, load_principal
 from flask_idempotency.web.problems import (
@@ -368,26 +367,8 @@ class Guard:
         """Add the same requests by the names that IDEMPOTENCY_FORMER_IDENTITY gives the tenant and the principal."""
         if state.policy.principal is not None:
             former = replace(former, principal=None)  # the policy names this caller, and no loader did
-        names = state.tenant, state.principal
-        state.former = former_names(former, *names, request, self._app, in_view=state.deferred)
-        today, then = callers_of(former, names, state.former, self._identities)
-        own = [replace(each, callers=today) for each in requests]
-        before = former_scope(former, scope, state.former)
-        if before is None:
-            return own
-        formerly = [
-            replace(
-                each,
-                # The token says whose claim it is: this application's, under whatever name it was made.
-                key=replace(identity.storage_key(before, state.client_key), mark=each.key.mark),
-                # Others of today may have that tenant's name as well, and would be counted there together. Under
-                # the same tenant and namespace it is the same ledger, and the key is counted there already.
-                in_quota=before.tenant == scope.tenant and before.namespace != scope.namespace,
-                callers=then,
-            )
-            for identity, each in zip(self._identities, requests, strict=True)
-        ]
-        return own + formerly
+        state.former = former_names(former, state.tenant, state.principal, request, self._app, in_view=state.deferred)
+        return with_former(former, state.former, scope, state.client_key, requests, self._identities)
 
     # -- responses in the view's place
 

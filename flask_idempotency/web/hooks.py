@@ -39,7 +39,16 @@ from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import FORM_TYPES, Closing, watch_body
 from flask_idempotency.web.request_state import FINISHING, Phase, RequestState, context, environ_key
-from flask_idempotency.web.unreached import NOT_REACHED, NOT_REGISTERED, REACH_IT, REGISTER_IT, unreached
+from flask_idempotency.web.unreached import (
+    ADD_VOID_VIEW,
+    NO_VOID_VIEW,
+    NOT_REACHED,
+    NOT_REGISTERED,
+    REACH_IT,
+    REGISTER_IT,
+    unreached,
+    without_void_view,
+)
 
 if TYPE_CHECKING:
     from flask_idempotency.web.key_status import KeyStatusView
@@ -158,10 +167,12 @@ class Hooks:
     def _report_unreached(self) -> None:
         """Log the annotations that protect nothing: no endpoint leads to their functions."""
         try:
-            found = unreached(self._app)
+            found, voiding = unreached(self._app), without_void_view(self._app, self._policies)
         except Exception:  # noqa: BLE001 - an object of the application that cannot be looked at must close no endpoint
             _log.exception("not every annotation could be checked")
             return
+        if voiding:
+            _log.warning("%s: %s. %s", ", ".join(voiding), NO_VOID_VIEW, ADD_VOID_VIEW)
         if found.here:
             _log.warning("%s: %s. %s", NOT_REACHED, ", ".join(found.here), REACH_IT)
         if found.elsewhere:

@@ -1,9 +1,10 @@
-"""Answer what became of a key, and link from refusals to the view that answers it.
+"""Answer what became of a key, void it, and link from refusals to the view that does both.
 
 A client asks with `GET {status}?method=POST&path=/payments`, and the key in the operation's own header. The key alone does
 not name a record: the operation's policy decides header, grammar and scope, and the caller and tenant belong to it too. An
 answer for another record would be `absent`, and the client would pay again. So `absent` is only said if the operation would
-look for the key under the names that were found here, and whatever is in doubt is refused.
+look for the key under the names that were found here, and whatever is in doubt is refused. `DELETE` voids a key that is
+`absent`, so the same holds there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,15 +25,17 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect
 from werkzeug.wrappers import Response
 
+from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.engine import Engine, KeyStatus
 from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, InvalidKey, StoreUnavailable
 from flask_idempotency.engine.keys import Identity, Scope, key_timestamp, one_key
-from flask_idempotency.engine.model import Callers, Mismatched, RequestInfo
+from flask_idempotency.engine.model import VOIDED, ClaimRequest, Mismatched, OverQuota, RequestInfo
 from flask_idempotency.engine.outages import OutageLog
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.settings import Settings
 from flask_idempotency.settings.profiles import PROFILES
-from flask_idempotency.web.callbacks import Callbacks, callers_of, former_names, former_scope, load_tenant
+from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant, with_former
 from flask_idempotency.web.policies import MARK, Mark, Policies, ResolvedPolicy
 from flask_idempotency.web.principals import Credentials, UnknownCaller, checked, is_of_httpauth, load_principal
 from flask_idempotency.web.problems import RETRY_AFTER_CAP_SECONDS, Problem, build, failure, refusal, render
@@ -55,6 +58,15 @@ HOST_VARIABLE: Final = "idempotency_host"
 SUBDOMAIN_VARIABLE: Final = "idempotency_subdomain"
 """The variables of routes that are on every host or subdomain."""
 _MOST_REDIRECTS: Final = 4
+
+_FREE: Final = ("absent", "paused", "voided")
+"""The states of a key that may be voided, or is."""
+_NOT_VOIDED: Final = {
+    "in-flight": ("in-flight", "It was not voided, because its request is running."),
+    "paused": ("request-paused", "It was not voided, because a part of its request may be done."),
+    "outcome-unknown": ("outcome-unknown", "It was not voided."),
+}
+"""The code and the detail of the problem for a key in this state that was to be voided."""
 
 _MOUNT: Final = (
     "Register key_status where these callers are authenticated: on the blueprint of the operation, below its decorators. Or "
@@ -103,11 +115,12 @@ class Target(NamedTuple):
 
 
 def key_status(**_: Any) -> Response:
-    """Answer what became of a key. A view for GET: register it wherever your callers are authenticated.
+    """Answer what became of a key (GET), or void it (DELETE). Register it wherever your callers are authenticated.
 
     `IDEMPOTENCY_STATUS_URL` registers it on the application. Register it yourself on a blueprint whose hooks sign callers
-    in, or below decorators that do: `blueprint.get("/status")(login_required(key_status))`. It takes and ignores the
-    arguments of any URL. Raises `ConfigurationError` in an application without the extension.
+    in, or below decorators that do: `blueprint.get("/status")(login_required(key_status))`. With `void=True`, route
+    `methods=["GET", "DELETE"]`. It takes and ignores the arguments of any URL. Raises `ConfigurationError` in an application
+    without the extension.
     """
     state = current_app.extensions.get("idempotency")
     if state is None:
@@ -135,7 +148,7 @@ class ProblemBuilder(Protocol):
 
 
 class KeyStatusView:
-    """What `key_status` does in one application. It reads and never writes, so a client may ask as often as it likes."""
+    """What `key_status` does in one application. For GET it only reads, so a client may ask as often as it likes."""
 
     def __init__(
         self,
@@ -174,6 +187,11 @@ class KeyStatusView:
             return self._problem(Problem("unknown-operation"), policy)
         if resolved.faults:
             return self._problem(Problem("misconfigured"), policy)
+        voids = request.method == "DELETE"
+        if voids and not policy.void:
+            response = self._problem(Problem("void-not-offered"), policy)
+            response.headers["Allow"] = "GET"
+            return response
         # Below decorators, a token counts that they have verified. They may read it from other places than the settings name.
         in_view = resolved.deferred and self._is_decorated(request)
         try:
@@ -192,7 +210,22 @@ class KeyStatusView:
             scope = Scope(self._settings.namespace, *names, endpoint if policy.scope == "operation" else None)
             preferred = preferred_wait(request) if "HTTP_PREFER" in request.environ else None
             wait = 0.0 if preferred is None else min(float(preferred), policy.wait)
-            status = self._status(request, scope, client_key, wait, in_view=in_view)
+            requests = self._requests(request, operation, policy, scope, client_key, in_view=in_view)
+            status = self._engine.status(
+                [each.key for each in requests],
+                callers=[each.callers for each in requests],
+                key_timestamp=requests[0].key_timestamp,
+                wait=wait,
+            )
+            if status.state in (_FREE if voids else ("absent",)):
+                problem = self._unsure(request, operation, resolved, names)
+                if problem is not None:
+                    return self._problem(problem, policy)
+            if voids and status.state in _FREE:
+                voided = self._engine.void(requests, policy, quota=self._quota(scope.tenant))
+                if isinstance(voided, OverQuota):
+                    return self._problem(refusal(voided), policy)
+                status = replace(voided, waited=status.waited)
         except UnknownCaller as error:
             self._log_once(endpoint, f"{error}. {_MOUNT}")
             detail = f"{error}. {_MOUNT}" if self._app.debug else ""
@@ -202,9 +235,6 @@ class KeyStatusView:
             return self._problem(failure(error), policy)
         except (InvalidKey, CorruptRecord) as error:
             return self._problem(failure(error), policy)
-        problem = self._unsure(request, operation, resolved, names) if status.state == "absent" else None
-        if problem is not None:
-            return self._problem(problem, policy)
         record = status.record
         of_other = status.state == "of-other"
         if record is not None and (of_other or self._is_of_other_operation(record.info, operation)):
@@ -215,7 +245,17 @@ class KeyStatusView:
                 allowed = self._app.ensure_sync(guard)(record)
             if not allowed:
                 return self._problem(Problem("replay-forbidden"), policy)
+        if voids and status.state not in ("voided", "done"):
+            # So that a client which looks at the status alone does not take it for voided.
+            code, detail = _NOT_VOIDED[status.state]
+            seconds = None if record is None or code != "in-flight" else min(record.remaining, RETRY_AFTER_CAP_SECONDS)
+            return self._problem(Problem(code, detail, retry_after=seconds, status=409), policy)
         return self._response(status, int(wait))
+
+    def _quota(self, tenant: str | None) -> Quota | None:
+        quota = load_quota(self._callbacks, self._settings.quota, tenant, self._app)
+        shards = self._settings.tenant_shards
+        return quota if quota is None or shards == 1 else quota.divided(shards)
 
     def _unsure(self, request: Request, operation: Target, resolved: ResolvedPolicy, names: Names) -> Problem | None:
         """Return the problem that answers in place of `absent` where the operation may know the key by another name."""
@@ -287,20 +327,26 @@ class KeyStatusView:
         )
         return tenant, principal
 
-    def _status(self, request: Request, scope: Scope, client_key: str, wait: float, *, in_view: bool) -> KeyStatus:
-        """Read the key under every secret in use, and under its former names, as the guard claims it."""
-        keys = [identity.storage_key(scope, client_key) for identity in self._identities]
-        callers: list[Callers | None] = [None] * len(keys)
-        former, names = self._settings.former_identity, (scope.tenant, scope.principal)
-        if former is not None:
-            before = former_names(former, *names, request, self._app, in_view=in_view)
-            today, then = callers_of(former, names, before, self._identities)
-            callers = [today] * len(keys)
-            formerly = former_scope(former, scope, before)
-            if formerly is not None:
-                callers += [then] * len(keys)
-                keys += [identity.storage_key(formerly, client_key) for identity in self._identities]
-        return self._engine.status(keys, callers=callers, key_timestamp=key_timestamp(client_key), wait=wait)
+    def _requests(
+        self, request: Request, operation: Target, policy: Policy, scope: Scope, client_key: str, *, in_view: bool
+    ) -> list[ClaimRequest]:
+        """Name the key under every secret in use, and under its former names, as the guard claims it."""
+        requests = claim_requests(
+            scope,
+            client_key,
+            self._identities,
+            [VOIDED] * len(self._identities),
+            policy=policy,
+            method=operation.method,
+            operation=operation.rule.endpoint,
+            hashed=self._settings.hash_identities,
+            timestamp=key_timestamp(client_key),
+        )
+        former = self._settings.former_identity
+        if former is None:
+            return requests
+        before = former_names(former, scope.tenant, scope.principal, request, self._app, in_view=in_view)
+        return with_former(former, before, scope, client_key, requests, self._identities)
 
     def _response(self, status: KeyStatus, waited: int) -> Response:
         document: dict[str, Any] = {"state": status.state}
@@ -419,7 +465,7 @@ def register(app: Flask, url: str) -> None:
         raise ConfigurationError(
             f"IDEMPOTENCY_STATUS_URL is {url!r}, and the view {other!r} has this path already. Change one of the two."
         )
-    route_everywhere(app, url, ENDPOINT, key_status)
+    route_everywhere(app, url, ENDPOINT, key_status, methods=("GET", "DELETE"))
 
 
 def other_view(app: Flask, url: str) -> str | None:
@@ -430,14 +476,16 @@ def other_view(app: Flask, url: str) -> str | None:
     return None
 
 
-def route_everywhere(app: Flask, url: str, endpoint: str, view: Callable[..., Any]) -> None:
-    """Register a view for GET on every host and subdomain that the application serves. The view gets their names."""
+def route_everywhere(
+    app: Flask, url: str, endpoint: str, view: Callable[..., Any], *, methods: Sequence[str] = ("GET",)
+) -> None:
+    """Register a view on every host and subdomain that the application serves. The view gets their names."""
     if app.url_map.host_matching:
-        app.add_url_rule(url, endpoint, view, methods=["GET"], host=f"<{HOST_VARIABLE}>")
+        app.add_url_rule(url, endpoint, view, methods=methods, host=f"<{HOST_VARIABLE}>")
         return
-    app.add_url_rule(url, endpoint, view, methods=["GET"])
+    app.add_url_rule(url, endpoint, view, methods=methods)
     if app.subdomain_matching:
-        app.add_url_rule(url, endpoint, view, methods=["GET"], subdomain=f"<{SUBDOMAIN_VARIABLE}>")
+        app.add_url_rule(url, endpoint, view, methods=methods, subdomain=f"<{SUBDOMAIN_VARIABLE}>")
 
 
 def find_status_views(app: Flask) -> dict[str, str]:

@@ -14,13 +14,16 @@ from typing import Any, Final
 from flask import current_app
 
 from flask_idempotency.assembly import Services, identities
+from flask_idempotency.engine.audit import AuditEntry
 from flask_idempotency.engine.capabilities import DataLoss, Ledger, Recovery, SeenRecord
+from flask_idempotency.engine.claim_requests import claim_requests
+from flask_idempotency.engine.engine import KeyStatus
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, StoreUnavailable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import EMPTY, Journal
-from flask_idempotency.engine.keys import Identity, StorageKey, owner_mark
+from flask_idempotency.engine.keys import Identity, Scope, StorageKey, key_timestamp, new_token, owner_mark
 from flask_idempotency.engine.lease import clamp_clock
-from flask_idempotency.engine.model import ERASED, Record, RequestInfo, State, StoredResponse
+from flask_idempotency.engine.model import ERASED, VOIDED, OverQuota, Record, RequestInfo, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SeenStep, Settler
 from flask_idempotency.operations.records import (
@@ -32,6 +35,7 @@ from flask_idempotency.operations.records import (
     way_out,
 )
 from flask_idempotency.settings import Settings
+from flask_idempotency.web.callbacks import load_quota, with_former
 from flask_idempotency.web.janitor import is_known, policy_of, result_of, settler_of, steps_of
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.recorded_steps import view_of
@@ -156,6 +160,23 @@ def check_layout() -> None:
         )
 
 
+def keyed_methods(endpoint: str) -> list[str]:
+    """Return the methods for which this endpoint takes keys. Raises `Refused` if there are none."""
+    rules = policies()
+    methods = [each for name, each in rules.pairs() if name == endpoint and not rules.look(name, each).exempt]
+    if not methods:
+        raise Refused(
+            "This application has no such endpoint that takes keys: `flask idempotency policy` names them all."
+        )
+    return methods
+
+
+def steps_taken(found: SeenRecord) -> str:
+    """Return a sentence with the steps of this record that had, or may have had, an effect. Empty if there are none."""
+    names = dict.fromkeys(entry.name for entry in recorded_of(found)[0].entries if entry.has_effect)
+    return f" Recorded steps: {', '.join(names)}." if names else ""
+
+
 def pseudonym(tenant: str | None) -> str:
     """Return the pseudonym of this tenant in logs."""
     return "-" if tenant is None else identity().pseudonym(tenant)
@@ -209,6 +230,44 @@ def owners() -> tuple[bytes, ...]:
     former = settings().former_identity
     names = {settings().namespace, settings().namespace if former is None else former.namespace or settings().namespace}
     return tuple(map(owner_mark, names))
+
+
+def void(
+    key: str, *, tenant: str | None, principal: str | None, endpoint: str, method: str, actor: str, reason: str
+) -> KeyStatus | OverQuota:
+    """Void this client's key of an endpoint, as `Engine.void` does, and remember in the audit trail who did it.
+
+    Raises `Refused` if a former name of the caller cannot be known here: the key may have a record under that.
+    """
+    policy, chosen, names = policies().look(endpoint, method).policy, settings(), identities(settings())
+    scope = Scope(chosen.namespace, tenant, principal, endpoint if policy.scope == "operation" else None)
+    requests = claim_requests(
+        scope,
+        key,
+        names,
+        [VOIDED] * len(names),
+        policy=policy,
+        method=method,
+        operation=endpoint,
+        hashed=chosen.hash_identities,
+        timestamp=key_timestamp(key),
+    )
+    former = chosen.former_identity
+    if former is not None:
+        if callable(former.tenant) or former.principal not in (None, False):
+            raise Refused(
+                "IDEMPOTENCY_FORMER_IDENTITY names a loader, which needs a request: let the client void its key with DELETE "
+                "on the status view. Nothing was changed."
+            )
+        before = (None if former.tenant is False else tenant, None if former.principal is False else principal)
+        requests = with_former(former, before, scope, key, requests, names)
+    quota = load_quota(state().loaders, chosen.quota, tenant, current_app)
+    if quota is not None and chosen.tenant_shards > 1:
+        quota = quota.divided(chosen.tenant_shards)
+    found = built().engine.void(requests, policy, quota=quota, actor=actor, reason=reason)
+    if isinstance(found, KeyStatus) and found.state == "voided" and (audit := built().audit) is not None:
+        audit.append(requests[0].key, AuditEntry("voided", "absent", actor, reason), token=new_token())
+    return found
 
 
 # Resolve a key: what speaks against it, and what retries will get.

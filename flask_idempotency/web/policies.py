@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import partial, partialmethod, wraps
-from types import FunctionType, MemberDescriptorType, MethodType
+from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 from weakref import WeakValueDictionary
 
@@ -218,24 +218,19 @@ class Policies:
         *,
         base: Override,
         overrides: Mapping[Blueprint, Override],
-        joint: bool = False,
-        journals: bool = True,
-        observations: bool = True,
+        offered: Mapping[str, bool] = MappingProxyType({"joint": False}),
         origins: Mapping[str, str] | None = None,
         chosen_only: bool = False,
         kept: Kept | None = None,
     ) -> None:
         """Take what the application wrote for all endpoints (`base`) and where (`origins`).
 
-        `joint`: the store can commit records and the application's rows together. `journals`: it remembers steps.
-        `observations`: it remembers the keys of observed requests. `chosen_only`: guard only endpoints that are annotated
+        `offered`: what the store offers, as `Policy.faults` takes it. `chosen_only`: guard only endpoints that are annotated
         or configured. `kept` are the policies of blueprints that hold for this application instead of `overrides`.
         """
         self._app = app
         self._kept = kept or Kept()
-        self._joint = joint
-        self._journals = journals
-        self._observations = observations
+        self._offered = offered
         self._base = base
         self._overrides = overrides
         self._origins = origins or {}
@@ -344,7 +339,7 @@ class Policies:
         )
 
     def _contradictions(self, policy: Policy) -> list[str]:
-        faults = policy.faults(joint=self._joint, journals=self._journals, observations=self._observations)
+        faults = policy.faults(**self._offered)
         if policy.finish == "janitor" and self.finishing is not None:
             from flask_idempotency.web.acting import finishing_faults  # for the endpoints that the janitor finishes
 

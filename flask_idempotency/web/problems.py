@@ -27,7 +27,7 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.escape import printable_lines
-from flask_idempotency.engine.model import Erased, InFlight, Mismatched, OverQuota, Unknown
+from flask_idempotency.engine.model import Erased, InFlight, Mismatched, OverQuota, Unknown, Voided
 from flask_idempotency.engine.quota import LIMITS
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.profiles import Dialect, Profile
@@ -171,6 +171,32 @@ _ROWS = (
         retry=False,
         stripe_type="idempotency_error",
         playbook_code="idempotency_payload_mismatch",
+    ),
+    ProblemType(
+        code="key-voided",
+        status=409,
+        title="This idempotency key was voided",
+        detail="The key was voided before its request arrived, so the request does not run under it. Nothing was done.",
+        happened=(
+            "The key was voided, by you or by the operator of the service, before a request with it had run. This request "
+            "did nothing, and none runs under this key as long as the service remembers it."
+        ),
+        remedy=(
+            "If you still want it to happen, send the request under a new key: nothing was done under this one. Else you "
+            "are done."
+        ),
+        again="no",
+        retry=False,
+    ),
+    ProblemType(
+        code="void-not-offered",
+        status=405,
+        title="Keys of this operation cannot be voided",
+        detail="This operation does not let its clients void keys. The key is as it was.",
+        happened="You asked to void a key, and the policy of its operation does not allow that. Nothing was changed.",
+        remedy="Ask for the status of the key with GET. To void keys, the service sets `void=True` for the operation.",
+        again="no",
+        retry=False,
     ),
     ProblemType(
         code="outcome-unknown",
@@ -509,22 +535,27 @@ class Renderer(Protocol):
     ) -> Response: ...
 
 
-def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased) -> Problem:
+def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased | Voided) -> Problem:
     """Return the problem that tells a client why its request does not run."""
     match outcome:
         case InFlight(retry_after):
             return Problem("in-flight", retry_after=min(retry_after, RETRY_AFTER_CAP_SECONDS))
         case Mismatched(first_seen):
-            seen = datetime.fromtimestamp(int(first_seen), UTC)
-            return Problem("key-reused", f"It was first seen at {seen:%Y-%m-%dT%H:%M:%SZ}.")
+            return Problem("key-reused", f"It was first seen at {_text_of(first_seen)}.")
         case Unknown():
             return Problem("outcome-unknown")
         case OverQuota():
             return _over_quota(outcome)
         case Erased():
             return Problem("response-erased")
+        case Voided(first_seen):
+            return Problem("key-voided", f"It was voided at {_text_of(first_seen)}.")
         case unexpected:
             assert_never(unexpected)
+
+
+def _text_of(time: float) -> str:
+    return f"{datetime.fromtimestamp(int(time), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def failure(error: IdempotencyError) -> Problem:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from flask import Blueprint, Flask
 
-from flask_idempotency.web.policies import annotated_here, called_by, class_of, led_to, name_of, served_here
+from flask_idempotency.web.policies import Policies, annotated_here, called_by, class_of, led_to, name_of, served_here
 
 NOT_REACHED: Final = "Annotations protect nothing, because no endpoint of this application leads to what they stand on"
 REACH_IT: Final = (
@@ -24,6 +24,8 @@ REACH_IT: Final = (
 )
 NOT_REGISTERED: Final = "Annotations stand on views of blueprints that this application does not register"
 REGISTER_IT: Final = "Register those blueprints, unless they are left out here on purpose."
+NO_VOID_VIEW: Final = "void=True has no effect, because no status view takes DELETE"
+ADD_VOID_VIEW: Final = 'Set IDEMPOTENCY_STATUS_URL, or register key_status with methods=["GET", "DELETE"].'
 
 
 class Unreached(NamedTuple):
@@ -118,3 +120,18 @@ def _related(app: Flask, left: dict[int, Any]) -> dict[int, Any]:
         return name in modules or name.startswith(packages) or not imported.isdisjoint((id(module), id(outer)))
 
     return {key: each for key, each in left.items() if is_related(each)}
+
+
+def without_void_view(app: Flask, policies: Policies) -> list[str]:
+    """Return the operations whose policy has `void=True` although no status view of this application takes DELETE."""
+    pairs = policies.pairs()
+    resolved = {(endpoint, method): policies.look(endpoint, method) for endpoint, method in pairs}
+    voiding = [
+        f"{method} {endpoint}" for (endpoint, method), one in resolved.items() if one.policy.void and not one.exempt
+    ]
+    if not voiding:
+        return []
+    from flask_idempotency.web.key_status import find_status_views  # for the applications that have such a view
+
+    views = {*find_status_views(app).values()}
+    return [] if any(endpoint in views and method == "DELETE" for endpoint, method in pairs) else voiding

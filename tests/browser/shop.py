@@ -15,7 +15,7 @@ from flask import Flask, Response, jsonify, make_response, redirect, render_temp
 from flask_wtf import CSRFProtect  # type: ignore[import-untyped]
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from flask_idempotency import Idempotency, exempt
+from flask_idempotency import Idempotency, exempt, key_status
 
 WAIT_SECONDS = 60.0
 
@@ -84,7 +84,10 @@ def new_shop() -> Shop:
         browser_module="/idempotency.js",
         form_field="idempotency_key",
         in_flight="wait",
+        status_url="/status",
+        void=True,
     )
+    csrf.exempt(key_status)
     shop = Shop(app)
     shop.go.set()
 

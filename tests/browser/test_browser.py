@@ -565,3 +565,51 @@ def test_a_form_tells_its_page_how_it_ended(proxy: CuttingProxy, shop: Shop, new
 
     assert ["FORM", True, "/orders/1"] == page.evaluate("window.told")
     assert "/form" == page.evaluate("location.pathname")
+
+
+CANCEL = """(path) => cancel("invoice 17", "/status", { path })
+  .then((state) => state ?? "nothing", (error) => error.kind ?? String(error))"""
+
+
+def test_a_voided_request_never_runs(proxy: CuttingProxy, shop: Shop, new_page: NewPage) -> None:
+    """The person gives up after a lost request, and is sure that nothing happens; another click pays under another key."""
+    page = new_page(proxy.origin)
+    once = "() => kind(send('invoice 17', '/payments', { body: 'x' }, { attempts: 1 }))"
+    assert "nothing" == page.evaluate(CANCEL, "/payments")
+    page.route("**/payments", lambda route: route.abort())
+    assert "outcome-unknown" == page.evaluate(once)
+    page.unroute("**/payments")
+    (entry,) = page.evaluate("pending()")
+
+    assert "voided" == page.evaluate(CANCEL, "/payments")
+    assert [] == page.evaluate("pending()")
+    late = shop.app.test_client().post("/payments", data="x", headers={"Idempotency-Key": entry["key"]})
+    assert (409, []) == (late.status_code, shop.payments)
+    assert 201 == page.evaluate(once)
+    assert [False] == [key == entry["key"] for key in shop.payments]
+
+
+def test_what_has_run_is_not_voided(proxy: CuttingProxy, shop: Shop, new_page: NewPage) -> None:
+    """Its name stays, and the same request gets the response."""
+    page = new_page(proxy.origin)
+    proxy.cut_next(0)
+    once = "() => kind(send('invoice 17', '/payments', { body: 'x' }, { attempts: 1 }))"
+    assert "outcome-unknown" == page.evaluate(once)
+
+    assert "unknown-operation" == page.evaluate(CANCEL, "/nowhere")
+    assert "done" == page.evaluate(CANCEL, "/payments")
+    assert (201, 1) == (page.evaluate(once), len(shop.payments))
+
+
+def test_a_request_under_a_voided_key_is_over(proxy: CuttingProxy, shop: Shop, new_page: NewPage) -> None:
+    """It was voided elsewhere. The next call has another key."""
+    page = new_page(proxy.origin)
+    page.route("**/payments", lambda route: route.abort())
+    once = "() => kind(send('invoice 17', '/payments', { body: 'x' }, { attempts: 1 }))"
+    assert "outcome-unknown" == page.evaluate(once)
+    page.unroute("**/payments")
+    (entry,) = page.evaluate("pending()")
+    asked = {"method": "POST", "path": "/payments"}
+    shop.app.test_client().delete("/status", query_string=asked, headers={"Idempotency-Key": entry["key"]})
+
+    assert ["voided", 201] == [page.evaluate(once) for _ in range(2)]

@@ -63,6 +63,11 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "seal": ((),),
     "show": (NAMED, (KEY,), ("--key", f"{KEY} with a space", *NAMED[2:]), ("--key", KEY, *NAMED[2:4], "--anonymous")),
     "stats": ((),),
+    "void": (
+        (*NAMED, "--endpoint", "pay", *WHY, "--yes"),
+        ("--key", f"{KEY}-new", *NAMED[2:], "--endpoint", "pay", *WHY, "--yes"),
+        ("--key", f"{KEY}-other", *NAMED[2:], "--endpoint", "pay", *WHY),
+    ),
 }
 """How each command is tried, with everything in it that must not be said."""
 

@@ -669,7 +669,7 @@ def test_a_retrying_decorator_around_a_named_intent(
 def test_the_exceptions_of_the_libraries_do_not_catch_ours() -> None:
     ours = [value for value in vars(client).values() if isinstance(value, type) and issubclass(value, ClientError)]
 
-    assert len(ours) == 13
+    assert len(ours) == 14
     assert not any(issubclass(kind, (httpx.HTTPError, requests.RequestException, OSError)) for kind in ours)
 
 

@@ -91,6 +91,8 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     events.RefusedAfterDataLoss: {("refusals_total", "memory-lost"): 1},
     events.DataLossDetected: {("data_losses_total", OTHER): 1},
     events.ClaimRestored: {("restored_claims_total",): 1},
+    events.KeyVoided: {("voided_keys_total",): 1},
+    events.VoidedRefused: {("refusals_total", "key-voided"): 1},
     events.Completed: {
         ("completions_total", "2xx", "kept"): 1,
         ("response_size_bytes_count",): 1,

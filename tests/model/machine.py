@@ -23,6 +23,7 @@ from flask_idempotency.engine.model import (
     State,
     StoredPayload,
     Unknown,
+    Voided,
 )
 from flask_idempotency.engine.store import Store, StoreOutcome
 from flask_idempotency.testing.contract.support import FINGERPRINT, OTHER_FINGERPRINT, a_key, a_request, a_token, near
@@ -349,8 +350,8 @@ class OwnersMachine(RuleBasedStateMachine):
                 return Mismatched, near(first_seen)
             case Unknown(reason):
                 return Unknown, reason
-            case OverQuota():
-                raise AssertionError("nothing here has a quota")
+            case OverQuota() | Voided():
+                raise AssertionError("nothing here has a quota, and no key is voided")
 
     def teardown(self) -> None:
         for key in self.keys:

@@ -106,6 +106,7 @@ def test_the_defaults_are_those_of_an_application_that_configures_nothing() -> N
             "max_length": 255,
             "case_sensitive": True,
         },
+        "void": False,
         "unique_per": [],
         "same_request": {"by": "meaning", "headers": [], "ignored_fields": []},
         "lifetime": 86400,

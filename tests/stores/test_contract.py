@@ -22,6 +22,7 @@ from flask_idempotency.testing.contract import (
     SettledContract,
     StoreContract,
     TaskLogContract,
+    VoidContract,
 )
 from flask_idempotency.testing.contract.quota import Counting, Limiting
 from flask_idempotency.testing.contract.settling import Settling
@@ -32,13 +33,20 @@ from tests.long import LONG
 from tests.sql_backends import sql_databases, sql_stores
 
 __all__ = ["sql_databases", "sql_stores"]
-FEWER = {"MACHINE_EXAMPLES": 8, "RECOUNT_EXAMPLES": 6, "ROUNDS": 3}
+FEWER = {"MACHINE_EXAMPLES": 8, "RECOUNT_EXAMPLES": 6, "ROUNDS": 3, "SCHEDULES": 60}
 """How much chance is given on every push. The shipped contract has more, and so has this suite before a release."""
 
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [contract.activity, contract.encryption, contract.maintenance, contract.recovery, contract.resolution]
+    parts = [
+        contract.activity,
+        contract.encryption,
+        contract.maintenance,
+        contract.recovery,
+        contract.resolution,
+        contract.voiding,
+    ]
     for module in [] if LONG else [contract.stress, *parts]:
         for name in FEWER.keys() & vars(module).keys():
             monkeypatch.setattr(module, name, FEWER[name])
@@ -105,6 +113,18 @@ class TestObservations(ObservationsContract):
 
 class TestAuditTrails(AuditTrailContract):
     store = store_of("upkeep")
+
+
+class TestVoids(VoidContract):
+    """Every store voids keys."""
+
+    store = store_of("upkeep")
+
+    @pytest.mark.soak
+    def test_no_schedule_of_very_many_runs_a_voided_key(self, store: Any, clock: FrozenClock) -> None:
+        """The same as the shipped contract, with 100,000 schedules."""
+        for seed in range(100_000):
+            contract.voiding.run_schedule(store, clock, seed)
 
 
 class TestJournals(JournalsContract):

@@ -36,7 +36,7 @@ def test_the_module_imports_nothing_and_exports_its_api() -> None:
     source = module_source().decode()
 
     assert not re.search(r"\bimport\b", source)
-    assert {"send", "enhance", "pending", "forget", "newKey", "IdempotencyError"} == set(
+    assert {"send", "cancel", "enhance", "pending", "forget", "newKey", "IdempotencyError"} == set(
         re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", source, re.MULTILINE)
     )
 
@@ -61,6 +61,7 @@ def test_the_module_knows_the_codes_of_the_python_client() -> None:
         Verdict.OUTCOME_UNKNOWN: "outcome-unknown",
         Verdict.NOT_KEPT: "done",
         Verdict.ERASED: "done",
+        Verdict.VOIDED: "voided",
     }
     expected: dict[str, set[str]] = {}
     for code, verdict in BY_CODE.items():

@@ -17,16 +17,20 @@ from flask_idempotency.engine.model import (
     CALLER_UNKNOWN,
     CORRUPT,
     IN_DOUBT,
+    VOID,
+    VOIDED,
     ClaimRequest,
     Grant,
     InFlight,
     Mismatched,
     OnExpiry,
     OtherCaller,
+    OverQuota,
     Record,
     State,
     StoredPayload,
     Unknown,
+    Voided,
 )
 from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
@@ -95,6 +99,8 @@ class MemoryStore:
             shown = request.callers is None or request.callers.show(record.info)
             if shown is False:
                 return OtherCaller(first_seen=record.requested_at)
+            if record.fingerprint == VOIDED:
+                return Voided(first_seen=record.requested_at)
             if record.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=record.requested_at)
             if record.state is State.COMPLETED:
@@ -111,6 +117,24 @@ class MemoryStore:
                 self._refuse_cancelled(token)
                 return self._grant(request, token, now, seconds, before=record, counted=record.in_quota)
             return Unknown(self._quarantine(request.key, record, LAPSED))
+
+    def void(
+        self, request: ClaimRequest, *, token: bytes, keep: float, quota: Quota | None = None
+    ) -> Voided | Mismatched | OtherCaller | OverQuota:
+        seconds = _seconds(keep)
+        with self._shared.lock:
+            now = self._shared.now()
+            record = self._shared.live(request.key, now)
+            if record is None:
+                outcome = self._claim_new(request, token, now, seconds, quota)
+                if isinstance(outcome, OverQuota):
+                    return outcome
+                record = self._shared.records[request.key]
+                self._complete(request.key, record, VOID, keep, now)
+            elif request.callers is not None and request.callers.show(record.info) is False:
+                return OtherCaller(first_seen=record.requested_at)
+            seen = record.requested_at
+            return Voided(seen) if record.fingerprint == VOIDED else Mismatched(seen)
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         seconds = _seconds(lease)
@@ -210,7 +234,7 @@ class MemoryStore:
 
     def _claim_new(
         self, request: ClaimRequest, token: bytes, now: float, lease: float, quota: Quota | None
-    ) -> StoreOutcome:
+    ) -> Grant | OverQuota:
         if quota is None:
             return self._grant(request, token, now, lease)
         refused = self.ledger.check(request.key.tid, quota, now)

@@ -16,6 +16,7 @@ from flask_idempotency.engine.model import (
     CALLER_UNKNOWN,
     IN_DOUBT,
     LATEST,
+    VOID,
     ClaimRequest,
     Grant,
     InFlight,
@@ -27,6 +28,7 @@ from flask_idempotency.engine.model import (
     State,
     StoredPayload,
     Unknown,
+    Voided,
 )
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
@@ -242,8 +244,42 @@ class RedisStore:
                     raise
             case [b"IN-FLIGHT", left]:
                 return InFlight(retry_after=left / 1_000_000)
+            case _:
+                return self._refused(result)
+
+    def void(
+        self, request: ClaimRequest, *, token: bytes, keep: float, quota: Quota | None = None
+    ) -> Voided | Mismatched | OtherCaller | OverQuota:
+        self._refuse_eviction()
+        kept, _, status, payload, _, bucket_width = completion(VOID, keep=keep)
+        keys = layout.keys(request.key)
+        arguments = (
+            bucket_width,
+            token,
+            kept,
+            status,
+            payload,
+            request.key.tid + about_bytes(request.info),
+            *self.data_loss.arguments(request.key_timestamp),
+            *(_NO_LIMITS if quota is None else limits_of(quota)),
+            *(() if request.callers is None else callers_of(request.callers)),
+        )
+        result = self._server.run(scripts.VOID, keys, *arguments)
+        if result == [b"DOUBT"]:
+            self.data_loss.judge()
+            result = self._server.run(scripts.VOID, keys, *arguments)
+        outcome = self._refused(result)
+        if isinstance(outcome, Voided | Mismatched | OtherCaller | OverQuota):
+            return outcome
+        raise corrupt()
+
+    def _refused(self, result: list[Any]) -> StoreOutcome:
+        """Return why a script granted no claim. Raise what it raises to a claim."""
+        match result:
             case [b"MISMATCHED", first_seen] if first_seen <= LATEST * 1000:
                 return Mismatched(first_seen=first_seen / 1000)
+            case [b"VOIDED", first_seen] if first_seen <= LATEST * 1000:
+                return Voided(first_seen=first_seen / 1000)
             case [b"OTHER-CALLER", first_seen] if first_seen <= LATEST * 1000:
                 return OtherCaller(first_seen=first_seen / 1000)
             case [b"CALLER-UNKNOWN"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, assert_never
@@ -19,6 +20,7 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import paused_token
 from flask_idempotency.engine.model import (
     CALLER_UNKNOWN,
+    VOIDED,
     ClaimRequest,
     Grant,
     InFlight,
@@ -28,6 +30,7 @@ from flask_idempotency.engine.model import (
     OverQuota,
     RequestInfo,
     Unknown,
+    Voided,
 )
 from flask_idempotency.engine.quota import Quota, window_of
 from flask_idempotency.engine.store import StoreOutcome
@@ -114,6 +117,8 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
     shown = callers is None or callers.show(RequestInfo(unescape(row.tenant), unescape(row.principal)))
     if shown is False:
         return OtherCaller(first_seen=row.requested_at / 1_000_000)
+    if row.fingerprint == VOIDED:
+        return Voided(first_seen=row.requested_at / 1_000_000)
     if row.fingerprint != query.request.fingerprint:
         return Mismatched(first_seen=row.requested_at / 1_000_000)
     if row.state in (COMPLETED, FAILED):
@@ -280,20 +285,24 @@ class QuotaGate:
         row = None if found is None else row_of(found)
         return refused if row is None or is_gone(row) else self._writer.apply(connection, row, query)
 
+    def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
+        """Claim under the tenant's lock, in the caller's transaction. None: the row changed between the read and the write."""
+        connection.execute(self._lock, query.parameters)
+        # In separate statements: the next one sees what others committed while the first waited for the lock.
+        outcome = self._writer.insert(connection, query)
+        if outcome is not None:
+            return outcome
+        found = connection.execute(self._read, query.parameters).one_or_none()
+        if found is not None:
+            row = row_of(found)
+            outcome = self._writer.apply(connection, row, query)
+            if outcome is not None or not is_gone(row):
+                return outcome
+        return refusal(checked(connection.execute(self._standing, query.parameters).one()))
+
     def _alone(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         with transaction(connection):
-            connection.execute(self._lock, query.parameters)
-            # In separate statements: the next one sees what others committed while the first waited for the lock.
-            outcome = self._writer.insert(connection, query)
-            if outcome is not None:
-                return outcome
-            found = connection.execute(self._read, query.parameters).one_or_none()
-            if found is not None:
-                row = row_of(found)
-                outcome = self._writer.apply(connection, row, query)
-                if outcome is not None or not is_gone(row):
-                    return outcome
-            return refusal(checked(connection.execute(self._standing, query.parameters).one()))
+            return self.within(connection, query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +357,12 @@ class Insert:
         outcome = self._once(connection, query)
         return self._gate.retry(connection, query, self._once) if outcome is None else outcome
 
+    def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
+        """Try to claim in the caller's transaction. None: the row changed between the read and the write."""
+        if query.quota is None:
+            return self._once(connection, query)
+        return self._gate.within(connection, replace(query, parameters={**query.parameters, "my_margin": 0}))
+
     def _once(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         fence, *found = connection.execute(self._claim_or_read, query.parameters).one()
         if fence is not None:
@@ -379,13 +394,14 @@ class InsertIntoFile:
         self._book = completion.book(dialect)
         self._writer = ClaimWriter(dialect)
 
-    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome:
+    def claim(self, connection: RecordConnection, query: ClaimQuery, *, joined: bool = False) -> StoreOutcome:
+        """Claim the key. `joined`: in the caller's transaction, which keeps others from writing."""
         found = connection.execute(self._read, query.parameters).one_or_none()
         if found is not None:
             outcome = classify(row_of(found), query)
             if not isinstance(outcome, Move):
                 return outcome
-        with transaction(connection):
+        with nullcontext() if joined else transaction(connection):
             if found is None and query.quota is None:
                 fence = connection.execute(self._next_fence, query.parameters).scalar_one()
                 granted = self._writer.insert(connection, query, fence=fence)
@@ -409,6 +425,10 @@ class InsertIntoFile:
             else:
                 written = self._writer.write(connection, outcome, row, query, fence=fence)
             return written or InFlight(RETRY_SECONDS)
+
+    def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome:
+        """Claim in the caller's transaction."""
+        return self.claim(connection, query, joined=True)
 
     def _refuse_or_count(self, connection: RecordConnection, query: ClaimQuery) -> OverQuota | None:
         """Return why this new key must not be granted; else count it. No other connection writes now, so this is exact."""
@@ -489,6 +509,11 @@ class Advisory:
 def number_of(rid: bytes) -> int:
     """Return 64 bits of the digest, as a signed number for PostgreSQL. Any 64 will do."""
     return int.from_bytes(rid[:8], "big", signed=True)
+
+
+def voiding_of(dialect: Dialect) -> Insert | InsertIntoFile:
+    """Return what claims a key in a transaction that also voids it, whatever the strategy of other claims is."""
+    return InsertIntoFile(dialect) if dialect.name == SQLITE else Insert(dialect)
 
 
 STRATEGIES: Final = {"insert": (Insert, InsertIntoFile), "row_lock": (RowLock,), "advisory": (Advisory,)}

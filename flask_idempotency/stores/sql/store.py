@@ -9,7 +9,19 @@ from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey, paused_token
-from flask_idempotency.engine.model import ClaimRequest, Grant, InFlight, Record, State, StoredPayload
+from flask_idempotency.engine.model import (
+    VOID,
+    ClaimRequest,
+    Grant,
+    InFlight,
+    Mismatched,
+    OtherCaller,
+    OverQuota,
+    Record,
+    State,
+    StoredPayload,
+    Voided,
+)
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import Clock, StoreOutcome
 from flask_idempotency.stores import microseconds
@@ -22,16 +34,19 @@ from flask_idempotency.stores.sql.admin.schema_check import SqlSchema
 from flask_idempotency.stores.sql.claiming import (
     RETRY_SECONDS,
     ClaimQuery,
+    Insert,
+    InsertIntoFile,
     Move,
     NearLimit,
     Strategy,
     claim_query,
     classify,
     strategy_of,
+    voiding_of,
     wait_for_tenant,
 )
 from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of
-from flask_idempotency.stores.sql.database import TRIES, Database
+from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.errors import is_lock_timeout
@@ -95,6 +110,7 @@ class SqlStore:
         self._strategy_name = strategy
         self._clock = clock
         self._built: tuple[Statements, Strategy] | None = None
+        self._voiding: Insert | InsertIntoFile | None = None
         self._prepared = False
         """True if this process has added the rows that a migration tool does not write."""
         self._low = False
@@ -146,18 +162,7 @@ class SqlStore:
         self.database.close()
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:
-        if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
-            raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
-        now = None if self._clock is None else self.now()
-        query = claim_query(request, token, lease=microseconds(lease), now=now, quota=quota)
-        statements, strategy = self._built or self._ready()
-        if quota is not None:
-            statements.completing.counts = True
-        if not self._prepared:
-            # The first two threads may both do this: the second time has no effect.
-            self.database.run(prepare)
-            # In a test the rows may be rolled back again.
-            self._prepared = self.database.joining is None or not self.database.joining.here()
+        query, strategy = self._query(request, token, lease, quota)
         try:
             outcome: StoreOutcome | NearLimit | None
             locked: BaseException | None = None
@@ -182,6 +187,53 @@ class SqlStore:
                 self._prepared = False
             self._low = low
         return outcome
+
+    def void(
+        self, request: ClaimRequest, *, token: bytes, keep: float, quota: Quota | None = None
+    ) -> Voided | Mismatched | OtherCaller | OverQuota:
+        query, _ = self._query(request, token, keep, quota)
+        voided = self.parameters(request.key, token, **answer_of(request.key, VOID, keep))
+        try:
+            return self.database.send(self._void, query, voided)
+        except CorruptRecord:
+            self.responses.mark_unreadable(request.key)
+            raise
+
+    def _void(
+        self, connection: RecordConnection, query: ClaimQuery, voided: dict[str, Any]
+    ) -> Voided | Mismatched | OtherCaller | OverQuota:
+        """Claim a free key and complete it as voided, in one transaction. What the claim finds otherwise, stays."""
+        # The first two threads may both build it: both build the same.
+        self._voiding = voiding = self._voiding or voiding_of(self.database.dialect)
+        for _ in range(TRIES):
+            with transaction(connection):
+                outcome = voiding.within(connection, query)
+                if isinstance(outcome, Grant):
+                    row = self.statements.completing.write(connection, voided, alone=False, tells=True)
+                    if row is None:
+                        raise StoreUnavailable("the row changed in the transaction that voids it")
+                    return Voided(first_seen=row.requested_at / 1_000_000)
+            if isinstance(outcome, Voided | Mismatched | OtherCaller | OverQuota):
+                return outcome
+        raise StoreUnavailable(f"the row changed between read and write {TRIES} times")
+
+    def _query(
+        self, request: ClaimRequest, token: bytes, duration: float, quota: Quota | None
+    ) -> tuple[ClaimQuery, Strategy]:
+        """Encode a claim, and prepare the database for its first one."""
+        if len(token) != TOKEN_BYTES or len(request.fingerprint) != FINGERPRINT_BYTES:
+            raise ValueError(f"a token has {TOKEN_BYTES} bytes and a fingerprint {FINGERPRINT_BYTES}")
+        now = None if self._clock is None else self.now()
+        query = claim_query(request, token, lease=microseconds(duration), now=now, quota=quota)
+        statements, strategy = self._built or self._ready()
+        if quota is not None:
+            statements.completing.counts = True
+        if not self._prepared:
+            # The first two threads may both do this: the second time has no effect.
+            self.database.run(prepare)
+            # In a test the rows may be rolled back again.
+            self._prepared = self.database.joining is None or not self.database.joining.here()
+        return query, strategy
 
     def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
         parameters = self.parameters(key, token, lease=microseconds(lease))

@@ -13,8 +13,8 @@ If your store has optional features, subclass their contracts too: `DataKeysCont
 scanning, `LedgerContract` for quotas, `RecoveryContract` for resolving the claims of vanished workers, `ExpiryContract` for
 removing expired records, `JournalsContract` for durable steps, `TaskLogContract` for the task log of the janitor,
 `ActivityContract` for what happens at each endpoint, `ObservationsContract` for observe mode, `AuditTrailContract` for who
-changed a record. If it has data keys, quotas and recovery, subclass `SettledContract`: a resolved record is counted and
-sealed as a completed one.
+changed a record, `VoidContract` for voided keys. If it has data keys, quotas and recovery, subclass `SettledContract`: a
+resolved record is counted and sealed as a completed one.
 """
 
 from pkgutil import iter_modules
@@ -36,6 +36,7 @@ from flask_idempotency.testing.contract.recovery import Reaping, ResolverQueue
 from flask_idempotency.testing.contract.resolution import ForceReleasing, Resolving
 from flask_idempotency.testing.contract.settling import MarkingCorrupt, Settling
 from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
+from flask_idempotency.testing.contract.voiding import VoidContract
 from flask_idempotency.testing.doubles import FrozenClock
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "SettledContract",
     "StoreContract",
     "TaskLogContract",
+    "VoidContract",
 ]
 
 

@@ -16,7 +16,7 @@ from flask_idempotency.engine.activity import HOUR, MINUTE
 from flask_idempotency.engine.audit import AuditEntry
 from flask_idempotency.engine.capabilities import DataKey
 from flask_idempotency.engine.journal import Entry, JournalWrite, StepState
-from flask_idempotency.engine.model import TRANSITIONS, OnExpiry, State
+from flask_idempotency.engine.model import TRANSITIONS, VOIDED, OnExpiry, State
 from flask_idempotency.engine.observations import Ending
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.redis import layout, scripts
@@ -60,6 +60,7 @@ RECORD_KEYS = "1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfini
 
 VERBS = {
     "claim": {"claim"},
+    "void": {"void"},
     "quarantine_expired": {"claim", "quarantine_expired"},
     "renew": {"renew"},
     "mark_point_of_no_return": {"mark_point_of_no_return"},
@@ -314,6 +315,7 @@ def every_operation(store: RedisStore, cache: RedisReplayCache, clock: FrozenClo
     grant = granted(store.claim(request, token=token, lease=LEASE, quota=Quota(records=5)))
     store.data_loss.restore_claim(request, grant, lease=LEASE, age=0.0)
     store.data_loss.would_run(key)
+    store.void(a_request(a_key(), fingerprint=VOIDED), token=a_token(), keep=KEEP, quota=Quota(records=5))
     store.renew(key, token, lease=LEASE)
     store.ledger.reconcile(key.tid)
     store.mark_point_of_no_return(key, token)

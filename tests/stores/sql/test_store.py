@@ -11,7 +11,7 @@ from sqlalchemy import select, text
 
 from example_app.demo.servers import RedisServer
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.engine.model import Grant, InFlight, OnExpiry, Record
+from flask_idempotency.engine.model import VOIDED, Grant, InFlight, OnExpiry, Record
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.store import store_time
 from flask_idempotency.stores.redis.replay_cache import RedisReplayCache
@@ -102,6 +102,22 @@ def test_strategies_may_be_mixed(open_store: OpenStore, clock: FrozenClock, firs
     assert granted(other.claim(a_request(key), token=successor, lease=LEASE)).fence > fence
     other.complete(key, successor, PAYLOAD, keep=KEEP)
     assert isinstance(one.claim(a_request(key), token=token, lease=LEASE), Record)
+
+
+def test_a_void_that_fails_halfway_leaves_no_claim(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim and the completion that make a voided key are one transaction."""
+    store, key = open_store(), a_key()
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the process ended between the two")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(store.statements.completing), "write", fail)
+        with pytest.raises(RuntimeError):
+            store.void(a_request(key, fingerprint=VOIDED), token=a_token(), keep=KEEP)
+
+    assert store.read(key) is None
+    granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
 
 
 def test_an_unknown_strategy_is_refused(records_url: str) -> None:

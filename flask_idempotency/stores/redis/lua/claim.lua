@@ -9,7 +9,8 @@
 -- Returns: {fence, lost_at_ms} of a first attempt, with the lease that it asked for
 --   | {'CLAIMED', fence, attempt, lease_left, lost_at_ms} | {'REPLAYED', record, now, erasure or false}
 --   | {'OTHER-CALLER', requested_at_ms} | {'CALLER-UNKNOWN'}
---   | {'IN-FLIGHT', lease_left} | {'MISMATCHED', requested_at_ms} | {'UNKNOWN', reason} | {'CORRUPT'} | {'CANCELLED'}
+--   | {'IN-FLIGHT', lease_left} | {'MISMATCHED' or 'VOIDED', requested_at_ms} | {'UNKNOWN', reason} | {'CORRUPT'}
+--   | {'CANCELLED'}
 --   | {'DATA-LOSS', kind, noticed} | {'DOUBT'} | {'OVER-QUOTA', limit, allowed, room_in, window}
 -- Durable: yes
 -- Transitions: absent -> processing, processing -> processing, processing -> quarantined
@@ -65,6 +66,9 @@ if not is_free then
     if shown == false then
       return { 'OTHER-CALLER', requested_at(record) }
     end
+  end
+  if live and record.fingerprint == VOIDED then
+    return { 'VOIDED', requested_at(record) }
   end
   if live and record.fingerprint ~= ARGV[4] then
     return { 'MISMATCHED', requested_at(record) }

@@ -3,6 +3,8 @@
 
 local PROCESSING, COMPLETED, QUARANTINED = 1, 2, 3
 local FORMAT, HEADER = 1, 77
+-- The fingerprint of a voided key, as engine/model.py has it. No request has it.
+local VOIDED = '\0voided\0\0\0\0\0\0\0\0\0\0'
 -- In bytes and in ms, as in encoding.py. We write no longer record and no time after the year 9999.
 local LARGEST, LATEST = 68681728, 253402300799000
 

@@ -1,0 +1,95 @@
+"""`flask idempotency void`: an operator voids a client's key, and not one whose request ran or may have an effect."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flask_idempotency.engine.events import KeyVoided
+from tests.apps import ALICES, GONE, KEY, WHY, World, key_of, lapsed, paid, refusal, run, said, shop
+
+VOID = ("void", *ALICES, "--endpoint", "pay", *WHY, "--yes")
+
+
+def test_no_request_runs_under_a_voided_key() -> None:
+    """The command says so, the audit trail and an event say who did it, and a client is refused."""
+    world = shop()
+    result = run(world, *VOID)
+
+    assert (0, "Voided: no request runs under this key.\n") == (result.exit_code, result.output)
+    assert (409, "key-voided") == (paid(world).status_code, paid(world).get_json()["code"])
+    told = [event for event in world.events if isinstance(event, KeyVoided)]
+    assert [("ops", "asked the bank")] == [(event.actor, event.reason) for event in told]
+    shown = said(run(world, "show", *ALICES, "--json"))
+    assert ("completed", "voided", None) == (shown["state"], shown["reason"], shown["answer"])
+    assert [("voided", "absent", "ops")] == [(each["verb"], each["was"], each["actor"]) for each in shown["changes"]]
+    assert [] == world.runs
+
+
+def test_it_asks_before() -> None:
+    world = shop()
+    result = run(world, *VOID[:-1], typed="n\n")
+
+    assert (1, 201) == (result.exit_code, paid(world).status_code)
+    assert "Void this key of pay?" in result.output
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    (
+        (lambda world: paid(world), "has completed"),
+        (lambda world: paid(world, Fail="yes"), "outcome of the request with this key is unknown"),
+        (lambda world: lapsed(world, after=GONE), "outcome of the request with this key is unknown"),
+    ),
+    ids=("done", "failed", "vanished"),
+)
+def test_what_ran_or_may_have_run_is_refused(happens: object, reason: str) -> None:
+    world = shop(on_error="quarantine")
+    assert callable(happens)
+    happens(world)
+    before = world.store.read(key_of(world))
+
+    assert reason in refusal(run(world, *VOID))
+    after = world.store.read(key_of(world))
+    assert None not in (before, after)
+    assert getattr(before, "token", b"") == getattr(after, "token", None)
+
+
+def test_a_voided_key_is_released_by_force_only() -> None:
+    """The operator reads what its client relies on."""
+    world = shop()
+    run(world, *VOID)
+    release = ("release", *ALICES, *WHY, "--yes")
+
+    assert "It was voided: its client relies on it" in refusal(run(world, *release))
+    assert 0 == run(world, *release, "--force").exit_code
+    assert 201 == paid(world).status_code
+
+
+def test_the_key_the_endpoint_and_its_method_are_named() -> None:
+    world = shop()
+    world.app.add_url_rule("/both", "both", lambda: "ok", methods=["PUT", "POST"])
+    without = [*VOID]
+    del without[without.index("--endpoint") : without.index("--endpoint") + 2]
+
+    for arguments, text in (
+        (without, "the endpoint by --endpoint"),
+        (["both" if word == "pay" else word for word in VOID], "POST or PUT"),
+        (["nowhere" if word == "pay" else word for word in VOID], "no such endpoint"),
+    ):
+        result = run(world, *arguments)
+        assert (result.exit_code != 0, text in result.output) == (True, True), (text, result.output)
+    both = ["both" if word == "pay" else word for word in VOID]
+    assert 0 == run(world, *both, "--method", "put").exit_code
+    client = world.app.test_client()
+    assert 409 == client.put("/both", headers={KEY: "k", "X-User": "alice", "X-Tenant": "acme"}).status_code
+
+
+def test_a_key_that_is_voided_before_is_voided_again() -> None:
+    """Also by an operator who does not know of it. As JSON, a script reads it."""
+    world: World = shop()
+    run(world, *VOID)
+
+    assert {"verb": "voided"} == json.loads(run(world, *VOID, "--json").stdout)
+    assert 1 == len(world.told(KeyVoided))
