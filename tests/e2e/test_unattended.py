@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -15,9 +20,12 @@ import pytest
 from flask_idempotency.assembly import identities
 from flask_idempotency.engine.keys import Scope
 from flask_idempotency.engine.model import State
+from flask_idempotency.maintenance import finish
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.web import janitor
 from tests.e2e.conftest import Figures
+from tests.e2e.ledger import PATIENCE_SECONDS
+from tests.e2e.processes import ROOT
 from tests.e2e.purchases import Purchase
 from tests.e2e.step_shop import EFFECTS, create_app
 from tests.e2e.test_steps import LEASE, LONGEST_SECONDS, Shop, shop
@@ -38,12 +46,16 @@ WITHIN_SECONDS: Final = LEASE + 60
 _PACE: Final = Event()
 
 
+def configuration(shop: Shop) -> dict[str, Any]:
+    """What the workers of the shop are configured with."""
+    return {**shop.server.plan.config, "IDEMPOTENCY_LEASE": LEASE}
+
+
 class Janitor:
     """The janitor of the shop, in this process. It runs `reap` and `finish` until no order is half-done."""
 
     def __init__(self, shop: Shop) -> None:
-        config = {**shop.server.plan.config, "IDEMPOTENCY_LEASE": LEASE}
-        self.app = create_app(shop.url, ledger=shop.ledger_url, config=config)
+        self.app = create_app(shop.url, ledger=shop.ledger_url, config=configuration(shop))
         self.state: Any = self.app.extensions["idempotency"]
         self.counted: Counter[str] = Counter()
 
@@ -112,6 +124,37 @@ def test_a_checkout_is_finished_wherever_its_worker_dies(shop: Shop) -> None:
     assert len(purchases) - len(("claimed", "entered", "entered-reserve", "written-1")) == len(half_done)
     Janitor(shop).finishes(half_done)
     check(shop, purchases)
+
+
+IN_A_TRY: Final = ("in-charge", "after-charge", "in-save", "committed", "in-mail", "keeping", "kept")
+
+
+def killed_janitor(shop: Shop, point: str) -> None:
+    """Let a janitor finish what is due, and die at this point of it."""
+    told = {"E2E_STORE": shop.url, "E2E_LEDGER": shop.ledger_url, "E2E_CONFIG": json.dumps(configuration(shop))}
+    command = [sys.executable, "-m", "tests.e2e.doomed_janitor", point]
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while subprocess.run(command, cwd=ROOT, env={**os.environ, **told}, check=False).returncode != -signal.SIGKILL:
+        assert time.monotonic() < deadline, f"no janitor has died at {point}"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("soon")
+def test_a_janitor_that_dies_in_a_try_is_followed_by_the_next(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most one charge, and one row, wherever it dies. Its try has counted."""
+    purchases = []
+    for point in IN_A_TRY:
+        if point == "committed" and shop.books is None:
+            continue
+        purchases.append(shop.order("/unattended"))
+        shop.dies(purchases[-1], "after-reserve")
+        killed_janitor(shop, point)
+    monkeypatch.setattr(finish, "PAUSES_SECONDS", (0.0, *(LEASE,) * 4))
+    tidy = Janitor(shop)
+    tidy.finishes(purchases)
+
+    check(shop, purchases)
+    assert 0 == tidy.counted["failed"] == tidy.counted["gave_up"]
 
 
 MOMENTS: Final = 20
