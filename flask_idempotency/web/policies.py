@@ -271,6 +271,9 @@ class Policies:
         resolved = self.look(endpoint, method)
         if resolved.policy.lease < policy_of({"profile": resolved.policy.profile}).lease:
             origins["lease"] += ", shortened to max_runtime"
+        if resolved.policy.finish == "janitor" and values.get("max_request_body") is None:
+            origins["max_request_body"] = "finish, which keeps the body"
+            written.pop("max_request_body", None)
         return PolicySource(resolved, origins | written)
 
     def forget(self) -> None:

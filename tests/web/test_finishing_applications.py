@@ -165,6 +165,14 @@ def test_a_larger_body_than_can_be_kept_is_refused_before_anything_is_claimed() 
     assert (413, {}) == (answer.status_code, shop.store._shared.records)
 
 
+def test_the_limit_of_bodies_is_explained() -> None:
+    shop = Shop()
+    told = shop.app.test_cli_runner().invoke(args=["idempotency", "policy", "checkout"]).output
+    (line,) = (line for line in told.splitlines() if line.startswith("max_request_body"))
+
+    assert "max_request_body 1048576 finish, which keeps the body" == " ".join(line.split())
+
+
 def test_the_largest_body_is_kept_and_comes_back() -> None:
     shop = Shop(compression="off")
     note = "x" * (1024 * 1024 - 30)
