@@ -195,11 +195,14 @@ class Hooks:
         # Transactional views and steps leave it to us to commit their rows, with a key or without, and even if we are off.
         joint = policy.effects == "transactional" or (policy.effects == "steps" and policy.commits_rows)
         finishing = here.environ.pop(FINISHING, None) if policy.finish == "janitor" else None
-        keyed = self._enabled and (
-            policy.required
-            or finishing is not None
-            or not here.environ.keys().isdisjoint(resolved.headers)
-            or (policy.form_field is not None and here.mimetype in FORM_TYPES)
+        # Its view must never run without the guard.
+        keyed = finishing is not None or (
+            self._enabled
+            and (
+                policy.required
+                or not here.environ.keys().isdisjoint(resolved.headers)
+                or (policy.form_field is not None and here.mimetype in FORM_TYPES)
+            )
         )
         fault = ""
         if resolved.faults and (joint or (self._enabled and not resolved.observed)):

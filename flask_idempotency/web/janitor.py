@@ -165,7 +165,7 @@ def work_of(
             )
 
         work["reap"] = reaping
-        if built.journals is not None and _is_finished(policies):
+        if built.journals is not None and settings.enabled and _is_finished(policies):
             finisher, journals = Finisher(app, built, settings, loaders, policies, observers, every), built.journals
 
             def finishing(horizon: float, drain: Batcher) -> FinishReport:
@@ -224,7 +224,8 @@ def work_of(
 
 def _is_finished(policies: Policies) -> bool:
     """Return whether the janitor finishes requests of an endpoint."""
-    return any(policies.resolve(*pair).policy.finish == "janitor" for pair in policies.pairs())
+    # Fix no policy: the application may configure more.
+    return any(policies.look(*pair).policy.finish == "janitor" for pair in policies.pairs())
 
 
 def _has_lost_data(built: Services, observers: Callable[[Event], None]) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 import pytest
-from flask import Blueprint, abort, g, request
+from flask import Blueprint, Flask, abort, g, request
 from flask_jwt_extended import JWTManager
+from flask_login import LoginManager  # type: ignore[import-untyped]
 from werkzeug.test import TestResponse
 
-from flask_idempotency import ConfigurationError, claim_here, current_claim, idempotent
+from flask_idempotency import ConfigurationError, Idempotency, claim_here, current_claim, idempotent, webhook
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine import events
 from flask_idempotency.engine.capabilities import SeenRecord
@@ -24,14 +26,9 @@ from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.operations.browse import timeline
 from flask_idempotency.web import operator
 from flask_idempotency.web.janitor import janitor_of
-from tests.web.finishing import STEPS, Shop, counts, paused
+from tests.web.finishing import SECRET, STEPS, Shop, counts, paused
 
 # What is stored.
-
-
-def raw(shop: Shop) -> bytes:
-    """All that the store has."""
-    return repr((shop.store.journals.kept, shop.store._shared.records)).encode()
 
 
 def payloads(shop: Shop) -> bytes:
@@ -102,6 +99,56 @@ def test_without_act_for_the_endpoint_is_closed_with_the_lines_to_paste() -> Non
     shop.app.extensions["idempotency"].loaders.act_for = None
 
     assert "@idempotency.act_for" in closed(shop)
+
+
+@pytest.mark.parametrize(
+    ("extension", "line"),
+    (
+        (LoginManager, "login_user(load_user(principal))"),
+        (JWTManager, 'create_access_token(principal.removeprefix("jwt:")'),
+    ),
+)
+def test_the_lines_to_paste_are_those_of_the_extension_that_is_there(extension: Any, line: str) -> None:
+    shop = Shop()
+    shop.app.testing = True
+    extension(shop.app)
+    shop.app.extensions["idempotency"].loaders.act_for = None
+
+    assert line in closed(shop)
+
+
+def test_messages_are_not_finished() -> None:
+    """Their broker delivers them again."""
+    with pytest.raises(ConfigurationError, match="finish: this keyword is for HTTP endpoints"):
+        Idempotency().inbox("orders", steps=("charge",), finish="janitor")
+
+
+def test_a_webhook_is_not_finished() -> None:
+    """Its provider sends it again."""
+    view = webhook("bank", key="/id", finish="janitor", steps=STEPS)(lambda: "")
+    shop = Shop()
+    shop.app.testing = True
+    shop.app.add_url_rule("/hook", "hook", view, methods=["POST"])
+
+    assert any("not for webhooks" in fault for fault in shop.app.extensions["idempotency"].policies.faults())
+
+
+def test_an_application_that_is_switched_off_finishes_nothing(tmp_path: Path) -> None:
+    """Its views run without a guard, and would charge again."""
+    app = Flask("shop")
+    extension = Idempotency(app, store=f"sqlite:///{tmp_path / 'shop.sqlite'}", secret=SECRET, enabled=False)
+    extension.act_for(lambda principal, tenant: None)
+    view = idempotent(required=True, steps=STEPS, finish="janitor")(lambda: "")
+    app.add_url_rule("/checkout", "checkout", view, methods=["POST"])
+
+    assert "finish" not in janitor_of(app).tasks
+
+
+def test_a_janitor_that_is_made_early_fixes_no_policy() -> None:
+    shop = Shop()
+    janitor_of(shop.app)
+
+    assert {} == shop.app.extensions["idempotency"].policies.resolved
 
 
 @pytest.mark.parametrize(
