@@ -18,6 +18,8 @@ EXTRAS = {
     "celery": ["celery>=5.6.3,<6", "packaging>=23"],
     "rabbitmq": ["pika>=1.3,<2"],
     "kafka": ["confluent-kafka>=2.6,<3"],
+    "aws": ["cryptography>=50", "boto3>=1.34,<2"],
+    "gcp": ["cryptography>=50", "google-auth>=2.29,<3", "requests>=2.33,<3"],
     "cli": [],  # no longer needed: kept, so that requirements that name it install
     "zstd": ["backports.zstd>=1; python_version < '3.14'"],
     "speed": ["orjson>=3.11.6,<4"],  # CVE-2025-67221 (GHSA-hx9q-6w63-j58v)

@@ -40,6 +40,9 @@ from flask_idempotency.engine.keys import encode
 
 __all__ = ["PassphraseKeyFile"]
 
+SCHEMES: Final = ("aws-kms", "vault", "gcp-kms")
+"""How the URLs of key services begin."""
+
 _FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 
 
@@ -48,8 +51,11 @@ def load_ring(source: object) -> KeyProvider:
 
     `source` is one of: a mapping of ids to keys in base64, newest first; the same as text, `id:key,id:key`; `env:NAME`, a
     variable that holds such a text; `file:/path`, a file with one `id:key` on a line; `package.module:factory`, a function
-    that returns a mapping, such a text or a `KeyProvider`; or a `KeyProvider`.
+    that returns a mapping, such a text or a `KeyProvider`; the URL of a key service, see `key_services`; a `KeyProvider`; or
+    a list of these, newest first.
     """
+    if isinstance(source, list | tuple):
+        return _Several([load_ring(each) for each in source])
     if isinstance(source, Mapping):
         return _from_pairs((str(kid), text) for kid, text in source.items())
     if isinstance(source, str):
@@ -81,6 +87,11 @@ def _from_text(source: str) -> KeyProvider:
         return _from_lines(os.environ[name].split(","))
     if source.startswith("file:"):
         return _from_lines(read_private(Path(source.removeprefix("file:"))).splitlines())
+    scheme, _, rest = source.partition(":")
+    if scheme in SCHEMES and len(_decoded(rest) or b"") != KEY_BYTES:
+        from flask_idempotency.codec.key_services import SERVICES  # for those who have such a service
+
+        return SERVICES[scheme](rest)
     # Whole keys end in "=", and no name does.
     factory = _FACTORY.fullmatch(source)
     return _from_factory(factory[1], factory[2]) if factory is not None else _from_lines(source.split(","))
@@ -157,6 +168,38 @@ def _decoded(text: object) -> bytes | None:
         return b64decode(text.strip(), validate=True) if isinstance(text, str) else None
     except (NotBase64, ValueError):
         return None
+
+
+class _Several:
+    """A `KeyProvider` of several: new data keys are wrapped by the newest key of the first. For a move between sources."""
+
+    def __init__(self, providers: Sequence[KeyProvider]) -> None:
+        self._providers = providers
+        kids = self.kids()
+        if not kids:
+            raise ConfigurationError(f"The key ring is empty. {MAKE_KEY}")
+        if twice := {kid for kid in kids if kids.count(kid) > 1}:
+            raise ConfigurationError(f"Two sources of the key ring have a key with the id {shown_kid(min(twice))}.")
+
+    def __repr__(self) -> str:
+        return f"KeyRing({', '.join(self.kids())})"
+
+    @property
+    def newest(self) -> str:
+        return self._providers[0].newest
+
+    def kids(self) -> list[str]:
+        return [kid for provider in self._providers for kid in provider.kids()]
+
+    def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes:
+        return self._of(kid).wrap(kid, key, context=context)
+
+    def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes:
+        return self._of(kid).unwrap(kid, wrapped, context=context)
+
+    def _of(self, kid: str) -> KeyProvider:
+        """Return the provider that has this key. The first says why none has it."""
+        return next((each for each in self._providers if kid in each.kids()), self._providers[0])
 
 
 FORMAT: Final = 1

@@ -60,8 +60,13 @@ class NotApplied(StoreUnavailable):
 class KeyProviderUnavailable(StoreUnavailable):
     """The store works, but the provider of its encryption keys does not respond.
 
-    Even under `on_store_down="allow"` the view does not run, because the store still has the record.
+    Even under `on_store_down="allow"` the view does not run, because the store still has the record. `remedy` is what an
+    operator may do, if the provider knows.
     """
+
+    def __init__(self, *arguments: object, remedy: str = "") -> None:
+        super().__init__(*arguments)
+        self.remedy = remedy
 
 
 class StoreDataLoss(StoreUnavailable):

@@ -27,7 +27,7 @@ from flask_idempotency.engine.capabilities import (
     TaskLog,
     Verdict,
 )
-from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, KeyProviderUnavailable, StoreUnavailable
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.outages import cause_of
@@ -434,6 +434,7 @@ def after_loss(data_loss: DataLossDetector, endpoints: Iterable[Endpoint], *, le
 
 _PROBE: Final = bytes(range(32))
 _CONTEXT: Final = b"flask-idempotency doctor"
+_REACH: Final = "Make sure that this host reaches what IDEMPOTENCY_KEY_RING names."
 _LOOK = "Look at IDEMPOTENCY_KEY_RING and at `flask idempotency keys status`; put a key that works first."
 
 
@@ -443,9 +444,12 @@ def newest_key(key_ring: KeyProvider, responses: Responses, data_keys: DataKeys)
     try:
         kid = key_ring.newest
         opened = key_ring.unwrap(kid, key_ring.wrap(kid, _PROBE, context=_CONTEXT), context=_CONTEXT)
+    except KeyProviderUnavailable as error:
+        text = f"The newest key of the ring cannot be used: {error}. Requests of new tenants get 503, and soon all requests."
+        yield Verdict.FAULT, text, error.remedy or _REACH
     except StoreUnavailable:
         text = "The key provider does not answer: requests of new tenants get 503, and soon all requests."
-        yield Verdict.FAULT, text, "Make sure that this host reaches what IDEMPOTENCY_KEY_RING names."
+        yield Verdict.FAULT, text, _REACH
     except Exception as error:  # noqa: BLE001 - a key service may raise anything
         yield Verdict.FAULT, f"The newest key of the ring cannot be used ({type(error).__name__}).", _LOOK
     else:

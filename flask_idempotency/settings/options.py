@@ -514,8 +514,9 @@ class Settings:
         None,
         fields.Raw(allow_none=True),
         "The keys that wrap the data keys of tenants, newest first: `env:NAME`, `file:/path`, "
-        '`"package.module:factory"`, a mapping of ids to keys, or a `KeyProvider`. With encryption off it opens responses '
-        "that were encrypted before.",
+        '`"package.module:factory"`, a mapping of ids to keys, the URL of a '
+        "[key service](../guides/encryption.md#a-key-service), a `KeyProvider`, or a list of these. With encryption off it "
+        "opens responses that were encrypted before.",
         shown="none",
         repr=False,
     )

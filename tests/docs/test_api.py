@@ -25,6 +25,7 @@ PUBLIC = (
     "flask_idempotency.client",
     "flask_idempotency.client.httpx",
     "flask_idempotency.client.requests",
+    "flask_idempotency.codec.key_services",
     "flask_idempotency.codec.key_sources",
     "flask_idempotency.codec.keyring",
     "flask_idempotency.console",

@@ -90,6 +90,16 @@ assert pay(IDEMPOTENCY_STORE="postgresql+psycopg://127.0.0.1:1/shop") == [503, 5
 import base64
 assert pay(IDEMPOTENCY_ENCRYPTION="on", IDEMPOTENCY_KEY_RING="one:" + base64.b64encode(bytes(range(32))).decode()) == [201, 201]
 """,
+    "aws": """
+from flask_idempotency.codec.key_sources import load_ring
+ring = "aws-kms:arn:aws:kms:eu-central-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+assert ["1234abcd12ab34cd56ef1234567890ab"] == [*load_ring(ring).kids()]
+""",
+    "gcp": """
+from flask_idempotency.codec.key_sources import load_ring
+ring = "gcp-kms:projects/p/locations/l/keyRings/r/cryptoKeys/k"
+assert ["k"] == [*load_ring(ring).kids()]
+""",
     "celery": """
 import os
 os.environ["FLASK_APP"] = "shop"
