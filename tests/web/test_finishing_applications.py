@@ -19,7 +19,7 @@ from flask_idempotency import ConfigurationError, Idempotency, claim_here, curre
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine import events
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.journal import KEPT_REQUEST
+from flask_idempotency.engine.journal import KEPT_REQUEST, Journal
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.maintenance.janitor import Batcher
@@ -528,3 +528,10 @@ def test_the_life_of_a_record_has_each_try_and_no_step_of_the_janitor() -> None:
 
     assert (["reserve", "charge"], 1) == ([step.name for step in steps], view.tries)
     assert "The janitor tried to finish it, 1 of 5 times" in [episode.what for episode in episodes]
+    shop.users.add("alice")
+    shop.clock.advance(30)
+    shop.finish()
+    done = timeline(
+        shop.store.read(key), Policy(), journal=Journal(), steps=(), audit=list(shop.store.audit.entries(key))
+    )
+    assert {"The janitor finished it", "Completed"} <= {episode.what for episode in done}
