@@ -59,6 +59,14 @@ WIDE = {
 }
 """What the slow stage looks at as well."""
 LARGE = {
+    "a janitor and a client, a loss": replace(ONE, attempts=3, janitors=1),
+    "a janitor and a client, plain, plain, views fail, a resolver": replace(
+        PLAIN, attempts=3, janitors=1, fails=True, resolver=True, losses=0
+    ),
+    "two janitors, calls are given up": replace(TWO_JANITORS, gives_up=True),
+    "a janitor, transactional, views fail and calls are given up": replace(
+        SAVED, janitors=1, fails=True, gives_up=True
+    ),
     "plain, plain, views fail and calls are given up": replace(PLAIN, fails=True, gives_up=True),
     "plain, plain, a resolver": replace(PLAIN, resolver=True),
     "plain, plain, two losses": replace(PLAIN, losses=2),
