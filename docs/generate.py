@@ -91,7 +91,7 @@ POLICY_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
     (
         "Durable steps",
         "[What is promised](../how-it-works/promises.md).",
-        ("steps", "dropped_steps", "steps_in_any_order", "resume_within"),
+        ("steps", "dropped_steps", "steps_in_any_order", "resume_within", "finish", "finish_headers"),
     ),
     ("Time", "[What is promised](../how-it-works/promises.md).", ("keep", "remember", "lease", "max_runtime")),
     ("Duplicates of a running request", "[Waiting](../guides/waiting.md).", ("in_flight", "wait")),
@@ -137,6 +137,7 @@ DEPLOYMENT_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
         "[Janitor](../guides/janitor.md).",
         (
             "reap_interval",
+            "finish_interval",
             "relay_interval",
             "expire_interval",
             "expire_rate",

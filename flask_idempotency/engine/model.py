@@ -114,6 +114,9 @@ class Expired:
     first_seen: float
 
 
+LARGEST_KEPT: Final = 1024 * 1024
+"""Bytes of the body of a request that is kept for the janitor: a journal is read as a whole, so it stays small."""
+
 LARGEST_PAYLOAD: Final = 65 * 1024 * 1024
 """Most bytes of `StoredPayload.data`. Codecs make at most 64 MiB plus what sealing adds; longer data is damaged."""
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.model import OnExpiry
+from flask_idempotency.engine.model import LARGEST_KEPT, OnExpiry
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.step_rules import Step, StepRules
@@ -94,6 +94,10 @@ class Policy:
     """Whether a new step may begin although a recorded one has not been asked for yet."""
     resume_within: float | None = None
     """Seconds after which the janitor quarantines a paused request. None: as long as `keep`."""
+    finish: Literal["client", "janitor"] = "client"
+    """Who finishes a request that stopped between two steps: the client's retry, or the janitor as well."""
+    finish_headers: tuple[str, ...] = ()
+    """The request headers that are kept for the janitor."""
 
     @property
     def step_rules(self) -> StepRules | None:
@@ -233,6 +237,7 @@ class Policy:
                 'effects="steps" needs a store that remembers steps, and this one has no `journals`. Use the Redis, SQL or '
                 "memory store of this package, or another `effects`.",
             ),
+            *(self._finish_rules() if self.finish == "janitor" else ()),
             (
                 self.void and self.on_store_down == "allow",
                 'void=True and on_store_down="allow" exclude each other: without a store, a request runs under a voided key. '
@@ -303,6 +308,29 @@ class Policy:
             ),
         )
         return [*self._step_faults(joint=joint), *(fault for broken, fault in rules if broken)]
+
+    def _finish_rules(self) -> tuple[tuple[bool, str], ...]:
+        return (
+            (
+                self.effects != "steps",
+                'finish="janitor" needs effects="steps": without recorded steps, the janitor cannot tell where a request '
+                "stopped. List its steps in steps=, or leave finish= out.",
+            ),
+            (
+                self.principal is not None or self.key is not None,
+                'finish="janitor" is not for webhooks: their provider sends each delivery again. Leave finish= out.',
+            ),
+            (
+                self.form_field is not None,
+                'finish="janitor" and form_field exclude each other: the form carries the client\'s key, and the janitor keeps '
+                "the form. Let the client send the key in a header, and write form_field=None.",
+            ),
+            (
+                (self.max_request_body or 0) > LARGEST_KEPT,
+                f'finish="janitor" keeps the body of the request, and a store keeps at most {LARGEST_KEPT} bytes of it. Set '
+                "max_request_body to that or less, or leave it out.",
+            ),
+        )
 
     def _step_faults(self, *, joint: bool) -> list[str]:
         if not self.steps and not self.dropped_steps:

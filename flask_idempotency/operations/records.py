@@ -142,6 +142,8 @@ class RecordView:
     """None: they were not read. A list reads no steps."""
     remembered_until: str | None = None
     """Until when the key is refused after `expires_at`. None: it is free then."""
+    tries: int = 0
+    """How often the janitor has tried to finish it. At `MOST_TRIES` it has given up."""
 
     @property
     def condition(self) -> Condition:
@@ -256,6 +258,7 @@ def shown(
         paused=is_paused(record, journal),
         steps=None if steps is None else tuple(steps),
         remembered_until=None if record.remembered_until is None else moment(record.remembered_until),
+        tries=len(journal.tries),
     )
 
 

@@ -89,6 +89,7 @@ def test_machines_get_the_whole_record() -> None:
         "paused": False,
         "steps": None,
         "remembered_until": None,
+        "tries": 0,
     } == told
 
 

@@ -125,6 +125,8 @@ CASES: dict[type[Event], dict[tuple[str, ...], float]] = {
     events.RecordCorrupt: {("refusals_total", "record-corrupt"): 1, ("corrupt_records_total",): 1},
     events.ReplayForbidden: {("refusals_total", "replay-forbidden"): 1},
     events.Reaped: {("quarantines_total", "lease-expired"): 1},
+    events.FinishTried: {("finish_tries_total", OTHER): 1},
+    events.FinishGaveUp: {("finish_gave_up_total",): 1},
     events.Resolved: {("resolutions_total", "completed", "resolver"): 1},
     events.ResolverAsked: {("resolver_undecided_total", "failed"): 1},
     events.ResponsesSealed: {("operator_actions_total", "responses-sealed"): 1},
