@@ -91,9 +91,9 @@ POLICY_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
     (
         "Durable steps",
         "[What is promised](../how-it-works/promises.md).",
-        ("steps", "dropped_steps", "steps_in_any_order", "resume_within"),
+        ("steps", "dropped_steps", "steps_in_any_order", "resume_within", "finish", "finish_headers"),
     ),
-    ("Time", "[What is promised](../how-it-works/promises.md).", ("keep", "lease", "max_runtime")),
+    ("Time", "[What is promised](../how-it-works/promises.md).", ("keep", "remember", "lease", "max_runtime")),
     ("Duplicates of a running request", "[Waiting](../guides/waiting.md).", ("in_flight", "wait")),
     (
         "Stored response",
@@ -137,6 +137,7 @@ DEPLOYMENT_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
         "[Janitor](../guides/janitor.md).",
         (
             "reap_interval",
+            "finish_interval",
             "relay_interval",
             "expire_interval",
             "expire_rate",
@@ -223,7 +224,7 @@ def _default(name: str, plain: Policy) -> str:
         return ", ".join(f"`{header}: {value}`" for header, value in plain.replayed_header)
     if name in ("decide", "form_field"):
         return "none"
-    if name == "resume_within":
+    if name in ("remember", "resume_within"):
         return "`keep`"
     if name == "max_request_body":
         return "Flask's `MAX_CONTENT_LENGTH`"
@@ -257,6 +258,7 @@ OPERATORS: Mapping[str, str] = {
     "[handle a store outage](../operate/incidents.md).",
     "response-not-kept": "[`max_body`](../reference/configuration.md#stored-response) sets the limit for a stored response.",
     "response-erased": "[Erase a tenant's responses](../guides/encryption.md).",
+    "key-expired": "[`remember`](../guides/endpoints.md#refuse-a-key-whose-response-has-expired) says how long a key is known.",
     "quota-exceeded": "[Set quotas](../guides/tenants.md), and show what a tenant uses.",
     "replay-forbidden": "Your [`replay_guard`](api/application.md) refused the replay.",
     "principal-required": "[Name the caller](../guides/identity.md).",

@@ -72,6 +72,7 @@ COUNTERS: Mapping[type[Event], Counters] = MappingProxyType(
         events.QuotaRefused: _one(names.OVER_QUOTA),
         events.ErasedRefused: _one(names.ERASED),
         events.VoidedRefused: _one(names.VOIDED),
+        events.ExpiredRefused: _one(names.EXPIRED),
         events.RefusedAfterDataLoss: _one(names.DATA_LOSS),
         events.RecordCorrupt: _one(names.CORRUPT),
         events.ReplayForbidden: _one(names.FORBIDDEN),

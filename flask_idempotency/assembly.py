@@ -94,6 +94,8 @@ class Services:
     activity: ActivityLog | None = None
     observations: Observations | None = None
     audit: AuditTrail | None = None
+    remembers: bool = False
+    """Whether the store can refuse a key after its response has expired."""
     process_local: bool = False
     """Whether other processes do not see the records."""
     voids: bool = False
@@ -166,6 +168,7 @@ def build(
         activity=offered.activity,
         observations=offered.observations,
         audit=offered.audit,
+        remembers=bool(offered.remembers),
         process_local=bool(offered.process_local),
         voids=offered.void is not None,
     )

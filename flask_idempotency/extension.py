@@ -8,11 +8,11 @@ to refuse a `configure` that comes too late.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakSet
 
 from flask import Blueprint, Flask, appcontext_pushed, g, has_app_context
@@ -37,11 +37,12 @@ from flask_idempotency.engine.policy import Override, Policy
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.registrations import Registrations, is_same
 from flask_idempotency.engine.store import Schema
+from flask_idempotency.engine.values import fits
 from flask_idempotency.logs import log_of
 from flask_idempotency.settings import Settings, load_override, load_settings, summary
 from flask_idempotency.signals import sender_for
 from flask_idempotency.web.browser import idempotency_script, serve_module
-from flask_idempotency.web.callbacks import Callbacks, SharedCallbacks, check_counted
+from flask_idempotency.web.callbacks import ActFor, Callbacks, SharedCallbacks, check_counted
 from flask_idempotency.web.current_claim import idempotency_field
 from flask_idempotency.web.guard import Guard, Observing
 from flask_idempotency.web.hooks import Hooks
@@ -210,6 +211,7 @@ _log = logging.getLogger("flask_idempotency")
 LoaderT = TypeVar("LoaderT", bound="Callable[[], str | None]")
 QuotaLoaderT = TypeVar("QuotaLoaderT", bound="Callable[[str | None], Quota | None]")
 GuardT = TypeVar("GuardT", bound="Callable[[Record], bool]")
+ActForT = TypeVar("ActForT", bound="Callable[[str | None, str | None], Any]")
 ResolverT = TypeVar("ResolverT", bound="Callable[[UnknownOutcome], Resolution]")
 
 
@@ -344,6 +346,7 @@ class Idempotency:
             "journals": journals,
             "observations": observations,
             "voids": built.voids or not settings.enabled,
+            "remembers": built.remembers or not settings.enabled,
         }
         self._check_policies(settings, offered)
         check_counted(callbacks, settings.quota, counts=built.ledger is not None)
@@ -383,6 +386,8 @@ class Idempotency:
         if settings.enabled or joint:
             hooks.install()
             hooks.report()
+        # Not before the report: an application registers act_for after it has set us up.
+        policies.finishing = (callbacks, settings)
         return AppState(
             settings,
             callbacks,
@@ -480,6 +485,32 @@ class Idempotency:
             return resolver
 
         return register
+
+    @overload
+    def act_for(self, function: ActForT, /) -> ActForT: ...
+
+    @overload
+    def act_for(self, /, *, instead_of: Sequence[Callable[..., Any] | str]) -> Callable[[ActForT], ActForT]: ...
+
+    def act_for(self, function: Any = None, /, *, instead_of: Sequence[Callable[..., Any] | str] = ()) -> Any:
+        """Register the function that lets the janitor act for a caller, for endpoints with `finish="janitor"`.
+
+        It takes the principal and the tenant of the record, and runs before all hooks in the context of the janitor's request.
+        It may sign the caller in, set what your views read, or return header fields for this request, such as a token of a
+        minute. `instead_of` names the `before_request` hooks that cannot pass without a client: the functions, or their
+        names. Only these do not run.
+
+        The request must come out with this principal and tenant, or its view does not run. Raises `ConfigurationError` for a
+        function that does not take two arguments.
+        """
+
+        def register(function: ActForT) -> ActForT:
+            if not fits(function, None, None):
+                raise ConfigurationError("act_for: register a function of two arguments: the principal and the tenant.")
+            self._callbacks.put("act_for", ActFor(function, tuple(instead_of)))
+            return function
+
+        return register if function is None else register(function)
 
     def inbox(self, name: str, **policy: Any) -> Inbox:
         """Make the inbox of one consumer, which does the work of each message once: see `Inbox.process`.

@@ -32,6 +32,7 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import Effects
 from flask_idempotency.engine.outbox import OutboxCounts
+from flask_idempotency.maintenance.finish import FinishReport
 from flask_idempotency.maintenance.janitor import TASKS, ExpireReport, ReconcileReport
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.relay import RelayReport
@@ -60,7 +61,8 @@ _CAUSES = (
 _RELEASES = (*_CAUSES, OTHER)
 _QUARANTINES = (*_CAUSES, "lease-expired", "step-in-doubt", "steps-changed", "never-resumed", "memory-lost", OTHER)
 _REFUSALS = (
-    *("in-flight", "key-reused", "outcome-unknown", "quota-exceeded", "response-erased", "key-voided", "memory-lost"),
+    *("in-flight", "key-reused", "outcome-unknown", "quota-exceeded", "response-erased", "key-voided", "key-expired"),
+    "memory-lost",
     *("replay-forbidden", "record-corrupt"),
 )
 _ACTIONS = (
@@ -72,7 +74,7 @@ _SENT = ("sent", "delayed", "dead")
 _COUNTS = tuple(
     dict.fromkeys(
         count.name
-        for report in (ReapReport, ExpireReport, RotateReport, ReconcileReport, RelayReport)
+        for report in (ReapReport, FinishReport, ExpireReport, RotateReport, ReconcileReport, RelayReport)
         for count in fields(report)
         if count.name != "finished" and count.compare
     )
@@ -150,6 +152,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             _family("releases", "Keys that were released.", cause=_RELEASES),
             _family("quarantines", "Keys that a worker or the janitor quarantined, by cause.", cause=_QUARANTINES),
             _family("pauses", "Requests that were paused between two steps, by cause.", cause=_RELEASES),
+            _family(
+                "finish_tries",
+                "Tries of the janitor to finish a request that no client retries, by how they ended.",
+                outcome=("completed", "failed", "quarantined"),
+            ),
+            _family("finish_gave_up", "Requests that the janitor tried to finish for the last time."),
             _family(
                 "steps",
                 "Steps of requests, by name, by kind and by what happened.",
@@ -439,6 +447,7 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         ),
         events.ErasedRefused: (_counts("refusals", "response-erased"),),
         events.VoidedRefused: (_counts("refusals", "key-voided"),),
+        events.ExpiredRefused: (_counts("refusals", "key-expired"),),
         events.RefusedAfterDataLoss: (_counts("refusals", "memory-lost"),),
         events.DataLossDetected: (_counts("data_losses", lambda event: str(event.loss)),),
         events.ClaimRestored: (_counts("restored_claims"),),
@@ -473,6 +482,8 @@ COUNTED: Mapping[type[Event], tuple[Counts, ...] | Uncounted] = MappingProxyType
         events.RecordCorrupt: (_counts("refusals", "record-corrupt"), _counts("corrupt_records")),
         events.ReplayForbidden: (_counts("refusals", "replay-forbidden"),),
         events.Reaped: (_counts("quarantines", "lease-expired"),),
+        events.FinishTried: (_counts("finish_tries", lambda event: event.outcome),),
+        events.FinishGaveUp: (_counts("finish_gave_up"),),
         events.Resolved: (_counts("resolutions", _verb, _by),),
         events.ResolverAsked: (
             _counts(

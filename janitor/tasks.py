@@ -106,7 +106,11 @@ def _add_task(
 
     run.__name__ = run.__qualname__ = task  # Celery makes a class of it
     budget = drain_of(task, settings).budget
-    celery_app.task(
+    # A pool that can end a task does so before its lock expires and another worker begins. It must not end a view in a step,
+    # which would leave a charge in doubt: the budget of `finish` ends between two requests.
+    ended = task != "finish"
+    task_of: Any = celery_app.task
+    task_of(
         name=name_of(task),
         # A shared task would go to every Celery application that this process makes later.
         shared=False,
@@ -115,9 +119,8 @@ def _add_task(
         reject_on_worker_lost=True,
         acks_on_failure_or_timeout=True,
         ignore_result=True,
-        # A pool that can end a task does so before its lock expires and another worker begins.
-        soft_time_limit=round(budget + LOCK_SECONDS / 2),
-        time_limit=round(budget + LOCK_SECONDS),
+        soft_time_limit=round(budget + LOCK_SECONDS / 2) if ended else None,
+        time_limit=round(budget + LOCK_SECONDS) if ended else None,
     )(run)
 
 

@@ -45,7 +45,8 @@ NOT_COUNTED = {
     *("data-loss-detected", "claim-restored", "committed-early", "lease-expired", "renewal-failed"),
     *("max-runtime-exceeded", "completion-retrying", "completion-failed", "resolved", "resolver-asked"),
     *("step-finished", "step-recalled", "step-failed", "step-in-doubt", "step-result-not-kept", "steps-changed"),
-    *("key-voided", "step-settled", "tenant-erased", "responses-sealed", "quota-set", "store-initialised"),
+    *("key-voided", "step-settled", "finish-tried", "finish-gave-up", "tenant-erased", "responses-sealed"),
+    *("quota-set", "store-initialised"),
     *("data-loss-acknowledged", "task-run", "messages-relayed", "message-dead", "message-settled", "janitor-missing"),
 }
 """Events that are no outcome of a request and no ending of a claim."""

@@ -6,7 +6,7 @@ const VERDICTS = {
   "in-flight": "in-flight idempotency_key_in_use request_in_progress",
   "key-reused": "key-reused idempotency_payload_mismatch",
   "outcome-unknown": "outcome-unknown record-corrupt commit-unknown",
-  done: "response-not-kept replay-forbidden response-erased",
+  done: "response-not-kept replay-forbidden response-erased key-expired",
   voided: "key-voided",
 };
 
@@ -70,7 +70,7 @@ const contentOf = ({ method = "POST", headers, body = "" }, ignore, digests = []
       .map(([name, value], at) => [name, value.name ?? value, value.size && value.size + (digests[at] ?? value.lastModified)])
       // Flask-WTF puts its prefix before it.
       .filter(([name]) => !ignore.includes(name.replace(/.*-(?=csrf)/, "")));
-  else if (typeof body !== "string") throw new TypeError("body must be text or a form");
+  else if (typeof body !== "string") throw new TypeError("no text or form");
   return JSON.stringify([method.toUpperCase(), new Headers(headers).get("Content-Type"), body]);
 };
 
@@ -215,17 +215,19 @@ export async function send(name, url, init = {}, options) {
   }
 }
 
-// Asks the status view at `url` to void the key of the request to `path`. Resolves to "voided", or "done" if it is too late;
-// to nothing if no request of this name is pending here.
-export async function cancel(name, url, { method = "POST", path, header = "Idempotency-Key", shared, ...init }) {
-  const { key } = read(name, shared) ?? {};
+// Asks the status view at `url` to void the key of the request to `path`. Resolves to "voided"; to "done" or "expired" if it
+// is too late; to nothing if no request of this name is pending here.
+export async function cancel(name, url, { method = "POST", path, header = "Idempotency-Key", shared, keep = 864e5, ...init }) {
+  const { key, time } = read(name, shared) ?? {}, headers = { ...init.headers, [header]: key };
   if (!key) return;
-  const headers = { ...init.headers, [header]: key };
+  // The service may have forgotten it.
+  if (Date.now() - time > keep) throw new IdempotencyError("unsettled", key);
   const response = await fetch(url + "?" + new URLSearchParams({ method, path }), { ...init, headers, method: "DELETE" });
-  const { state, code } = await response.json();
-  if (state === "voided") drop(name, shared);
-  else if (state !== "done") throw new IdempotencyError(code, key, 0, response);
-  return state;
+  const { state, code = "outcome-unknown" } = await response.json().catch(() => 0);
+  if (state === "voided" && read(name, shared)?.key === key) drop(name, shared);
+  // One of these three.
+  if (/^[dev]/.test(state)) return state;
+  throw new IdempotencyError(code, key, 0, response);
 }
 
 const onSubmit = async (event) => {

@@ -23,7 +23,7 @@ TOPICS: Final = ("maintenance", "outbox", "report", "resolve", "show", "stats", 
 ORDER: Final = (
     *("doctor", "stats", "list", "show", "policy", "report"),
     *("resolve", "release", "void"),
-    *("reap", "expire", "rotate", "reconcile"),
+    *("reap", "finish", "expire", "rotate", "reconcile"),
     *("relay", "outbox"),
     *("purge", "quota", "seal"),
     *("db", "keys", "redis"),

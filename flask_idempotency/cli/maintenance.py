@@ -29,6 +29,7 @@ from flask_idempotency.cli.progress import Counts, show_progress
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.events import ResponsesSealed
 from flask_idempotency.engine.keys import owner_mark
+from flask_idempotency.maintenance.finish import FinishReport
 from flask_idempotency.maintenance.janitor import Batcher, ReconcileReport, Task
 from flask_idempotency.maintenance.reap import ReapReport
 from flask_idempotency.maintenance.rotate import GRACE_SECONDS, RotateReport, SealReport, seal_plain
@@ -106,6 +107,22 @@ def _reaped(report: ReapReport) -> tuple[Counts, bool, list[str]]:
     return Counts(done, skipped, report.failed), not report.failed, lines
 
 
+def _finished(report: FinishReport) -> tuple[Counts, bool, list[str]]:
+    failed = report.failed + report.gave_up
+    lines = [
+        f"Finished, because no client had retried them: {report.completed}.",
+        *_some(report.waiting, "Not due yet, or without a kept request: {}."),
+        *_some(report.overtaken, "Their clients, or another janitor, were faster: {}."),
+        *_some(report.quarantined, "Quarantined, because the outcome is unknown: {}."),
+        *_some(report.failed, "Tried in vain, and tried again later: {}."),
+        *_some(report.gave_up, "Tried in vain for the last time: {}."),
+        *_some(report.unreadable, "Cannot be read, so only their clients finish them: {}."),
+        *_some(failed, "The log says why."),
+    ]
+    skipped = report.waiting + report.overtaken
+    return Counts(report.completed + report.quarantined, skipped, failed + report.unreadable), not failed, lines
+
+
 def _rotated(report: RotateReport) -> tuple[Counts, bool, list[str]]:
     lines = [
         f"Sealed again: {report.resealed}. Wiped, because they were erased: {report.wiped}.",
@@ -162,6 +179,13 @@ _COMMANDS: Final[Mapping[Task, _TaskCommand]] = {
         lambda parts, chosen: "The store of this application cannot be searched for claims: it has no `recovery`.",
         _reaped,
     ),
+    "finish": _TaskCommand(
+        "requests",
+        300.0,
+        lambda parts, chosen: None,
+        lambda parts, chosen: 'No endpoint of this application has finish="janitor", so there is nothing to finish.',
+        _finished,
+    ),
     "expire": _TaskCommand(
         "expired records",
         300.0,
@@ -208,6 +232,23 @@ def reap_command(budget: float) -> Output:
       $ flask idempotency reap --budget 60
     """
     return _run("reap", budget)
+
+
+@cli.command("finish")
+@_budget_option("finish")
+@prints_output
+def finish_command(budget: float) -> Output:
+    """Finish requests that stopped between two steps, as their callers.
+
+    Changes records: it runs the views of endpoints with `finish="janitor"` again, and stores their responses. The next retry
+    gets the response. Safe to run again. If another process runs this task, the command does nothing and exits with 0. Exits
+    with 1 if a try failed.
+
+    \b
+    Example:
+      $ flask idempotency finish --budget 60
+    """
+    return _run("finish", budget)
 
 
 @cli.command("expire")

@@ -16,6 +16,7 @@ from typing import Final
 import click
 
 from flask_idempotency.engine.escape import printable, printable_lines
+from flask_idempotency.engine.journal import MOST_TRIES
 from flask_idempotency.operations.records import ChangeView, Condition, RecordView, StepView
 from flask_idempotency.operations.times import format_duration
 
@@ -155,11 +156,16 @@ def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> list[Line]
             lease += "; then a retry takes over" if view.on_expiry == "takeover" else "; then quarantined"
         living = view.owner.may_live_for
         runs = f"may run for another {format_duration(living)}" if living else "not running"
+        if view.tries:
+            gave_up = "; finish-gave-up: only its client finishes it now" if view.tries >= MOST_TRIES else ""
+            rows.append(("janitor", f"tried to finish it {view.tries} of {MOST_TRIES} times{gave_up}"))
         rows += [("lease", lease), ("owner", f"last seen {ago(view.owner.last_seen_ago)}, {runs}")]
     if view.completed_at is not None:
         rows.append(("completed", f"{view.completed_at}, after {view.duration or 0.0:.3f} s"))
     if view.expires_at is not None:
         rows.append(("kept until", view.expires_at))
+    if view.remembered_until is not None:
+        rows.append(("remembered until", view.remembered_until))
     if (answer := view.answer) is not None:
         sealed = f"encrypted under {clean(answer.sealed_under)}" if answer.sealed_under else "not encrypted"
         how = "erased" if answer.erased else sealed

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 import click
+from flask import current_app
 
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import Output, confirm, prints_json, prints_output, word_options, yes_option
@@ -33,6 +34,7 @@ from flask_idempotency.operations.records import AuditNote, Case, Refused, Resol
 from flask_idempotency.settings.consumers import LONGEST_RESULT
 from flask_idempotency.steps import values
 from flask_idempotency.web import operator
+from flask_idempotency.web.principals import identifies
 from flask_idempotency.web.recorded_steps import result_of_step
 
 _FASTER: Final = (
@@ -54,6 +56,7 @@ _NOT_VOIDED: Final = {
     "paused": "A request with this key may have had an effect, and the next retry runs it.",
     "outcome-unknown": "The outcome of the request with this key is unknown: see `flask idempotency resolve`.",
     "done": "A request with this key has completed.",
+    "expired": "A request with this key has completed.",
     "of-other": "The key belongs to another caller.",
 }
 _STATUS: Final = "--happened needs --status, and only --happened takes a response."
@@ -109,11 +112,16 @@ def void_command(named: RecordOptions, method: str | None, yes: bool, word: Audi
         raise click.UsageError(
             "Name the client's key by --key, and the endpoint by --endpoint: a key without a record has no ID."
         )
+    loaders = operator.state().loaders
+    if named.tenant is not None and loaders.tenant is None:
+        raise click.UsageError("This application has no tenant_loader, so no key has a tenant. Leave --tenant out.")
+    if named.principal is not None and loaders.principal is None and not identifies(current_app):
+        raise click.UsageError("This application names no principals, so no key has one. Leave --principal out.")
     methods = operator.keyed_methods(named.endpoint)
     if (method := method.upper() if method else methods[0] if len(methods) == 1 else None) not in methods:
         raise click.UsageError(f"Name the method of the request by --method: {' or '.join(methods)}.")
     key = client_key(named.key)
-    confirm(f"Void this key of {clean(named.endpoint)}?", yes=yes)
+    confirm(f"Void this key of {method} {clean(named.endpoint)}? A key that was mistyped is voided too.", yes=yes)
     found = operator.void(
         key, tenant=named.whose, principal=named.who, endpoint=named.endpoint, method=method, **asdict(word)
     )
@@ -265,7 +273,7 @@ def resolve_command(
     elif verdict == "happened":
         stored, dropped = (_value(given, about), []) if of_message else _result(given, policy)
         _ask(case, policy, f"Give this {'value' if of_message else 'response'} to retries from now on?", yes=yes)
-        done = records.complete(operator.settler(), case, stored, word, keep=policy.keep)
+        done = records.complete(operator.settler(), case, stored, word, keep=policy.keep, remember=policy.remember)
         if dropped:
             notes.append(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.")
         said = f"Resolved: retries get {stored.status}" + ("." if stored.kept else ", and `response-not-kept`.")
@@ -276,7 +284,7 @@ def resolve_command(
             notes += [_ERASED] if prints_json() else []
     else:
         _ask(case, policy, "Give the stored response to retries from now on?", yes=yes)
-        done = records.reopen(operator.settler(), case, word, keep=policy.keep)
+        done = records.reopen(operator.settler(), case, word, keep=policy.keep, remember=policy.remember)
         said = "Reopened: retries get the stored response."
     return _output(done, _VERBS[verdict or ""], said, forced=forced, notes=notes)
 

@@ -6,6 +6,7 @@ that name.
 
 from flask_idempotency.client.errors import (
     AnswerErased,
+    AnswerExpired,
     AnswerNotKept,
     CarriedOut,
     ClientError,
@@ -27,6 +28,7 @@ from flask_idempotency.client.retries import Attempt, Retries, Timing
 
 __all__ = [
     "AnswerErased",
+    "AnswerExpired",
     "AnswerNotKept",
     "Attempt",
     "CarriedOut",

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from flask_idempotency.client.errors import (
     AnswerErased,
+    AnswerExpired,
     AnswerNotKept,
     ClientError,
     InFlight,
@@ -293,6 +294,9 @@ class Delivery:
             case Verdict.VOIDED:
                 self._state = "voided"
                 self._end(KeyVoided, "The key was voided.", response)
+            case Verdict.EXPIRED:
+                self._state = "done"
+                self._end(AnswerExpired, "The service no longer keeps the response.", response)
             case Verdict.KEY_REUSED:
                 self._end(KeyReused, "The service knows the key with another request.", response)
             case Verdict.IN_FLIGHT:

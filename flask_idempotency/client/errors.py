@@ -79,7 +79,7 @@ class Refused(NotCarriedOut):
 
 
 class KeyVoided(NotCarriedOut):
-    """The key was voided: no request ran under it, and none will. Nor did an attempt whose reply was lost."""
+    """The key was voided: the service has no request that ran under it, and lets none run. So lost attempts did not run."""
 
     advice = "The service did nothing. If you still want it to happen, use an intent of another name."
 
@@ -120,6 +120,12 @@ class AnswerNotKept(CarriedOut):
     """The service kept no copy of the response, or does not show it to this caller."""
 
     advice = "It was carried out before. Read the resource, at `Location` if the response has one."
+
+
+class AnswerExpired(CarriedOut):
+    """The service no longer keeps its copy of the response, and still knows the key."""
+
+    advice = "It was carried out before. Read the resource."
 
 
 class AnswerErased(CarriedOut):

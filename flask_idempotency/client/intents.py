@@ -16,9 +16,11 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from dataclasses import replace
 from typing import Any, Final, Literal, Self
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from flask_idempotency.client.errors import (
+    ClientError,
     InFlight,
     IntentOver,
     KeyExpired,
@@ -181,17 +183,26 @@ class Intent:
         Raises `InFlight` while the request runs, and `OutcomeUnknown` for any other response: the key may be voided or not,
         so call this again. Raises `KeyExpired`, `KeyVoided` and `IntentOver` as sending does, and what `client` raises.
         """
-        with self._voiding() as begun:
-            response = client.request("DELETE", url, **self._asked(begun, path, method, header, options))
-            return self._voided(begun, response, url)
+        begun = self.begin(None)
+        if begun.before.state == "done":
+            return "done"
+        with self._voiding(begun):
+            response = client.request("DELETE", **self._asked(begun, url, path, method, header, options))
+        return self._voided(begun, response, url)
 
     async def void_async(
         self, client: Any, url: str, *, path: str, method: str = "POST", header: str = "Idempotency-Key", **options: Any
     ) -> Literal["voided", "done"]:
         """Do as `void`, with an `httpx.AsyncClient`."""
-        with self._voiding() as begun:
-            response = await client.request("DELETE", url, **self._asked(begun, path, method, header, options))
-            return self._voided(begun, response, url)
+        begun: list[Begun] = []
+        await in_thread(lambda: begun.append(self.begin(None)), on_disk=self.on_disk)
+        if begun[0].before.state == "done":
+            return "done"
+        with self._voiding(begun[0]):
+            response = await client.request("DELETE", **self._asked(begun[0], url, path, method, header, options))
+        said: list[Literal["voided", "done"]] = []
+        await in_thread(lambda: said.append(self._voided(begun[0], response, url)), on_disk=self.on_disk, shield=True)
+        return said[0]
 
     def __enter__(self) -> Self:
         self.open()
@@ -267,20 +278,40 @@ class Intent:
             self._ledger.forget(self._row)
 
     @contextmanager
-    def _voiding(self) -> Iterator[Begun]:
-        """Note that the key is sent, and keep a transport from taking the DELETE for the request of the intent."""
-        begun = self.begin(None)
+    def _voiding(self, begun: Begun) -> Iterator[None]:
+        """Keep a transport from taking the DELETE for the request of the intent, and its errors for those of the request."""
+        self._said = "sent"
         taken, token = _taken.pop(begun.entry.key, None), _current.set(None)
         try:
-            yield begun
+            yield
+        except (InFlight, OutcomeUnknown):
+            raise
+        except ClientError as error:
+            # Such as `NotSent`: the DELETE was not sent, and the request may have been.
+            raise OutcomeUnknown(
+                "The key was not voided.",
+                key=begun.entry.key,
+                intent=self.name,
+                code=error.code,
+                response=error.response,
+            ) from error
         finally:
             _reset(token)
             if taken is not None:
                 _taken[begun.entry.key] = taken
 
-    def _asked(self, begun: Begun, path: str, method: str, header: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        fields = {**options.get("headers", {}), header: begun.entry.key}
-        return {**options, "params": {**options.get("params", {}), "method": method, "path": path}, "headers": fields}
+    def _asked(
+        self, begun: Begun, url: str, path: str, method: str, header: str, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        # A link of a problem names the operation already.
+        named = {} if "path=" in urlsplit(url).query else {"method": method, "path": path}
+        fields = {**dict(options.get("headers") or {}), header: begun.entry.key}
+        return {
+            **options,
+            "url": url,
+            "params": {**dict(options.get("params") or {}), **named} or None,
+            "headers": fields,
+        }
 
     def _voided(self, begun: Begun, response: Any, url: str) -> Literal["voided", "done"]:
         reading = read(response.status_code, response.headers, response.content, url=url)
@@ -288,13 +319,18 @@ class Intent:
         if reading.status == 200:
             with suppress(ValueError, AttributeError):
                 state = response.json().get("state")
+        reason = f"The service did not void the key: it answered {reading.status}."
+        if state == "expired":
+            state = "done"  # its response is no longer kept
         for ending in ("voided", "done"):
             if state == ending:
                 self._said = ending
-                self._settle(begun.entry, ending, reading.status, 1, certain=True)
-                return ending
+                stands = self._settle(begun.entry, ending, reading.status, 1, certain=True)
+                if stands or ending == "done":
+                    return ending
+                reason = "The key was voided, and the ledger has another one under this name."
         raise (InFlight if reading.code == "in-flight" else OutcomeUnknown)(
-            f"The service did not void the key: it answered {reading.status}.",
+            reason,
             key=begun.entry.key,
             intent=self.name,
             attempts=1,

@@ -40,6 +40,7 @@ class Verdict(Enum):
     ERASED = "erased"
     VOIDED = "voided"
     """No request ran under the key, and none will."""
+    EXPIRED = "expired"
 
 
 BY_CODE: Final[Mapping[str, Verdict]] = {
@@ -64,6 +65,7 @@ BY_CODE: Final[Mapping[str, Verdict]] = {
     "replay-forbidden": Verdict.NOT_KEPT,
     "response-erased": Verdict.ERASED,
     "key-voided": Verdict.VOIDED,
+    "key-expired": Verdict.EXPIRED,
     # Of the status view. No request with a key gets them.
     "unknown-operation": Verdict.RETURN,
     "void-not-offered": Verdict.RETURN,
@@ -144,7 +146,7 @@ def _joined(url: str, target: str) -> str | None:
 def _verdict(status: int, fields: Fields, code: str | None, *, replayed: bool) -> Verdict:
     if fields.get("Idempotency-Status") == "paused" and code != "request-paused":
         return Verdict.PAUSED
-    if code is not None and (not replayed or BY_CODE[code] in (Verdict.NOT_KEPT, Verdict.ERASED)):
+    if code is not None and (not replayed or BY_CODE[code] in (Verdict.NOT_KEPT, Verdict.ERASED, Verdict.EXPIRED)):
         return BY_CODE[code]
     if replayed:
         return Verdict.RETURN

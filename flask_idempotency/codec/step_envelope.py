@@ -10,7 +10,8 @@ Format version 3 (`tests/codec/golden` holds examples that every later release m
         item        tagged JSON, empty for a step without one
         result      tagged JSON, to the end; empty if there is none
 
-`flask_idempotency.steps.values` defines the tagged JSON. An encrypted entry is format 2 around this one: see `encryption`.
+`flask_idempotency.steps.values` defines the tagged JSON. A kept request has the bytes of `web/kept_requests.py`
+there. An encrypted entry is format 2 around this one: see `encryption`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from zlib import crc32
 
 from flask_idempotency.codec.compression import COMPRESS_ABOVE, COMPRESSIONS, READERS, Compression
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable
-from flask_idempotency.engine.journal import LARGEST_ITEM, LARGEST_RESULT
+from flask_idempotency.engine.journal import LARGEST_ENTRY, LARGEST_ITEM
 from flask_idempotency.engine.model import ERASED, StoredPayload
 from flask_idempotency.engine.store import StepContext
 
@@ -31,7 +32,7 @@ STEP_ERASED: Final = "the result of this step was erased with all results of its
 _HEADER = 5
 _LENGTH = 2
 _RESULT = 1
-_LARGEST: Final = _LENGTH + LARGEST_ITEM + LARGEST_RESULT
+_LARGEST: Final = _LENGTH + LARGEST_ITEM + LARGEST_ENTRY
 
 
 class StepEnvelopes:
@@ -54,8 +55,8 @@ class StepEnvelopes:
         """Return the envelope of this item and result. Raises `NotStorable` if either is too large."""
         if len(item) > LARGEST_ITEM:
             raise NotStorable(f"the item takes {len(item)} bytes; {LARGEST_ITEM} are allowed")
-        if result is not None and len(result) > LARGEST_RESULT:
-            raise NotStorable(f"the result takes {len(result)} bytes; {LARGEST_RESULT} are allowed")
+        if result is not None and len(result) > LARGEST_ENTRY:
+            raise NotStorable(f"the result takes {len(result)} bytes; {LARGEST_ENTRY} are allowed")
         content = b"%b%b%b" % (len(item).to_bytes(_LENGTH, "big"), item, result or b"")
         method = 0
         if self._compression is not None and len(content) > COMPRESS_ABOVE:

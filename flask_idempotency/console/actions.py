@@ -80,13 +80,13 @@ def settle(visit: Visit, handle: str) -> Page:
             )
         word = _counted(visit, reason)
         if stored is not None:
-            done = records.complete(operator.settler(), case, stored, word, keep=policy.keep)
+            done = records.complete(operator.settler(), case, stored, word, keep=policy.keep, remember=policy.remember)
             if done.settled and operator.is_erased(case):
                 said = "Retries get 410 `response-erased`, and not your response: its tenant was purged before."
         elif verdict == "never":
             done = records.release(operator.settler(), case, word, forced=forced)
         elif verdict == "reopen":
-            done = records.reopen(operator.settler(), case, word, keep=policy.keep)
+            done = records.reopen(operator.settler(), case, word, keep=policy.keep, remember=policy.remember)
         else:
             journals = [operator.recorded_of(each)[0] for each in case.found]
             done = records.resume(operator.settler(), case, journals, [() for _ in journals], word)

@@ -39,6 +39,7 @@ from flask_idempotency.engine.model import (
     LATEST,
     ClaimRequest,
     Erased,
+    Expired,
     InFlight,
     Mismatched,
     OverQuota,
@@ -403,7 +404,7 @@ class Inbox:
                     if response.kept:
                         return Processed(self._load(response.body), replayed=True)
                 return Processed(None, replayed=True, kept=False)
-            case Erased():
+            case Erased() | Expired():
                 return Processed(None, replayed=True, kept=False)
             case InFlight(left):
                 after = min(max(left, SHORTEST_WAIT_SECONDS), IN_FLIGHT_CAP_SECONDS)

@@ -138,6 +138,7 @@ UNKNOWN: Final = "unknown"
 OVER_QUOTA: Final = "over-quota"
 ERASED: Final = "erased"
 VOIDED: Final = "voided"
+EXPIRED: Final = "expired"
 DATA_LOSS: Final = "data-loss"
 CORRUPT: Final = "corrupt"
 FORBIDDEN: Final = "forbidden"
@@ -148,7 +149,7 @@ STORE_FAILED: Final = "store-failed"
 UNPROTECTED: Final = "unprotected"
 
 OUTCOMES: Final = (
-    NEW, TAKEN_OVER, REPLAYED, CONFLICT, MISMATCH, UNKNOWN, OVER_QUOTA, ERASED, VOIDED, DATA_LOSS, CORRUPT,
+    NEW, TAKEN_OVER, REPLAYED, CONFLICT, MISMATCH, UNKNOWN, OVER_QUOTA, ERASED, VOIDED, EXPIRED, DATA_LOSS, CORRUPT,
     FORBIDDEN, MISSING_KEY, BAD_REQUEST, STORE_FAILED, UNPROTECTED,
 )  # fmt: skip
 """What became of a keyed request, or of a message, when it came."""

@@ -17,6 +17,9 @@ AUDIT_KEPT_SECONDS: Final = 400 * 86400.0
 RESOLVER: Final = "resolver"
 """The actor of what resolvers changed, so no operator may have this name."""
 
+JANITOR: Final = "janitor"
+"""The actor of what the janitor finished in a client's place, or gave up: the verbs `finished` and `gave-up`."""
+
 SAYS_NEVER: Final = "says-never-happened"
 SAYS_UNKNOWN: Final = "says-still-unknown"
 """The verbs of what a resolver last said of a key that it did not resolve. Neither is a change."""
@@ -31,13 +34,14 @@ class AuditEntry:
     """One change of a record. Neither text may name a key, a body or a client."""
 
     verb: str
-    """`completed`, `released`, `reopened`, `resumed`, `voided`, or a step's `completed` or `never-happened`.
+    """`completed`, `released`, `reopened`, `resumed`, `voided`, `finished`, `gave-up`, or a step's `completed` or
+    `never-happened`.
 
     Or `SAYS_NEVER` or `SAYS_UNKNOWN`."""
     was: str
     """The state of the record before."""
     actor: str
-    """The operator, or `RESOLVER`."""
+    """The operator, or `RESOLVER` or `JANITOR`."""
     reason: str
     step: str = ""
     """The step that was settled. Empty: the record as a whole."""

@@ -159,6 +159,8 @@ class Expiry(Protocol):
     def sweep(self, *, horizon: float, limit: int) -> int:
         """Remove up to `limit` items that expired before this horizon, and return how many. 0: none is left.
 
+        A record that is remembered longer than its response loses its response first, as one item.
+
         Items are expired completed records, released keys that are no longer remembered, and old entries of quotas and
         indexes. PROCESSING and QUARANTINED records stay, however old. Several janitors may sweep at the same time: one of
         them removes each item. A store that expires data by itself may return 0.
@@ -392,7 +394,15 @@ class Recovery(Protocol):
         """
         ...
 
-    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(
+        self,
+        seen: SeenRecord,
+        *,
+        token: bytes,
+        payload: StoredPayload,
+        keep: float,
+        remember: float | None = None,
+    ) -> bool:
         """Complete this record in its worker's place, if it is quarantined and as it was seen.
 
         `token` is a new one: the worker learns that it lost its claim, and gets this response. Otherwise works as
@@ -404,7 +414,8 @@ class Recovery(Protocol):
     def force_release(self, seen: SeenRecord) -> bool:
         """Remove this record in any state, if it is as it was seen. The key may run again.
 
-        The caller decides whether that is safe. False: the record has changed or is absent, and stays so.
+        It is not if its worker has passed its point of no return since. The caller decides whether a release is safe. False:
+        the record has changed or is absent, and stays so.
         """
         ...
 
@@ -665,6 +676,8 @@ class Capabilities:
     """It remembers who changed a record and why."""
     void: Void | None
     """It can void keys. Without it, no endpoint may set `void`."""
+    remembers: bool | None
+    """It can refuse a key after its response has expired. Without it, no endpoint may set `remember`."""
     process_local: bool | None
     """Only the process that made it sees its records. None or false: other processes see them too."""
 

@@ -248,6 +248,12 @@ class Claim:
         return self.contexts[0].fingerprint
 
     @property
+    def did_nothing(self) -> bool:
+        """Whether its work surely had no effect so far: the store would have a trace of one."""
+        had_steps = self.steps is not None and self.steps.has_effects
+        return self._policy.shows_effects and not self.past_point and not had_steps
+
+    @property
     def past_point(self) -> bool:
         """Whether the view passed its point of no return, or committed by itself."""
         return self._point_passed or (self._transaction is not None and self._transaction.committed_early)
@@ -527,7 +533,11 @@ class Claim:
                 try:
                     payload = ending.sealed.payload(context)
                     store = self._deps.store if self._journals is None else self._journals
-                    store.complete(context.key, self._token, payload, keep=self._policy.keep)
+                    keep, remember = self._policy.keep, self._policy.remember
+                    if remember is None:
+                        store.complete(context.key, self._token, payload, keep=keep)
+                    else:
+                        store.complete(context.key, self._token, payload, keep=keep, remember=remember)
                     return None
                 except DataKeyMissing as missing:
                     ending.sealed.discard(missing)
@@ -555,7 +565,11 @@ class Claim:
         try:
             self._stop_renewal()
             sealed.payloads()  # before the commit begins: a codec that fails must leave the transaction alone
-            transaction.settle(sealed.write_all, keep=self._policy.keep, otherwise=self._undo)
+            keep, remember = self._policy.keep, self._policy.remember
+            if remember is None:
+                transaction.settle(sealed.write_all, keep=keep, otherwise=self._undo)
+            else:
+                transaction.settle(sealed.write_all, keep=keep, remember=remember, otherwise=self._undo)
         except LeaseLost:
             transaction.roll_back()
             self._deps.observers(LeaseExpired(self.label, self.operation))

@@ -50,6 +50,8 @@ class Running:
     """The thread that runs the work, by `threading.get_ident`. Set for work with steps."""
     transactions: Transactions | None = None
     """Commits each transactional step of work that runs without a claim."""
+    finishing: object | None = None
+    """The janitor's try to finish this request in its client's place. None: the client sent it."""
     strict: bool = False
     """Whether a step result that cannot be kept raises: in debug mode and in tests, where a developer reads it."""
 

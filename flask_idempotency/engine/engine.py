@@ -24,6 +24,7 @@ from flask_idempotency.engine.events import (
     ConflictRefused,
     DataLossDetected,
     ErasedRefused,
+    ExpiredRefused,
     KeyVoided,
     MismatchRefused,
     QuotaRefused,
@@ -41,6 +42,7 @@ from flask_idempotency.engine.model import (
     Callers,
     ClaimRequest,
     Erased,
+    Expired,
     Grant,
     InFlight,
     Mismatched,
@@ -82,11 +84,12 @@ class KeyStatus:
     """What a claim of a key would find: no record (`absent`), or this one.
 
     `of-other`: another caller's, so that a claim is `Mismatched`.
+    `expired`: the request completed, and only that is remembered, so that a claim is `Expired`.
     `paused`: the lease has expired, and a claim takes over. `outcome-unknown`: it is quarantined, or the next claim or the
     janitor quarantines it. `voided`: no request runs under it.
     """
 
-    state: Literal["absent", "in-flight", "paused", "outcome-unknown", "done", "voided", "of-other"]
+    state: Literal["absent", "in-flight", "paused", "outcome-unknown", "done", "expired", "voided", "of-other"]
     key: StorageKey | None = None
     """The key of the record: while secrets rotate, it may be an older one."""
     record: Record | None = None
@@ -96,7 +99,7 @@ class KeyStatus:
     """Whether the record shows the caller: see `Callers`."""
 
 
-Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased | Voided
+Outcome: TypeAlias = Claim | Replay | InFlight | Mismatched | Unknown | OverQuota | Erased | Expired | Voided
 
 
 class Engine:
@@ -145,11 +148,13 @@ class Engine:
         """Return the outcome for a claim that was lost: the stored response, or the state of the key. Never a new claim."""
         record = self._deps.store.read(claim.key)
         match record:
-            case Record(fingerprint=other) if other == VOIDED:
+            case Record(fingerprint=other) if other == VOIDED and claim.did_nothing:
                 return Voided(first_seen=record.requested_at)
             case Record(fingerprint=other) if other != claim.fingerprint:
                 # The store lost this claim, and another request used the key.
                 return Unknown(reason="lease-lost")
+            case Record(requested_at=first_seen) if record.is_skeleton:
+                return Expired(first_seen)
             case Record(state=State.COMPLETED):
                 return self._replay(record, claim.key, claim.label)
             case Record(state=State.PROCESSING):
@@ -224,8 +229,8 @@ class Engine:
 
         `requests` are as `claim` takes them, the newest first; their fingerprints do not count. What a request did, or may
         still do, is never voided: then the status says how the key stands, and nothing was changed. A request whose worker
-        vanished counts as one that did nothing if this policy proves that: an effect of it would be committed with its
-        record, or recorded before. `wait` is that of `status`; `actor` and `reason` are for the event.
+        vanished counts as one that did nothing if the policy and the store prove that: see `Policy.shows_effects`. `wait` is
+        that of `status`; `actor` and `reason` are for the event.
 
         Raises what `status` raises, and `ConfigurationError` if the store cannot void keys.
         """
@@ -239,19 +244,24 @@ class Engine:
             key_timestamp=newest.key_timestamp,
             wait=wait,
         )
-        known = found.state == "voided"
+        if found.state == "voided":
+            return found
+        if quota is not None:
+            # A voided key is nothing in flight, and what is in flight may be why its client gives up.
+            quota = replace(quota, in_flight=None)
         # Other requests may use the key, or give it up, between two of these calls.
         for _ in range(3 * len(requests)):
-            if found.state == "paused" and not self._give_up(found, policy):
-                return found
-            if found.state not in ("absent", "paused", "voided"):
+            if found.state == "paused":
+                if not self._give_up(found, newest, policy):
+                    return found
+                quota = None  # the record that was freed counted
+            elif found.state not in ("absent", "voided"):
                 return found
             hindrance = self._void_once(deps.void, requests, policy, quota)
             if isinstance(hindrance, OverQuota):
                 return hindrance
             if hindrance is None:
-                if not known:
-                    deps.observers(KeyVoided(newest.key.label, newest.info.operation, actor=actor, reason=reason))
+                deps.observers(KeyVoided(newest.key.label, newest.info.operation, actor=actor, reason=reason))
                 return self._status(asked, newest.key_timestamp)
             found = hindrance
         raise StoreUnavailable("other requests kept using this key while it was voided")
@@ -261,32 +271,50 @@ class Engine:
     ) -> KeyStatus | OverQuota | None:
         """Void the key under every secret in use, in the order in which a claim visits them. None: it is voided.
 
-        A host that knows only one of the secrets may use the key under that one meanwhile.
+        A host that knows only one of the secrets may use the key under that one in between. Then nothing of this stays.
         """
         token = new_token(requests[-1].key.mark, several=len(requests) > 1)
-        for request in reversed(requests):
-            voided = replace(request, fingerprint=VOIDED, former_fingerprint=None, notify_on_completion=False)
-            outcome = void(voided, token=token, keep=policy.keep, quota=quota if request.in_quota else None)
-            if isinstance(outcome, OverQuota):
-                return outcome
-            former = request.callers is not None and request.callers.former
-            if not isinstance(outcome, Voided) and not (former and isinstance(outcome, OtherCaller)):
-                return self._status_under(request.key, request.callers, request.key_timestamp)
+        voided: list[StorageKey] = []
+        try:
+            for request in reversed(requests):
+                asked = replace(request, fingerprint=VOIDED, former_fingerprint=None, notify_on_completion=False)
+                outcome = void(asked, token=token, keep=policy.keep, quota=quota if request.in_quota else None)
+                former = request.callers is not None and request.callers.former
+                if isinstance(outcome, Voided):
+                    voided.append(request.key)
+                elif not (former and isinstance(outcome, OtherCaller)):
+                    self._undo_voids(voided, token)
+                    if isinstance(outcome, OverQuota):
+                        return outcome
+                    return self._status_under(request.key, request.callers, request.key_timestamp)
+        except Exception:
+            with suppress(StoreUnavailable, CorruptRecord):
+                self._undo_voids(voided, token)
+            raise
         return None
 
-    def _give_up(self, found: KeyStatus, policy: Policy) -> bool:
+    def _undo_voids(self, keys: Sequence[StorageKey], token: bytes) -> None:
+        """Free what this token has voided: the key is not voided under all its names."""
+        recovery = self._deps.recovery
+        for key in keys:
+            record = self._deps.store.read(key)
+            if recovery is not None and record is not None and record.token == token:
+                recovery.force_release(SeenRecord(key, record))
+
+    def _give_up(self, found: KeyStatus, request: ClaimRequest, policy: Policy) -> bool:
         """Free the key of a request whose worker vanished, if it cannot have had an effect, and will not have one.
 
         Its worker may be slow, and not gone. It learns that it lost its claim before its next effect.
         """
         deps, key, record = self._deps, found.key, found.record
-        if deps.recovery is None or key is None or record is None:
+        if deps.recovery is None or key is None or record is None or not policy.shows_effects:
             return False
-        if policy.effects not in ("transactional", "marked", "steps") or policy.on_abandoned is not None:
-            return False
+        if (record.info.method, record.info.operation) != (request.info.method, request.info.operation):
+            return False  # another policy says what its effects are
         if deps.journals is not None and any(entry.has_effect for entry in deps.journals.read(key).entries):
             return False
-        # The record has not changed since, so neither has its journal: a step that begins renews the lease.
+        # If the record has changed since, it is not freed: a step that begins renews the lease, and the point of no return
+        # changes its rule.
         return deps.recovery.force_release(SeenRecord(key, record))
 
     def mark_corrupt(self, replay: Replay, *, label: str) -> None:
@@ -295,21 +323,28 @@ class Engine:
         self._mark_corrupt(replay.key, replay.record)
 
     def _status(self, keys: Sequence[tuple[StorageKey, Callers | None]], key_timestamp: float | None) -> KeyStatus:
-        """Read the key once, in the order in which a claim visits the secrets. The first that refuses a claim decides."""
-        status = KeyStatus("absent")
+        """Read the key once, in the order in which a claim visits the secrets. The first that refuses a claim decides.
+
+        It is voided if it is so under each of them: a host that knows one of the others would run the request.
+        """
+        status, voided, absent = KeyStatus("absent"), None, False
         for key, callers in reversed(keys):
             found = self._status_under(key, callers, key_timestamp)
             if found.state == "paused":
                 status = found
+            elif found.state == "voided":
+                voided = found
             elif found.state != "absent":
                 return found
-        return status
+            elif found.record is None:
+                absent = True
+        return voided if voided is not None and status.state == "absent" and not absent else status
 
     def _status_under(self, key: StorageKey, callers: Callers | None, key_timestamp: float | None) -> KeyStatus:
         record, detector = self._deps.store.read(key), self._deps.data_loss
         shown = record is None or callers is None or callers.show(record.info)
         if shown is False and callers is not None and callers.former:
-            return KeyStatus("absent")
+            return KeyStatus("absent", key, record)  # of another caller, which does not concern this one
         if shown is False:
             return KeyStatus("of-other", key, record)
         match record:
@@ -320,7 +355,9 @@ class Engine:
             case Record(state=State.COMPLETED):
                 if record.payload is None:
                     raise CorruptRecord("a completed record has no payload")
-                return KeyStatus("voided" if record.fingerprint == VOIDED else "done", key, record)
+                if record.fingerprint == VOIDED:
+                    return KeyStatus("voided", key, record)
+                return KeyStatus("expired" if record.is_skeleton else "done", key, record)
             case Record(state=State.QUARANTINED):
                 return KeyStatus("outcome-unknown", key, record)
             case Record() if record.remaining > 0:
@@ -423,7 +460,7 @@ class Engine:
 
     def _refuse(
         self,
-        outcome: Record | InFlight | Mismatched | OtherCaller | Unknown | OverQuota | Voided,
+        outcome: Record | Expired | InFlight | Mismatched | OtherCaller | Unknown | OverQuota | Voided,
         request: ClaimRequest,
         label: str,
     ) -> Outcome:
@@ -436,6 +473,8 @@ class Engine:
                 # A caller without a name, and what others had before they had one: there the key is in use.
                 self._deps.observers(MismatchRefused(label, operation))
                 return Mismatched(first_seen)
+            case Expired():
+                self._deps.observers(ExpiredRefused(label, operation))
             case Mismatched():
                 self._deps.observers(MismatchRefused(label, operation))
             case Unknown(reason):

@@ -26,6 +26,9 @@ __all__ = [
     "DataLossDetected",
     "ErasedRefused",
     "Event",
+    "ExpiredRefused",
+    "FinishGaveUp",
+    "FinishTried",
     "JanitorMissing",
     "KeyVoided",
     "LeaseExpired",
@@ -172,6 +175,13 @@ class KeyVoided(Event):
 
     actor: str
     reason: str
+
+
+@valueclass(frozen=True, slots=True)
+class ExpiredRefused(Event):
+    """A retry came after `keep`, and before the end of `remember`. The retry was refused and did not run."""
+
+    SENTENCE = "A retry was refused: its response is no longer kept, and its key is remembered."
 
 
 @valueclass(frozen=True, slots=True)
@@ -449,6 +459,35 @@ class Reaped(Event):
 
     LEVELS = (logging.WARNING,)
     SENTENCE = "The janitor quarantined a claim: its lease had expired."
+
+
+@valueclass(frozen=True, slots=True)
+class FinishTried(Event):
+    """The janitor has tried to finish a request that no client retried. `number` is that of the try, from 1 up.
+
+    `outcome` is `completed`, `failed` or `quarantined`. `reason` is a short code: the status of the response,
+    the class of an error, the reason of the quarantine, `other-caller` or `other-endpoint`.
+    """
+
+    LEVELS = (logging.INFO, logging.WARNING)
+    SENTENCE = "The janitor tried to finish a request."
+
+    number: int
+    outcome: str
+    reason: str
+
+    def level(self) -> int:
+        return logging.INFO if self.outcome == "completed" else logging.WARNING
+
+
+@valueclass(frozen=True, slots=True)
+class FinishGaveUp(Event):
+    """The janitor has tried to finish a request for the last time. Only its client finishes it now, until `resume_within`."""
+
+    LEVELS = (logging.ERROR,)
+    SENTENCE = "The janitor gave up: a request stopped between two steps, and no try has finished it."
+
+    tries: int
 
 
 @valueclass(frozen=True, slots=True)

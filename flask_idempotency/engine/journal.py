@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final, Literal, Protocol, TypeAlias
 
 from flask_idempotency.engine.keys import StorageKey
-from flask_idempotency.engine.model import SeenRecord, StoredPayload
+from flask_idempotency.engine.model import LARGEST_KEPT, SeenRecord, StoredPayload
 from flask_idempotency.engine.store import StepContext
 from flask_idempotency.engine.values import valueclass
 
@@ -26,6 +26,16 @@ LARGEST_ITEM: Final = 1024
 """Bytes of an item as tagged JSON: a number, a UUID or a short name, and no document."""
 LARGEST_JOURNAL: Final = 1024 * 1024
 """Bytes of all results of one request, counted the same way."""
+LARGEST_ENTRY: Final = LARGEST_KEPT + 64 * 1024
+"""Bytes of one entry: a result, or a kept request with its path, query and header fields."""
+
+BESIDE: Final = "@"
+"""How the name of an entry begins that is no step: no step has such a name."""
+KEPT_REQUEST: Final = "@request"
+"""The name of the entry that holds the request."""
+TRY: Final = "@try"
+"""The name of an entry for each try of the janitor to finish the request. Its item is the number, from 1 up."""
+MOST_TRIES: Final = 5
 
 STEPS_CHANGED: Final = "steps-changed"
 """The quarantine reason of a request whose recorded steps do not fit the code that runs now."""
@@ -71,6 +81,11 @@ class Entry:
     finished_at: float | None = None
 
     @property
+    def is_step(self) -> bool:
+        """Whether the view took this step. Otherwise the entry is the request itself, or a try to finish it."""
+        return self.name[:1] != BESIDE
+
+    @property
     def has_effect(self) -> bool:
         """Whether a release must keep the record because of this step."""
         return self.effects != "pure"
@@ -98,6 +113,16 @@ class Journal:
     """False: the store has lost data since the claim, so a step that is not here may have happened."""
     erased: bool = False
     """Whether its results were erased with their tenant before the store read this."""
+
+    @property
+    def kept_request(self) -> Entry | None:
+        """The entry that holds the request, if its endpoint says `finish="janitor"`."""
+        return next((entry for entry in self.entries if entry.name == KEPT_REQUEST), None)
+
+    @property
+    def tries(self) -> tuple[Entry, ...]:
+        """The tries of the janitor to finish the request, the oldest first."""
+        return tuple(entry for entry in self.entries if entry.name == TRY)
 
 
 EMPTY: Final = Journal()
@@ -172,7 +197,9 @@ class Journals(Protocol):
         """Return the journal to the claim that has just won its record. Raises `LeaseLost` as `write` does."""
         ...
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
         """Do as `Store.complete`, and remove the journal in the same atomic step. Claims of endpoints with steps call it."""
         ...
 

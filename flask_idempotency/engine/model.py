@@ -17,6 +17,7 @@ __all__ = [
     "TRANSITIONS",
     "Callers",
     "ClaimRequest",
+    "Expired",
     "Grant",
     "InFlight",
     "Mismatched",
@@ -102,6 +103,19 @@ class OverQuota:
 class Erased:
     """The same request completed before, and its response was erased with the tenant's data key. It never runs again."""
 
+
+@valueclass(frozen=True, slots=True)
+class Expired:
+    """The same request completed before, first seen at this time, and its response is no longer kept. It does not run again.
+
+    The store remembers that until the record's `remembered_until`.
+    """
+
+    first_seen: float
+
+
+LARGEST_KEPT: Final = 1024 * 1024
+"""Bytes of the body of a request that is kept for the janitor: a journal is read as a whole, so it stays small."""
 
 LARGEST_PAYLOAD: Final = 65 * 1024 * 1024
 """Most bytes of `StoredPayload.data`. Codecs make at most 64 MiB plus what sealing adds; longer data is damaged."""
@@ -193,7 +207,10 @@ TRANSITIONS: Mapping[tuple[State | None, str], tuple[State | None, str]] = Mappi
             State.QUARANTINED,
             "A request or a task that cannot open the response.",
         ),
-        (State.COMPLETED, "expire"): (None, "Time, after `keep`. Only COMPLETED records expire."),
+        (State.COMPLETED, "expire"): (
+            None,
+            "Time, after `keep`, or after a longer `remember`. Only COMPLETED records expire.",
+        ),
     }
 )
 """All transitions of a record: (state, verb) → (state, who may and when). Any other pair changes nothing.
@@ -261,6 +278,11 @@ VOID: Final = StoredPayload(b"", 409, False, 0, ERASED)
 """What the record of a voided key has in the place of a response: the status of its requests."""
 
 
+def skeleton_of(payload: StoredPayload | None) -> StoredPayload | None:
+    """Return what is left of this payload after `keep`, in a record that is still remembered: its status alone."""
+    return None if payload is None else StoredPayload(b"", payload.status, payload.success, 0, ERASED)
+
+
 def kid_of(payload: StoredPayload | None) -> str:
     """Return the id of the key that this payload is sealed under. It is empty if none is."""
     return "" if payload is None or payload.sealed_by is None else payload.sealed_by.kid
@@ -296,6 +318,13 @@ class Record:
     """Whether its tenant's quota counts it."""
     erased: bool = False
     """Whether the data key that opens its response was destroyed before the store read this."""
+    remembered_until: float | None = None
+    """Until when the key is refused although its response has expired: never before `deadline`. None: it is free then."""
+
+    @property
+    def is_skeleton(self) -> bool:
+        """Whether its response has expired, and only the fact of completion is remembered."""
+        return self.state is State.COMPLETED and self.remembered_until is not None and self.remaining <= 0
 
 
 @valueclass(frozen=True, slots=True)

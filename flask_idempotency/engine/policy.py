@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.model import OnExpiry
+from flask_idempotency.engine.model import LARGEST_KEPT, OnExpiry
 
 if TYPE_CHECKING:
     from flask_idempotency.engine.step_rules import Step, StepRules
@@ -58,6 +58,8 @@ class Policy:
     max_key_length: int = 255
     key_format: str = "any"
     keep: float = 24 * 3600.0
+    remember: float | None = None
+    """Until when a key is refused after its response has expired. None: it may run again after `keep`."""
     lease: float = 30.0
     max_runtime: float = 15 * 60.0
     in_flight: Literal["reject", "wait"] = "reject"
@@ -92,6 +94,10 @@ class Policy:
     """Whether a new step may begin although a recorded one has not been asked for yet."""
     resume_within: float | None = None
     """Seconds after which the janitor quarantines a paused request. None: as long as `keep`."""
+    finish: Literal["client", "janitor"] = "client"
+    """Who finishes a request that stopped between two steps: the client's retry, or the janitor as well."""
+    finish_headers: tuple[str, ...] = ()
+    """The request headers that are kept for the janitor."""
 
     @property
     def step_rules(self) -> StepRules | None:
@@ -103,9 +109,32 @@ class Policy:
         return StepRules.of(self.steps, dropped=self.dropped_steps, any_order=self.steps_in_any_order)
 
     @property
+    def lifetime(self) -> float:
+        """For how long the key of a completed request is known, in seconds."""
+        return self.keep if self.remember is None else max(self.keep, self.remember)
+
+    @property
     def commits_rows(self) -> bool:
         """Whether this package commits rows of the view, with a claim and without one."""
         return self.effects == "transactional" or any(step.effects == "transactional" for step in self.steps)
+
+    @property
+    def shows_effects(self) -> bool:
+        """Whether the store has a trace of each effect before it happens, so that a record without one had none.
+
+        `marked`: the point of no return. `steps`: the entry of a step, unless it is one with `intent=False`.
+        """
+        if self.on_abandoned is not None:
+            return False
+        return self.effects == "marked" or (self.effects == "steps" and all(step.intent for step in self.steps))
+
+    @property
+    def _may_release_effects(self) -> bool:
+        """Whether a request that had an effect may leave no record, because it may run again."""
+        if self.effects == "plain":
+            unsure = {status for status in self.release_statuses if status >= 500} - RELEASED_BY_DEFAULT
+            return self.on_error == "release" or self.on_abandoned == "takeover" or bool(unsure)
+        return self.effects == "deduplicated" or (self.effects == "steps" and not all(s.intent for s in self.steps))
 
     @property
     def has_plain_step(self) -> bool:
@@ -167,12 +196,20 @@ class Policy:
         if faults := self.faults(joint=joint, journals=journals):
             raise ConfigurationError(*faults)
 
-    def faults(self, *, joint: bool, journals: bool = True, observations: bool = True, voids: bool = True) -> list[str]:
+    def faults(
+        self,
+        *,
+        joint: bool,
+        journals: bool = True,
+        observations: bool = True,
+        voids: bool = True,
+        remembers: bool = True,
+    ) -> list[str]:
         """Return one message for each contradiction: what it is, why, and what to set instead.
 
         `joint`: whether the store keeps its records in the database of the application's own session. `journals`: whether
         the store remembers steps. `observations`: whether it remembers the keys of observed requests. `voids`: whether it
-        can void keys.
+        can void keys. `remembers`: whether it can refuse a key after its response has expired.
         """
         steps, transactional = self.effects == "steps", self.effects == "transactional"
         # To the provider of a webhook, a redirect is a failure that it repeats. To any other client it may be a success.
@@ -199,6 +236,18 @@ class Policy:
                 steps and not journals,
                 'effects="steps" needs a store that remembers steps, and this one has no `journals`. Use the Redis, SQL or '
                 "memory store of this package, or another `effects`.",
+            ),
+            *(self._finish_rules() if self.finish == "janitor" else ()),
+            (
+                self.void and self.on_store_down == "allow",
+                'void=True and on_store_down="allow" exclude each other: without a store, a request runs under a voided key. '
+                "Leave one of them out.",
+            ),
+            (
+                self.void and self._may_release_effects,
+                f'void=True and effects="{self.effects}" exclude each other where a request that failed may release its key '
+                "although it had an effect: it would be called voided. Use steps, marked or transactional effects, or leave "
+                "`void` out.",
             ),
             (
                 self.void and not voids,
@@ -245,11 +294,43 @@ class Policy:
                 "lease, keep and max_runtime must be longer than 0 seconds.",
             ),
             (
+                self.remember is not None and self.remember < self.keep,
+                f"remember ({self.remember or 0:g} s) must not be shorter than keep ({self.keep:g} s).",
+            ),
+            (
+                self.remember is not None and not remembers,
+                "remember= needs a store that refuses keys whose response has expired, and this one has no `remembers`. Use "
+                "the Redis, SQL or memory store of this package, or leave `remember` out.",
+            ),
+            (
                 self.max_runtime < self.lease,
                 f"max_runtime ({self.max_runtime:g} s) must not be shorter than lease ({self.lease:g} s).",
             ),
         )
         return [*self._step_faults(joint=joint), *(fault for broken, fault in rules if broken)]
+
+    def _finish_rules(self) -> tuple[tuple[bool, str], ...]:
+        return (
+            (
+                self.effects != "steps",
+                'finish="janitor" needs effects="steps": without recorded steps, the janitor cannot tell where a request '
+                "stopped. List its steps in steps=, or leave finish= out.",
+            ),
+            (
+                self.principal is not None or self.key is not None,
+                'finish="janitor" is not for webhooks: their provider sends each delivery again. Leave finish= out.',
+            ),
+            (
+                self.form_field is not None,
+                'finish="janitor" and form_field exclude each other: the form carries the client\'s key, and the janitor keeps '
+                "the form. Let the client send the key in a header, and write form_field=None.",
+            ),
+            (
+                (self.max_request_body or 0) > LARGEST_KEPT,
+                f'finish="janitor" keeps the body of the request, and a store keeps at most {LARGEST_KEPT} bytes of it. Set '
+                "max_request_body to that or less, or leave it out.",
+            ),
+        )
 
     def _step_faults(self, *, joint: bool) -> list[str]:
         if not self.steps and not self.dropped_steps:

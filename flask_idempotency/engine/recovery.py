@@ -193,20 +193,29 @@ class Settler:
         self._observers = observers
         self._label = label
 
-    def complete(self, seen: SeenRecord, result: StoredResponse, *, keep: float, actor: str, reason: str) -> bool:
-        """Complete the record: retries get this response for `keep` seconds.
+    def complete(
+        self,
+        seen: SeenRecord,
+        result: StoredResponse,
+        *,
+        keep: float,
+        actor: str,
+        reason: str,
+        remember: float | None = None,
+    ) -> bool:
+        """Complete the record: retries get this response for `keep` seconds, and are `Expired` until `remember`.
 
         If the tenant was erased since the key was first used, only the fact of completion is stored. Raises
         `KeyProviderUnavailable` if the response cannot be sealed.
         """
-        return self._complete(seen, result, keep, verb="completed", actor=actor, reason=reason)
+        return self._complete(seen, result, keep, remember, verb="completed", actor=actor, reason=reason)
 
     def force_release(self, seen: SeenRecord, *, actor: str, reason: str, forced: bool = False) -> bool:
         """Release the key, so that it may run again. Call it only if the request had no effect and no longer runs."""
         publish = partial(self._publish, seen, verb="released", actor=actor, reason=reason, forced=forced)
         return _change_and_publish(lambda: self._recovery.force_release(seen), publish)
 
-    def reopen(self, seen: SeenRecord, *, keep: float, actor: str, reason: str) -> bool:
+    def reopen(self, seen: SeenRecord, *, keep: float, actor: str, reason: str, remember: float | None = None) -> bool:
         """Complete again a record that was quarantined because its response was unreadable.
 
         Raises `CorruptRecord` while the response cannot be opened, if it was erased, and if the record has none.
@@ -218,7 +227,7 @@ class Settler:
             raise CorruptRecord("the response in this record was erased")
         context = SealContext(seen.key, record.token, record.fence, record.fingerprint)
         result = self._codec.open(record.payload, context)
-        return self._complete(seen, result, keep, verb="reopened", actor=actor, reason=reason)
+        return self._complete(seen, result, keep, remember, verb="reopened", actor=actor, reason=reason)
 
     def resume(
         self, seen: SeenRecord, journal: Journal, settled: Sequence[SettledStep] = (), *, actor: str, reason: str
@@ -278,17 +287,26 @@ class Settler:
         return replace(entry, payload=payload)
 
     def _complete(
-        self, seen: SeenRecord, result: StoredResponse, keep: float, *, verb: str, actor: str, reason: str
+        self,
+        seen: SeenRecord,
+        result: StoredResponse,
+        keep: float,
+        remember: float | None,
+        *,
+        verb: str,
+        actor: str,
+        reason: str,
     ) -> bool:
         token = successor(seen.record.token)
         context = SealContext(seen.key, token, seen.record.fence, seen.record.fingerprint)
         publish = partial(self._publish, seen, verb=verb, actor=actor, reason=reason)
         changed = False
+        lives = {"keep": keep} if remember is None else {"keep": keep, "remember": remember}
 
         def store(key: StorageKey, payload: StoredPayload) -> None:
             nonlocal changed
             changed = _change_and_publish(
-                lambda: self._recovery.resolve(seen, token=token, payload=payload, keep=keep), publish
+                lambda: self._recovery.resolve(seen, token=token, payload=payload, **lives), publish
             )
 
         SealedResponse(self._codec, [context], result).write(context, store)

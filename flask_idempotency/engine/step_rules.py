@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias, get_args
 
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.journal import Effects, Journal
+from flask_idempotency.engine.journal import BESIDE, Effects, Journal
 
 Returns: TypeAlias = type | tuple[Callable[[Any], Any], Callable[[Any], Any]]
 """A dataclass or NamedTuple that a step returns; or two functions, to plain values and back from them."""
@@ -214,7 +214,7 @@ class StepRules:
 
     def undeclared(self, journal: Journal) -> list[str]:
         """Return the recorded names that this endpoint neither declares nor has dropped, each once."""
-        names = dict.fromkeys(entry.name for entry in journal.entries)
+        names = dict.fromkeys(entry.name for entry in journal.entries if entry.name[:1] != BESIDE)
         return [name for name in names if name not in self.dropped and self.of_recorded(name) is None]
 
 

@@ -37,11 +37,14 @@ from flask_idempotency.engine.events import (
     StepsChangedHeld,
 )
 from flask_idempotency.engine.journal import (
+    BESIDE,
+    KEPT_REQUEST,
     LARGEST_JOURNAL,
     LARGEST_RESULT,
     MEMORY_LOST,
     MOST_STEPS,
     STEPS_CHANGED,
+    TRY,
     Entry,
     Journals,
     JournalWrite,
@@ -79,7 +82,13 @@ class _Record:
     """The ids that earlier attempts recorded."""
     erased: bool = False
     """Whether the results of earlier attempts were erased with their tenant."""
+    keeps: bool = False
+    """Whether the store has the request beside the steps."""
+    tries: int = 0
+    """How often the janitor has tried to finish it."""
     unsent: dict[bytes, _Unsent] = field(default_factory=dict)
+    aside: list[_Unsent] = field(default_factory=list)
+    """What goes with the next write that enters a step: it is no step."""
     withdrawn: set[bytes] = field(default_factory=set)
     number: int = 0
 
@@ -153,7 +162,13 @@ class Steps:
                     continue
                 context = record.context
                 journal = self._journals.recall(context.key, context.token, fence=context.fence)
-                record.entries = {entry.id: entry for entry in journal.entries}
+                for entry in journal.entries:
+                    if entry.name[:1] != BESIDE:
+                        record.entries[entry.id] = entry
+                    elif entry.name == TRY:
+                        record.tries += 1
+                    else:
+                        record.keeps = True
                 record.earlier, record.erased = frozenset(record.entries), journal.erased
                 if not journal.complete:
                     self.poisoned = MEMORY_LOST
@@ -163,6 +178,37 @@ class Steps:
                 self._reconcile()
             for entry in self._records[-1].entries.values():
                 self._bytes += 0 if entry.payload is None else entry.payload.byte_size
+
+    def keep(self, request: bytes) -> None:
+        """Keep the request beside the steps, from the first one that is recorded on, so that the janitor may finish it.
+
+        Its entry has a keyed digest of it: what another writes into the store is never run.
+        """
+        with self._lock:
+            for record in self._records:
+                if not record.keeps:
+                    digest = step_digest(record.context.key, request)
+                    self._put_aside(record, KEPT_REQUEST, b"", request, digest)
+
+    @property
+    def tries(self) -> int:
+        """How often the janitor has tried to finish the request, in all attempts before this one."""
+        return max(record.tries for record in self._records)
+
+    def note_try(self) -> None:
+        """Record that the janitor tries to finish the request: its process may be killed in the try, which counts then too.
+
+        Raises `LeaseLost` and `StoreUnavailable`: the try must not begin then.
+        """
+        with self._lock:
+            for record in self._records:
+                self._put_aside(record, TRY, b"%d" % (self.tries + 1), None)
+            self._send(every=True)
+
+    def _put_aside(self, record: _Record, name: str, item: bytes, result: bytes | None, digest: bytes = b"") -> None:
+        id, fence = step_id(record.context.key, name, item), record.context.fence
+        entry = Entry(id, name, "pure", StepState.FINISHED, in_line=False, digest=digest, fence=fence)
+        record.aside.append(_Unsent(entry, item, result))
 
     @property
     def recorded(self) -> bool:
@@ -558,7 +604,8 @@ class Steps:
     def _writing(self, record: _Record) -> JournalWrite:
         record.number += 1
         enter = []
-        for each in record.unsent.values():
+        aside = record.aside if record.unsent or record.earlier else ()
+        for each in (*record.unsent.values(), *aside):
             payload = self._sealed(record, each)  # which may find that the result cannot be kept
             enter.append(replace(each.entry, payload=payload))
         effects = sum(entry.has_effect for entry in record.entries.values())
@@ -576,10 +623,12 @@ class Steps:
 
     def _seal_again(self, record: _Record, missing: DataKeyMissing) -> None:
         self._codec.forget(record.context.key)
-        for unsent in record.unsent.values():
+        for unsent in (*record.unsent.values(), *record.aside):
             unsent.payload = _ERASED if missing.erased else None
 
     def _sent(self, record: _Record) -> None:
+        if record.unsent or record.earlier:
+            record.aside.clear()
         record.unsent.clear()
         record.withdrawn.clear()
 

@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     ClaimRequest,
+    Expired,
     Grant,
     InFlight,
     Mismatched,
@@ -60,7 +61,7 @@ class SteadyClock:
         return self._offset + time.monotonic()
 
 
-StoreOutcome: TypeAlias = Grant | Record | InFlight | Mismatched | OtherCaller | Unknown | OverQuota | Voided
+StoreOutcome: TypeAlias = Grant | Record | Expired | InFlight | Mismatched | OtherCaller | Unknown | OverQuota | Voided
 
 
 class Store(Protocol):
@@ -81,7 +82,8 @@ class Store(Protocol):
         """Classify the key, and grant it if it is free: one atomic step.
 
         In this order: an expired record is absent; the fingerprint `model.VOIDED` is `Voided`; another fingerprint is
-        `Mismatched`; COMPLETED is its `Record`;
+        `Mismatched`; COMPLETED is its `Record`, or `Expired` if only the record is remembered, and its response no longer
+        kept;
         QUARANTINED is `Unknown`; PROCESSING with this very token is its `Grant` again; PROCESSING with lease left is
         `InFlight`; PROCESSING with an expired lease is taken over or quarantined, as the record says; absent is a `Grant`.
         Only a `Grant`, and the quarantine of an expired lease, write. A repeated `Grant` is as before: the same fence, and
@@ -114,11 +116,17 @@ class Store(Protocol):
         """
         ...
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
         """Store the response durably, to replay for `keep` seconds. Accepts the token late, and from quarantine.
 
         A repeat by the same token changes nothing: the first response stays. A counted record expires at the next bucket
         edge (`quota.bucket_edge_ms`), so up to a thirty-second of `keep` later.
+
+        With a `remember` that is longer than `keep`, the record stays until then, without its response: claims are
+        `Expired`. A quota counts the record until the end of `remember`, and its bytes until the end of `keep`. Only a
+        store with `capabilities.Capabilities.remembers` gets this argument.
 
         Raises `DataKeyMissing` if the tenant's data key of a sealed payload is missing or disabled, or if the tenant's
         responses were erased since the key was first used. Number 0 needs no key.
@@ -148,7 +156,10 @@ class Store(Protocol):
         ...
 
     def read(self, key: StorageKey) -> Record | None:
-        """Return the current record, or None if it is absent or expired. Never writes."""
+        """Return the current record, or None if it is absent or expired. Never writes.
+
+        A record that is remembered after `keep` has the payload `model.skeleton_of`: see `Record.is_skeleton`.
+        """
         ...
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
@@ -179,12 +190,19 @@ class Transaction(Protocol):
         """
         ...
 
-    def settle(self, writing: Writing, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+    def settle(
+        self,
+        writing: Writing,
+        *,
+        keep: float,
+        otherwise: Callable[[StorageKey], None],
+        remember: float | None = None,
+    ) -> None:
         """Commit the application's rows and the completed records together. All are durable on return.
 
         It flushes the rows, and then calls `writing` with the function that completes the records. That takes one payload
-        for each joined key, in their order. It raises `DataKeyMissing` as `Store.complete` does: then it has changed
-        nothing, and `writing` may call it again with other payloads.
+        for each joined key, in their order. It raises `DataKeyMissing` as `Store.complete` does, which also says what `keep`
+        and `remember` are: then it has changed nothing, and `writing` may call it again with other payloads.
 
         Raises `LeaseLost`, and commits nothing, if the token lost the claim. If the database refuses the commit, or does
         not say whether it is done, `otherwise` is called to end each record in another way. It raises `LeaseLost` for a

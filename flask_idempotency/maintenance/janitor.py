@@ -22,8 +22,8 @@ from flask_idempotency.engine.events import Event, TaskRun
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.outages import cause_of
 
-Task: TypeAlias = Literal["reap", "expire", "rotate", "reconcile", "heartbeat", "relay"]
-TASKS: Final[tuple[Task, ...]] = ("reap", "expire", "rotate", "reconcile", "heartbeat", "relay")
+Task: TypeAlias = Literal["reap", "finish", "expire", "rotate", "reconcile", "heartbeat", "relay"]
+TASKS: Final[tuple[Task, ...]] = ("reap", "finish", "expire", "rotate", "reconcile", "heartbeat", "relay")
 
 LOCK_SECONDS: Final = 60.0
 """How long a lock outlives the budget of its task. After that another janitor may run the task."""

@@ -240,7 +240,9 @@ def _apply(
         case Happened(response):
             if not isinstance(response, StoredResponse):
                 raise TypeError(f"the response of a resolver is no StoredResponse, but {type(response).__name__}")
-            resolved = settler.complete(found, response, keep=policy.keep, actor=RESOLVER, reason="resolved")
+            resolved = settler.complete(
+                found, response, keep=policy.keep, remember=policy.remember, actor=RESOLVER, reason="resolved"
+            )
             return "completed" if resolved else "overtaken"
         case NeverHappened():
             if found.record.payload is not None:

@@ -59,6 +59,7 @@ _OCCURS: Final[Mapping[str, Callable[[Policy, Any], bool]]] = {
     "request-paused": lambda policy, state: policy.effects == "steps",
     "response-erased": lambda policy, state: True,
     "key-voided": lambda policy, state: policy.void,
+    "key-expired": lambda policy, state: policy.lifetime > policy.keep,
     "quota-exceeded": lambda policy, state: state.settings.quota is not None or state.loaders.quota is not None,
     "replay-forbidden": lambda policy, state: state.loaders.replay_guard is not None,
     "principal-required": lambda policy, state: state.settings.allow_anonymous is not True,
@@ -99,13 +100,18 @@ def facts_of(policy: Policy, application: Application, *, deferred: bool = False
             "headers": list(policy.fingerprint_headers),
             "ignored_fields": list(policy.ignore_fields),
         },
-        "lifetime": int(policy.keep) if policy.keep == int(policy.keep) else policy.keep,
+        "lifetime": _whole(policy.keep),
+        **({"remembered": _whole(policy.lifetime)} if policy.lifetime > policy.keep else {}),
         "in_flight": policy.in_flight,
         "promise": promise_of(policy, forgets=application.forgets),
         "statuses": None if policy.decide is not None else statuses_of(policy),
         "replay_header": policy.replayed_header[0][0] if policy.replayed_header else None,
         "problems": {code: statuses[code] for code, occurs in _OCCURS.items() if occurs(policy, application.state)},
     }
+
+
+def _whole(seconds: float) -> float:
+    return int(seconds) if seconds == int(seconds) else seconds
 
 
 def promise_of(policy: Policy, *, forgets: bool = False) -> str:

@@ -15,9 +15,9 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
-from flask_idempotency.engine.audit import RESOLVER, AuditEntry
+from flask_idempotency.engine.audit import JANITOR, RESOLVER, AuditEntry
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
-from flask_idempotency.engine.journal import Journal, Journals
+from flask_idempotency.engine.journal import MOST_TRIES, Journal, Journals
 from flask_idempotency.engine.keys import KeyedDigest, encode
 from flask_idempotency.engine.model import VOIDED, OnExpiry, Record, State
 from flask_idempotency.engine.policy import Policy
@@ -287,6 +287,9 @@ class Episode:
     """Whether it is still to come."""
 
 
+_ACTORS: Final = {RESOLVER: "A resolver", JANITOR: "The janitor"}
+
+
 def timeline(
     record: Record | None, policy: Policy, *, journal: Journal, steps: Sequence[SeenStep], audit: Sequence[AuditEntry]
 ) -> list[Episode]:
@@ -306,9 +309,13 @@ def timeline(
         elif step.in_doubt:
             detail = "It has begun and not finished, so its effect may have happened."
             placed.append((step.began_at, Episode(None, f"{what} is in doubt", detail, "bad")))
+    for number, tried in enumerate(journal.tries, 1):
+        what = f"The janitor tried to finish it, {number} of {MOST_TRIES} times"
+        placed.append((tried.began_at, Episode(tried.began_at, what)))
     for entry in audit:
-        who = "A resolver" if entry.actor == RESOLVER else f"Operator {entry.actor}"
-        whole = {each: f"{each} it" for each in ("completed", "released", "reopened", "resumed")}
+        who = _ACTORS.get(entry.actor, f"Operator {entry.actor}")
+        whole = {each: f"{each} it" for each in ("completed", "released", "reopened", "resumed", "finished")}
+        whole["gave-up"] = "gave up: no try has finished it"
         verb = f"settled step {entry.step} as {entry.verb}" if entry.step else whole.get(entry.verb, entry.verb)
         said = [f"It was {entry.was}. Reason: {entry.reason}."]
         said += ["A warning was overruled."] if entry.forced else []
@@ -361,8 +368,15 @@ def _of_record(record: Record, policy: Policy, journal: Journal) -> Iterator[tup
     if record.state is State.COMPLETED:
         if record.completed_at is not None:
             status = (
-                "" if record.payload is None else f"Status {record.payload.status}, {record.payload.byte_size} bytes."
+                ""
+                if record.payload is None or record.is_skeleton
+                else f"Status {record.payload.status}, {record.payload.byte_size} bytes."
             )
-            gone = " The response was erased with its tenant." if record.erased else ""
+            gone = " The response was erased with its tenant." if record.erased and not record.is_skeleton else ""
             yield record.completed_at, Episode(record.completed_at, "Completed", f"{status}{gone}".strip(), "good")
-        yield record.deadline, Episode(record.deadline, "Expires", "Its key then counts as new.", ahead=True)
+        until = record.deadline
+        if record.remembered_until is not None:
+            until, ahead = record.remembered_until, record.remaining > 0
+            detail = "A retry is then refused with 410 `key-expired`, and does not run."
+            yield record.deadline, Episode(record.deadline, "Response expires", detail, ahead=ahead)
+        yield until, Episode(until, "Expires", "Its key then counts as new.", ahead=True)

@@ -548,6 +548,8 @@ def tasks(
         return
     last, late = task_log.reports(), list[Found]()
     for task, seconds in intervals.items():
+        if task == "finish":
+            continue  # by `finish`
         entry, due = last.get(task), f"The task {task} is due every {format_duration(seconds)}"
         remedy = (
             f"See why in the janitor's log, or run `flask idempotency {task}` by hand. If it should run less often, set "
@@ -558,6 +560,35 @@ def tasks(
         elif entry is not None and entry.ago > max(MISSED * seconds, 2 * heartbeat_interval):
             late.append((Verdict.FAULT, f"{due}, and last ran {format_duration(entry.ago)} ago.", remedy))
     yield from late or [(Verdict.FINE, "Every task that ran once has run on time since.", "")]
+
+
+@check("finish", asks_store=True, fine="No endpoint waits for a janitor that does not finish its requests.")
+def finish(
+    task_log: TaskLog,
+    endpoints: Iterable[Endpoint],
+    intervals: Mapping[str, float],
+    *,
+    heartbeat_interval: float | None = None,
+    process_local: bool = False,
+) -> Iterator[Found]:
+    """Report endpoints with `finish="janitor"` while the task `finish` does not run."""
+    waiting = [each for each in endpoints if each.policy.finish == "janitor"]
+    if not waiting or process_local:
+        return
+    entry = task_log.reports().get("finish")
+    if entry is None:
+        ran = "never ran"
+    elif entry.ago > max(MISSED * intervals.get("finish", 0.0), 2 * (heartbeat_interval or 0.0), PATIENCE_SECONDS):
+        ran = f"last ran {format_duration(entry.ago)} ago"
+    else:
+        return
+    yield (
+        Verdict.FAULT,
+        f'The task finish {ran}, and finish="janitor" needs it: {_named(waiting)}. A request that stops between two steps '
+        "waits for its client.",
+        "Let a janitor of this release run it: restart it, register its tasks, or have cron run `flask idempotency finish`. "
+        "Or leave finish= out.",
+    )
 
 
 @check("backlog", asks_store=True, expected=True)

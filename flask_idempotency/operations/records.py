@@ -140,6 +140,10 @@ class RecordView:
     """Whether steps with effects are recorded and the next retry goes on after them."""
     steps: tuple[StepView, ...] | None = None
     """None: they were not read. A list reads no steps."""
+    remembered_until: str | None = None
+    """Until when the key is refused after `expires_at`. None: it is free then."""
+    tries: int = 0
+    """How often the janitor has tried to finish it. At `MOST_TRIES` it has given up."""
 
     @property
     def condition(self) -> Condition:
@@ -229,6 +233,7 @@ def shown(
     record = found.record
     about, now = record.info, _now(record)
     unfinished = record.state is not State.COMPLETED
+    completed_at = None if record.fingerprint == VOIDED else record.completed_at
     return RecordView(
         handle=handle_of(found.key),
         record=label,
@@ -246,12 +251,14 @@ def shown(
         on_expiry=record.on_expiry.value,
         reason="voided" if record.fingerprint == VOIDED else record.reason,
         owner=_owner(record, policy) if unfinished else None,
-        completed_at=None if record.completed_at is None else moment(record.completed_at),
-        duration=None if record.completed_at is None else round(record.completed_at - record.requested_at, 3),
+        completed_at=None if completed_at is None else moment(completed_at),
+        duration=None if completed_at is None else round(completed_at - record.requested_at, 3),
         expires_at=None if unfinished else moment(now + record.remaining),
         answer=_answer(record),
         paused=is_paused(record, journal),
         steps=None if steps is None else tuple(steps),
+        remembered_until=None if record.remembered_until is None else moment(record.remembered_until),
+        tries=len(journal.tries),
     )
 
 
@@ -294,7 +301,7 @@ def _owner(record: Record, policy: Policy) -> OwnerView:
 
 def _answer(record: Record) -> ResponseView | None:
     payload = record.payload
-    if payload is None or record.fingerprint == VOIDED:
+    if payload is None or record.is_skeleton or record.fingerprint == VOIDED:
         return None
     by = payload.sealed_by
     return ResponseView(
@@ -552,19 +559,33 @@ def release(settler: Settler, case: Case, word: AuditNote, *, forced: bool) -> R
     return _each(case.found, lambda found: settler.force_release(found, forced=forced, **asdict(word)))
 
 
-def complete(settler: Settler, case: Case, result: StoredResponse, word: AuditNote, *, keep: float) -> ResolveReport:
+def complete(
+    settler: Settler,
+    case: Case,
+    result: StoredResponse,
+    word: AuditNote,
+    *,
+    keep: float,
+    remember: float | None = None,
+) -> ResolveReport:
     """Complete the key, so that retries get this response. Raises `Refused` unless it is quarantined."""
     check_quarantined(case)
-    return _each(case.found, lambda found: settler.complete(found, result, keep=keep, **asdict(word)))
+
+    def completed(found: SeenRecord) -> bool:
+        return settler.complete(found, result, keep=keep, remember=remember, **asdict(word))
+
+    return _each(case.found, completed)
 
 
-def reopen(settler: Settler, case: Case, word: AuditNote, *, keep: float) -> ResolveReport:
+def reopen(
+    settler: Settler, case: Case, word: AuditNote, *, keep: float, remember: float | None = None
+) -> ResolveReport:
     """Complete the key with the response that its record holds. Raises `Refused` if that cannot be opened, or is missing."""
     check_quarantined(case)
 
     def reopened(found: SeenRecord) -> bool:
         try:
-            return settler.reopen(found, keep=keep, **asdict(word))
+            return settler.reopen(found, keep=keep, remember=remember, **asdict(word))
         except CorruptRecord as error:
             if found is not case.first:
                 return False
@@ -594,6 +615,8 @@ def check_quarantined(case: Case) -> None:
     match case.first.record.state:
         case State.QUARANTINED:
             return
+        case State.COMPLETED if case.first.record.fingerprint == VOIDED:
+            raise Refused("There is nothing to resolve: the key was voided, and no request runs under it.")
         case State.COMPLETED:
             raise Refused("There is nothing to resolve: its request completed, and retries get the response.")
         case State.PROCESSING:

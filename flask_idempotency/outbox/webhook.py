@@ -264,7 +264,11 @@ def _judged(response: httpx.Response) -> Exception | None:
     if response.headers.get("Idempotency-Status") == "paused":
         # Steps of it are done, whatever the status says of the next one. Only this id goes on behind them.
         return SendFailed(f"the receiver paused it with status {status}")
-    carried_out = read(status, response.headers, response.content).verdict in (Verdict.NOT_KEPT, Verdict.ERASED)
+    carried_out = read(status, response.headers, response.content).verdict in (
+        Verdict.NOT_KEPT,
+        Verdict.ERASED,
+        Verdict.EXPIRED,
+    )
     if carried_out or 200 <= status < 300:
         return None
     if 400 <= status < 500 and status not in AGAIN:

@@ -338,6 +338,10 @@ class PolicySchema(Schema):
         Parsed(seconds, validate=UP_TO_90_DAYS),
         "How long a response can be replayed. After it, the key is new.",
     )
+    remember = documented(
+        Parsed(seconds, allow_none=True, validate=UP_TO_90_DAYS),
+        "How long a key is known, if longer than `keep`. In between, a retry gets 410 `key-expired` and does not run.",
+    )
     lease = documented(
         Parsed(seconds, validate=NOT_TOO_SHORT),
         "How long a worker may be silent before it counts as vanished.",
@@ -372,6 +376,14 @@ class PolicySchema(Schema):
     resume_within = documented(
         Parsed(seconds, allow_none=True, validate=POSITIVE),
         "How long a paused request may wait for its retry. Then the janitor quarantines it.",
+    )
+    finish = documented(
+        one_of("client", "janitor"),
+        "Who finishes a request that stopped between two steps: its `client`, or the `janitor` as well. See "
+        "[requests that no client retries](../guides/steps.md#requests-that-no-client-retries).",
+    )
+    finish_headers = documented(
+        Parsed(header_names), "Request headers that are kept for the janitor. Never one that carries credentials."
     )
     on_abandoned = documented(
         one_of("takeover", "quarantine", allow_none=True),
@@ -639,6 +651,11 @@ class Settings:
     )
     reap_interval: float | None = _interval(
         10.0, "Seconds between two runs of `reap`, which looks for expired leases. None: beat leaves it out."
+    )
+    finish_interval: float | None = _interval(
+        15.0,
+        'Seconds between two runs of `finish`, which finishes requests of endpoints with `finish="janitor"`. None: beat leaves '
+        "it out.",
     )
     expire_interval: float | None = _interval(
         60.0, "Seconds between two runs of `expire`, which removes expired records. None: beat leaves it out."

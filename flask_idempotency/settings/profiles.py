@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
+from flask_idempotency.engine.model import LARGEST_KEPT
 from flask_idempotency.engine.policy import Override, Policy, merge
 from flask_idempotency.engine.values import valueclass
 
@@ -106,7 +108,11 @@ def policy_of(*layers: Override) -> Policy:
     `release_statuses` and `on_error` also take their statuses away from the profile's lists.
     """
     written = dict(ChainMap(*reversed([dict(layer) for layer in layers])))
-    return merge(Policy(), {**_profile_values(written), **written})
+    policy = merge(Policy(), {**_profile_values(written), **written})
+    if policy.finish == "janitor" and policy.max_request_body is None:
+        # The whole body is kept, so a request with a larger one is refused before anything is claimed.
+        return replace(policy, max_request_body=LARGEST_KEPT)
+    return policy
 
 
 def yielding(written: Override) -> tuple[str, ...]:

@@ -125,7 +125,9 @@ class ReplayCache(Protocol):
 class Telling(Protocol):
     """A store that can complete a record and return it in one statement."""
 
-    def complete_and_tell(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> Record:
+    def complete_and_tell(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> Record:
         """Complete like `complete`, and return the record as the store has it now, also if an earlier call stored it."""
         ...
 
@@ -177,7 +179,7 @@ class TieredStore:
         for name in _PASSED_ON:
             if (capability := getattr(offered, name)) is not None:
                 setattr(self, name, capability)
-        self.process_local = offered.process_local
+        self.process_local, self.remembers = offered.process_local, offered.remembers
         self.health = CachedHealth(offered.health, cache)
         self._completing = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None
@@ -206,11 +208,14 @@ class TieredStore:
                     pass
         return outcome
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
+        lives = {"keep": keep} if remember is None else {"keep": keep, "remember": remember}
         if self._completing is None:
-            self._system.complete(key, token, payload, keep=keep)
+            self._system.complete(key, token, payload, **lives)
         else:
-            self.committed(key, self._completing.complete_and_tell(key, token, payload, keep=keep))
+            self.committed(key, self._completing.complete_and_tell(key, token, payload, **lives))
 
     def committed(self, key: StorageKey, record: Record) -> None:
         """Cache this completed record, which any transaction has committed to the system of record.
@@ -311,9 +316,18 @@ class CachedRecovery:
         self.counts = recovery.counts
         self.about_completed = recovery.about_completed
 
-    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(
+        self,
+        seen: SeenRecord,
+        *,
+        token: bytes,
+        payload: StoredPayload,
+        keep: float,
+        remember: float | None = None,
+    ) -> bool:
         self._forget(seen)
-        return self._recovery.resolve(seen, token=token, payload=payload, keep=keep)
+        lives = {"keep": keep} if remember is None else {"keep": keep, "remember": remember}
+        return self._recovery.resolve(seen, token=token, payload=payload, **lives)
 
     def force_release(self, seen: SeenRecord) -> bool:
         self._forget(seen)

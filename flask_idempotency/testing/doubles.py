@@ -164,6 +164,7 @@ class FaultyStore:
         self.calls: list[Call] = []
         self.down = False
         self._store = store
+        self.remembers: bool | None = getattr(store, "remembers", None)
         self._faults: list[_Fault] = []
         self._lock = threading.Lock()
 
@@ -189,8 +190,8 @@ class FaultyStore:
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         self._pass(Call("mark_point_of_no_return", key, token), lambda: self._store.mark_point_of_no_return(key, token))
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        self._pass(Call("complete", key, token), lambda: self._store.complete(key, token, payload, keep=keep))
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, **lives: Any) -> None:
+        self._pass(Call("complete", key, token), lambda: self._store.complete(key, token, payload, **lives))
 
     def release(self, key: StorageKey, token: bytes) -> State | None:
         return self._pass(Call("release", key, token), lambda: self._store.release(key, token))
@@ -269,8 +270,8 @@ class _FaultyJournals:
         )
         return journal
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        self._pass(Call("complete", key, token), lambda: self._journals.complete(key, token, payload, keep=keep))
+    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, **lives: Any) -> None:
+        self._pass(Call("complete", key, token), lambda: self._journals.complete(key, token, payload, **lives))
 
 
 GateState: TypeAlias = Literal["open", "held", "dropping"]

@@ -23,7 +23,7 @@ ENDPOINT: Final = "idempotency_browser_module"
 
 DAY_SECONDS: Final = 86400
 
-COMMENT_OR_INDENT: Final = re.compile(rb"^ *(?://.*\n)?", re.MULTILINE)
+COMMENT_OR_INDENT: Final = re.compile(rb"^ *(?://.*\n|\n)?", re.MULTILINE)
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from flask_idempotency.engine.model import Callers, ClaimRequest, Record
 from flask_idempotency.engine.operations import Operations
 from flask_idempotency.engine.quota import Quota
 from flask_idempotency.engine.registrations import Kept, Registrations, is_same
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.options import FormerIdentity
 from flask_idempotency.web.principals import Loader, checked, principal_by
 
@@ -23,11 +24,22 @@ if TYPE_CHECKING:
     from flask_idempotency.engine.recovery import Resolution, UnknownOutcome
 
 
+@valueclass(frozen=True, slots=True)
+class ActFor:
+    """What lets the janitor act for the caller of a request."""
+
+    function: Callable[[str | None, str | None], Any]
+    """Takes the principal and the tenant of the record."""
+    instead_of: tuple[Any, ...] = ()
+    """The `before_request` hooks that it replaces: the functions, or their names."""
+
+
 class Callbacks:
     """The functions and inboxes that an application registered. It sets them before they are used; then we only read them."""
 
     __slots__ = (
         "__weakref__",
+        "act_for",
         "kept",
         "operations",
         "principal",
@@ -44,6 +56,7 @@ class Callbacks:
         self.quota: Callable[[str | None], Quota | None] | None = None
         self.replay_guard: Callable[[Record], bool] | None = None
         self.problem_renderer: Callable[[Any], Any] | None = None
+        self.act_for: ActFor | None = None
         self.resolvers: dict[str, Callable[[UnknownOutcome], Resolution]] = {}
         """By the endpoint, inbox or task whose keys they resolve."""
         self.operations = Operations()
@@ -66,7 +79,7 @@ class Callbacks:
             self.resolvers[name.removeprefix(_RESOLVER)] = function
 
 
-_LOADERS: Final = ("principal", "tenant", "quota", "replay_guard", "problem_renderer")
+_LOADERS: Final = ("principal", "tenant", "quota", "replay_guard", "problem_renderer", "act_for")
 _RESOLVER: Final = "resolver:"
 
 

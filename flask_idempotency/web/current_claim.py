@@ -64,6 +64,15 @@ class CurrentClaim:
         """1 for the first attempt, more if this worker took the claim of a vanished worker over."""
         return _required_claim("attempt").attempt
 
+    @property
+    def finishing(self) -> bool:
+        """Whether the janitor finishes this request in its client's place. True in hooks too, before the claim.
+
+        Its `key` is empty then, because the client's key is not stored.
+        """
+        work = work_here()
+        return work is not None and work.finishing is not None
+
     def point_of_no_return(self) -> None:
         """Declare that the rest of the view must not run twice. Call it right before the first effect outside the database.
 

@@ -89,7 +89,9 @@ from flask_idempotency.web.requests import CSRF_FIELD, client_keys, fingerprints
 from flask_idempotency.web.responses import AbandonedStreams, LostFields, StreamEnd, capture, looks, overlay, replay
 
 if TYPE_CHECKING:
+    from flask_idempotency.engine.keys import StorageKey
     from flask_idempotency.engine.steps import Steps
+    from flask_idempotency.web.kept_requests import Try
     from flask_idempotency.web.key_status import KeyStatusView
     from flask_idempotency.web.policies import Policies
 
@@ -162,6 +164,7 @@ class Guard:
         self.status_views: Mapping[str, str] = {}
         """The endpoints of status views, by blueprint. Set before the first request: see `find_status_views`."""
         self._unknown_callers: set[str] = set()
+        self._unkept: set[str] = set()
         """Endpoints that have been logged."""
         # Load orjson now if this host has it: no client waits for an import.
         canonical.fastest_json_digest()
@@ -182,6 +185,8 @@ class Guard:
         if self.abandoned_streams:
             self.settle_abandoned()
         policy, settings, callbacks = state.policy, self._settings, self._callbacks
+        if state.finishing is not None:
+            return self._adopt(state, state.finishing, request)
         if not settings.enabled:
             return self._run_without_key(state)
         if policy.mode != "enforce" and self._observe is not None:
@@ -263,12 +268,57 @@ class Guard:
             state.claim, state.oldest, state.phase = outcome, self._identities[-1], Phase.CLAIMED
             if outcome.steps is not None:
                 state.thread, state.strict = get_ident(), self._app.debug or self._app.testing
+                if policy.finish == "janitor":
+                    self._keep(state, request, outcome.steps, [context.key for context in outcome.contexts])
             return None
         if isinstance(outcome, Unknown) and self._app.debug:
             return self._refuse(state, replace(refusal(outcome), detail=self._command(requests, state)))
         response = self._outcome(state, outcome)
         state.phase = Phase.ANSWERED
         return response
+
+    def _keep(self, state: RequestState, request: Request, steps: Steps, keys: Sequence[StorageKey]) -> None:
+        """Keep the request for the janitor, from the first recorded step on."""
+        from flask_idempotency.web.kept_requests import KeptRequest  # for the endpoints that the janitor finishes
+
+        kept = None
+        if state.body is not None:
+            kept = KeptRequest.of(request, state.policy, state.body, keys, (state.tenant, state.principal))
+        data = None if kept is None else kept.encode()
+        if data is not None:
+            steps.keep(data)
+        elif state.operation not in self._unkept:
+            self._unkept.add(state.operation)
+            _log.warning(
+                "%s cannot be finished by the janitor: no bytes of a request are left, or its path and header fields take too "
+                "much. A hook that parses the form should call request.get_data() first.",
+                state.operation,
+            )
+
+    def _adopt(self, state: RequestState, finishing: Try, request: Request) -> Response | None:
+        """Let the view run under the claim of the janitor, if this request came out as the caller of the record."""
+        callbacks, claim = self._callbacks, finishing.claim
+        if callbacks.tenant is not None:
+            state.tenant = load_tenant(callbacks, self._app)
+        try:
+            state.principal = load_principal(
+                callbacks.principal,
+                request,
+                self._app,
+                credentials=self._credentials,
+                allow_anonymous=self._settings.allow_anonymous,
+                in_view=state.deferred,
+            )
+        except UnknownCaller as error:
+            return self._unreadable(state, error)
+        if not finishing.adopt(state.tenant, state.principal):
+            return self._refuse(state, Problem("principal-required", status=403))
+        state.record, state.claim, state.oldest = claim.label, claim, finishing.oldest
+        state.phase, state.thread = Phase.CLAIMED, get_ident()
+        state.strict = self._app.debug or self._app.testing
+        if self.activity is not None:
+            state.began = perf_counter()
+        return None
 
     def _watch(self, state: RequestState, request: Request) -> None:
         """Note a request that is only observed."""

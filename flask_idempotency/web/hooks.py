@@ -38,7 +38,7 @@ from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.principals import is_of_httpauth
 from flask_idempotency.web.problems import Problem
 from flask_idempotency.web.request_body import FORM_TYPES, Closing, watch_body
-from flask_idempotency.web.request_state import Phase, RequestState, context, environ_key
+from flask_idempotency.web.request_state import FINISHING, Phase, RequestState, context, environ_key
 from flask_idempotency.web.unreached import (
     ADD_VOID_VIEW,
     NO_VOID_VIEW,
@@ -194,10 +194,15 @@ class Hooks:
         policy = resolved.policy
         # Transactional views and steps leave it to us to commit their rows, with a key or without, and even if we are off.
         joint = policy.effects == "transactional" or (policy.effects == "steps" and policy.commits_rows)
-        keyed = self._enabled and (
-            policy.required
-            or not here.environ.keys().isdisjoint(resolved.headers)
-            or (policy.form_field is not None and here.mimetype in FORM_TYPES)
+        finishing = here.environ.pop(FINISHING, None) if policy.finish == "janitor" else None
+        # Its view must never run without the guard.
+        keyed = finishing is not None or (
+            self._enabled
+            and (
+                policy.required
+                or not here.environ.keys().isdisjoint(resolved.headers)
+                or (policy.form_field is not None and here.mimetype in FORM_TYPES)
+            )
         )
         fault = ""
         if resolved.faults and (joint or (self._enabled and not resolved.observed)):
@@ -217,6 +222,9 @@ class Hooks:
         if keyed or not resolved.observed:
             watch_body(here)
         self._last.keep(scope)
+        if finishing is not None:
+            state.finishing = finishing
+            finishing.begin(here)
 
     def begin(self, state: RequestState, *, in_view: bool = False) -> Response | None:
         """Claim the key: the last thing before the view, so a missing or malformed key is judged after signing in."""

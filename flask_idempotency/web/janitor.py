@@ -25,6 +25,7 @@ from flask_idempotency.engine.model import RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import CONSUMERS, MESSAGE, Operations
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Happened, Resolution, SeenStep, Settler, StillUnknown, UnknownOutcome
+from flask_idempotency.maintenance.finish import FinishReport, finish
 from flask_idempotency.maintenance.janitor import (
     Batcher,
     HeartbeatReport,
@@ -40,6 +41,7 @@ from flask_idempotency.maintenance.relay import ExpiresBoth, relay
 from flask_idempotency.maintenance.rotate import RotateReport, rotate
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.callbacks import Callbacks
+from flask_idempotency.web.finishing import Finisher
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.recorded_steps import as_stored, read_steps
 from flask_idempotency.web.responses import capture
@@ -49,7 +51,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("flask_idempotency")
 
-BATCHES: Final = {"reap": 200, "expire": 1000, "rotate": 500, "reconcile": 20, "heartbeat": 1, "relay": 100}
+BATCHES: Final = {
+    "reap": 200,
+    "finish": 50,
+    "expire": 1000,
+    "rotate": 500,
+    "reconcile": 20,
+    "heartbeat": 1,
+    "relay": 100,
+}
 """Records in one batch: some tens of milliseconds of the store's time, or some hundred of the janitor's."""
 
 BUDGET_SHARE: Final = 0.8
@@ -63,6 +73,7 @@ def intervals(settings: Settings) -> dict[Task, float]:
     """Return the seconds between two runs of each scheduled task."""
     every: dict[Task, float | None] = {
         "reap": settings.reap_interval,
+        "finish": settings.finish_interval,
         "expire": settings.expire_interval,
         "rotate": settings.rotate_interval,
         "reconcile": settings.reconcile_interval,
@@ -154,6 +165,23 @@ def work_of(
             )
 
         work["reap"] = reaping
+        if built.journals is not None and settings.enabled and _is_finished(policies):
+            finisher, journals = Finisher(app, built, settings, loaders, policies, observers, every), built.journals
+
+            def finishing(horizon: float, drain: Batcher) -> FinishReport:
+                if _has_lost_data(built, observers):
+                    return FinishReport()
+                return finish(
+                    recovery,
+                    journals,
+                    horizon=horizon,
+                    drain=drain,
+                    within=lambda found: finisher.within(found) if found.record.token.startswith(owner) else None,
+                    attempt=finisher.attempt,
+                    later=finisher.later,
+                )
+
+            work["finish"] = finishing
     outbox: OutboxServices | None = app.extensions.get("idempotency_outbox")
     expiry = built.expiry
     if outbox is not None and outbox.outbox.keep:
@@ -192,6 +220,12 @@ def work_of(
     if outbox is not None:
         work["relay"] = lambda horizon, drain: relay(outbox.relay(), drain=drain)
     return work
+
+
+def _is_finished(policies: Policies) -> bool:
+    """Return whether the janitor finishes requests of an endpoint."""
+    # Fix no policy: the application may configure more.
+    return any(policies.look(*pair).policy.finish == "janitor" for pair in policies.pairs())
 
 
 def _has_lost_data(built: Services, observers: Callable[[Event], None]) -> bool:

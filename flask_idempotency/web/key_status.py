@@ -221,9 +221,11 @@ class KeyStatusView:
                 problem = self._unsure(request, operation, resolved, names)
                 if problem is not None:
                     return self._problem(problem, policy)
-            if voids and status.state in _FREE:
+            other = status.record is not None and self._is_of_other_operation(status.record.info, operation)
+            if voids and status.state in _FREE and not (other and status.state == "paused"):
                 voided = self._engine.void(requests, policy, quota=self._quota(scope.tenant))
                 if isinstance(voided, OverQuota):
+                    voided = replace(voided, allowed=voided.allowed * self._settings.tenant_shards)
                     return self._problem(refusal(voided), policy)
                 status = replace(voided, waited=status.waited)
         except UnknownCaller as error:
@@ -237,15 +239,17 @@ class KeyStatusView:
             return self._problem(failure(error), policy)
         record = status.record
         of_other = status.state == "of-other"
-        if record is not None and (of_other or self._is_of_other_operation(record.info, operation)):
+        # A claim of a voided key is refused as that, whatever the operation is.
+        other = record is not None and status.state != "voided" and self._is_of_other_operation(record.info, operation)
+        if record is not None and (of_other or other):
             return self._problem(refusal(Mismatched(first_seen=record.requested_at)), policy)
         guard = self._callbacks.replay_guard
-        if status.state == "done" and guard is not None:
+        if status.state in ("done", "expired") and guard is not None:
             with _as_at(request, operation):
                 allowed = self._app.ensure_sync(guard)(record)
             if not allowed:
                 return self._problem(Problem("replay-forbidden"), policy)
-        if voids and status.state not in ("voided", "done"):
+        if voids and status.state not in ("voided", "done", "expired"):
             # So that a client which looks at the status alone does not take it for voided.
             code, detail = _NOT_VOIDED[status.state]
             seconds = None if record is None or code != "in-flight" else min(record.remaining, RETRY_AFTER_CAP_SECONDS)
@@ -359,9 +363,12 @@ class KeyStatusView:
                 document["seconds_left"] = _at_least_one(record.remaining)
                 retry_after = _at_least_one(min(record.remaining, RETRY_AFTER_CAP_SECONDS))
                 fields.append(("Retry-After", str(retry_after)))
-            elif status.state == "done" and record.payload is not None:
-                document["status"] = record.payload.status
+            elif status.state in ("done", "voided") and record.payload is not None:
+                if status.state == "done":
+                    document["status"] = record.payload.status
                 document["seconds_left"] = max(math.floor(record.remaining), 0)
+            elif status.state == "expired" and record.payload is not None:
+                document["status"] = record.payload.status
         if status.waited:
             fields.append(("Preference-Applied", f"wait={waited}"))
         return build(self._app.response_class, (json.dumps(document) + "\n").encode(), 200, fields)

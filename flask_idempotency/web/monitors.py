@@ -72,7 +72,7 @@ def shape_in(app: Flask, settings: Settings, loaders: Callbacks, policies: Polic
     keeps = []
     for endpoint, method in policies.pairs():
         with suppress(ConfigurationError):  # a fault of that endpoint alone, reported elsewhere
-            keeps.append(policies.resolve(endpoint, method).policy.keep)
+            keeps.append(policies.resolve(endpoint, method).policy.lifetime)
     return shape_of(
         app.name,
         settings.namespace,
@@ -80,7 +80,7 @@ def shape_in(app: Flask, settings: Settings, loaders: Callbacks, policies: Polic
         tenant=tenant,
         principal=principal,
         httpauth=may_have_httpauth(),
-        keep=max([settings.policy.keep, *keeps]),
+        keep=max([settings.policy.lifetime, *keeps]),
         former=before,
     )
 

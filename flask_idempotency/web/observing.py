@@ -4,8 +4,8 @@
 the shadow. `Watcher` is its engine, and asks `Observations` instead of a store. So the view runs as a request without a key
 does, and what is counted is what enforcing would have done. Whatever fails in here is counted as `failed`, and goes no further.
 
-Not judged: quotas, replay guards, erased responses, records under older secrets and former names, recorded steps, and the
-early commits of transactional views.
+Not judged: quotas, replay guards, erased responses, keys that `remember` refuses, records under older secrets and former
+names, recorded steps, and the early commits of transactional views.
 """
 
 from __future__ import annotations

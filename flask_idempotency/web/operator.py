@@ -239,7 +239,17 @@ def void(
 
     Raises `Refused` if a former name of the caller cannot be known here: the key may have a record under that.
     """
-    policy, chosen, names = policies().look(endpoint, method).policy, settings(), identities(settings())
+    resolved, chosen, names = policies().look(endpoint, method), settings(), identities(settings())
+    policy = resolved.policy
+    if resolved.observed or resolved.faults or policy.principal is not None:
+        raise Refused(
+            "This endpoint keeps no records of clients' keys: it is a webhook, is only observed, or its policy cannot hold. A "
+            "request with this key would run all the same. Nothing was changed."
+        )
+    if built().process_local and not current_app.testing:
+        raise Refused(
+            "The records are in the memory of another process, which this command does not reach. Nothing was changed."
+        )
     scope = Scope(chosen.namespace, tenant, principal, endpoint if policy.scope == "operation" else None)
     requests = claim_requests(
         scope,
@@ -264,9 +274,11 @@ def void(
     quota = load_quota(state().loaders, chosen.quota, tenant, current_app)
     if quota is not None and chosen.tenant_shards > 1:
         quota = quota.divided(chosen.tenant_shards)
+    stood = built().engine.status([each.key for each in requests], callers=[each.callers for each in requests]).state
     found = built().engine.void(requests, policy, quota=quota, actor=actor, reason=reason)
-    if isinstance(found, KeyStatus) and found.state == "voided" and (audit := built().audit) is not None:
-        audit.append(requests[0].key, AuditEntry("voided", "absent", actor, reason), token=new_token())
+    voided = isinstance(found, KeyStatus) and found.state == "voided" and stood != "voided"
+    if voided and (audit := built().audit) is not None:
+        audit.append(requests[0].key, AuditEntry("voided", stood, actor, reason), token=new_token())
     return found
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from functools import partial, partialmethod, wraps
 from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType
-from typing import Any, Final, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from flask import Blueprint, Flask, current_app, has_request_context, request, request_started
@@ -32,6 +32,10 @@ from flask_idempotency.settings.options import DOCS_URL
 from flask_idempotency.settings.profiles import DIALECT_FIELDS, PROFILES, STATUS_LISTS, policy_of, yielding
 from flask_idempotency.web.problems import Problem, render
 from flask_idempotency.web.request_state import current_state
+
+if TYPE_CHECKING:
+    from flask_idempotency.settings import Settings
+    from flask_idempotency.web.callbacks import Callbacks
 
 MARK = "__idempotency__"
 """The attribute that holds the `Mark` of a view."""
@@ -234,6 +238,8 @@ class Policies:
         self.resolved: dict[tuple[str, str], ResolvedPolicy] = {}
         """What `resolve` has found so far. The hook of each request looks here first."""
         self._form_fields: tuple[int, Mapping[str, str]] | None = None
+        self.finishing: tuple[Callbacks, Settings] | None = None
+        """What policies with `finish="janitor"` are checked with. None: the application is not set up yet."""
         self.in_use = False
         """Set when the first request arrives. From then on the policies do not change."""
         served_here[id(app)] = app
@@ -265,6 +271,9 @@ class Policies:
         resolved = self.look(endpoint, method)
         if resolved.policy.lease < policy_of({"profile": resolved.policy.profile}).lease:
             origins["lease"] += ", shortened to max_runtime"
+        if resolved.policy.finish == "janitor" and values.get("max_request_body") is None:
+            origins["max_request_body"] = "finish, which keeps the body"
+            written.pop("max_request_body", None)
         return PolicySource(resolved, origins | written)
 
     def forget(self) -> None:
@@ -333,7 +342,12 @@ class Policies:
         )
 
     def _contradictions(self, policy: Policy) -> list[str]:
-        return policy.faults(**self._offered)
+        faults = policy.faults(**self._offered)
+        if policy.finish == "janitor" and self.finishing is not None:
+            from flask_idempotency.web.acting import finishing_faults  # for the endpoints that the janitor finishes
+
+            faults += finishing_faults(self._app, *self.finishing, policy)
+        return faults
 
     def _layers(self, endpoint: str, method: str) -> Iterator[_Layer]:
         """Yield the layers of this policy, outermost first."""

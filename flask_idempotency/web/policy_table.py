@@ -126,7 +126,7 @@ def spelled(name: str, value: Any) -> str:
     match plain_value(value):
         case None if name in _BY_EFFECTS:
             return "by effects"
-        case None if name == "resume_within":
+        case None if name in ("remember", "resume_within"):
             return "as keep"
         case None | []:
             return "-"

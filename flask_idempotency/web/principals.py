@@ -224,6 +224,10 @@ class Credentials:
             return "certificate" if of_certificate else "remote-user"
         return next(kind for kind in _KINDS if kind in found)
 
+    def knows(self, name: str) -> bool:
+        """Return whether this name in the environ is that of a credential."""
+        return name in self._names or name.startswith(PREFIXES)
+
     def of(self, request: Request) -> str | None:
         """Return the name of a credential of this request, or None. An empty value is none."""
         environ = request.environ

@@ -27,7 +27,7 @@ from flask_idempotency.engine.errors import (
     StoreUnavailable,
 )
 from flask_idempotency.engine.escape import printable_lines
-from flask_idempotency.engine.model import Erased, InFlight, Mismatched, OverQuota, Unknown, Voided
+from flask_idempotency.engine.model import Erased, Expired, InFlight, Mismatched, OverQuota, Unknown, Voided
 from flask_idempotency.engine.quota import LIMITS
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.settings.profiles import Dialect, Profile
@@ -176,15 +176,12 @@ _ROWS = (
         code="key-voided",
         status=409,
         title="This idempotency key was voided",
-        detail="The key was voided before its request arrived, so the request does not run under it. Nothing was done.",
+        detail="The key was voided, so no request runs under it. This request did nothing.",
         happened=(
-            "The key was voided, by you or by the operator of the service, before a request with it had run. This request "
-            "did nothing, and none runs under this key as long as the service remembers it."
+            "You or the operator of the service have voided the key. No request runs under it as long as the service "
+            "remembers it, and this one did nothing."
         ),
-        remedy=(
-            "If you still want it to happen, send the request under a new key: nothing was done under this one. Else you "
-            "are done."
-        ),
+        remedy="If you still want it to happen, send the request under a new key. Otherwise you are done.",
         again="no",
         retry=False,
     ),
@@ -367,6 +364,25 @@ _ROWS = (
         retry=False,
     ),
     ProblemType(
+        code="key-expired",
+        status=410,
+        title="Done before; the response is no longer kept",
+        detail=(
+            "This request was carried out when it was first sent, and its response is no longer kept. It does not run "
+            "again."
+        ),
+        happened=(
+            "The request ran once. The service has deleted its response, and still remembers its key. This attempt did "
+            "nothing."
+        ),
+        remedy=(
+            "Read the present state of the resource with a GET. To run the request a second time on purpose, send it with "
+            "a new key."
+        ),
+        again="no: done before",
+        retry=False,
+    ),
+    ProblemType(
         code="quota-exceeded",
         status=429,
         title="No more new idempotency keys for now",
@@ -535,13 +551,15 @@ class Renderer(Protocol):
     ) -> Response: ...
 
 
-def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased | Voided) -> Problem:
+def refusal(outcome: InFlight | Mismatched | Unknown | OverQuota | Erased | Expired | Voided) -> Problem:
     """Return the problem that tells a client why its request does not run."""
     match outcome:
         case InFlight(retry_after):
             return Problem("in-flight", retry_after=min(retry_after, RETRY_AFTER_CAP_SECONDS))
         case Mismatched(first_seen):
             return Problem("key-reused", f"It was first seen at {_text_of(first_seen)}.")
+        case Expired(first_seen):
+            return Problem("key-expired", f"It was first seen at {_text_of(first_seen)}.")
         case Unknown():
             return Problem("outcome-unknown")
         case OverQuota():

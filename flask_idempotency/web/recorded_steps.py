@@ -32,7 +32,8 @@ def read_steps(
     if journals is None:
         return EMPTY, ()
     journal = journals.read(found.key)
-    return journal, tuple(_seen(found, entry, journal, codec, downstream) for entry in journal.entries)
+    steps = filter(lambda entry: entry.is_step, journal.entries)
+    return journal, tuple(_seen(found, entry, journal, codec, downstream) for entry in steps)
 
 
 def _seen(

@@ -33,6 +33,8 @@ from flask_idempotency.web.responses import CapturedResponse, Looks, StreamEnd, 
 if TYPE_CHECKING:
     from contextvars import ContextVar
 
+    from flask_idempotency.web.kept_requests import Try
+
 try:
     from flask.globals import _cv_request
 except ImportError:  # Flask 3.2 keeps one context for application and request
@@ -51,6 +53,10 @@ ending.request_context = _request_context
 
 _FLASHES = "_flashes"
 """Where Flask keeps flash messages in the session."""
+
+
+FINISHING: Final = "flask_idempotency.finishing"
+"""Where the environ of the janitor's request holds its `Try`, until the request has begun. No client can set it."""
 
 
 class Phase(Enum):
@@ -91,6 +97,7 @@ class RequestState(Running):
         self.from_view = from_view
         """Claim the key at `@claim_here`. Returns the response to send in the view's place, or None."""
 
+    finishing: Try | None = None
     fault: str = ""
     """Why this request must not run unprotected, and cannot be protected. Empty: nothing prevents it."""
     phase: Phase = Phase.NEW

@@ -126,12 +126,12 @@ def without_void_view(app: Flask, policies: Policies) -> list[str]:
     """Return the operations whose policy has `void=True` although no status view of this application takes DELETE."""
     pairs = policies.pairs()
     resolved = {(endpoint, method): policies.look(endpoint, method) for endpoint, method in pairs}
-    voiding = [
-        f"{method} {endpoint}" for (endpoint, method), one in resolved.items() if one.policy.void and not one.exempt
-    ]
-    if not voiding:
+    may_void = [pair for pair, one in resolved.items() if one.policy.void and not one.exempt]
+    if not may_void:
         return []
     from flask_idempotency.web.key_status import find_status_views  # for the applications that have such a view
 
     views = {*find_status_views(app).values()}
-    return [] if any(endpoint in views and method == "DELETE" for endpoint, method in pairs) else voiding
+    if any(endpoint in views and method == "DELETE" for endpoint, method in pairs):
+        return []
+    return [f"{method} {endpoint}" for endpoint, method in may_void if endpoint not in views]

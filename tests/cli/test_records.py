@@ -88,6 +88,8 @@ def test_machines_get_the_whole_record() -> None:
         "answer": None,
         "paused": False,
         "steps": None,
+        "remembered_until": None,
+        "tries": 0,
     } == told
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from flask_idempotency import idempotent
 from flask_idempotency.engine.events import KeyVoided
-from tests.apps import ALICES, GONE, KEY, WHY, World, key_of, lapsed, paid, refusal, run, said, shop
+from tests.apps import ALICES, GONE, KEY, WHY, World, key_of, lapsed, new_world, paid, refusal, run, said, shop
 
 VOID = ("void", *ALICES, "--endpoint", "pay", *WHY, "--yes")
 
@@ -32,7 +34,7 @@ def test_it_asks_before() -> None:
     result = run(world, *VOID[:-1], typed="n\n")
 
     assert (1, 201) == (result.exit_code, paid(world).status_code)
-    assert "Void this key of pay?" in result.output
+    assert "Void this key of POST pay?" in result.output
 
 
 @pytest.mark.parametrize(
@@ -93,3 +95,21 @@ def test_a_key_that_is_voided_before_is_voided_again() -> None:
 
     assert {"verb": "voided"} == json.loads(run(world, *VOID, "--json").stdout)
     assert 1 == len(world.told(KeyVoided))
+
+
+@pytest.mark.parametrize("policy", ({"mode": "observe"}, {"effects": "steps"}), ids=("observed", "cannot hold"))
+def test_where_no_record_is_kept_it_is_refused(policy: dict[str, Any]) -> None:
+    """A request with this key would run all the same."""
+    world = shop()
+    world.app.post("/other", endpoint="other")(idempotent(**policy)(lambda: "ran"))
+
+    assert "would run all the same" in refusal(run(world, *["other" if word == "pay" else word for word in VOID]))
+
+
+def test_a_tenant_that_no_key_has_is_refused() -> None:
+    """Such a key would be voided, and the request would run under its own name."""
+    world = new_world()
+    world.view(endpoint="pay")(lambda: "ran")
+    result = run(world, *VOID)
+
+    assert (2, True) == (result.exit_code, "Leave --tenant out" in result.output)

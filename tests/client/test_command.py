@@ -146,6 +146,7 @@ def test_a_response_that_cannot_be_written(
         (problem("missing-key", 400), 3),
         (problem("outcome-unknown", 409), 4),
         (problem("response-erased", 410), 5),
+        (problem("key-expired", 410), 5),
         (problem("key-reused", 422), 6),
     ],
 )

@@ -378,7 +378,7 @@ def test_a_replayed_failure_settles_nothing(
 def test_a_response_that_cannot_be_had_ends_the_name(
     server: ScriptedServer, call: Caller, intents: Intents, ledger: Ledger
 ) -> None:
-    for code in ("response-not-kept", "response-erased", "replay-forbidden"):
+    for code in ("response-not-kept", "response-erased", "key-expired", "replay-forbidden"):
         server.script = [problem(code, 410)]
         with pytest.raises(client.CarriedOut), intents(code):
             call("POST", server.url, json=JSON)
@@ -669,7 +669,7 @@ def test_a_retrying_decorator_around_a_named_intent(
 def test_the_exceptions_of_the_libraries_do_not_catch_ours() -> None:
     ours = [value for value in vars(client).values() if isinstance(value, type) and issubclass(value, ClientError)]
 
-    assert len(ours) == 14
+    assert len(ours) == 15
     assert not any(issubclass(kind, (httpx.HTTPError, requests.RequestException, OSError)) for kind in ours)
 
 

@@ -15,6 +15,7 @@ from requests.auth import HTTPDigestAuth
 
 from flask_idempotency.client import (
     AnswerErased,
+    AnswerExpired,
     AnswerNotKept,
     Attempt,
     ClientError,
@@ -209,6 +210,7 @@ ENDINGS = (
     (problem("response-not-kept", 201, "Location: /payments/7"), AnswerNotKept),
     (problem("replay-forbidden", 403), AnswerNotKept),
     (problem("response-erased", 410), AnswerErased),
+    (problem("key-expired", 410), AnswerExpired),
 )
 
 

@@ -13,6 +13,7 @@ import pytest
 import requests
 
 from flask_idempotency.client import (
+    AnswerExpired,
     InFlight,
     Intents,
     KeyVoided,
@@ -101,6 +102,23 @@ def test_after_a_lost_reply_the_client_learns_that_it_is_too_late(
     entry = ledger.find("pay")
     assert entry is not None
     assert ("done", 1) == (entry.state, len(world.runs))
+
+
+def test_it_is_too_late_for_a_request_whose_response_is_gone(intents: Intents) -> None:
+    """The service remembers that it ran. Sent again, it gets no response."""
+    world = voiding(keep=60, remember=3600)
+    cut = Cut(world.app)
+    cut.lost = 1
+    with httpx.Client(transport=cut) as client:
+        with pytest.raises(httpx.ReadError), intents("pay") as intent:
+            client.post(PAYMENTS, headers={"Idempotency-Key": intent.take()})
+        world.clock.advance(61)
+        with intents("pay") as intent:
+            assert "done" == intent.void(client, STATUS, path="/payments")
+    with httpx.Client(transport=IdempotentTransport(cut)) as client, pytest.raises(AnswerExpired):
+        client.post(PAYMENTS, headers={"Idempotency-Key": intent.key})
+
+    assert 1 == len(world.runs)
 
 
 def test_what_may_still_happen_is_no_void(client: httpx.Client, world: World, intents: Intents, ledger: Ledger) -> None:
@@ -207,3 +225,49 @@ def test_an_earlier_version_refuses_a_ledger_with_a_voided_name(
     monkeypatch.setattr("flask_idempotency.client.ledger.WITH_VOIDED", 1)
     with pytest.raises(LedgerError, match="format 2"):
         Ledger(file)
+
+
+@pytest.mark.parametrize("failure", (httpx.ConnectError("refused"), httpx.ReadError("lost")), ids=("refused", "lost"))
+def test_a_void_that_fails_says_nothing_of_the_request(
+    failure: Exception, world: World, clock: Clock, intents: Intents, ledger: Ledger
+) -> None:
+    """The request may have run: a DELETE that was not sent must not be taken for a request that was not."""
+    cut = Cut(world.app)
+    retries = Retries(attempts=1, timing=clock.timing())
+    with httpx.Client(transport=IdempotentTransport(cut, retries=retries)) as client, intents("pay") as intent:
+        cut.lost = 1
+        with pytest.raises(OutcomeUnknown):
+            client.post(PAYMENTS)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(cut, "handle_request", lambda request: (_ for _ in ()).throw(failure))
+            with pytest.raises(OutcomeUnknown):
+                intent.void(client, STATUS, path="/payments")
+    (entry,) = ledger.unsettled()
+    assert ("pay", 1) == (entry.name, len(world.runs))
+
+
+def test_what_the_ledger_knows_is_done_is_not_voided(world: World, intents: Intents) -> None:
+    """The service may have forgotten the key by now."""
+    with httpx.Client(transport=Cut(world.app)) as client:
+        with intents("pay") as intent:
+            client.post(PAYMENTS, headers={"Idempotency-Key": intent.take()})
+        world.clock.advance(86_400 - 1)
+        world.store.calls.clear()
+        with intents("pay") as intent:
+            assert "done" == intent.void(client, STATUS, path="/payments")
+    assert [] == world.store.calls
+
+
+def test_the_link_of_a_problem_names_the_operation_already(world: World, intents: Intents) -> None:
+    link = f"{STATUS}?method=POST&path=/payments"
+    with httpx.Client(transport=Cut(world.app)) as client, intents("pay") as intent:
+        assert "voided" == intent.void(client, link, path="/payments", headers=None)
+
+
+def test_a_taken_key_whose_void_failed_is_not_done(world: World, intents: Intents, ledger: Ledger) -> None:
+    """The block ends normally, and nothing is known of the request."""
+    with httpx.Client(transport=Cut(world.app)) as client, intents("pay") as intent:
+        hold(world, intent.take())
+        with pytest.raises(InFlight):
+            intent.void(client, STATUS, path="/payments")
+    assert ["pay"] == [entry.name for entry in ledger.unsettled()]

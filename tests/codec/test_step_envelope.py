@@ -16,7 +16,7 @@ from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.step_envelope import StepEnvelopes
 from flask_idempotency.engine.capabilities import DataKey, TenantKeys
 from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable
-from flask_idempotency.engine.journal import LARGEST_ITEM, LARGEST_RESULT
+from flask_idempotency.engine.journal import LARGEST_ENTRY, LARGEST_ITEM
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, SealedBy, StoredPayload
 from flask_idempotency.engine.store import StepContext
@@ -171,16 +171,16 @@ def test_an_erased_step_is_unavailable_and_not_corrupt(steps: Any) -> None:
 
 
 def test_too_large_items_and_results_are_refused() -> None:
-    STEPS.wrap(b"i" * LARGEST_ITEM, b"r" * LARGEST_RESULT)
+    STEPS.wrap(b"i" * LARGEST_ITEM, b"r" * LARGEST_ENTRY)
 
     with pytest.raises(NotStorable, match="item"):
         STEPS.wrap(b"i" * (LARGEST_ITEM + 1), None)
     with pytest.raises(NotStorable, match="result"):
-        STEPS.wrap(b"", b"r" * (LARGEST_RESULT + 1))
+        STEPS.wrap(b"", b"r" * (LARGEST_ENTRY + 1))
 
 
 def test_the_largest_step_opens_again() -> None:
-    largest = b"i" * LARGEST_ITEM, b"r" * LARGEST_RESULT
+    largest = b"i" * LARGEST_ITEM, b"r" * LARGEST_ENTRY
 
     assert largest == STEPS.unwrap(PLAIN.wrap(*largest))
     assert largest == STEPS.unwrap(STEPS.wrap(*largest))
@@ -192,7 +192,7 @@ def test_quotas_count_the_plain_size() -> None:
 
 def test_a_bomb_is_corrupt() -> None:
     method = COMPRESSIONS["zlib"]
-    bomb = method.compress(b"\0" * (LARGEST_RESULT * 3))
+    bomb = method.compress(b"\0" * (LARGEST_ENTRY * 2))
 
     with pytest.raises(CorruptRecord, match="unfolds"):
         STEPS.unwrap(envelope(bomb, 0x31 | method.number << 1))

@@ -69,7 +69,7 @@ EXAMPLES: Final = (
     Example("endpoints.md", 0, "/orders"),
     Example("endpoints.md", 1, "/transfers", required=False),
     Example("endpoints.md", 2, "/purchases"),
-    Example("endpoints.md", 3, "/checkout"),  # its payment fails with it, and is plain
+    Example("endpoints.md", 4, "/checkout"),  # its payment fails with it, and is plain
     Example("external-effects.md", 0, "/payments", after_failure=201),
     Example("flask-neighbours.md", 0, "/payments"),
     Example("flask-neighbours.md", 2, "/payments"),

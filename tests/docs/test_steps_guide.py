@@ -12,16 +12,17 @@ import pytest
 import requests
 from flask import Flask
 from flask.testing import FlaskClient
+from flask_jwt_extended import JWTManager, create_access_token, get_jwt_identity, jwt_required
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from docs.generate import HERE
-from flask_idempotency import Idempotency, idempotent
+from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.testing import every_crash
 from flask_idempotency.web.janitor import janitor_of
-from tests.docs.test_pages import BLOCK, surroundings
+from tests.docs.test_pages import BLOCK, run_block, surroundings
 
 PAGE = (HERE / "guides" / "steps.md").read_text(encoding="utf-8")
 CART = SimpleNamespace(id="cart-1", card="tok_visa", total=1050, email="alice@shop.example")
@@ -170,3 +171,62 @@ def test_only_the_answer_of_the_provider_is_harmless(
 
     assert then == (again.status_code, (again.get_json() or {}).get("code"))
     assert charged == len(sent)
+
+
+def unattended(app: Flask, names: Mapping[str, Any], **headers: str) -> tuple[int, Any]:
+    """Charge, fail behind the view, and let the janitor finish it. Return what a late retry gets."""
+    failing = [True]
+
+    def fail(response: Any) -> Any:
+        if failing:
+            failing.clear()
+            raise RuntimeError("the application failed behind its view")
+        return response
+
+    app.after_request(fail)
+    names["idempotency"].init_app(app)
+    client = app.test_client(use_cookies=False)
+    sent = {"json": {"card": "tok_visa"}, "headers": {"Idempotency-Key": "k", **headers}}
+    assert 500 == client.post("/rides", **sent).status_code
+    report: Any = janitor_of(app).run("finish", Batcher())
+    assert (1, 0) == (report.completed, report.failed)
+    late = client.post("/rides", **sent)
+    assert "true" == late.headers["Idempotency-Replayed"]
+    return late.status_code, late.get_json()
+
+
+def rides(world: World) -> dict[str, Any]:
+    names = surroundings()
+    names["app"].config["SECRET_KEY"] = "kept-in-tests-only-and-32-bytes-long"
+    charge = world.charges.setdefault
+    names["provider"] = SimpleNamespace(
+        charge=lambda card, total: charge(card, {"id": f"ch_{len(world.charges)}"})["id"]
+    )
+    return names
+
+
+def test_a_ride_is_finished_for_a_user_of_flask_login(world: World) -> None:
+    names = run_block(PAGE, "login_user(load_user(principal))", rides(world))
+    names["login_manager"].request_loader(lambda sent: names["load_user"](sent.headers.get("X-User")))
+
+    assert (201, {"charge": "ch_0"}) == unattended(names["app"], names, **{"X-User": "alice"})
+    assert ["tok_visa"] == list(world.charges)
+
+
+def test_a_ride_is_finished_for_a_user_of_flask_jwt_extended(world: World) -> None:
+    names = rides(world)
+    app: Flask = names["app"]
+    JWTManager(app)
+    run_block(PAGE, 'principal.removeprefix("jwt:")', names)
+
+    @jwt_required()  # type: ignore[untyped-decorator, unused-ignore]
+    def ride() -> Any:
+        charge_id = current_claim.step("charge", names["provider"].charge, "tok_visa", 1050)
+        return {"charge": charge_id, "by": get_jwt_identity()}, 201
+
+    view = idempotent(required=True, steps=("charge",), finish="janitor")(ride)
+    app.add_url_rule("/rides", "ride", view, methods=["POST"])
+    with app.app_context():
+        token = create_access_token("alice")
+
+    assert (201, {"charge": "ch_0", "by": "alice"}) == unattended(app, names, Authorization=f"Bearer {token}")

@@ -35,6 +35,13 @@ class Ledger:
                 pipeline.rpush(f"done:{name}", case)
             pipeline.execute()
 
+    def note_under(self, name: str, what: str, case: str) -> None:
+        """Note that `what` happened under this downstream key, by which the other side knows it from this instant."""
+        with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.rpush(f"{what}:{case}", name)
+            pipeline.rpush(f"known:{name}", what)
+            pipeline.execute()
+
     def noted(self, what: str, case: str) -> list[str]:
         """Everything that was noted, in order."""
         return cast("list[str]", self._redis.lrange(f"{what}:{case}", 0, -1))

@@ -33,12 +33,14 @@ from flask_idempotency import Idempotency, Step, current_claim, current_step, id
 from flask_idempotency.engine.journal import JournalWrite
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload
+from flask_idempotency.engine.recovery import Resolution, StillUnknown, UnknownOutcome
 from flask_idempotency.signals import claim_granted
 from tests.e2e.ledger import Ledger
 from tests.e2e.service import CASE, SECRET, STEPS
 from tests.e2e.shop import Payment, db, reach
 
 APPLICATION: Final = "tests.e2e.step_shop:from_environment()"
+EFFECTS: Final = ("reserve", "charge", "save", "mail")
 
 
 def from_environment() -> Flask:
@@ -61,15 +63,19 @@ def create_app(url: str, *, ledger: str, config: Mapping[str, Any]) -> Flask:
         **config,
     )
     db.init_app(app)
-    Idempotency(app)
+    idempotency = Idempotency(app)
+    idempotency.act_for(lambda principal, tenant: None)
+    idempotency.resolver("unattended")(what_became_of_it)
     save = Step("save", effects="transactional" if joint else "deduplicated")
     mail = Step("mail", effects="deduplicated", intent=False)
     steps = (Step("reserve", effects="deduplicated"), Step("charge"), save, mail)
-    _serve(app, "checkout", ("reserve", "charge", "save", "mail"), steps=steps)
+    _serve(app, "checkout", EFFECTS, steps=steps)
     _serve(app, "order", ("save", "mail"), steps=steps)
     _serve(app, "mail", ("reserve", "charge", "mail"), steps=steps)
     # Of many duplicates one would take over from a worker that is only late.
     _serve(app, "wait", ("reserve", "charge", "mail"), steps=steps, in_flight="wait", wait=60, lease=60)
+    # Its client never asks again. A worker that runs longer than `max_runtime` begins no further step.
+    _serve(app, "unattended", EFFECTS, steps=steps, finish="janitor", finish_headers=(CASE,), max_runtime=2)
     app.add_url_rule("/free", "free", lambda: {"pid": os.getpid()})
     _watch(app, joint=joint)
     return app
@@ -98,9 +104,18 @@ def _status() -> int:
 
 def _act(name: str) -> str:
     reach(f"entered-{name}")
-    _ledger().note(name, _case(), current_step.downstream_key)
+    _ledger().note_under(current_step.downstream_key, name, _case())
     reach(f"in-{name}")
     return uuid4().hex
+
+
+def what_became_of_it(unknown: UnknownOutcome) -> Resolution:
+    """Ask the other side whether it has charged."""
+    charge = unknown.step("charge")
+    if not charge.in_doubt:
+        return StillUnknown()
+    known = _ledger().noted("known", charge.downstream_key)
+    return charge.completed(uuid4().hex) if known else charge.never_happened()
 
 
 def _save(name: str) -> str:
@@ -156,7 +171,8 @@ def _watch(app: Flask, *, joint: bool) -> None:
     """Know when the points are reached that are not in the view's own code."""
 
     def granted(sender: Flask, **_: Any) -> None:
-        reach("claimed")
+        # The janitor claims before its request begins.
+        _reach("claimed")
 
     def committing(point: str) -> None:
         # The store commits on its own connections as well.

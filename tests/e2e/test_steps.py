@@ -18,7 +18,7 @@ from tests.e2e.conftest import Figures
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Plan, Server, is_paused, pause, resume
 from tests.e2e.purchases import Purchase
-from tests.e2e.step_shop import APPLICATION, create_app
+from tests.e2e.step_shop import APPLICATION, EFFECTS, create_app
 from tests.e2e.test_transactional_kills import Doom
 from tests.e2e.wire import Order, Wire, ask, ask_until_settled
 from tests.forgiving import make_ready
@@ -29,8 +29,6 @@ from tests.tooling.processes import eventually
 
 LEASE: Final = 0.4
 """Only retries of a dead worker wait for its end. A worker that is late keeps its claim, as no other asks for it."""
-
-EFFECTS: Final = ("reserve", "charge", "save", "mail")
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,14 @@ class Book:
     def is_retryable(self, error: BaseException) -> bool:
         return isinstance(error, NotCommitted) and error.retryable
 
-    def settle(self, writing: Writing, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+    def settle(
+        self,
+        writing: Writing,
+        *,
+        keep: float,
+        otherwise: Callable[[StorageKey], None],
+        remember: float | None = None,
+    ) -> None:
         self.log.append("settle")
         if self.refusal is None or self.committed:
             writing(lambda payloads: self.complete(payloads, keep))

@@ -13,7 +13,7 @@ import pytest
 from celery.beat import Scheduler
 from flask import current_app
 
-from flask_idempotency import Idempotency
+from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.codec.keyring import KeyRing
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import Identity, new_token
@@ -243,3 +243,26 @@ def test_only_who_runs_a_janitor_needs_celery() -> None:
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert answer.stdout == "False False\n"
+
+
+def test_a_pool_never_ends_a_view_that_finishes_a_request() -> None:
+    """It may be in its charge, which would be in doubt then."""
+    app, statuses = a_flask(MemoryStore()), iter((503, 201))
+    extension = app.extensions["idempotency"].extension
+    extension.act_for(lambda principal, tenant: None)
+
+    def checkout() -> Any:
+        current_claim.step("charge", str)
+        return {}, next(statuses)
+
+    view = idempotent(required=True, steps=("charge",), finish="janitor")(checkout)
+    app.add_url_rule("/checkout", "checkout", view, methods=["POST"])
+    celery_app = a_celery()
+    register(celery_app, app)
+    task = celery_app.tasks["flask_idempotency.finish"]
+
+    assert (None, None) == (task.soft_time_limit, task.time_limit)
+    assert 15.0 == celery_app.conf.beat_schedule["flask_idempotency.finish"]["schedule"]
+    sent = app.test_client().post("/checkout", json={}, headers={"Idempotency-Key": "k"})
+    told: Any = run(celery_app, "finish")
+    assert (503, 1, True) == (sent.status_code, told["completed"], told["finished"])

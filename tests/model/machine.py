@@ -13,6 +13,7 @@ from flask_idempotency.engine.errors import LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import (
     ClaimRequest,
+    Expired,
     Grant,
     InFlight,
     Mismatched,
@@ -346,6 +347,8 @@ class OwnersMachine(RuleBasedStateMachine):
                 return InFlight, near(retry_after)
             case OtherCaller():
                 raise AssertionError("every key here has one caller")
+            case Expired():
+                raise AssertionError("nothing here is remembered")
             case Mismatched(first_seen):
                 return Mismatched, near(first_seen)
             case Unknown(reason):

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 RESOLVED, PAUSED = -2, -3
+MOST_TRIES = 1
+"""How often janitors may enter the view: one is enough to see what a second would need."""
 FLUSH = -1
 """The place of a write that belongs to no step: what the store does not know yet, before a release."""
 
@@ -62,6 +64,10 @@ class Call(NamedTuple):
     effects: int = 0
     doubt: bool = False
     answer: tuple[int, ...] = ()
+    keeps: bool = False
+    """Whether the request goes with this write."""
+    tries: int = 0
+    """The number of the try that this write enters."""
 
 
 class Attempt(NamedTuple):
@@ -100,6 +106,13 @@ class World(NamedTuple):
     """The attempt that made each effect, in the order they were made, as effect * 10 + attempt."""
     used: tuple[tuple[int, int], ...] = ()
     """Each effect, and the pure value that it was first made with."""
+    kept: bool = False
+    """Whether the journal has the request, which a janitor needs to finish it."""
+    tries: int = 0
+    views: int = 0
+    """How often janitors have entered the view."""
+    fault: str = ""
+    """What a janitor did that none may do."""
     answer: tuple[int, ...] | None = None
 
 
@@ -132,6 +145,8 @@ class Steps:
     again: int = 0
     gives_up: bool = False
     resolver: bool = False
+    janitors: int = 0
+    """How many attempts, the last ones, are made by janitors: no client asks for them."""
     losses: int = 1
     deaths: bool = True
     broken: frozenset[str] = field(default_factory=frozenset)
@@ -161,7 +176,7 @@ class Steps:
 
     def _waits(self, world: World, who: int) -> bool:
         """Attempts that run the same code are alike: the one that comes first may as well have the lower number."""
-        alike = len(self.codes) == 1 and who > 0
+        alike = len(self.codes) == 1 and who > 0 and self._is_janitor(who) == self._is_janitor(who - 1)
         return alike and world.attempts[who].at == "new" == world.attempts[who - 1].at
 
     def _lease(self, world: World, record: Record) -> Iterator[tuple[str, World]]:
@@ -193,14 +208,17 @@ class Steps:
             return self._write(world, call, record)
         if call.verb == "complete":
             completed = record._replace(state="C", lapsed=False)
-            return world._replace(record=completed, journal=(), answer=call.answer), "done"
+            return self._without_journal(world)._replace(record=completed, answer=call.answer), "done"
         if call.verb == "hold":
             return world._replace(record=record._replace(state="Q", lapse=False)), "done"
         if not record.effects or "release deletes" in self.broken:
-            return spent._replace(record=None, journal=(), last=(0, 0)), "done"
+            return self._without_journal(spent)._replace(record=None, last=(0, 0)), "done"
         if not record.others and "a doubt is paused" not in self.broken:
             return spent._replace(record=record._replace(state="Q", lapse=False)), "done"
         return spent._replace(record=Record(PAUSED, record.fence, lapsed=True, effects=record.effects)), "done"
+
+    def _without_journal(self, world: World) -> World:
+        return world._replace(journal=(), kept=False, tries=0)
 
     def _unchecked(self, call: Call) -> bool:
         transactional = any(entry.effects == "transactional" for entry in call.enter)
@@ -241,12 +259,49 @@ class Steps:
         others = not call.doubt or "a begun step lets others in" in self.broken
         state = "Q" if record.state == "Q" and call.doubt else "P"
         record = record._replace(state=state, lapsed=False, others=others, lapse=state == "Q", effects=call.effects)
-        return world._replace(record=record, journal=journal, last=(call.fence, call.number)), "done"
+        kept, tries = world.kept or call.keeps, max(world.tries, call.tries)
+        last = (call.fence, call.number)
+        return world._replace(record=record, journal=journal, last=last, kept=kept, tries=tries), "done"
 
     # One attempt.
 
+    def _is_janitor(self, who: int) -> bool:
+        return who >= self.attempts - self.janitors
+
+    def _janitor(self, world: World, who: int, attempt: Attempt) -> Iterator[tuple[str, World]]:
+        """Look for a request to finish; claim it as any retry does; note the try; and let the application sign in."""
+        record = world.record
+        if attempt.at == "new":
+            lapsed = record is not None and (record.state, record.lapsed, record.others) == ("P", True, True)
+            effects = any(entry.effects != "pure" for entry in world.journal)
+            if lapsed and effects and world.kept and world.tries < MOST_TRIES:
+                yield f"janitor {who} looks", self._put(world, who, attempt._replace(at="claim"))
+        elif attempt.at == "try" and attempt.sending in (None, FLUSH):
+            # It knows them from the journal that it recalled, and not from its look.
+            over = world.tries >= MOST_TRIES and "tries are counted by a look" not in self.broken
+            free = not any(entry.effects != "pure" for entry in attempt.known)
+            if over or (free and "a free key is begun" not in self.broken):
+                # Another had the key since the look.
+                yield f"janitor {who} lets go", self._put(world, who, attempt._replace(at="release"))
+            elif "a try is not noted" in self.broken:
+                yield f"janitor {who} does not note it", self._put(world, who, attempt._replace(at="hooks"))
+            else:
+                yield from self._tell(world, who, FLUSH, attempt, attempt._replace(at="hooks"), tries=world.tries + 1)
+        elif attempt.at == "hooks":
+            views, begins = world.views + 1, not any(entry.effects != "pure" for entry in attempt.known)
+            entered = world._replace(views=views, fault=world.fault or ("I9" if begins else ""))
+            entered = entered._replace(fault=entered.fault or ("I8" if views > MOST_TRIES else ""))
+            yield f"janitor {who} comes in as its caller", self._put(entered, who, attempt._replace(at="view"))
+            refused = self._put(world, who, attempt._replace(at="release"))
+            yield f"janitor {who} is refused", refused
+            if "the caller is not compared" in self.broken:
+                other = entered._replace(fault="I10")
+                yield f"janitor {who} comes in as another", self._put(other, who, attempt._replace(at="view"))
+
     def _of(self, world: World, who: int, attempt: Attempt) -> Iterator[tuple[str, World]]:
-        if attempt.at == "new" and "the journal is read before the claim" in self.broken:
+        if self._is_janitor(who) and attempt.at in ("new", "try", "hooks"):
+            yield from self._janitor(world, who, attempt)
+        elif attempt.at == "new" and "the journal is read before the claim" in self.broken:
             yield f"{who} reads", self._put(world, who, attempt._replace(at="claim", known=world.journal))
         elif attempt.at in ("new", "claim"):
             yield from self._call(world, who, Call("claim", who), attempt)
@@ -415,12 +470,17 @@ class Steps:
         if "a finish speaks for itself" in self.broken and any(entry.finished for entry in attempt.unsent):
             doubt = False
         number = attempt.number + 1
-        return Call("write", who, attempt.fence, number, attempt.unsent, attempt.withdrawn, effects, doubt)
+        keeps = bool(self.janitors and attempt.unsent)
+        if "the request has a write of its own" in self.broken:
+            keeps = keeps and attempt.number > 0
+        return Call("write", who, attempt.fence, number, attempt.unsent, attempt.withdrawn, effects, doubt, keeps=keeps)
 
-    def _tell(self, world: World, who: int, place: int, noted: Attempt, after: Attempt) -> Iterator[tuple[str, World]]:
-        """Write what the store does not know, and go on as `after`."""
+    def _tell(
+        self, world: World, who: int, place: int, noted: Attempt, after: Attempt, *, tries: int = 0
+    ) -> Iterator[tuple[str, World]]:
+        """Write what the store does not know, and go on as `after`. `tries`: the number of the try that it enters."""
         now = world.attempts[who]
-        call = self._writing(who, noted)
+        call = self._writing(who, noted)._replace(tries=tries)
         stored, told = self._store(world, call)
         after = self._sent(after) if told == "done" else now._replace(at="end", sending=None)
         if told != "done" and place != FLUSH:
@@ -440,6 +500,8 @@ class Steps:
 
     def _unanswered(self, who: int, noted: Attempt, place: int) -> Attempt:
         """Go on without a reply: the next write has a higher number, and carries what still matters."""
+        if noted.at == "try":
+            return noted._replace(at="release")
         if place == FLUSH:
             return noted
         if noted.steps[place] == "finish":
@@ -476,6 +538,7 @@ class Steps:
         declared = {step.name for code in (self.codes if self.one_endpoint else (self.code(who),)) for step in code}
         unknown = any(entry.name not in declared for entry in world.journal)
         at = "hold" if unknown and "names are not compared" not in self.broken else "view"
+        at = "try" if at == "view" and self._is_janitor(who) else at
         return attempt._replace(at=at, known=world.journal)
 
     # The resolver reads what is in doubt first, and acts on it later.
@@ -537,7 +600,10 @@ class Steps:
         quiet = all(attempt.at == "end" for attempt in world.attempts) and not world.late and not self.fails
         if quiet and record is not None and record.state == "Q" and record.lapse:
             return "I6"
-        return ""
+        recorded = record is not None and record.state != "C" and any(each.effects != "pure" for each in world.journal)
+        if self.janitors and recorded and not world.kept:
+            return "I7"
+        return world.fault
 
     def _agrees(
         self, who: int, told: tuple[int, ...], states: tuple[str, ...], first: dict[int, int], used: dict[int, int]

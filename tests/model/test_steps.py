@@ -27,7 +27,15 @@ BRANCH = Steps(((CHARGE,), (PAY,)))
 RENAMED = replace(BRANCH, one_endpoint=False, any_order=True)
 SHORTER = replace(PLAIN, codes=((CHARGE, SHIP), (CHARGE,)), losses=0)
 
+LEFT = replace(PLAIN, janitors=1)
+TWO_JANITORS = replace(ONE, attempts=3, janitors=2)
+
 HOLDS = {
+    "a janitor finishes": LEFT,
+    "a janitor finishes, views fail and calls are given up": replace(FAILS, janitors=1, gives_up=True),
+    "a janitor finishes, transactional": replace(SAVED, janitors=1),
+    "two janitors": replace(TWO_JANITORS, codes=((MAIL, CHARGE),), losses=0),
+    "a janitor and a client": replace(PLAIN, attempts=3, janitors=1, losses=0),
     "plain, views fail and calls are given up": replace(FAILS, gives_up=True),
     "plain, a resolver": replace(ONE, resolver=True),
     "plain, plain": PLAIN,
@@ -42,11 +50,23 @@ HOLDS = {
 }
 """What every push looks at first, in seconds."""
 WIDE = {
+    "two janitors, views fail": replace(PLAIN, attempts=3, janitors=2, fails=True, losses=0),
+    "a janitor and a client, views fail, a resolver": replace(
+        ONE, attempts=3, janitors=1, fails=True, resolver=True, losses=0
+    ),
     "plain, plain, views fail, three attempts": replace(PLAIN, fails=True, losses=0, attempts=3),
     "threads": THREADS,
 }
 """What the slow stage looks at as well."""
 LARGE = {
+    "a janitor and a client, a loss": replace(ONE, attempts=3, janitors=1),
+    "a janitor and a client, plain, plain, views fail, a resolver": replace(
+        PLAIN, attempts=3, janitors=1, fails=True, resolver=True, losses=0
+    ),
+    "two janitors, calls are given up": replace(TWO_JANITORS, gives_up=True),
+    "a janitor, transactional, views fail and calls are given up": replace(
+        SAVED, janitors=1, fails=True, gives_up=True
+    ),
     "plain, plain, views fail and calls are given up": replace(PLAIN, fails=True, gives_up=True),
     "plain, plain, a resolver": replace(PLAIN, resolver=True),
     "plain, plain, two losses": replace(PLAIN, losses=2),
@@ -88,6 +108,11 @@ NEEDED: dict[str, tuple[Steps, str]] = {
     "another way is noticed at the end": (BRANCH, "I1"),
     "an unasked step is not missed": (SHORTER, "I5"),
     "the resolver does not compare": (replace(ONE, resolver=True), "I4"),
+    "the request has a write of its own": (LEFT, "I7"),
+    "a try is not noted": (replace(MAILED, attempts=3, janitors=2, losses=0), "I8"),
+    "tries are counted by a look": (replace(MAILED, attempts=3, janitors=2, losses=0), "I8"),
+    "a free key is begun": (replace(MAILED, janitors=1, fails=True, losses=0), "I9"),
+    "the caller is not compared": (LEFT, "I10"),
 }
 """Each rule, where it is needed, and which promise fails without it."""
 
@@ -102,6 +127,18 @@ def resumed(world: World, after: str, answer: tuple[int, ...]) -> bool:
 
 
 REACHED: dict[str, tuple[Steps, Callable[[World], bool]]] = {
+    "what one died of, the janitor completes": (
+        replace(LEFT, losses=0),
+        lambda world: resumed(world, "dead", (0, 1)),
+    ),
+    "what one paused, the janitor completes": (
+        replace(LEFT, losses=0, fails=True, deaths=False),
+        lambda world: resumed(world, "end", (0, 1)),
+    ),
+    "what a janitor died of, the client completes": (
+        replace(PLAIN, attempts=3, janitors=1, losses=0),
+        lambda world: completed_by(world, 1) and world.attempts[2].at == "dead" and world.tries == 0 < world.views,
+    ),
     "what one died of, the next completes": (
         replace(PLAIN, losses=0),
         lambda world: resumed(world, "dead", (0, 1)),

@@ -277,7 +277,12 @@ def test_every_member_is_in_the_schema() -> None:
     policy = SCHEMA["$defs"]["policy"]["properties"]
 
     assert document.keys() == SCHEMA["properties"].keys()
-    assert list(document["defaults"]) == list(policy) == SCHEMA["properties"]["defaults"]["required"]
+    # Only a policy that remembers keys for longer than responses has it.
+    always = [name for name in policy if name != "remembered"]
+    assert list(document["defaults"]) == always == SCHEMA["properties"]["defaults"]["required"]
+    remembering = published(new_app(remember=30 * 86400))["defaults"]
+    assert (30 * 86400, list(policy)) == (remembering["remembered"], list(remembering))
+    assert ("key-expired" in document["defaults"]["problems"], remembering["problems"]["key-expired"]) == (False, 410)
     for name in ("key", "same_request", "statuses"):
         assert document["defaults"][name].keys() == policy[name]["properties"].keys()
         # Documents of earlier releases lack it.

@@ -33,6 +33,7 @@ from flask_idempotency.operations.doctor import (
     clock_skew,
     clock_step,
     examine,
+    finish,
     gunicorn_timeout,
     janitor,
     keys,
@@ -438,6 +439,30 @@ def test_a_task_is_not_late_before_the_janitor_is(ago: float, verdict: Verdict) 
 
 def test_a_task_without_a_schedule_is_not_missed() -> None:
     assert Verdict.FINE is worst(tasks(log({"expire": TaskReport(9e9, DONE)}), {}, heartbeat_interval=30.0))
+
+
+@pytest.mark.parametrize(
+    ("last", "every", "verdict"),
+    (
+        pytest.param({}, {"finish": 15.0}, FAULT, id="never"),
+        pytest.param({"reap": TaskReport(1.0, DONE)}, {}, FAULT, id="never, as beat leaves it out"),
+        pytest.param({"finish": TaskReport(59.0, DONE)}, {"finish": 15.0}, FINE, id="in time"),
+        pytest.param({"finish": TaskReport(61.0, DONE)}, {"finish": 15.0}, FAULT, id="late"),
+        pytest.param({"finish": TaskReport(599.0, DONE)}, {"finish": 200.0}, FINE, id="in time, every 200 s"),
+        pytest.param({"finish": TaskReport(601.0, DONE)}, {"finish": 200.0}, FAULT, id="late, every 200 s"),
+    ),
+)
+def test_an_endpoint_that_the_janitor_does_not_finish_is_reported(
+    last: dict[str, TaskReport], every: dict[str, float], verdict: Verdict
+) -> None:
+    """Also if the application expects no janitor."""
+    at = [endpoint("checkout", effects="steps", finish="janitor")]
+
+    assert verdict is worst(finish(log(last), at, every, heartbeat_interval=30.0))
+    assert (verdict is FAULT) is ("checkout" in finish(log(last), at, every)[0].text)
+    assert FINE is worst(finish(log(last), [endpoint()], every))
+    assert FINE is worst(finish(log(last), at, every, process_local=True))
+    assert FINE is worst(tasks(log({"finish": TaskReport(9e9, DONE)}), {"finish": 15.0}, heartbeat_interval=30.0))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from flask_idempotency.testing.contract import (
     JournalsContract,
     ObservationsContract,
     RecoveryContract,
+    RemembersContract,
     ResponsesContract,
     SettledContract,
     StoreContract,
@@ -99,6 +100,10 @@ class TestExpiry(ExpiryContract):
     store = store_of("upkeep")
 
 
+class TestRemembered(RemembersContract):
+    store = store_of("upkeep")
+
+
 class TestTaskLogs(TaskLogContract):
     store = store_of("upkeep")
 
@@ -121,6 +126,7 @@ class TestVoids(VoidContract):
     store = store_of("upkeep")
 
     @pytest.mark.soak
+    @pytest.mark.timeout(3600)
     def test_no_schedule_of_very_many_runs_a_voided_key(self, store: Any, clock: FrozenClock) -> None:
         """The same as the shipped contract, with 100,000 schedules."""
         for seed in range(100_000):

@@ -260,6 +260,7 @@ def test_a_forged_report_is_ignored(report: str) -> None:
 
 
 GOOD = Row(
+    response_expires_at=None,
     state="completed",
     token=b"t" * 16,
     fence=7,

@@ -14,5 +14,5 @@ def test_failing_assertions_show_the_compared_values() -> None:
     """Pytest rewrites the assertions of every module of the contract."""
     modules = [importlib.import_module(f"{contract.__name__}.{each.name}") for each in iter_modules(contract.__path__)]
 
-    assert 14 == len(modules)
+    assert 15 == len(modules)
     assert [] == [module for module in modules if not isinstance(module.__loader__, AssertionRewritingHook)]

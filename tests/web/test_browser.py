@@ -61,6 +61,7 @@ def test_the_module_knows_the_codes_of_the_python_client() -> None:
         Verdict.OUTCOME_UNKNOWN: "outcome-unknown",
         Verdict.NOT_KEPT: "done",
         Verdict.ERASED: "done",
+        Verdict.EXPIRED: "done",
         Verdict.VOIDED: "voided",
     }
     expected: dict[str, set[str]] = {}

@@ -81,13 +81,13 @@ def state(response: TestResponse) -> Any:
     return document.get("state", document.get("code"))
 
 
-def hold(world: World, key: str = "k", *, lease: float = 30.0, **scope: Any) -> bytes:
-    """Claim the key as a worker would that then says nothing more. Return its token."""
+def hold(world: World, key: str = "k", *, lease: float = 30.0, endpoint: str = "pay", **scope: Any) -> bytes:
+    """Claim the key as a worker of this view would that then says nothing more. Return its token."""
     settings = world.app.extensions["idempotency"].settings
     named = {"principal": "alice", "tenant": None, "operation": None, **scope}
     storage_key = identities(settings)[0].storage_key(Scope(settings.namespace, **named), key)
-    policy = world.app.extensions["idempotency"].policies.look("pay", "POST").policy
-    info = RequestInfo("", "alice", "POST", "pay")
+    policy = world.app.extensions["idempotency"].policies.look(endpoint, "POST").policy
+    info = RequestInfo("", "alice", "POST", endpoint)
     token = new_token(storage_key.mark)
     asked = ClaimRequest(storage_key, bytes(17), policy.on_expiry, info)
     world.store.claim(asked, token=token, lease=lease)
@@ -105,7 +105,9 @@ def on_store(request: pytest.FixtureRequest) -> Iterator[Callable[..., World]]:
         def build(**settings: Any) -> World:
             clock = FrozenClock(float(int(time.time())))
             # SQL stores are shared by all tests: the keys of each test are its own.
-            world = shop(store=FaultyStore(make(clock)), secret=(secrets.token_hex(16),), **settings)
+            store: Any = FaultyStore(make(clock))
+            store.recovery = store._store.recovery
+            world = shop(store=store, secret=(secrets.token_hex(16),), **settings)
             world.clock = clock
             return world
 

@@ -11,9 +11,12 @@ import pytest
 from flask import Blueprint, Flask, g, request
 from werkzeug.test import TestResponse
 
-from flask_idempotency import Idempotency, Step, current_claim, key_status
+from flask_idempotency import Idempotency, Step, current_claim, idempotent, key_status
+from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Completed, KeyVoided, VoidedRefused
 from flask_idempotency.engine.model import VOIDED, State
+from flask_idempotency.engine.policy import Policy
 from flask_idempotency.stores.memory import MemoryStore
 from tests.apps import KEY, World, new_world
 from tests.web.test_key_status import PAY, ask, hold, on_store, shop, sql_databases, sql_stores, state
@@ -60,7 +63,6 @@ def test_another_payload_under_a_voided_key_is_told_the_same() -> None:
         ("plain", lambda world: world.post("/payments", headers={"X-Fail": "yes"}), 409, "outcome-unknown"),
         ("plain", hold, 409, "in-flight"),
         ("plain", lambda world: (hold(world), world.clock.advance(31)), 409, "outcome-unknown"),
-        ("deduplicated", lambda world: (hold(world), world.clock.advance(31)), 409, "request-paused"),
         ("marked", hold, 409, "in-flight"),
         ("marked", lambda world: (hold(world), world.clock.advance(31)), 200, "voided"),
         ("marked", lambda world: world.post("/payments", headers={"X-Status": "503"}), 200, "voided"),
@@ -226,3 +228,133 @@ def test_a_request_under_one_secret_alone_is_not_voided_under_the_other() -> Non
     assert (200, "done") == (response.status_code, state(response))
     assert 201 == world.post("/payments").status_code
     assert [b""] == other.runs or 1 == len(other.runs)
+
+
+# Where a void could say more than is true.
+
+
+def test_a_worker_that_passes_its_point_while_its_key_is_voided_keeps_it(on_store: Callable[..., World]) -> None:
+    """Between the look at the record and its release. Its effect comes next."""
+    world = on_store(void=True, effects="marked")
+    token = hold(world)
+    world.clock.advance(31)
+    key = world.store.calls[-1].key
+    world.store.points.at("after read", lambda: world.store._store.mark_point_of_no_return(key, token), nth=2)
+    response = void(world)
+
+    assert (409, "request-paused") == (response.status_code, state(response))
+    assert token == getattr(world.store.read(key), "token", None)
+    assert "outcome-unknown" == state(void(world))
+
+
+def test_a_paused_request_is_voided_on_each_store(on_store: Callable[..., World]) -> None:
+    world = on_store(void=True, effects="marked")
+    hold(world)
+    world.clock.advance(31)
+
+    assert ["voided", "key-voided"] == [state(each) for each in (void(world), world.post("/payments"))]
+
+
+def test_the_operation_of_the_record_says_what_its_effects_are() -> None:
+    """Naming another operation, whose policy proves more, voids nothing."""
+    world = voiding(effects="marked")
+    world.view("/bookings", endpoint="book")(idempotent(effects="deduplicated", void=False)(lambda: "booked"))
+    hold(world, endpoint="book")
+    world.clock.advance(31)
+    response = void(world)
+
+    assert (422, "key-reused") == (response.status_code, state(response))
+    assert State.PROCESSING is world.state()
+
+
+def test_a_late_worker_that_may_have_acted_does_not_say_that_it_did_nothing() -> None:
+    """An operator freed its key, and the client voided it."""
+    for effects, code in (("plain", "outcome-unknown"), ("marked", "key-voided")):
+        world = new_world(status_url="/idempotency/status", void=True, effects=effects)
+
+        @world.view("/payments")
+        def pay() -> Any:
+            key = world.store.calls[-1].key  # noqa: B023 - called in this turn
+            record = world.store.read(key)  # noqa: B023
+            assert record is not None
+            world.store.recovery.force_release(SeenRecord(key, record))  # noqa: B023
+            assert "voided" == state(void(world))  # noqa: B023
+            return {"paid": True}, 201
+
+        assert code == state(world.post("/payments")), effects
+
+
+@pytest.mark.parametrize(
+    "settings",
+    (
+        {"effects": "deduplicated"},
+        {"on_error": "release"},
+        {"release_statuses": (500,)},
+        {"on_store_down": "allow"},
+        {"on_abandoned": "takeover"},
+        {"effects": "steps", "steps": (Step("charge", effects="deduplicated", intent=False),)},
+    ),
+    ids=lambda settings: ", ".join(settings),
+)
+def test_where_a_void_could_not_be_believed_it_is_refused(settings: dict[str, Any]) -> None:
+    """A request that had an effect may leave no record there, or runs without the store."""
+    with pytest.raises(ConfigurationError, match="void=True and"):
+        voiding(**settings)
+
+
+def test_a_step_without_an_entry_is_not_given_up() -> None:
+    """Its effect may have happened, and the journal has no trace of it."""
+    steps = (Step("charge", effects="deduplicated", intent=False),)
+    assert not Policy(effects="steps", steps=steps).shows_effects
+    assert Policy(effects="steps", steps=(Step("charge", effects="deduplicated"),)).shows_effects
+
+
+def test_a_host_with_one_secret_undoes_a_void_that_meets_it() -> None:
+    """It used the key between the two writes. What ran is never called voided, and its retry gets the response."""
+    old, new = "o" * 32, "n" * 32
+    world = voiding(secret=(new, old))
+    other = shop(store=world.store, secret=new, void=True)
+    world.store.points.at("after void", lambda: other.post("/payments"))
+    response = void(world)
+
+    assert (200, "done") == (response.status_code, state(response))
+    assert ["done", 201] == [state(ask(world)), world.post("/payments").status_code]
+    assert 1 == len(other.runs) + len(world.runs)
+
+
+def test_half_of_a_void_is_no_void() -> None:
+    """The second write was lost. The status does not promise it, and a repeated DELETE completes it."""
+    world = voiding(secret=("n" * 32, "o" * 32))
+    world.store.lose_request("void", nth=2)
+
+    assert 503 == void(world).status_code
+    assert "absent" == state(ask(world))
+    assert "voided" == state(void(world))
+
+
+def test_what_is_in_flight_does_not_keep_a_key_from_being_voided() -> None:
+    """The request that does not end may be why the client gives up."""
+    world = voiding(quota_in_flight=1)
+    hold(world, "other")
+
+    assert "voided" == state(void(world))
+
+
+def test_it_says_for_how_long() -> None:
+    """Also when it is repeated: the time is that of the first."""
+    world = voiding(keep=100)
+    seconds = [void(world).get_json()["seconds_left"]]
+    world.clock.advance(99)
+    seconds += [void(world).get_json()["seconds_left"], ask(world).get_json()["seconds_left"]]
+
+    assert [100, 1, 1] == seconds
+
+
+def test_a_voided_key_is_voided_whatever_operation_is_named() -> None:
+    """A request with it is refused as that everywhere."""
+    world = voiding()
+    world.view("/refunds")(lambda: "ok")
+    void(world)
+    response = ask(world, asked={"method": "POST", "path": "/refunds"})
+
+    assert ["voided", "key-voided"] == [state(response), state(world.post("/refunds"))]

@@ -31,7 +31,16 @@ from flask_idempotency.engine.capabilities import (
 from flask_idempotency.engine.errors import DataKeyMissing
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.lease import LAPSED
-from flask_idempotency.engine.model import ERASED, OnExpiry, OverQuota, Record, State, StoredPayload, kid_of
+from flask_idempotency.engine.model import (
+    ERASED,
+    OnExpiry,
+    OverQuota,
+    Record,
+    State,
+    StoredPayload,
+    kid_of,
+    skeleton_of,
+)
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage, window_of
 from flask_idempotency.engine.store import Clock, SteadyClock
 
@@ -76,7 +85,9 @@ def as_seen(record: Record, seen: Record) -> bool:
 
 
 def is_over(record: Record, now: float) -> bool:
-    return record.state is State.COMPLETED and record.deadline <= now
+    """Return whether the life of this record has ended, so that its key is free."""
+    until = record.deadline if record.remembered_until is None else record.remembered_until
+    return record.state is State.COMPLETED and until <= now
 
 
 class MemoryTaskLog:
@@ -132,13 +143,18 @@ class MemoryExpiry:
         heapq.heappush(self._ends, (deadline, next(self._order), key))
 
     def drop(self, horizon: float, limit: int) -> int:
-        """Drop up to `limit` heap entries that end by `horizon`, and their records unless those have changed."""
+        """Drop up to `limit` heap entries that end by `horizon`, and their records unless those have changed.
+
+        A record that is remembered for longer only loses its response.
+        """
         dropped = 0
         while dropped < limit and self._ends and self._ends[0][0] <= horizon:
             _, _, key = heapq.heappop(self._ends)
             record = self._shared.records.get(key)
             if record is not None and is_over(record, horizon):
                 self._put(key, None)
+            elif record is not None and record.state is State.COMPLETED and record.deadline <= horizon:
+                self._put(key, replace(record, payload=skeleton_of(record.payload)))
             dropped += 1
         return dropped
 
@@ -213,8 +229,10 @@ class MemoryLedger:
                 if not record.in_quota:
                     continue
                 if record.state is State.COMPLETED:
-                    count, size = buckets.get(record.deadline, (0, 0))
-                    buckets[record.deadline] = count + 1, size + _size(record)
+                    for edge, one, extra in _entries(record):
+                        if edge > now:
+                            count, size = buckets.get(edge, (0, 0))
+                            buckets[edge] = count + one, size + extra
                 else:
                     unsettled += 1
                 if record.state is State.PROCESSING:
@@ -257,8 +275,9 @@ class MemoryLedger:
         """Count this record."""
         tenant = self._of(key.tid)
         if record.state is State.COMPLETED:
-            count, size = tenant.buckets.get(record.deadline, (0, 0))
-            tenant.buckets[record.deadline] = count + 1, size + _size(record)
+            for edge, one, extra in _entries(record):
+                count, size = tenant.buckets.get(edge, (0, 0))
+                tenant.buckets[edge] = count + one, size + extra
             return
         tenant.unsettled += 1
         if record.state is State.PROCESSING:
@@ -270,9 +289,11 @@ class MemoryLedger:
         if record.state is not State.COMPLETED:
             tenant.unsettled -= 1
             tenant.running.discard(key)
-        elif record.deadline in tenant.buckets:
-            count, size = tenant.buckets[record.deadline]
-            tenant.buckets[record.deadline] = count - 1, size - _size(record)
+            return
+        for edge, one, extra in _entries(record):
+            if edge in tenant.buckets:
+                count, size = tenant.buckets[edge]
+                tenant.buckets[edge] = count - one, size - extra
 
     def _of(self, tid: bytes) -> _TenantCounts:
         return self._tenants.setdefault(tid, _TenantCounts())
@@ -291,8 +312,12 @@ class MemoryLedger:
         return [deadline for deadline in ends if deadline > now]
 
 
-def _size(record: Record) -> int:
-    return 0 if record.payload is None else record.payload.byte_size
+def _entries(record: Record) -> list[tuple[float, int, int]]:
+    """Return how a completed record counts: the end of a bucket, and its records and bytes in that."""
+    size = 0 if record.payload is None else record.payload.byte_size
+    if record.remembered_until is None:
+        return [(record.deadline, 1, size)]
+    return [(record.deadline, 0, size), (record.remembered_until, 1, 0)]
 
 
 @dataclass(slots=True)
@@ -407,7 +432,7 @@ class MemoryResponses:
             found = [
                 Answer(key, self._data_keys.with_erasure(key, record))
                 for key, record in live
-                if record is not None and record.state is State.COMPLETED and tid in (None, key.tid)
+                if record is not None and _has_response(record, now) and tid in (None, key.tid)
             ]
             wanted = tuple(
                 answer for answer in found if other_than is None or kid_of(answer.record.payload) != other_than
@@ -416,8 +441,9 @@ class MemoryResponses:
 
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         with self._shared.lock:
-            record = self._shared.live(key, self._shared.now())
-            if record is None or record.state is not State.COMPLETED or record.payload != old:
+            now = self._shared.now()
+            record = self._shared.live(key, now)
+            if record is None or not _has_response(record, now) or record.payload != old:
                 return False
             self._data_keys.check(key.tid, record, new)
             self._shared.records[key] = replace(record, payload=new)
@@ -427,6 +453,11 @@ class MemoryResponses:
         with self._shared.lock:
             completed = (record for record in self._shared.records.values() if record.state is State.COMPLETED)
             return Counter(kid_of(record.payload) for record in completed if not _is_wiped(record))
+
+
+def _has_response(record: Record, now: float) -> bool:
+    """Return whether a retry gets the response of this record."""
+    return record.state is State.COMPLETED and record.deadline > now
 
 
 def _is_wiped(record: Record) -> bool:
@@ -441,7 +472,7 @@ class MemoryRecovery:
         shared: MemoryRecords,
         *,
         put: Callable[[StorageKey, Record | None], None],
-        complete: Callable[[StorageKey, Record, StoredPayload, float, float], None],
+        complete: Callable[[StorageKey, Record, StoredPayload, float, float | None, float], None],
         with_erasure: Callable[[StorageKey, Record, float], Record],
     ) -> None:
         self._shared = shared
@@ -486,7 +517,15 @@ class MemoryRecovery:
                 self._turns[key] = min(horizon, now) + min(max(now - quarantined[key].deadline, least), most)
             return found
 
-    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(
+        self,
+        seen: SeenRecord,
+        *,
+        token: bytes,
+        payload: StoredPayload,
+        keep: float,
+        remember: float | None = None,
+    ) -> bool:
         with self._shared.moment() as now:
             record = self._shared.live(seen.key, now)
             if record is not None and record.state is State.COMPLETED and record.token == token:
@@ -494,12 +533,13 @@ class MemoryRecovery:
             record = self._as_seen(seen, now)
             if record is None or record.state is not State.QUARANTINED:
                 return False
-            self._complete(seen.key, replace(record, token=token), payload, keep, now)
+            self._complete(seen.key, replace(record, token=token), payload, keep, remember, now)
             return True
 
     def force_release(self, seen: SeenRecord) -> bool:
         with self._shared.lock:
-            if self._as_seen(seen, self._shared.now()) is None:
+            record = self._as_seen(seen, self._shared.now())
+            if record is None or record.on_expiry is not seen.record.on_expiry:
                 return False
             self._put(seen.key, None)
             return True

@@ -42,7 +42,9 @@ class _Kept:
 class Completing(Protocol):
     """Completes a record, as `Store.complete` does."""
 
-    def __call__(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None: ...
+    def __call__(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None: ...
 
 
 class MemoryJournals:
@@ -102,8 +104,10 @@ class MemoryJournals:
             record = self._held(key, token, fence, self._shared.now())
             return self._journal(key, record)
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        self._complete(key, token, payload, keep=keep)
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
+        self._complete(key, token, payload, keep=keep, remember=remember)
 
     def read(self, key: StorageKey) -> Journal:
         with self._shared.lock:

@@ -20,6 +20,7 @@ from flask_idempotency.engine.model import (
     VOID,
     VOIDED,
     ClaimRequest,
+    Expired,
     Grant,
     InFlight,
     Mismatched,
@@ -31,6 +32,7 @@ from flask_idempotency.engine.model import (
     StoredPayload,
     Unknown,
     Voided,
+    skeleton_of,
 )
 from flask_idempotency.engine.quota import Quota, bucket_edge_ms, bucket_width_ms
 from flask_idempotency.engine.store import Clock, StoreOutcome, store_time
@@ -62,6 +64,7 @@ class MemoryStore:
     """
 
     process_local = True
+    remembers = True
 
     def __init__(self, clock: Clock = store_time) -> None:
         self._shared = MemoryRecords(clock)
@@ -104,6 +107,8 @@ class MemoryStore:
             if record.fingerprint != request.fingerprint:
                 return Mismatched(first_seen=record.requested_at)
             if record.state is State.COMPLETED:
+                if record.deadline <= now:
+                    return Expired(first_seen=record.requested_at)
                 return self._with_erasure(request.key, record, now)
             if record.state is State.QUARANTINED:
                 return Unknown(record.reason)
@@ -130,7 +135,7 @@ class MemoryStore:
                 if isinstance(outcome, OverQuota):
                     return outcome
                 record = self._shared.records[request.key]
-                self._complete(request.key, record, VOID, keep, now)
+                self._complete(request.key, record, VOID, keep, None, now)
             elif request.callers is not None and request.callers.show(record.info) is False:
                 return OtherCaller(first_seen=record.requested_at)
             seen = record.requested_at
@@ -150,13 +155,15 @@ class MemoryStore:
             if record.state is State.PROCESSING:
                 self._put(key, replace(record, on_expiry=OnExpiry.QUARANTINE))
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
         microseconds(keep)
         with self._shared.lock:
             now = self._shared.now()
             record = self._owned(key, token, now)
             if record.state is not State.COMPLETED:
-                self._complete(key, record, payload, keep, now)
+                self._complete(key, record, payload, keep, remember, now)
 
     def release(self, key: StorageKey, token: bytes) -> State | None:
         with self._shared.lock:
@@ -193,18 +200,38 @@ class MemoryStore:
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         with self._shared.lock:
-            record = self._shared.live(key, self._shared.now())
-            if record is not None and record.state is State.COMPLETED and record.payload == payload:
+            now = self._shared.now()
+            record = self._shared.live(key, now)
+            answered = record is not None and record.state is State.COMPLETED and record.payload == payload
+            if record is not None and answered and record.deadline > now:
                 self._quarantine(key, record, CORRUPT)
 
-    def _complete(self, key: StorageKey, record: Record, payload: StoredPayload, keep: float, now: float) -> None:
+    def _complete(
+        self,
+        key: StorageKey,
+        record: Record,
+        payload: StoredPayload,
+        keep: float,
+        remember: float | None,
+        now: float,
+    ) -> None:
         self.data_keys.check(key.tid, record, payload)
-        seconds = _seconds(keep)
         # Never before the claim: if an operator sets the clock back, the record would expire before it began.
         begins = max(now, record.requested_at)
+        seconds, until = _seconds(keep), None
         deadline = _edge(begins, seconds) if record.in_quota else begins + seconds
+        if remember is not None and remember > keep:
+            seconds = _seconds(remember)
+            until = max(_edge(begins, seconds) if record.in_quota else begins + seconds, deadline)
+            self.expiry.completed(key, until)
         completed = replace(
-            record, state=State.COMPLETED, deadline=deadline, completed_at=begins, payload=payload, reason=""
+            record,
+            state=State.COMPLETED,
+            deadline=deadline,
+            completed_at=begins,
+            payload=payload,
+            reason="",
+            remembered_until=until,
         )
         self._put(key, completed)
         if self.journals.kept:
@@ -274,7 +301,7 @@ class MemoryStore:
         return _grant_of(record, now)
 
     def _quarantine(self, key: StorageKey, record: Record, reason: str) -> str:
-        self._put(key, replace(record, state=State.QUARANTINED, reason=reason))
+        self._put(key, replace(record, state=State.QUARANTINED, reason=reason, remembered_until=None))
         return reason
 
     def _put(self, key: StorageKey, record: Record | None) -> None:
@@ -291,6 +318,8 @@ class MemoryStore:
         self.recovery.changed(key, record)
 
     def _with_erasure(self, key: StorageKey, record: Record, now: float) -> Record:
+        if record.state is State.COMPLETED and record.deadline <= now:
+            record = replace(record, payload=skeleton_of(record.payload))
         return self.data_keys.with_erasure(key, replace(record, remaining=record.deadline - now))
 
 

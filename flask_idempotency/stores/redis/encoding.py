@@ -16,6 +16,10 @@
               quarantined: the reason after its length; then, if the record was completed and is corrupt, the fields above
               processing: nothing
 
+The last text of a completed record that is remembered for longer than its response ends in "\\0~" and 15 digits: until when,
+in milliseconds. The release before shows them in that text. It replays the response, and after `deadline` it finds a record
+that Redis keeps for too long, and refuses the key as damaged.
+
 A length takes as few bytes as it needs, seven bits in each. So does the data key's number plus one. The wrapping key's
 id follows, after its length. A response that is not sealed has only a zero there.
 
@@ -26,6 +30,7 @@ with only some of its fields.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
@@ -43,6 +48,7 @@ from flask_idempotency.engine.model import (
     SealedBy,
     State,
     StoredPayload,
+    skeleton_of,
 )
 from flask_idempotency.engine.quota import Quota, bucket_width_ms
 from flask_idempotency.stores import microseconds
@@ -58,6 +64,9 @@ a payment.
 
 KID_BYTES: Final = 255
 """Longest id of a wrapping key: stored data keys have one byte for this length."""
+_UNTIL: Final = b"\0~"
+_UNTIL_BYTES: Final = 17
+"""The end of the last text of a record that is remembered for longer than its response. `lua/lib/remembered.lua` reads it."""
 LARGEST_BYTES: Final = LARGEST_PAYLOAD + 8 * ABOUT_TEXT_BYTES
 """Longest record. `lua/lib/record.lua` has the same number."""
 _LENGTH_BYTES: Final = 9
@@ -162,6 +171,11 @@ def decode(data: bytes, *, now: float) -> Record:
         if tail > len(data):
             raise CorruptRecord("the texts in the record in Redis are cut short")
         fields = data[at:tail]
+        until = None
+        if fields[-_UNTIL_BYTES : 2 - _UNTIL_BYTES] == _UNTIL and fields[2 - _UNTIL_BYTES :].isdigit():
+            fields, until = _without_until(fields), int(fields[2 - _UNTIL_BYTES :]) / 1000
+            if until > LATEST:
+                raise CorruptRecord("the record in Redis has a time after the year 9999")
         info = (_info if len(fields) <= _CACHED_SIZE else _info.__wrapped__)(fields)
         at = tail
         if state is State.QUARANTINED:
@@ -199,7 +213,30 @@ def decode(data: bytes, *, now: float) -> Record:
         payload,
         reason,
         first & 1 == 1,
+        False,
+        until if state is State.COMPLETED else None,
     )
+
+
+def _without_until(fields: bytes) -> bytes:
+    """Return the texts of a record without the time in the last one. Raises as `_info` does."""
+    at = 0
+    for _ in range(3):
+        size, at = read_length(fields, at)
+        at += size
+    _, start = read_length(fields, at)
+    last = fields[start:-_UNTIL_BYTES]
+    return fields[:at] + length_bytes(len(last)) + last
+
+
+def as_kept(record: Record) -> Record | None:
+    """Return this record as the store shows it: without a response that has expired. None: all of it has."""
+    if record.state is not State.COMPLETED or record.remaining > 0:
+        return record
+    until = record.remembered_until
+    if until is None or until <= record.deadline - record.remaining:
+        return None
+    return replace(record, payload=skeleton_of(record.payload))
 
 
 @lru_cache(maxsize=1024)  # a client that retries, or asks often, has the same texts
@@ -251,7 +288,11 @@ def _encode(record: Record, tid: bytes) -> bytes:
         raise ValueError("a time after the year 9999 does not fit")
     takeover = record.on_expiry is OnExpiry.TAKEOVER
     first = _FORMAT << 5 | NUMBERS[record.state] << 3 | takeover << 2 | success << 1 | record.in_quota
-    about = about_bytes(record.info)
+    info = record.info
+    if record.remembered_until is not None:
+        until = (_UNTIL + b"%015d" % round(record.remembered_until * 1000)).decode()
+        info = replace(info, operation=info.operation + until)
+    about = about_bytes(info)
     header = _HEADER.pack(
         first,
         record.token,
@@ -318,6 +359,14 @@ def duration(seconds: float) -> bytes:
 @lru_cache(maxsize=64)
 def _bucket_width(keep: float) -> bytes:
     return b"%d" % bucket_width_ms(keep)
+
+
+def remembering(keep: float, remember: float | None) -> tuple[bytes, ...]:
+    """Return the last arguments of `complete.lua` and `resolve.lua`: none for a record that ends with its response."""
+    if remember is None:
+        return ()
+    arguments = duration(remember), _bucket_width(remember)
+    return arguments if remember > keep else ()
 
 
 def completion(payload: StoredPayload, *, keep: float) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:

@@ -25,7 +25,7 @@ from flask_idempotency.engine.model import ERASED, State, StoredPayload, kid_of
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.data_loss import RedisDataLoss, refusal
-from flask_idempotency.stores.redis.encoding import completion, reason_bytes
+from flask_idempotency.stores.redis.encoding import completion, reason_bytes, remembering
 from flask_idempotency.stores.redis.erasure import ErasureCache, decode_erasure
 from flask_idempotency.stores.redis.executor import BATCH, Scan, ScriptExecutor
 from flask_idempotency.stores.redis.scripts import Script
@@ -63,8 +63,14 @@ class RedisJournals:
             raise refusal(result)
         return _journal(result)
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        result = self._run(scripts.COMPLETE, key, token, *completion(payload, keep=keep))
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
+        arguments: tuple[bytes, ...] = completion(payload, keep=keep)
+        keys = None
+        if remember is not None:
+            arguments, keys = (*arguments, *remembering(keep, remember)), layout.keys_with_memory(key)
+        result = self._run(scripts.COMPLETE, key, token, *arguments, keys=keys)
         if result != b"DONE":
             raise refusal(result)
 
@@ -148,9 +154,11 @@ class RedisJournals:
                         erased = erasure is not None and erasure.covers(entry.payload, requested_ms=requested_ms)
                         yield StepAnswer(StorageKey(rid, tid), token, fingerprint, entry, erased)
 
-    def _run(self, script: Script, key: StorageKey, *arguments: bytes | int) -> Any:
+    def _run(
+        self, script: Script, key: StorageKey, *arguments: bytes | int, keys: Sequence[bytes] | None = None
+    ) -> Any:
         """Run a script on this record and its journal. After a restart of Redis, first check for data loss."""
-        keys = layout.keys_with_journal(key)
+        keys = keys or layout.keys_with_journal(key)
         name = layout.name(keys)
         result = self._server.run(script, keys, name, *arguments)
         if result == b"DOUBT":

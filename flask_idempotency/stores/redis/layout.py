@@ -5,6 +5,8 @@
     idm1:{p02b0}:i          sorted set: records in flight. Score: when the lease expires, in ms
     idm1:{p02b0}:z          sorted set: quarantined records. Score: when a resolver is due, in ms. The first is the time
                             of the quarantine, or when the lease expired if that was earlier
+    idm1:{p02b0}:x          sorted set: completed records that are remembered for longer than their response. Score: when
+                            that is removed, in ms
     idm1:{p02b0}:m          hash: facts of the partition, see `FIELDS`
     idm1:{p02b0}:f:<tid>    sorted set: the tenant's unfinished records that count in its quota. Score: when the lease
                             expires, in ms; 0 in quarantine
@@ -204,6 +206,16 @@ def indexes_in(partition: int) -> tuple[bytes, bytes]:
     """Return the two indexes of this partition: records in flight, and quarantined records."""
     prefix = _beginning(partition)
     return prefix + b"i", prefix + b"z"
+
+
+def remembered_in(partition: int) -> bytes:
+    """Return the index of this partition's records that are remembered for longer than their response."""
+    return _beginning(partition) + b"x"
+
+
+def keys_with_memory(key: StorageKey) -> tuple[bytes, ...]:
+    """Return the KEYS of each script that completes a record which is remembered for longer than its response."""
+    return *keys(key), journal(key), remembered_in(number(key.tid))
 
 
 def partition_facts(tid: bytes) -> bytes:

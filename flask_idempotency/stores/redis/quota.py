@@ -120,9 +120,9 @@ class RedisLedger:
             if not fresh:
                 continue
             found = self._server.run(scripts.QUOTA_RECOUNT, fresh, tid)
-            for edge, size in zip(found[::2], found[1::2], strict=True):
+            for edge, more, size in zip(found[::3], found[1::3], found[2::3], strict=True):
                 count, stored = counts.get(edge, (0, 0))
-                counts[edge] = count + 1, stored + size
+                counts[edge] = count + more, stored + size
         return {edge: b"%d %d" % count for edge, count in counts.items()}
 
 

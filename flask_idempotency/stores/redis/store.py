@@ -18,6 +18,7 @@ from flask_idempotency.engine.model import (
     LATEST,
     VOID,
     ClaimRequest,
+    Expired,
     Grant,
     InFlight,
     Mismatched,
@@ -41,6 +42,7 @@ from flask_idempotency.stores.redis.encoding import (
     FINGERPRINT_BYTES,
     TOKEN_BYTES,
     about_bytes,
+    as_kept,
     callers_of,
     completion,
     decode,
@@ -49,6 +51,7 @@ from flask_idempotency.stores.redis.encoding import (
     payload_bytes,
     reason_bytes,
     reason_of,
+    remembering,
 )
 from flask_idempotency.stores.redis.erasure import decode_erasure, with_erasure
 from flask_idempotency.stores.redis.eviction import Eviction
@@ -144,6 +147,8 @@ class RedisStore:
     every Valkey.
     """
 
+    remembers = True
+
     def __init__(
         self, server: Any, *, clock: Clock | None = None, rules: RedisDataLossPolicy | None = None, replicas: int = 0
     ) -> None:
@@ -156,7 +161,7 @@ class RedisStore:
         self.data_keys: RedisDataKeys = deferred("admin.data_keys", "RedisDataKeys", self._server)
         self.responses: RedisResponses = deferred("admin.data_keys", "RedisResponses", self._server)
         self.recovery: RedisRecovery = deferred("admin.janitor", "RedisRecovery", self._server, self.responses)
-        self.expiry: RedisExpiry = deferred("admin.janitor", "RedisExpiry")
+        self.expiry: RedisExpiry = deferred("admin.janitor", "RedisExpiry", self._server)
         self.task_log = RedisTaskLog(self._server)
         self.data_loss = RedisDataLoss(
             self._server, rules or RedisDataLossPolicy(), refuse_eviction=self._refuse_eviction
@@ -242,6 +247,8 @@ class RedisStore:
                     # Scripts read less of a record than `decode`: to them it was a completed record that expires.
                     self._server.run(scripts.MARK_CORRUPT, keys[: layout.OF_RECORD], name, data)
                     raise
+            case [b"EXPIRED", first_seen] if first_seen <= LATEST * 1000:
+                return Expired(first_seen=first_seen / 1000)
             case [b"IN-FLIGHT", left]:
                 return InFlight(retry_after=left / 1_000_000)
             case _:
@@ -308,8 +315,14 @@ class RedisStore:
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         self._run(scripts.MARK_POINT_OF_NO_RETURN, layout.keys(key), token)
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        self._run(scripts.COMPLETE, layout.keys(key), token, *completion(payload, keep=keep))
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
+        if remember is None:
+            self._run(scripts.COMPLETE, layout.keys(key), token, *completion(payload, keep=keep))
+            return
+        arguments = *completion(payload, keep=keep), *remembering(keep, remember)
+        self._run(scripts.COMPLETE, layout.keys_with_memory(key), token, *arguments)
 
     def release(self, key: StorageKey, token: bytes) -> State | None:
         keys = layout.keys(key)
@@ -326,8 +339,7 @@ class RedisStore:
         now, data, *erasure = self._server.run(scripts.READ, layout.keys(key))
         if data is None:
             return None
-        record = with_erasure(decode(data, now=now / 1_000_000), decode_erasure(*erasure))
-        return None if record.state is State.COMPLETED and record.remaining <= 0 else record
+        return as_kept(with_erasure(decode(data, now=now / 1_000_000), decode_erasure(*erasure)))
 
     def mark_corrupt(self, key: StorageKey, payload: StoredPayload) -> None:
         facts = int(payload.success), payload.status, payload_bytes(payload)

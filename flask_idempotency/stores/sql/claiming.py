@@ -22,6 +22,7 @@ from flask_idempotency.engine.model import (
     CALLER_UNKNOWN,
     VOIDED,
     ClaimRequest,
+    Expired,
     Grant,
     InFlight,
     Mismatched,
@@ -122,6 +123,8 @@ def classify(row: Row, query: ClaimQuery) -> StoreOutcome | Move:
     if row.fingerprint != query.request.fingerprint:
         return Mismatched(first_seen=row.requested_at / 1_000_000)
     if row.state in (COMPLETED, FAILED):
+        if row.response_expires_at is not None and row.deadline <= row.now:
+            return Expired(first_seen=row.requested_at / 1_000_000)
         return row.record()
     if row.state == QUARANTINED:
         return Unknown(unescape(row.reason or ""))

@@ -5,6 +5,7 @@ The completing statement has several forms, so that no response pays for a featu
 * `sealed` completes only if the tenant's data key exists and the tenant was not erased since the first request.
 * `counted` also updates the quota ledger. The plain form changes no counted record.
 * `closes` also removes the journal of a request with durable steps. A resolver's form always does.
+* `remembers` lets the record outlive its response.
 * `tells` returns the row, for the application's transaction. On PostgreSQL the statement sets a lock timeout until that
   transaction ends, and a second read would run under it.
 """
@@ -57,18 +58,26 @@ _bucket_width_ms = lru_cache(maxsize=64)(bucket_width_ms)
 
 
 def complete(
-    dialect: Dialect, *, sealed: bool = False, counted: bool = False, tells: bool = False, closes: bool = False
+    dialect: Dialect,
+    *,
+    sealed: bool = False,
+    counted: bool = False,
+    tells: bool = False,
+    closes: bool = False,
+    remembers: bool = False,
 ) -> Any:
     """Store the response and keep it this long. Return the fence; with `tells`, the row without its response."""
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
-    return _completed(dialect, statement, now, sealed=sealed, counted=counted, tells=tells, closes=closes)
+    return _completed(
+        dialect, statement, now, sealed=sealed, counted=counted, tells=tells, closes=closes, remembers=remembers
+    )
 
 
-def resolve(dialect: Dialect, *, sealed: bool = False, counted: bool = False) -> Any:
+def resolve(dialect: Dialect, *, sealed: bool = False, counted: bool = False, remembers: bool = False) -> Any:
     """Complete a quarantined row in its owner's place, if it still is as seen. The row gets a new token."""
     statement, now = others_update(dialect, _r.state == word(QUARANTINED))
     mine = statement.values(token=binary("my_token"))
-    return _completed(dialect, mine, now, sealed=sealed, counted=counted, tells=False, closes=True)
+    return _completed(dialect, mine, now, sealed=sealed, counted=counted, tells=False, closes=True, remembers=remembers)
 
 
 def drop_journal(dialect: Dialect) -> sa.Delete:
@@ -102,12 +111,14 @@ def _completed(
     counted: bool,
     tells: bool,
     closes: bool,
+    remembers: bool,
 ) -> Any:
     # If the clock was set back since the request, the completion would come first, and no valid row has that.
     begins = dialect.larger(now, _r.requested_at)
-    ends = begins + bigint("keep")
+    ends, until = begins + bigint("keep"), begins + bigint("remember")
     if counted:
-        ends = sa.case((_r.in_quota == ONE, _next_bucket_end(dialect, ends)), else_=ends)
+        ends = sa.case((_r.in_quota == ONE, _next_bucket_end(dialect, ends, "width")), else_=ends)
+        until = sa.case((_r.in_quota == ONE, _next_bucket_end(dialect, until, "remember_width")), else_=until)
     else:
         statement = statement.where(_r.in_quota == ZERO)
     if sealed:
@@ -116,7 +127,7 @@ def _completed(
         state=sa.bindparam("my_state", type_=sa.String),
         lease_expires_at=sa.null(),
         completed_at=begins,
-        expires_at=ends,
+        expires_at=dialect.larger(until, ends) if remembers else ends,
         status=sa.bindparam("my_status", type_=_r.status.type),
         response_size=bigint("my_response_size"),
         response=binary("my_response"),
@@ -125,11 +136,14 @@ def _completed(
         data_key_number=integer("my_data_key_number"),
         succeeded=ended_wait(dialect),
         resolver_due_at=ZERO,
+        **({"response_expires_at": ends} if remembers else {}),
     )
     told = [*columns(without="response"), now.label("now")] if tells else [_r.fence]
     if closes:
         completed = completed.values(steps=ZERO, step_write=ZERO)
-    entry = [_r.tenant_id, _r.in_quota, _r.expires_at, _r.response_size] if counted else []
+    entry: list[sa.ColumnElement[Any]] = [_r.tenant_id, _r.in_quota, _r.expires_at, _r.response_size] if counted else []
+    if counted and remembers:
+        entry.append(_r.response_expires_at)
     if dialect.name != POSTGRESQL:
         shown = told if tells else [*told, *entry]
         return (
@@ -147,10 +161,18 @@ def _completed(
         )
     if not counted:
         return statement_told
-    added = sa.select(
-        done.c._tenant_id, word(RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size
-    )
-    return statement_told.add_cte(booked(dialect, added.where(done.c._in_quota == ONE)).cte("into_ledger"))
+    if not remembers:
+        added = sa.select(
+            done.c._tenant_id, word(RESPONSES), done.c._expires_at, ZERO, _shard(), ONE, done.c._response_size
+        )
+        return statement_told.add_cte(booked(dialect, added.where(done.c._in_quota == ONE)).cte("into_ledger"))
+    # Both may end in one bucket, and a statement must not update a row twice.
+    record = sa.select(done.c._expires_at.label("bucket_end"), ONE.label("records"), ZERO.label("bytes"))
+    stored = sa.select(done.c._response_expires_at, ZERO, done.c._response_size)
+    two = sa.union_all(*(each.where(done.c._in_quota == ONE) for each in (record, stored))).subquery("two")
+    sums = (sa.cast(sa.func.sum(two.c[name]), sa.BigInteger) for name in ("records", "bytes"))
+    both = sa.select(binary("my_tenant_id"), word(RESPONSES), two.c.bucket_end, ZERO, _shard(), *sums)
+    return statement_told.add_cte(booked(dialect, both.group_by(two.c.bucket_end)).cte("into_ledger"))
 
 
 def _key_is_there() -> sa.ColumnElement[bool]:
@@ -171,8 +193,8 @@ def _unerased() -> sa.ColumnElement[bool]:
     )
 
 
-def _next_bucket_end(dialect: Dialect, ends: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-    width = bigint("width")
+def _next_bucket_end(dialect: Dialect, ends: sa.ColumnElement[int], width_name: str) -> sa.ColumnElement[int]:
+    width = bigint(width_name)
     return dialect.quotient(ends + width - ONE, width) * width
 
 
@@ -221,7 +243,7 @@ def replace_sealed(dialect: Dialect) -> Any:
 
 def read_if_as_seen(dialect: Dialect) -> sa.Select[Any]:
     """Return a row if the payload still is the one that was seen. Lock it, but not on SQLite."""
-    entry = (_r.in_quota, _r.expires_at, _r.response_size)
+    entry = (_r.in_quota, *COUNTED_BY)
     return _locked(dialect, sa.select(*entry).where(is_mine(), is_answer(dialect), _holds_seen()))
 
 
@@ -233,7 +255,7 @@ def mark_corrupt(dialect: Dialect) -> Any:
 
 def read_unreadable(dialect: Dialect) -> sa.Select[Any]:
     """Read the columns of an unreadable row that the quota ledger needs. Lock the row, but not on SQLite."""
-    entry = (_r.state, _r.in_quota, _r.expires_at, _r.response_size, dialect.now.label("now"))
+    entry = (_r.state, _r.in_quota, *COUNTED_BY, dialect.now.label("now"))
     return _locked(dialect, sa.select(*entry).where(is_mine(), _r.state != word(QUARANTINED)))
 
 
@@ -249,14 +271,38 @@ def _condemned(dialect: Dialect, statement: sa.Update, since: sa.ColumnElement[i
         _r.reason: word(CORRUPT),
         _r.lease_expires_at: since,
         _r.expires_at: sa.null(),
+        _r.response_expires_at: sa.null(),
         _r.succeeded: _succeeded(),
     }
     return dialect.assigned(statement, values, last=_r.state)
 
 
-def is_answer(dialect: Dialect, now: sa.ColumnElement[int] | None = None) -> sa.ColumnElement[bool]:
-    """Match a completed row that is not expired at `now`. The default is the server's time."""
-    return sa.and_(_is_completed(), _r.expires_at > (dialect.now if now is None else now))
+def is_answer(dialect: Dialect) -> sa.ColumnElement[bool]:
+    """Match a completed row whose response is not expired."""
+    return sa.and_(is_remembered(dialect.now), sa.or_(~outlives_response(), _r.response_expires_at > dialect.now))
+
+
+def is_remembered(now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Match a completed row that is not expired, although its response may be."""
+    return sa.and_(_is_completed(), _r.expires_at > now)
+
+
+def outlives_response() -> sa.ColumnElement[bool]:
+    """Match a completed row that is remembered for longer than its response: see `Row.kept_until`."""
+    # Never NULL, so that it can be negated.
+    return sa.func.coalesce(_r.response_expires_at >= _r.completed_at, sa.false())
+
+
+COUNTED_BY: Final = (_r.completed_at, _r.expires_at, _r.response_expires_at, _r.response_size)
+"""The columns that `shares` reads."""
+
+
+def shares(row: Any) -> list[tuple[int, int, int]]:
+    """Return how a quota counts this completed row: the end of each bucket, with its records and its bytes."""
+    kept, completed_at = row.response_expires_at, row.completed_at
+    if isinstance(kept, int) and isinstance(completed_at, int) and kept >= completed_at:
+        return [(kept, 0, row.response_size), (row.expires_at, 1, 0)]
+    return [(row.expires_at, 1, row.response_size)]
 
 
 def _succeeded() -> sa.ColumnElement[int]:
@@ -308,7 +354,7 @@ class CompletionWriter:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._made: dict[tuple[bool, bool, bool, bool, bool], Any] = {}
+        self._made: dict[tuple[bool, bool, bool, bool, bool, bool], Any] = {}
         self._book = book(dialect)
         self._drop_journal = drop_journal(dialect)
         self._why_not_sealed = why_not_sealed(dialect)
@@ -336,14 +382,17 @@ class CompletionWriter:
         """
         counted, several = self.counts, self._dialect.name != POSTGRESQL
         sealed, closes = bool(parameters["my_data_key_number"]) and not checked, closes or resolving
-        statement = self._made.get((resolving, sealed, counted, tells, closes))
+        remembers = "remember" in parameters
+        statement = self._made.get((resolving, sealed, counted, tells, closes, remembers))
         if statement is None:
             # The first two threads may both do this: both build the same.
             if resolving:
-                statement = resolve(self._dialect, sealed=sealed, counted=counted)
+                statement = resolve(self._dialect, sealed=sealed, counted=counted, remembers=remembers)
             else:
-                statement = complete(self._dialect, sealed=sealed, counted=counted, tells=tells, closes=closes)
-            self._made[resolving, sealed, counted, tells, closes] = statement
+                statement = complete(
+                    self._dialect, sealed=sealed, counted=counted, tells=tells, closes=closes, remembers=remembers
+                )
+            self._made[resolving, sealed, counted, tells, closes, remembers] = statement
         if not (several and (counted or closes)):
             return connection.execute(statement, parameters).one_or_none()
         # A cursor of a session never is alone.
@@ -356,8 +405,12 @@ class CompletionWriter:
             if found is not None and closes:
                 connection.execute(self._drop_journal, parameters)
             if found is not None and counted and found.in_quota:
-                booked = entry(bucket_end=found.expires_at, records=1, stored=found.response_size)
-                connection.execute(self._book, {**parameters, **booked})
+                ends = found.expires_at
+                buckets = [(ends, 1, found.response_size)]
+                if remembers:
+                    buckets = [(ends, 1, 0), (found.response_expires_at, 0, found.response_size)]
+                for end, one, stored in buckets:
+                    connection.execute(self._book, {**parameters, **entry(bucket_end=end, records=one, stored=stored)})
         return found
 
     def look_again(self, connection: SessionConnection, parameters: dict[str, Any], standing: Any) -> None:
@@ -378,9 +431,13 @@ def refuse_sealed(why: Any | None) -> None:
         raise DataKeyMissing(erased=bool(why.erased))
 
 
-def answer_of(key: StorageKey, payload: StoredPayload, keep: float) -> dict[str, Any]:
+def answer_of(key: StorageKey, payload: StoredPayload, keep: float, remember: float | None = None) -> dict[str, Any]:
     """Return the parameters of `complete`, but for `my_record_id`, `my_token` and `now`."""
+    longer = {}
+    if remember is not None and remember > keep:
+        longer = {"remember": microseconds(remember), "remember_width": _bucket_width_ms(remember) * 1000}
     return {
+        **longer,
         **facts_of(payload, "my"),
         "my_shard": key.rid[0] % SHARDS,
         "keep": microseconds(keep),

@@ -203,7 +203,7 @@ def entered(entry: Entry, write: int, number: int, *, suffix: str = "") -> dict[
     }
 
 
-Complete: TypeAlias = Callable[[StorageKey, bytes, StoredPayload, float], None]
+Complete: TypeAlias = Callable[[StorageKey, bytes, StoredPayload, float, float | None], None]
 """Completes a record and removes its journal, in the same atomic step."""
 
 
@@ -250,8 +250,10 @@ class SqlJournals(SqlCapability):
             raise LeaseLost("the record belongs to another worker, or is completed")
         return _journal(rows)
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        self._complete(key, token, payload, keep)
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
+        self._complete(key, token, payload, keep, remember)
 
     def read(self, key: StorageKey) -> Journal:
         rows = self._rows(statements.read_journal, my_record_id=key.rid)

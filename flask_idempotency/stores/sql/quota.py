@@ -18,7 +18,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.quota import Drift, NewKeys, Quota, Usage
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.capability import SqlCapability
-from flask_idempotency.stores.sql.completion import entry, is_answer, shard_of
+from flask_idempotency.stores.sql.completion import entry, is_remembered, outlives_response, shard_of
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import (
     MYSQL,
@@ -156,9 +156,11 @@ def drift(dialect: Dialect) -> sa.Select[Any]:
     now = sa.select(moment.c.now).scalar_subquery()
     booked_ = sa.select(_l.bucket_end, _l.records, _l.bytes)
     booked_ = booked_.where(_l.tenant_id == binary("my_tenant_id"), _l.kind == word(RESPONSES), _l.bucket_end > now)
-    counted = sa.select(_r.expires_at, -ONE, -_r.response_size)
-    counted = counted.where(_r.tenant_id == binary("my_tenant_id"), _r.in_quota == ONE, is_answer(dialect, now))
-    both = sa.union_all(booked_, counted).subquery("both_")
+    counted = sa.select(_r.expires_at, -ONE, sa.case((outlives_response(), ZERO), else_=-_r.response_size))
+    stored = sa.select(_r.response_expires_at, ZERO, -_r.response_size)
+    stored = stored.where(outlives_response(), _r.response_expires_at > now)
+    mine = (_r.tenant_id == binary("my_tenant_id"), _r.in_quota == ONE, is_remembered(now))
+    both = sa.union_all(booked_, counted.where(*mine), stored.where(*mine)).subquery("both_")
     records_, bytes_ = (sa.cast(sa.func.sum(both.c[name]), sa.BigInteger) for name in ("records", "bytes"))
     found = sa.select(both.c.bucket_end, records_.label("records"), bytes_.label("bytes")).group_by(both.c.bucket_end)
     return found.having(sa.or_(records_ != ZERO, bytes_ != ZERO))

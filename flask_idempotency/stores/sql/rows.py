@@ -19,6 +19,7 @@ from flask_idempotency.engine.model import (
     SealedBy,
     State,
     StoredPayload,
+    skeleton_of,
 )
 from flask_idempotency.stores.sql.schema import (
     COMPLETED,
@@ -95,13 +96,25 @@ class Row(NamedTuple):
     wrapping_key_id: str | None
     data_key_number: int | None
     succeeded: int | None
+    response_expires_at: int | None
     erased: bool | int | None
     """Not a column of the row: the statement reads it from the tenant."""
     now: int
 
     @property
+    def kept_until(self) -> int | None:
+        """When its response expires, if the record is remembered for longer."""
+        until, completed_at = self.response_expires_at, self.completed_at
+        if until is None or completed_at is None or self.state not in (COMPLETED, FAILED):
+            return None
+        # The release before claims an expired row again, and leaves this column as it was.
+        return until if until >= completed_at else None
+
+    @property
     def deadline(self) -> int:
-        """When its lease expires. If the row is completed or released, when it expires."""
+        """When its lease expires. If the row is completed, when its response does; if it is released, when it expires."""
+        if self.response_expires_at is not None and (kept := self.kept_until) is not None:
+            return kept
         deadline = self.lease_expires_at if self.state in (PROCESSING, QUARANTINED) else self.expires_at
         if deadline is None:
             raise CorruptRecord("the row has no deadline")
@@ -115,6 +128,11 @@ class Row(NamedTuple):
             if self.wrapping_key_id is not None and self.data_key_number is not None:
                 sealed_by = SealedBy(self.wrapping_key_id, self.data_key_number)
             payload = StoredPayload(self.response, self.status, success, self.response_size, sealed_by)
+        until = None
+        if self.response_expires_at is not None and self.kept_until is not None and self.expires_at is not None:
+            until = self.expires_at / 1_000_000
+            if deadline <= self.now:
+                payload = skeleton_of(payload)
         return Record(
             state=_STATES[self.state],
             token=self.token,
@@ -133,6 +151,7 @@ class Row(NamedTuple):
             reason=unescape(self.reason or ""),
             in_quota=bool(self.in_quota),
             erased=bool(self.erased) and payload is not None,
+            remembered_until=until,
         )
 
 
@@ -151,9 +170,12 @@ def row_of(columns: Sequence[Any]) -> Row:
         if not isinstance(number, int) or not 0 <= number <= largest:
             raise CorruptRecord("the row's fence, attempt or in_quota is invalid")
     ended = 0 if row.completed_at is None else row.completed_at, 0 if row.expires_at is None else row.expires_at
-    for time in (row.requested_at, row.deadline, *ended):
+    kept = 0 if row.response_expires_at is None else row.response_expires_at
+    for time in (row.requested_at, 0 if row.lease_expires_at is None else row.lease_expires_at, kept, *ended):
         if not isinstance(time, int) or not 0 <= time <= _LATEST_US:
             raise CorruptRecord("the row holds an invalid time, or one after the year 9999")
+    if row.deadline > _LATEST_US:  # raises if there is none
+        raise CorruptRecord("the row holds an invalid time, or one after the year 9999")
     for text in (row.tenant, row.principal, row.method, row.endpoint, "" if row.reason is None else row.reason):
         if not isinstance(text, str):
             raise CorruptRecord("the row holds a value that is not text in a text column")

@@ -75,7 +75,7 @@ def _after(target: sa.Table, statement: str, *, dialect: str | tuple[str, ...] |
     sa.event.listen(target, "after_create", ddl.execute_if(dialect=dialect))
 
 
-VERSION: Final = 5
+VERSION: Final = 6
 """The last migration of those that create what is declared here."""
 
 RECORDS: Final = "idempotency_records"
@@ -239,6 +239,11 @@ def define(metadata: sa.MetaData) -> None:
             "number of the last write to the journal by this fence",
             default=_ZERO,
         ),
+        _optional(
+            "response_expires_at",
+            sa.BigInteger,
+            "set if the record outlives its response: when the response is removed",
+        ),
         sa.CheckConstraint(_one_of("state", STATES), name="idempotency_state"),
         sa.CheckConstraint(_one_of("on_expiry", (TAKEOVER, QUARANTINE)), name="idempotency_on_expiry"),
         sa.CheckConstraint(
@@ -256,6 +261,12 @@ def define(metadata: sa.MetaData) -> None:
     _index(records, "idempotency_expired_leases", "lease_expires_at", where="state = 'processing'")
     _index(records, "idempotency_quarantined", "resolver_due_at", "lease_expires_at", where="state = 'quarantined'")
     _index(records, "idempotency_expiry", "expires_at", where="expires_at IS NOT NULL")
+    _index(
+        records,
+        "idempotency_response_expiry",
+        "response_expires_at",
+        where="response_expires_at IS NOT NULL AND coalesce(data_key_number, 1) <> 0",
+    )
     # Only records that a quota counts: few, and none without quotas.
     _index(
         records,

@@ -200,7 +200,9 @@ def _new(dialect: Dialect) -> dict[str, sa.ColumnElement[Any]]:
     return {"state": word(PROCESSING), "fence": _fence(dialect), **values}
 
 
-OF_RESPONSE: Final = ("completed_at", "status", "response", "wrapping_key_id", "data_key_number")
+OF_RESPONSE: Final = (
+    "completed_at", "status", "response", "wrapping_key_id", "data_key_number", "response_expires_at"
+)  # fmt: skip
 """The columns that only a row with a response has. Its size stays, so that the tenant's quota can be reduced by it."""
 
 

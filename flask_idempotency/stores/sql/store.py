@@ -104,6 +104,8 @@ class SqlStore:
     The server's clock counts; pass another `clock` in tests.
     """
 
+    remembers = True
+
     def __init__(self, database: Database, *, strategy: str = "insert", clock: Clock | None = None) -> None:
         self.database = database
         self._strategy_name = strategy
@@ -242,8 +244,10 @@ class SqlStore:
         parameters = self.parameters(key, token)
         self.database.send(self._write, self.statements.mark_point_of_no_return, parameters, (QUARANTINED,))
 
-    def complete(self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float) -> None:
-        parameters = self.parameters(key, token, **answer_of(key, payload, keep))
+    def complete(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, *, keep: float, remember: float | None = None
+    ) -> None:
+        parameters = self.parameters(key, token, **answer_of(key, payload, keep, remember))
         self.database.send(self._write, None, parameters, (COMPLETED, FAILED))
 
     def release(self, key: StorageKey, token: bytes) -> State | None:
@@ -303,9 +307,11 @@ class SqlStore:
         now = None if self._clock is None else self.now()
         return {"my_record_id": key.rid, "my_tenant_id": key.tid, "my_token": token, "now": now, **more}
 
-    def _complete_and_close(self, key: StorageKey, token: bytes, payload: StoredPayload, keep: float) -> None:
+    def _complete_and_close(
+        self, key: StorageKey, token: bytes, payload: StoredPayload, keep: float, remember: float | None
+    ) -> None:
         """Complete a record, and remove its journal in the same atomic step."""
-        parameters = self.parameters(key, token, **answer_of(key, payload, keep))
+        parameters = self.parameters(key, token, **answer_of(key, payload, keep, remember))
         self.database.send(self._write, None, parameters, (COMPLETED, FAILED), True)
 
     def _write(

@@ -13,8 +13,9 @@ If your store has optional features, subclass their contracts too: `DataKeysCont
 scanning, `LedgerContract` for quotas, `RecoveryContract` for resolving the claims of vanished workers, `ExpiryContract` for
 removing expired records, `JournalsContract` for durable steps, `TaskLogContract` for the task log of the janitor,
 `ActivityContract` for what happens at each endpoint, `ObservationsContract` for observe mode, `AuditTrailContract` for who
-changed a record, `VoidContract` for voided keys. If it has data keys, quotas and recovery, subclass `SettledContract`: a
-resolved record is counted and sealed as a completed one.
+changed a record, `VoidContract` for voided keys, `RemembersContract` for keys that are refused after their response has
+expired. If it has data keys, quotas and recovery, subclass `SettledContract`: a resolved record is counted and sealed as a
+completed one.
 """
 
 from pkgutil import iter_modules
@@ -33,6 +34,7 @@ from flask_idempotency.testing.contract.leases import LeaseExpiry, Retention
 from flask_idempotency.testing.contract.maintenance import ExpiryContract, TaskLogContract
 from flask_idempotency.testing.contract.quota import Counting, Limiting
 from flask_idempotency.testing.contract.recovery import Reaping, ResolverQueue
+from flask_idempotency.testing.contract.remembering import RemembersContract
 from flask_idempotency.testing.contract.resolution import ForceReleasing, Resolving
 from flask_idempotency.testing.contract.settling import MarkingCorrupt, Settling
 from flask_idempotency.testing.contract.stress import Modelled, Racing, Recounted
@@ -48,6 +50,7 @@ __all__ = [
     "LedgerContract",
     "ObservationsContract",
     "RecoveryContract",
+    "RemembersContract",
     "ResponsesContract",
     "SettledContract",
     "StoreContract",

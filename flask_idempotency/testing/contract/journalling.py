@@ -14,7 +14,11 @@ from flask_idempotency.engine.capabilities import DataKey, DataKeys, Recovery, S
 from flask_idempotency.engine.errors import DataKeyMissing, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.journal import (
     EMPTY,
+    KEPT_REQUEST,
+    LARGEST_ENTRY,
+    MOST_TRIES,
     NEVER_RESUMED,
+    TRY,
     Effects,
     Entry,
     Journal,
@@ -138,6 +142,27 @@ class JournalsContract:
         assert replace(finished, fence=0) == replace(entry, fence=0, began_at=0.0, finished_at=None)
         assert (grant.fence, near(clock() - 2), near(clock())) == (entry.fence, entry.began_at, entry.finished_at)
         assert journal == store.journals.read(key)
+
+    def test_a_kept_request_of_the_largest_size_returns_beside_the_steps(self, store: JournallingStore) -> None:
+        key = a_key()
+        grant = claimed(store, key)
+        data = secrets.token_bytes(LARGEST_ENTRY)
+        payload = replace(RESULT, data=data, byte_size=len(data))
+        kept = replace(a_step(KEPT_REQUEST, effects="pure", state=FINISHED), in_line=False, payload=payload)
+        tries = [
+            replace(a_step(TRY, effects="pure", state=FINISHED), id=b"try %08d" % number)
+            for number in range(1, MOST_TRIES + 1)
+        ]
+        wrote(store, key, grant, 1, a_step(), kept, in_doubt=True)
+        wrote(store, key, grant, 2, a_step(state=FINISHED), kept, *tries)
+
+        journal = store.journals.read(key)
+
+        assert journal.kept_request is not None
+        assert journal.kept_request.payload == payload
+        assert [each.id for each in journal.tries] == [each.id for each in tries]
+        store.journals.complete(key, grant.token, PAYLOAD, keep=KEEP)
+        assert store.journals.read(key) == EMPTY
 
     def test_a_plain_step_that_has_begun_keeps_others_out(self, store: JournallingStore, clock: FrozenClock) -> None:
         key = a_key()

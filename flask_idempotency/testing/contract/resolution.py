@@ -57,6 +57,14 @@ class ForceReleasing:
         grant = granted(store.claim(another, token=a_token(), lease=LEASE))
         assert (grant.attempt, grant.fence > seen.record.fence) == (1, True)
 
+    def test_a_worker_that_passed_its_point_since_keeps_its_key(self, store: RecoveryStore, clock: FrozenClock) -> None:
+        """Its lease may be over. What it does from there on may have an effect, so the record has changed."""
+        seen, late = stood(store, clock, "lapsed, takeover")
+        store.mark_point_of_no_return(seen.key, late)
+
+        assert not store.recovery.force_release(seen)
+        assert found(store, seen.key).token == late
+
     def test_a_condemned_key_is_freed(self, store: RecoveryStore, clock: FrozenClock) -> None:
         """No key opens its response. The operator who releases it must know that the request completed."""
         damaged, _ = condemned(store, clock)

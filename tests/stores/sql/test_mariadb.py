@@ -21,6 +21,7 @@ from flask_idempotency.stores.sql import errors, mysql
 from flask_idempotency.stores.sql.claiming import STRATEGIES, strategy_of
 from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, bigint
+from flask_idempotency.stores.sql.migrations import LATEST
 from flask_idempotency.stores.sql.schema import SEEDED
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
@@ -367,7 +368,7 @@ def test_an_upgrade_makes_and_repairs_the_tables(mariadb_server: MariaDbServer) 
     """Each change of a table commits, so an upgrade that was interrupted goes on where it was."""
     with mariadb_server.database() as name:
         store = SqlStore(Database(mariadb_server.url(name)))
-        assert [line[:4] for line in store.schema.upgrade()] == ["0001", "0002", "0003", "0004", "0005"]
+        assert LATEST == len(store.schema.upgrade())
         assert ([], []) == (store.schema.upgrade(), store.schema.faults())
         engine = create_engine(mariadb_server.url(name))
         with engine.begin() as connection:

@@ -385,7 +385,7 @@ def test_a_prepared_transaction_sends_no_message(start_postgres: StartPostgres) 
     key, token = a_key(), a_token()
     granted(store.claim(awaited(key), token=token, lease=LEASE))
     with closing(store), base.connect() as connection, connection.begin_twophase() as transaction:
-        store.transactions.complete(connection, key, token, PAYLOAD, KEEP, checked=False)
+        store.transactions.complete(connection, key, token, PAYLOAD, KEEP, None, checked=False)
         transaction.prepare()
         transaction.commit()
     base.dispose()

@@ -124,6 +124,10 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
         if "tells" not in form:
             found["_".join(("resolve", *form))] = partial(completion.resolve, **options), ALL
             found["_".join(("complete_closes", *form))] = partial(completion.complete, closes=True, **options), ALL
+    for form in ((), ("counted",)):
+        options = dict.fromkeys((*form, "remembers"), True)
+        found["_".join(("complete_remembers", *form))] = partial(completion.complete, **options), ALL
+        found["_".join(("resolve_remembers", *form))] = partial(completion.resolve, **options), ALL
     begun, finished = Form(finished=False, has_payload=False), Form(finished=True, has_payload=True)
     found["journal_write_sealed"] = partial(journal_statements.write, sealed=True), ONLY_POSTGRESQL
     found["journal_write_begun"] = partial(journal_statements.write, forms=(begun,), opens=False), ONLY_POSTGRESQL

@@ -15,7 +15,7 @@ from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, Record, State, StoredPayload, kid_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis import layout, scripts
-from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, decode, payload_bytes, tid_of
+from flask_idempotency.stores.redis.encoding import LARGEST_BYTES, as_kept, decode, payload_bytes, tid_of
 from flask_idempotency.stores.redis.erasure import ErasureCache, missing_data_key
 from flask_idempotency.stores.redis.executor import BATCH, Call, Scan, ScriptExecutor, corrupt, whole_number
 
@@ -168,8 +168,9 @@ class RedisResponses:
             looked += count
             wanted = (limit - len(names)) * looked // max(len(names), 1)
             count = max(min(wanted, KEYS_AT_ONCE), min(limit, BATCH))
-        answers = (glanced.answer for glanced in self._glanced(list(names)))
-        return Page(tuple(self._told(answer for answer in answers if _is_live(answer, tid))), after=following)
+        of_tenant = (each.answer for each in self._glanced(list(names)) if tid in (None, each.answer.key.tid))
+        kept = (Answer(each.key, shown) for each in of_tenant if (shown := as_kept(each.record)) is not None)
+        return Page(tuple(self._told(kept)), after=following)
 
     def replace(self, key: StorageKey, old: StoredPayload, new: StoredPayload) -> bool:
         keys = layout.keys(key)

@@ -1,4 +1,4 @@
-"""Find, resolve and release the records of lost workers. Redis itself removes what has expired."""
+"""Find, resolve and release the records of lost workers. Redis itself removes expired records."""
 
 from __future__ import annotations
 
@@ -15,26 +15,13 @@ from flask_idempotency.engine.capabilities import (
 )
 from flask_idempotency.engine.errors import CorruptRecord
 from flask_idempotency.engine.keys import StorageKey, new_token
-from flask_idempotency.engine.model import State, StoredPayload
+from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
 from flask_idempotency.stores.redis import layout, scripts
 from flask_idempotency.stores.redis.admin.data_keys import RedisResponses
-from flask_idempotency.stores.redis.encoding import NUMBERS, completion, decode, tid_of
+from flask_idempotency.stores.redis.encoding import NUMBERS, completion, decode, remembering, tid_of
 from flask_idempotency.stores.redis.erasure import ErasureCache, missing_data_key
 from flask_idempotency.stores.redis.executor import Call, ScriptExecutor, corrupt
 from flask_idempotency.stores.redis.scripts import Script
-
-
-class RedisExpiry:
-    """Implement `capabilities.Expiry`: Redis itself removes expired records."""
-
-    def sweep(self, *, horizon: float, limit: int) -> int:
-        """Return 0. A response has a time to live, a minute more than its life, and `release` deletes the record.
-
-        Indexes hold only unfinished records. A tenant's next new key drops its ended quota buckets; `reconcile` drops
-        those of a tenant without new keys. Until then, no count includes them.
-        """
-        return 0
-
 
 PARTITIONS_AT_ONCE: Final = 128
 """Partitions per round trip: eight cover all, and each takes a fraction of a millisecond."""
@@ -127,6 +114,30 @@ class Index:
         return "ZRANGEBYSCORE", self._key(partition), least, most, "WITHSCORES", "LIMIT", 0, count
 
 
+class RedisExpiry:
+    """Implement `capabilities.Expiry`: Redis itself removes expired records, and the janitor their earlier responses."""
+
+    def __init__(self, server: ScriptExecutor) -> None:
+        self._server = server
+        self._remembered = Index(server, layout.remembered_in)
+
+    def sweep(self, *, horizon: float, limit: int) -> int:
+        """Remove expired responses from records that are remembered for longer.
+
+        A record has a time to live, a minute more than its life, and `release` deletes it. A tenant's next new key drops
+        its ended quota buckets; `reconcile` drops those of a tenant without new keys. Until then, no count includes them.
+        """
+        entries, _ = self._remembered.page(after=b"", limit=limit, upto=_ms(horizon))
+        calls = [
+            Call(
+                (layout.remembered_in(batch[0].partition), *_records(batch)),
+                (round(horizon * 1_000_000), *(entry.name for entry in batch)),
+            )
+            for batch in _batches(entries)
+        ]
+        return sum(self._server.run_all(scripts.REMOVE_RESPONSES, calls))
+
+
 def in_flight(partition: int) -> bytes:
     return layout.indexes_in(partition)[0]
 
@@ -217,10 +228,23 @@ class RedisRecovery:
                 break
         return due
 
-    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(
+        self,
+        seen: SeenRecord,
+        *,
+        token: bytes,
+        payload: StoredPayload,
+        keep: float,
+        remember: float | None = None,
+    ) -> bool:
         as_seen = seen.record.token, _ms(seen.record.deadline), NUMBERS[seen.record.state]
-        keys = layout.keys_with_journal(seen.key)
-        arguments = token, *completion(payload, keep=keep), *as_seen
+        keys = layout.keys_with_memory(seen.key)
+        arguments: tuple[bytes | int, ...] = (
+            token,
+            *completion(payload, keep=keep),
+            *as_seen,
+            *remembering(keep, remember),
+        )
         result = self._server.run(scripts.RESOLVE, keys, layout.name(keys), *arguments)
         if result in (b"DONE", b"OTHER"):
             return bool(result == b"DONE")
@@ -232,7 +256,9 @@ class RedisRecovery:
         keys = layout.keys(seen.key)
         # A new token identifies this call: if its reply is lost, a repetition finds that this call did it.
         concerned = *keys, layout.freed(seen.key), layout.journal(seen.key)
-        result = self._server.run(scripts.FORCE_RELEASE, concerned, layout.name(keys), *facts, new_token(), FREED_MS)
+        taken_over = int(record.on_expiry is OnExpiry.TAKEOVER)
+        arguments = *facts, new_token(), FREED_MS, taken_over
+        result = self._server.run(scripts.FORCE_RELEASE, concerned, layout.name(keys), *arguments)
         return bool(result == b"DONE")
 
     def scan(self, state: State, *, after: bytes = b"", limit: int, tid: bytes | None = None) -> RecordPage:

@@ -8,7 +8,7 @@
 --   if callers follow: [18 how many, then so many tenants and principals that show the caller, then those that show no caller]
 -- Returns: {fence, lost_at_ms} of a first attempt, with the lease that it asked for
 --   | {'CLAIMED', fence, attempt, lease_left, lost_at_ms} | {'REPLAYED', record, now, erasure or false}
---   | {'OTHER-CALLER', requested_at_ms} | {'CALLER-UNKNOWN'}
+--   | {'OTHER-CALLER', requested_at_ms} | {'CALLER-UNKNOWN'} | {'EXPIRED', requested_at_ms}
 --   | {'IN-FLIGHT', lease_left} | {'MISMATCHED' or 'VOIDED', requested_at_ms} | {'UNKNOWN', reason} | {'CORRUPT'}
 --   | {'CANCELLED'}
 --   | {'DATA-LOSS', kind, noticed} | {'DOUBT'} | {'OVER-QUOTA', limit, allowed, room_in, window}
@@ -59,8 +59,13 @@ if not is_free then
   -- A table is an error: the key has another type.
   local record = type(bytes) == 'string' and parse_record(bytes)
   local live = record and not is_expired(record, now)
+  local skeleton = false
+  if record and not live then
+    -- @include lib/remembered
+    skeleton = is_skeleton(record, now)
+  end
   local shown = true
-  if live and ARGV[18] then
+  if (live or skeleton) and ARGV[18] then
     -- @include lib/callers
     shown = is_callers(record, ARGV)
     if shown == false then
@@ -70,8 +75,11 @@ if not is_free then
   if live and record.fingerprint == VOIDED then
     return { 'VOIDED', requested_at(record) }
   end
-  if live and record.fingerprint ~= ARGV[4] then
+  if (live or skeleton) and record.fingerprint ~= ARGV[4] then
     return { 'MISMATCHED', requested_at(record) }
+  end
+  if skeleton then
+    return { 'EXPIRED', requested_at(record) }
   end
   if live and record.state == COMPLETED then
     return { 'REPLAYED', bytes, now, redis.call('HGET', KEYS[7], ERASURE) }

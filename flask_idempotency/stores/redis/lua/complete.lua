@@ -1,9 +1,11 @@
 -- Store the worker's response, once. A second call changes nothing. For a claim of an endpoint with steps, also remove the
 -- journal.
 --
--- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys, [8 journal]
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys, [8 journal,
+--   9 index of remembered records]
 -- ARGV: 1 now, 2 name, 3 token, 4 keep in microseconds, 5 success: '1' or '0', 6 status, 7 size, seal and payload,
---   8 number of the data key or '0', 9 bucket width in ms
+--   8 number of the data key or '0', 9 bucket width in ms, if the record outlives its response also: [10 remember in
+--   microseconds, 11 bucket width in ms]
 -- Returns: 'DONE' | 'ABSENT' | 'LOST' | 'DOUBT' | 'CORRUPT' | 'ERASED' | 'KEYLESS'
 -- Durable: yes
 -- Transitions: processing -> completed, quarantined -> completed
@@ -16,7 +18,7 @@ local bytes = redis.call('GET', KEYS[1])
 
 -- fast path: a claim in flight of this token, that no other may have taken over, without steps, and that no quota counts.
 -- What differs in any point is left to the rules.
-local first = not KEYS[8] and bytes and string.byte(bytes, 1)
+local first = not KEYS[8] and not ARGV[10] and bytes and string.byte(bytes, 1)
 if (first == 40 or first == 42) and #bytes >= 80 and #bytes <= 68681728 and string.sub(bytes, 2, 17) == token then
   local a, b, c = string.byte(bytes, 78, 80)
   local r1, r2, r3, r4, r5, r6, d1, d2, d3, d4, d5, d6 = string.byte(bytes, 43, 54)
@@ -68,13 +70,23 @@ if refused then
   return refused
 end
 -- resolve.lua has the same lines: as one function, their many upvalues cost each completion 10 % of the server's time.
-local unit = record.counted and bucket_width or 1
-local deadline, ttl
-bytes, deadline, ttl = completed(record, unit, keep, succeeded, status, payload, now)
+local unit, remember_unit = 1, 1
+if record.counted then
+  unit, remember_unit = bucket_width, tonumber(ARGV[11])
+end
+local deadline, ttl, till
+bytes, deadline, ttl, till =
+  completed(record, unit, keep, succeeded, status, payload, now, tonumber(ARGV[10]), remember_unit)
+if not bytes then
+  return 'CORRUPT'
+end
+if till then
+  redis.call('ZCARD', KEYS[9]) -- A wrong type must fail before the first write.
+end
 if record.counted then
   -- @include lib/quota_totals
   -- @include lib/response
-  local usage, size = read_usage(KEYS[6], deadline), counted_size(payload, 1)
+  local usage, size = read_usage(KEYS[6], deadline, till), counted_size(payload, 1)
   leave_indexes(KEYS, record, name)
   add_record(KEYS[6], usage, size)
 else
@@ -85,5 +97,8 @@ if KEYS[8] then
   close_journal(KEYS[8], KEYS[6], record)
 end
 redis.call('SET', KEYS[1], bytes, 'PX', ttl)
+if till then
+  redis.call('ZADD', KEYS[9], decimal(deadline), name)
+end
 notify(record, name)
 return 'DONE'

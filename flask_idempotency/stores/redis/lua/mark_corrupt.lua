@@ -7,6 +7,7 @@
 -- Durable: no
 -- Transitions: completed -> quarantined
 -- @include lib/time
+-- @include lib/remembered
 -- @include lib/response
 -- @include lib/write
 
@@ -28,7 +29,7 @@ local usage
 -- @include lib/quota_totals
 if record.counted then
   redis.call('ZCARD', KEYS[5])
-  usage = read_usage(KEYS[6], record.deadline)
+  usage = read_usage(KEYS[6], record.deadline, remembered_until(record))
 end
 -- First, because it needs no memory; and from here on time does not end the record.
 redis.call('PERSIST', KEYS[1])

@@ -1,8 +1,10 @@
 -- Store a response for a quarantined record in its worker's place, and remove its journal.
 --
--- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys, 8 journal
+-- KEYS: 1 record, 2 in_flight, 3 quarantine, 4 partition, 5 tenant_unfinished, 6 tenant_quota, 7 tenant_keys, 8 journal,
+--   [9 index of remembered records]
 -- ARGV: 1 now, 2 name, 3 new token, 4 keep in microseconds, 5 success: '1' or '0', 6 status, 7 size, seal and payload,
---   8 number of the data key or '0', 9 bucket width in ms; as they were seen: 10 token, 11 deadline in ms, 12 state
+--   8 number of the data key or '0', 9 bucket width in ms; as they were seen: 10 token, 11 deadline in ms, 12 state;
+--   if the record outlives its response also: [13 remember in microseconds, 14 bucket width in ms]
 -- Returns: 'DONE' | 'OTHER' | 'CORRUPT' | 'ERASED' | 'KEYLESS'
 -- Durable: yes
 -- Transitions: quarantined -> completed
@@ -34,12 +36,22 @@ if refused then
   return refused
 end
 -- complete.lua has the same lines: as one function, their many upvalues cost each completion 10 % of the server's time.
-local unit = record.counted and bucket_width or 1
-local bytes, deadline, ttl = completed(record, unit, keep, succeeded, status, payload, now)
+local unit, remember_unit = 1, 1
+if record.counted then
+  unit, remember_unit = bucket_width, tonumber(ARGV[14])
+end
+local bytes, deadline, ttl, till =
+  completed(record, unit, keep, succeeded, status, payload, now, tonumber(ARGV[13]), remember_unit)
+if not bytes then
+  return 'CORRUPT'
+end
+if till then
+  redis.call('ZCARD', KEYS[9]) -- A wrong type must fail before the first write.
+end
 if record.counted then
   -- @include lib/quota_totals
   -- @include lib/response
-  local usage, size = read_usage(KEYS[6], deadline), counted_size(payload, 1)
+  local usage, size = read_usage(KEYS[6], deadline, till), counted_size(payload, 1)
   leave_indexes(KEYS, record, name)
   add_record(KEYS[6], usage, size)
 else
@@ -47,5 +59,8 @@ else
 end
 close_journal(KEYS[8], KEYS[6], record)
 redis.call('SET', KEYS[1], bytes, 'PX', ttl)
+if till then
+  redis.call('ZADD', KEYS[9], decimal(deadline), name)
+end
 notify(record, name)
 return 'DONE'

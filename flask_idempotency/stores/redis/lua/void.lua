@@ -20,7 +20,7 @@ local now = time_now(ARGV[1])
 local bytes = redis.pcall('GET', KEYS[1])
 -- A table is an error: the key has another type.
 local record = type(bytes) == 'string' and parse_record(bytes)
-local live = record and not is_expired(record, now)
+local live = record and (not is_expired(record, now) or is_skeleton(record, now))
 if live then
   if is_callers(record, ARGV) == false then
     return { 'OTHER-CALLER', requested_at(record) }

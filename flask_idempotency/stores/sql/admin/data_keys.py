@@ -305,7 +305,8 @@ class SqlResponses(SqlCapability):
                     self._completing().refuse_without_key(connection, parameters)
                 return False
             if before is not None and before.in_quota:
-                self._book(connection, key, bucket_end=before.expires_at, records=0, stored=grown)
+                bucket_end, _, _ = completion.shares(before)[0]
+                self._book(connection, key, bucket_end=bucket_end, records=0, stored=grown)
             return True
 
         def replace_and_book(connection: sa.Connection) -> bool:
@@ -357,7 +358,8 @@ class SqlResponses(SqlCapability):
 
     def _unbook(self, connection: sa.Connection, key: StorageKey, row: Any) -> None:
         if row.in_quota:
-            self._book(connection, key, bucket_end=row.expires_at, records=-1, stored=-row.response_size)
+            for bucket_end, one, stored in completion.shares(row):
+                self._book(connection, key, bucket_end=bucket_end, records=-one, stored=-stored)
 
     def _book(self, connection: sa.Connection, key: StorageKey, *, bucket_end: int, records: int, stored: int) -> None:
         dialect = self._database.dialect

@@ -23,12 +23,19 @@ from flask_idempotency.engine.capabilities import (
 )
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.keys import OWNER_BYTES, StorageKey, new_token
-from flask_idempotency.engine.model import State, StoredPayload
+from flask_idempotency.engine.model import OnExpiry, State, StoredPayload
 from flask_idempotency.stores import microseconds
 from flask_idempotency.stores.sql import completion
 from flask_idempotency.stores.sql.activity import SWEPT
 from flask_idempotency.stores.sql.capability import SqlCapability
-from flask_idempotency.stores.sql.completion import CompletionWriter, answer_of, entry, is_answer, shard_of
+from flask_idempotency.stores.sql.completion import (
+    CompletionWriter,
+    answer_of,
+    entry,
+    is_remembered,
+    outlives_response,
+    shard_of,
+)
 from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import (
     MYSQL,
@@ -52,6 +59,7 @@ from flask_idempotency.stores.sql.schema import (
     QUARANTINED,
     RECORDS,
     RELEASED,
+    TAKEOVER,
     records,
     tasks,
 )
@@ -180,7 +188,7 @@ class SqlExpiry(SqlCapability):
         if self._database.dialect.name == SQLITE:
             limit = min(limit, SQLITE_BATCH)
         removed = 0
-        for make in (delete_expired, *SWEPT):
+        for make in (delete_expired, remove_responses, *SWEPT):
             if removed >= limit:
                 return removed
             removed += self._change(make, my_horizon=in_microseconds(horizon), my_limit=limit - removed)
@@ -197,6 +205,18 @@ def delete_expired(dialect: Dialect) -> Any:
     first = sa.select(_r.record_id).where(expired).order_by(_r.expires_at).limit(integer("my_limit"))
     # Repeat the condition: another worker may have claimed the row between the select and its lock.
     return of_chosen(dialect, first, lambda these: sa.delete(records).where(these, expired))
+
+
+def remove_responses(dialect: Dialect) -> Any:
+    """Remove a batch of expired responses, the earliest first, from records that are remembered for longer."""
+    horizon, kept = bigint("my_horizon"), sa.func.coalesce(_r.data_key_number, ONE) != ZERO
+    is_completed = sa.and_(_r.state.in_((word(COMPLETED), word(FAILED))), outlives_response())
+    expired = sa.and_(is_completed, kept, _r.response_expires_at <= horizon, _r.response_expires_at <= dialect.now)
+    first = sa.select(_r.record_id).where(expired).order_by(_r.response_expires_at).limit(integer("my_limit"))
+    empty = sa.literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", sa.LargeBinary)
+    # As a record of an erased tenant: the release before refuses it, and never runs it again.
+    gone = {"response": empty, "response_size": ZERO, "wrapping_key_id": word(""), "data_key_number": ZERO}
+    return of_chosen(dialect, first, lambda these: sa.update(records).where(these, expired).values(gone))
 
 
 def has_overdue(dialect: Dialect) -> sa.Select[Any]:
@@ -252,14 +272,22 @@ class SqlRecovery(SqlCapability):
             if found or len(rows) < limit:
                 return sorted(found, key=lambda each: each.record.deadline)
 
-    def resolve(self, seen: SeenRecord, *, token: bytes, payload: StoredPayload, keep: float) -> bool:
+    def resolve(
+        self,
+        seen: SeenRecord,
+        *,
+        token: bytes,
+        payload: StoredPayload,
+        keep: float,
+        remember: float | None = None,
+    ) -> bool:
         statement = read_as_seen(self._database.dialect)
         parameters = {
             **self._seen(seen),
             "my_tenant_id": seen.key.tid,
             "my_token": token,
             "now": self._now(),
-            **answer_of(seen.key, payload, keep),
+            **answer_of(seen.key, payload, keep, remember),
         }
         completing = self._completing()
 
@@ -281,7 +309,10 @@ class SqlRecovery(SqlCapability):
         dialect = self._database.dialect
         # A new token tells this release from another one: after a lost reply the row is read, and has this token.
         token = new_token()
+        rule = TAKEOVER if seen.record.on_expiry is OnExpiry.TAKEOVER else QUARANTINE
         parameters = {**self._seen(seen), "my_tenant_id": seen.key.tid, "my_token": token, "now": self._now()}
+        parameters["seen_on_expiry"] = rule
+        kept, until = seen.record.deadline, seen.record.remembered_until
 
         def release(connection: sa.Connection) -> bool:
             is_completed = seen.record.state is State.COMPLETED
@@ -290,9 +321,13 @@ class SqlRecovery(SqlCapability):
                 if row is not None and not is_completed:
                     connection.execute(completion.drop_journal(dialect), parameters)
                 if is_completed and row is not None and row.in_quota:
-                    subtracted = entry(bucket_end=parameters["seen_deadline"], records=-1, stored=-row.response_size)
-                    booked = {**parameters, "my_shard": shard_of(seen.key), **subtracted}
-                    connection.execute(completion.book(dialect), booked)
+                    buckets = [(kept, 1, row.response_size)]
+                    if until is not None:
+                        buckets = [(kept, 0, row.response_size), (until, 1, 0)]
+                    for end, one, stored in buckets:
+                        subtracted = entry(bucket_end=in_microseconds(end), records=-one, stored=-stored)
+                        booked = {**parameters, "my_shard": shard_of(seen.key), **subtracted}
+                        connection.execute(completion.book(dialect), booked)
             if row is not None:
                 return True
             now = connection.execute(read_as_seen(dialect), parameters).one_or_none()
@@ -350,7 +385,9 @@ class SqlRecovery(SqlCapability):
             "seen_state": state,
             "seen_other": other,
             "seen_token": seen.record.token,
-            "seen_deadline": in_microseconds(seen.record.deadline),
+            "seen_deadline": in_microseconds(
+                seen.record.deadline if seen.record.remembered_until is None else seen.record.remembered_until
+            ),
         }
 
 
@@ -424,7 +461,8 @@ def _next_for_resolver(dialect: Dialect, *conditions: sa.ColumnElement[bool]) ->
 def force_release(dialect: Dialect) -> Any:
     """Release a key whose record is as seen, in any state. Clear the response, which no longer counts, and set a token
     that no worker has."""
-    statement, now = others_update(dialect, *_is_present(dialect))
+    same_rule = _r.on_expiry == sa.bindparam("seen_on_expiry", type_=sa.String)
+    statement, now = others_update(dialect, *_is_present(dialect), same_rule)
     released = statement.values(
         state=word(RELEASED),
         token=binary("my_token"),
@@ -458,7 +496,7 @@ def scan_completed(dialect: Dialect) -> sa.Select[Any]:
     """Select unexpired completed records up to `my_until`. Leave out their responses, which may be large."""
     empty = sa.literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", sa.LargeBinary)
     shown = [empty.label("response") if column is _r.response else column for column in columns()]
-    return _scan(dialect, shown, is_answer(dialect), _r.record_id <= binary("my_until"), few=False)
+    return _scan(dialect, shown, is_remembered(dialect.now), _r.record_id <= binary("my_until"), few=False)
 
 
 def _scan(

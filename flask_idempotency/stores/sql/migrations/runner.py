@@ -21,6 +21,7 @@ from flask_idempotency.stores.sql.migrations import (
     m0003_steps,
     m0004_activity,
     m0005_outbox_namespaces,
+    m0006_remembered,
 )
 from flask_idempotency.stores.sql.migrations.step import Step
 from flask_idempotency.stores.sql.naming import Catalogue, find, named
@@ -159,6 +160,7 @@ STEPS: Final = (
     m0003_steps.STEP,
     m0004_activity.STEP,
     m0005_outbox_namespaces.STEP,
+    m0006_remembered.STEP,
 )
 OUTBOX_STEPS: Final = (m0002_outbox.STEP, m0005_outbox_namespaces.STEP)
 LATEST: Final = STEPS[-1].number

@@ -386,6 +386,7 @@ class SessionTransactions:
         token: bytes,
         payload: StoredPayload,
         keep: float,
+        remember: float | None,
         *,
         checked: bool,
     ) -> Record | None:
@@ -395,7 +396,7 @@ class SessionTransactions:
         `refuse_without_keys` was called for all records of this transaction, because no single one can be undone.
         """
         tells = self._on_committed is not None
-        parameters = self._store.parameters(key, token, **answer_of(key, payload, keep))
+        parameters = self._store.parameters(key, token, **answer_of(key, payload, keep, remember))
         driver = self._store.database.driver
         if driver is not None and is_plain(connection):
             found = self._write(SessionCursor(driver, connection), parameters, tells=tells, checked=checked)

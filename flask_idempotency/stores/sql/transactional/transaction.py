@@ -53,6 +53,7 @@ class SessionRecords(Protocol):
         token: bytes,
         payload: StoredPayload,
         keep: float,
+        remember: float | None,
         *,
         checked: bool,
     ) -> Record | None: ...
@@ -138,7 +139,14 @@ class SessionTransaction:
         if self._in_doubt:
             self._read_outcome()
 
-    def settle(self, writing: Writing, *, keep: float, otherwise: Callable[[StorageKey], None]) -> None:
+    def settle(
+        self,
+        writing: Writing,
+        *,
+        keep: float,
+        otherwise: Callable[[StorageKey], None],
+        remember: float | None = None,
+    ) -> None:
         self.over = True
         session = self._records.session()
         completed: list[tuple[StorageKey, Record | None]] = []
@@ -152,7 +160,7 @@ class SessionTransaction:
                 # Check all before the first is completed: only a rollback of the application's rows could undo that.
                 self._records.refuse_without_keys(connection, self._keys, self._token, payloads)
             completed[:] = [
-                (key, self._records.complete(connection, key, self._token, payload, keep, checked=several))
+                (key, self._records.complete(connection, key, self._token, payload, keep, remember, checked=several))
                 for key, payload in zip(self._keys, payloads, strict=True)
             ]
 

@@ -67,6 +67,7 @@ def test_unfinished_and_expired_rows_are_found_by_an_index(
         "scan_quarantined": ["idempotency_quarantined"],
         "count_unfinished": ["idempotency_expired_leases", "idempotency_quarantined"],
         "delete_expired": ["idempotency_expiry"],
+        "remove_responses": ["idempotency_response_expiry"],
     }
     for standing in ("completed", "quarantined", "lapsed, quarantine"):
         stood(store, clock, standing)

@@ -3,7 +3,7 @@
 -- @include lib/record
 
 -- Most records have their request info within the first 512 bytes. Three lengths follow it, of at most nine bytes each.
-local HEAD, LENGTHS, LONGEST_INFO = 512, 27, 4 * 65539
+local HEAD, LENGTHS, LONGEST_INFO = 512, 27, 4 * 65539 + 17
 
 -- Return the head of the record: '' if the key is absent, nil if it has another type.
 local function read_head(key)

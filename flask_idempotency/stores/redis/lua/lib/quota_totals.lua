@@ -29,11 +29,17 @@ local function bucket_end_of(field)
   return bucket_end and tonumber(bucket_end)
 end
 
--- Read what one more record, or one less, changes. Read-only, so that a wrong type fails before the first write.
-local function read_usage(tenant_quota, bucket_end)
+-- Read what one more record, or one less, changes. Read-only, so that a wrong type fails before the first write. A record
+-- that is remembered until a later time, in ms, counts there, and its bytes in the first bucket.
+local function read_usage(tenant_quota, bucket_end, till)
   local field = BUCKET .. decimal(bucket_end)
   local found = redis.call('HMGET', tenant_quota, TOTALS, field)
-  return { bucket_end = bucket_end, field = field, totals = parse_totals(found[1]), bucket = found[2] }
+  local usage = { bucket_end = bucket_end, field = field, totals = parse_totals(found[1]), bucket = found[2] }
+  if till and till ~= bucket_end then
+    usage.later = read_usage(tenant_quota, till)
+    usage.later.totals = usage.totals
+  end
+  return usage
 end
 
 -- Totals that cannot be read stay as they are: without totals no limit of the tenant is reached.
@@ -44,27 +50,41 @@ local function write_usage(tenant_quota, usage, records, bytes)
   end
 end
 
-local function add_record(tenant_quota, usage, size)
+local function add_to_bucket(tenant_quota, usage, count, size)
   local records, bytes = parse_bucket(usage.bucket)
   local totals = usage.totals
   if totals then
-    totals.records, totals.bytes = totals.records + 1, totals.bytes + size
+    totals.records, totals.bytes = totals.records + count, totals.bytes + size
     if totals.lowest == 0 or usage.bucket_end < totals.lowest then
       totals.lowest = usage.bucket_end
     end
   end
-  write_usage(tenant_quota, usage, records + 1, bytes + size)
+  write_usage(tenant_quota, usage, records + count, bytes + size)
 end
 
-local function remove_record(tenant_quota, usage, size)
+local function remove_from_bucket(tenant_quota, usage, count, size)
   if not usage.bucket then
     return
   end
   local records, bytes = parse_bucket(usage.bucket)
   local totals = usage.totals
   if totals then
-    totals.records = math.max(totals.records - 1, 0)
+    totals.records = math.max(totals.records - count, 0)
     totals.bytes = math.max(totals.bytes - size, 0)
   end
-  write_usage(tenant_quota, usage, math.max(records - 1, 0), math.max(bytes - size, 0))
+  write_usage(tenant_quota, usage, math.max(records - count, 0), math.max(bytes - size, 0))
+end
+
+local function add_record(tenant_quota, usage, size)
+  add_to_bucket(tenant_quota, usage, usage.later and 0 or 1, size)
+  if usage.later then
+    add_to_bucket(tenant_quota, usage.later, 1, 0)
+  end
+end
+
+local function remove_record(tenant_quota, usage, size)
+  remove_from_bucket(tenant_quota, usage, usage.later and 0 or 1, size)
+  if usage.later then
+    remove_from_bucket(tenant_quota, usage.later, 1, 0)
+  end
 end

@@ -1,3 +1,3 @@
-SELECT idempotency_records.state, idempotency_records.in_quota, idempotency_records.expires_at, idempotency_records.response_size, coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) AS now
+SELECT idempotency_records.state, idempotency_records.in_quota, idempotency_records.completed_at, idempotency_records.expires_at, idempotency_records.response_expires_at, idempotency_records.response_size, coalesce(%(now)s, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))) AS now
 FROM idempotency_records
 WHERE idempotency_records.record_id = %(my_record_id)s AND idempotency_records.state != 'quarantined' FOR UPDATE

@@ -1,0 +1,139 @@
+"""Find the requests that stopped between two steps and that no client retries, and finish those that are due."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Final, Literal, TypeAlias
+
+from flask_idempotency.engine.capabilities import Recovery, SeenRecord
+from flask_idempotency.engine.errors import CorruptRecord
+from flask_idempotency.engine.journal import MOST_TRIES, Journal, Journals
+from flask_idempotency.engine.model import OnExpiry
+from flask_idempotency.maintenance.janitor import Batcher, BatchResult
+
+PAUSES_SECONDS: Final = (0.0, 30.0, 120.0, 600.0, 3600.0)
+"""The pause before each try: before the first since the lease ended, before each other since the last try began."""
+
+GAVE_UP: Final = "finish-gave-up"
+"""What `show` and the audit trail call a request whose tries are used up."""
+
+Tried: TypeAlias = Literal["completed", "failed", "gave_up", "quarantined", "overtaken", "unreadable"]
+"""How a try ended: a count in `FinishReport`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReport:
+    """The result of one run of `finish`."""
+
+    completed: int = 0
+    """Requests whose response the store has now."""
+    failed: int = 0
+    """Tries that did not get so far. The request waits for its next try, or for its client."""
+    gave_up: int = 0
+    """Tries that failed, and were the last of their request."""
+    quarantined: int = 0
+    """Requests that the try has quarantined, such as with a step in doubt."""
+    overtaken: int = 0
+    """The client or another janitor has the request, or it ended."""
+    waiting: int = 0
+    """Requests whose next try is not due yet, or that have none left."""
+    unreadable: int = 0
+    """Requests that cannot be read, or whose secret is not listed any more."""
+    shrunk: int = 0
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When the janitor tries to finish a request. Seconds since the epoch by the store's clock."""
+
+    next: float
+    """When the next try is due. Infinite: none is left."""
+    number: int
+    """The number of that try, from 1 up."""
+    gave_up: bool
+    """Whether all tries are used up."""
+
+
+def schedule(journal: Journal, *, ended: float, within: float) -> Schedule | None:
+    """Return when this request is tried next. None: it is not kept, or no effect of it is recorded.
+
+    `ended` is when its lease ended. No try begins `within` seconds or more after the first one was due.
+    """
+    if journal.kept_request is None or not any(entry.has_effect for entry in journal.entries):
+        return None
+    tries = journal.tries
+    number = len(tries) + 1
+    if number > MOST_TRIES:
+        return Schedule(inf, number, gave_up=True)
+    first, last = (tries[0].began_at, tries[-1].began_at) if tries else (ended, ended)
+    due = max(last + PAUSES_SECONDS[len(tries)], ended)
+    return Schedule(due if due < first + within else inf, number, gave_up=False)
+
+
+def finish(
+    recovery: Recovery,
+    journals: Journals,
+    *,
+    horizon: float,
+    drain: Batcher,
+    within: Callable[[SeenRecord], float | None],
+    attempt: Callable[[SeenRecord, Journal], Tried],
+    later: dict[bytes, tuple[bytes, float]],
+) -> FinishReport:
+    """Try to finish each request that is due by this horizon (seconds since the epoch, store's clock).
+
+    `within` returns for how many seconds after the end of its lease a record is finished; None for one that is not ours to
+    finish. `attempt` claims the record as a retry would, so two janitors, or a janitor and a client, never run together.
+    `later` keeps from run to run which journals need no look: by the id of the record its token, and until when.
+
+    Raises `StoreUnavailable` if the store does not answer; what was finished until then stays so.
+    """
+    counts: Counter[str] = Counter()
+    seen: dict[bytes, tuple[bytes, float]] = {}
+    left: list[SeenRecord] = []
+    cursor: bytes | None = b""
+
+    def step(limit: int) -> BatchResult:
+        # One request in each step, because its view may be slow.
+        nonlocal cursor
+        if not left and cursor is not None:
+            page = recovery.expired_leases(horizon=horizon, after=cursor, limit=limit)
+            left.extend(found for found in page.found if found.record.on_expiry is OnExpiry.TAKEOVER)
+            cursor = page.after
+        touched = 0
+        while left and not touched:
+            found = left.pop(0)
+            if (seconds := within(found)) is not None:
+                outcome = one(found, seconds)
+                counts[outcome] += 1
+                if outcome in ("overtaken", "unreadable"):
+                    # If its token is the same, the record has not changed: a further look finds the same.
+                    seen[found.key.rid] = found.record.token, horizon + PAUSES_SECONDS[-1]
+                touched = outcome != "waiting"
+        return BatchResult(int(touched), more=bool(left) or cursor is not None)
+
+    def one(found: SeenRecord, seconds: float) -> str:
+        record, rid = found.record, found.key.rid
+        token, until = later.get(rid, (b"", 0.0))
+        if token == record.token and until > horizon:
+            seen[rid] = token, until
+            return "waiting"
+        try:
+            journal = journals.read(found.key)
+        except CorruptRecord:
+            return "unreadable"
+        planned = schedule(journal, ended=record.deadline, within=seconds)
+        if planned is None or planned.next > horizon or record.deadline + seconds <= horizon:
+            seen[rid] = record.token, inf if planned is None else planned.next
+            return "waiting"
+        return attempt(found, journal)
+
+    report = drain.run(step)
+    if report.finished:
+        later.clear()
+    later.update(seen)
+    return FinishReport(**counts, shrunk=report.shrunk, finished=report.finished)

@@ -1,0 +1,5 @@
+UPDATE idempotency_records SET response_size=0, response=x'', wrapping_key_id='', data_key_number=0 WHERE idempotency_records.record_id IN (SELECT chosen.record_id
+FROM (SELECT idempotency_records.record_id AS record_id
+FROM idempotency_records
+WHERE idempotency_records.state IN ('completed', 'failed') AND coalesce(idempotency_records.response_expires_at >= idempotency_records.completed_at, 0) = 1 AND coalesce(idempotency_records.data_key_number, 1) != 0 AND idempotency_records.response_expires_at <= ? AND idempotency_records.response_expires_at <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer)) ORDER BY idempotency_records.response_expires_at
+ LIMIT ? OFFSET ?) AS chosen) AND idempotency_records.state IN ('completed', 'failed') AND coalesce(idempotency_records.response_expires_at >= idempotency_records.completed_at, 0) = 1 AND coalesce(idempotency_records.data_key_number, 1) != 0 AND idempotency_records.response_expires_at <= ? AND idempotency_records.response_expires_at <= coalesce(?, cast((julianday('now') - 2440587.5) * 86400000000 as integer))
