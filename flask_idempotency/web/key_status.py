@@ -221,8 +221,7 @@ class KeyStatusView:
                 problem = self._unsure(request, operation, resolved, names)
                 if problem is not None:
                     return self._problem(problem, policy)
-            other = status.record is not None and self._is_of_other_operation(status.record.info, operation)
-            if voids and status.state in _FREE and not (other and status.state == "paused"):
+            if voids and status.state in _FREE:
                 voided = self._engine.void(requests, policy, quota=self._quota(scope.tenant))
                 if isinstance(voided, OverQuota):
                     voided = replace(voided, allowed=voided.allowed * self._settings.tenant_shards)
