@@ -182,7 +182,7 @@ class ClaimWriter:
             return None
         statement = self._insert_within if self._within and query.quota is not None else self._insert
         granted = connection.execute(statement, {**query.parameters, "my_fence": fence}).scalar_one_or_none()
-        return None if granted is None else query.granted(fence or granted, attempt=1)
+        return None if granted is None else Grant(query.token, fence or granted, 1, query.lease / 1_000_000)
 
     def apply(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
         """Classify this row, and write what is due. None as for `write`."""
