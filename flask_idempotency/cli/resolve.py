@@ -100,9 +100,9 @@ def release_command(named: RecordOptions, force: bool, yes: bool, word: AuditNot
 def void_command(named: RecordOptions, method: str | None, yes: bool, word: AuditNote) -> Output:
     """Void a key that no request has used: no request runs under it.
 
-    Changes one record: it adds it, for one `keep`, and a request with this key gets 409. The command refuses and exits with
-    1 if a request with this key has run or may still have an effect. Name the client's key and the endpoint. You confirm
-    first.
+    Changes one record: it adds it, for `keep` or `remember`, and a request with this key gets 409. The command refuses
+    and exits with 1 if a request with this key has run or may still have an effect. Name the client's key and the
+    endpoint. You confirm first.
 
     \b
     Example:

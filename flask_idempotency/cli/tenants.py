@@ -43,8 +43,8 @@ def purge(tenant: str | None, no_tenant: bool, shred: bool, yes: bool, word: Aud
     Destroys the tenant's data keys, and wipes its stored responses. Its records stay: a retry gets 410 and does not run
     again. You confirm first. Safe to interrupt and to run again. Exits with 2 if it is unknown whether all of it is done.
 
-    Run it where every secret is listed that was in use within the last `keep`: a tenant has other data keys under each. If
-    any host has IDEMPOTENCY_REDIS_URL, run it where that is set, so that the cache is invalidated too.
+    Run it where every secret is listed that was in use within the last `keep` or `remember`: a tenant has other data keys
+    under each. If any host has IDEMPOTENCY_REDIS_URL, run it where that is set, so that the cache is invalidated too.
 
     \b
     Example:

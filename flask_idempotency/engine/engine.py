@@ -278,7 +278,7 @@ class Engine:
         try:
             for request in reversed(requests):
                 asked = replace(request, fingerprint=VOIDED, former_fingerprint=None, notify_on_completion=False)
-                outcome = void(asked, token=token, keep=policy.keep, quota=quota if request.in_quota else None)
+                outcome = void(asked, token=token, keep=policy.lifetime, quota=quota if request.in_quota else None)
                 former = request.callers is not None and request.callers.former
                 if isinstance(outcome, Voided):
                     voided.append(request.key)

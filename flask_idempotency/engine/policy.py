@@ -99,6 +99,11 @@ class Policy:
     finish_headers: tuple[str, ...] = ()
     """The request headers that are kept for the janitor."""
 
+    def __post_init__(self) -> None:
+        if self.remember == self.keep:
+            # Nothing is remembered beyond the response, so it costs nothing.
+            object.__setattr__(self, "remember", None)
+
     @property
     def step_rules(self) -> StepRules | None:
         """What the view's steps are compared with. None: this endpoint has no steps, and has dropped none."""
@@ -295,7 +300,8 @@ class Policy:
             ),
             (
                 self.remember is not None and self.remember < self.keep,
-                f"remember ({self.remember or 0:g} s) must not be shorter than keep ({self.keep:g} s).",
+                f"remember ({self.remember or 0:.0f} s) must not be shorter than keep ({self.keep:.0f} s). If another layer "
+                "has set it, write remember=None here.",
             ),
             (
                 self.remember is not None and not remembers,

@@ -114,8 +114,8 @@ def wipe_condemned(
 ) -> int:
     """Wipe this tenant's quarantined responses, which no worker could open. Return how many.
 
-    Their work was done, so each is completed again without a response, and expires after its endpoint's `keep`.
-    `on_progress` is as for `wipe`.
+    Their work was done, so each is completed again without a response, and is known for its endpoint's `keep` or
+    `remember`. `on_progress` is as for `wipe`.
     """
     count = 0
     for found in every(recovery, State.QUARANTINED, tids=tids):

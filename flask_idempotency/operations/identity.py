@@ -303,7 +303,7 @@ def _difference(shape: IdentityShape, other: IdentityShape, *, certain: bool) ->
         extensions = [kind for kind in before.principal if kind in EXTENSIONS]
         kept = f" Keep {' and '.join(extensions)} set up until then." if extensions else ""
     if not whats:
-        whats.append("a former name was dropped before one `keep` had passed")
+        whats.append("a former name was dropped before one `keep` or `remember` had passed")
     steps = []
     if former:
         steps.append(f"set IDEMPOTENCY_FORMER_IDENTITY to {{{', '.join(former)}}}")

@@ -509,6 +509,8 @@ def release_warnings(case: Case, policy: Policy, *, known: bool = True, recorded
         said.append(
             "It was voided: its client relies on it that no request runs under it. If you release it, one may run."
         )
+    elif any(found.record.is_skeleton for found in case.found):
+        said.append("Its request completed, and retries get 410. If you release it, the next retry runs again.")
     elif any(found.record.state is State.COMPLETED for found in case.found):
         said.append(
             "Its request completed, and retries get the response. If you release it, the next retry runs again."
@@ -618,7 +620,8 @@ def check_quarantined(case: Case) -> None:
         case State.COMPLETED if case.first.record.fingerprint == VOIDED:
             raise Refused("There is nothing to resolve: the key was voided, and no request runs under it.")
         case State.COMPLETED:
-            raise Refused("There is nothing to resolve: its request completed, and retries get the response.")
+            get = "410" if case.first.record.is_skeleton else "the response"
+            raise Refused(f"There is nothing to resolve: its request completed, and retries get {get}.")
         case State.PROCESSING:
             raise Refused(
                 "Only a quarantined key can be resolved, and this one is in progress. When its lease expires, `flask "

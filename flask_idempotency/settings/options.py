@@ -504,8 +504,9 @@ class Settings:
     former_identity: FormerIdentity | None = _option(
         None,
         Parsed(former_identity),
-        'For one `keep` after a change of identity: the former values, such as `{"namespace": "old"}`. Keys are claimed under '
-        "both names. See [a change of identity](../guides/identity.md#when-the-identity-of-keys-changes).",
+        'For one `keep` or `remember` after a change of identity: the former values, such as `{"namespace": "old"}`. Keys '
+        "are claimed under both names. See [a change of "
+        "identity](../guides/identity.md#when-the-identity-of-keys-changes).",
         shown="none",
     )
     encryption: Encryption = _option(

@@ -87,7 +87,8 @@ def load_secrets(
         warning = (
             "IDEMPOTENCY_SECRET is not set, so it is derived from SECRET_KEY: rotating SECRET_KEY would make every "
             "idempotency key new and run retries again. Set IDEMPOTENCY_SECRET to [a value of its own, "
-            "flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop the second after one `keep`."
+            "flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop the second after the longest `keep` or "
+            "`remember`."
         )
         return (derived_secret(secret_key),), [] if lenient else [warning]
     return (), []
@@ -115,7 +116,7 @@ def secret_weaknesses(secrets: Sequence[bytes], *, required: bool, lenient: bool
         if number == 0:
             faults.append(
                 f"{name}: {weakness} {MAKE_ONE}. If it has named records, set IDEMPOTENCY_SECRET to [the new one, the old "
-                "one], and drop the second after one `keep`."
+                "one], and drop the second after the longest `keep` or `remember`."
             )
         elif required:
             faults.append(
@@ -124,7 +125,8 @@ def secret_weaknesses(secrets: Sequence[bytes], *, required: bool, lenient: bool
             )
         else:
             warnings.append(
-                f"{name}: {weakness} Drop it when one `keep` has passed since every process knows the first."
+                f"{name}: {weakness} Drop it when the longest `keep` or `remember` has passed since every process knows the "
+                "first."
             )
     return faults, warnings
 

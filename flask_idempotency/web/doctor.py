@@ -163,8 +163,14 @@ def store_kind(settings: Settings, *, lenient: bool) -> list[Finding]:
     return [Finding("store-kind", Verdict.FINE, f"The store is {kind or 'made by a function'}.")]
 
 
-_ROTATE = "Set IDEMPOTENCY_SECRET to [a new random value, the one in use], and drop the second after one `keep`."
-_DROP = "Drop the last one from IDEMPOTENCY_SECRET when one `keep` has passed since every process knows the first."
+_ROTATE = (
+    "Set IDEMPOTENCY_SECRET to [a new random value, the one in use], and drop the second after the longest `keep` or "
+    "`remember`."
+)
+_DROP = (
+    "Drop the last one from IDEMPOTENCY_SECRET when the longest `keep` or `remember` has passed since every process knows the "
+    "first."
+)
 
 
 @check("secret")
@@ -185,7 +191,7 @@ def secret(settings: Settings, app: Flask, *, lenient: bool) -> list[Finding]:
         text = "The secret is derived from SECRET_KEY: if you rotate that, every key is new, and retries run again."
         remedy = (
             "Set IDEMPOTENCY_SECRET to [a value of its own, flask_idempotency.settings.derived_secret(SECRET_KEY)], and drop "
-            "the second after one `keep`."
+            "the second after the longest `keep` or `remember`."
         )
         findings.append(Finding("secret", Verdict.ADVICE, text, remedy))
     if len(settings.secrets) > 1:

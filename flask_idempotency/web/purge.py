@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -10,7 +11,7 @@ from typing import Final
 
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.events import TenantErased
-from flask_idempotency.maintenance.janitor import Batcher
+from flask_idempotency.maintenance.janitor import Batcher, expire
 from flask_idempotency.maintenance.rotate import still_open, wipe, wipe_condemned, wipe_steps
 from flask_idempotency.operations.admin import holds_sealed
 from flask_idempotency.operations.admin import shred as shred_keys
@@ -40,7 +41,7 @@ _PLAIN_BACKUPS: Final = (
 )
 _SECRETS: Final = (
     "Secrets searched: {secrets}. Keys that were claimed under another secret have other data keys, which are still there: if "
-    "another secret was in use within the last `keep`, list it in IDEMPOTENCY_SECRET here and purge again."
+    "another secret was in use within the last `keep` or `remember`, list it in IDEMPOTENCY_SECRET here and purge again."
 )
 _NO_CACHE: Final = (
     "IDEMPOTENCY_REDIS_URL is not set here, so no cache was invalidated, and other hosts have one: purge again where it is "
@@ -153,6 +154,10 @@ class Purge:
         running = None if parts.recovery is None else still_open(parts.recovery, whom)
         condemned = None
         drain = Batcher(batch=BATCH, budget=budget, on_progress=on_progress)
+        if parts.expiry is not None:
+            # Responses that have expired, and whose keys are remembered: the scan below passes them over.
+            log = parts.shared_task_log
+            expire(parts.expiry, horizon=time.time() if log is None else min(log.now(), time.time()), drain=drain)
         report = wipe(parts.responses, whom, drain=drain, on_progress=self._count)
         self.passed_over = report.passed_over
         if not report.finished:
@@ -162,7 +167,7 @@ class Purge:
             condemned = wipe_condemned(
                 parts.recovery,
                 whom,
-                keep_of=lambda about: policy_for(about).keep,
+                keep_of=lambda about: policy_for(about).lifetime,
                 on_progress=lambda wiped: self._count(before + wiped),
             )
         if parts.journals is not None:

@@ -18,10 +18,10 @@ from flask_idempotency.engine.model import StoredResponse
 from flask_idempotency.engine.policy import Policy
 from tests.backends import BACKENDS
 from tests.engine.conftest import House, Unsteady, new_house
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 from tests.stages import CORE
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 
 SCHEDULES = 150
 POLICY = Policy(effects="marked", keep=3600.0)

@@ -29,9 +29,9 @@ from tests.lab.programs import REDIS_KINDS
 from tests.maintenance.neglected import store_at
 from tests.maintenance.stores import SHARED, empty
 from tests.maintenance.yard import Yard
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 
 KEYS = {kid: os.urandom(32) for kid in ("2024", "2025", "2026")}
 ANSWER = StoredResponse(201, metadata=(("Location", "/payments/1"),), body=b"paid")

@@ -22,9 +22,9 @@ from flask_idempotency.testing.contract.journalling import JournallingStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, walked
 from tests.backends import BACKENDS
 from tests.lab.programs import REDIS_KINDS
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 
 KINDS: Final = (
     "fakeredis",

@@ -42,9 +42,9 @@ from flask_idempotency.testing.proxy import TcpProxy
 from tests.backends import MakeStore, make_kept
 from tests.forgiving import FORGIVING
 from tests.lab.postgres import PostgresServer
-from tests.sql_backends import make_tables, sql_databases, sql_stores
+from tests.sql_backends import make_tables, maria_database, sql_databases, sql_stores
 
-__all__ = ["make_kept", "sql_databases", "sql_stores"]
+__all__ = ["make_kept", "maria_database", "sql_databases", "sql_stores"]
 
 OWNER = b"own"
 UNREAD = {UNREADABLE: {"unreadable": 1}}

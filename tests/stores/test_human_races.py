@@ -21,9 +21,9 @@ from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.stress import at_once
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, found, granted
 from tests.backends import MakeStore, make_kept
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 
-__all__ = ["make_kept", "sql_databases", "sql_stores"]
+__all__ = ["make_kept", "maria_database", "sql_databases", "sql_stores"]
 
 ROUNDS = 4
 SAID = StoredResponse(299, body=b"said by hand")

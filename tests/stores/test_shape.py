@@ -15,9 +15,9 @@ from flask_idempotency.operations.identity import LOADER, NOTED_EVERY_SECONDS, I
 from flask_idempotency.stores.memory.store import MemoryStore
 from flask_idempotency.testing.doubles import FrozenClock
 from tests.backends import MakeStore, make_kept
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 
-__all__ = ["make_kept", "sql_databases", "sql_stores"]
+__all__ = ["make_kept", "maria_database", "sql_databases", "sql_stores"]
 
 KEEP = 86400.0
 

@@ -32,10 +32,10 @@ from tests.backends import BACKENDS
 from tests.lab.programs import REDIS_KINDS
 from tests.maintenance.neglected import store_at
 from tests.maintenance.stores import empty
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 from tests.stages import CORE
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 
 LEASE: Final = 30.0
 OLD, NEW = "only-tests-9f2c47d1e8b35a60c1d47be2", "only-tests-5a11b2e8f4c09d73c1d47be2"

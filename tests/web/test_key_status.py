@@ -34,10 +34,10 @@ from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FaultyStore, FrozenClock
 from tests.apps import KEY, FaultyMemory, World, new_world
 from tests.backends import BACKENDS
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 from tests.stages import CORE
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 
 PAY = {"method": "POST", "path": "/payments"}
 WRITES = {"claim", "renew", "mark_point_of_no_return", "complete", "release", "quarantine", "mark_corrupt"}

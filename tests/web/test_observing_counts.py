@@ -22,11 +22,11 @@ from flask_idempotency.testing import FrozenClock
 from tests.apps import FaultyMemory
 from tests.backends import BACKENDS
 from tests.lab.programs import REDIS_KINDS
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 from tests.stages import CORE
 from tests.web.observed import NAME, WAIT_SECONDS, Guise, guarded, in_threads, joined, plain
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 
 STORES = (*CORE, *(f"{kind}-url" for kind in REDIS_KINDS[1:]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,17 +17,19 @@ from werkzeug.test import TestResponse
 from flask_idempotency import Idempotency, current_claim, idempotent
 from flask_idempotency.engine import events
 from flask_idempotency.engine.errors import ConfigurationError
-from flask_idempotency.engine.model import State
+from flask_idempotency.engine.model import ERASED, Record, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.maintenance.janitor import Batcher, ExpireReport
+from flask_idempotency.operations.records import AuditNote
 from flask_idempotency.stores.memory import MemoryStore
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.web.janitor import janitor_of
+from flask_idempotency.web.purge import Purge
 from tests.apps import KEY, FaultyMemory, World, new_world
 from tests.backends import BACKENDS
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 
 KEEP, REMEMBER, STATUS = 3600.0, 86400.0, "/idempotency/status"
 STORES = ("memory", "sqlite", "fakeredis", "tiered-fakeredis")
@@ -230,3 +233,48 @@ def test_a_transactional_record_is_remembered(tmp_path: Path) -> None:
 
 def test_the_longest_life_of_a_policy_counts_both() -> None:
     assert (KEEP, REMEMBER) == (Policy(keep=KEEP).lifetime, Policy(keep=KEEP, remember=REMEMBER).lifetime)
+
+
+def completed(world: World) -> dict[Any, Record]:
+    return {each.key: each.record for each in world.store.recovery.scan(State.COMPLETED, limit=1000).found}
+
+
+@pytest.mark.parametrize("happens", ("corrupt", "expired"))
+def test_a_purge_wipes_each_response_and_the_key_stays_known(
+    on_store: Any, monkeypatch: pytest.MonkeyPatch, happens: str
+) -> None:
+    """A corrupt one too, and one that the janitor has not wiped yet. The request does not run again after `keep`."""
+    world = on_store()
+    before = completed(world)
+    pay(world)
+    (key,) = completed(world).keys() - before.keys()
+    if happens == "corrupt":
+        world.store.mark_corrupt(key, world.store.read(key).payload)
+    else:
+        world.clock.advance(KEEP + 1)
+        monkeypatch.setattr(time, "time", lambda: world.clock.now)
+    with world.app.app_context():
+        Purge("", AuditNote("operator", "erased")).wipe([key.tid])
+    if happens == "expired":
+        world.clock.advance(-KEEP)  # a store shows no response that has expired
+    payload = completed(world)[key].payload
+    world.clock.advance(KEEP)
+
+    assert payload
+    assert payload.sealed_by == ERASED
+    world.clock.advance(KEEP + 1)
+    assert (410, ["10"]) == (pay(world)[0], world.runs)
+
+
+def test_a_voided_key_is_remembered(on_store: Any) -> None:
+    world = on_store(void=True)
+    named: Any = {"headers": {KEY: cast("Any", world).key}, "query_string": {"method": "POST", "path": "/payments"}}
+    assert 200 == world.client().delete(STATUS, **named).status_code
+    world.clock.advance(KEEP + 1)
+
+    assert ((409, "key-voided"), []) == (pay(world), world.runs)
+
+
+def test_a_key_that_is_remembered_for_keep_alone_costs_nothing() -> None:
+    """A view takes back so what another layer has set."""
+    assert Policy(keep=KEEP, remember=KEEP) == Policy(keep=KEEP)

@@ -38,10 +38,10 @@ from tests.lab.programs import REDIS_KINDS
 from tests.long import unless_long
 from tests.maintenance.neglected import store_at
 from tests.maintenance.stores import empty
-from tests.sql_backends import sql_databases, sql_stores
+from tests.sql_backends import maria_database, sql_databases, sql_stores
 from tests.stages import CORE
 
-__all__ = ["sql_databases", "sql_stores"]
+__all__ = ["maria_database", "sql_databases", "sql_stores"]
 
 STORES: Final = (*CORE, *(f"{kind}-url" for kind in REDIS_KINDS[1:]))
 LEASE: Final = 30.0

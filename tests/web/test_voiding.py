@@ -19,9 +19,9 @@ from flask_idempotency.engine.model import VOIDED, State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.stores.memory import MemoryStore
 from tests.apps import KEY, World, new_world
-from tests.web.test_key_status import PAY, ask, hold, on_store, shop, sql_databases, sql_stores, state
+from tests.web.test_key_status import PAY, ask, hold, maria_database, on_store, shop, sql_databases, sql_stores, state
 
-__all__ = ["on_store", "sql_databases", "sql_stores"]
+__all__ = ["maria_database", "on_store", "sql_databases", "sql_stores"]
 
 
 def voiding(**settings: Any) -> World:
