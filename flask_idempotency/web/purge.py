@@ -154,10 +154,6 @@ class Purge:
         running = None if parts.recovery is None else still_open(parts.recovery, whom)
         condemned = None
         drain = Batcher(batch=BATCH, budget=budget, on_progress=on_progress)
-        if parts.expiry is not None:
-            # Responses that have expired, and whose keys are remembered: the scan below passes them over.
-            log = parts.shared_task_log
-            expire(parts.expiry, horizon=time.time() if log is None else min(log.now(), time.time()), drain=drain)
         report = wipe(parts.responses, whom, drain=drain, on_progress=self._count)
         self.passed_over = report.passed_over
         if not report.finished:
@@ -173,7 +169,13 @@ class Purge:
         if parts.journals is not None:
             so_far = self.wiped
             wipe_steps(parts.journals, whom, on_progress=lambda wiped: self._count(so_far + wiped))
-        return PurgeReport(self.data_keys, self.wiped, condemned, running)
+        finished = True
+        if parts.expiry is not None:
+            # Responses that have expired, and whose keys are remembered: the scan above passes them over.
+            log = parts.shared_task_log
+            horizon = time.time() if log is None else min(log.now(), time.time())
+            finished = expire(parts.expiry, horizon=horizon, drain=drain).finished
+        return PurgeReport(self.data_keys, self.wiped, condemned, running, finished=finished)
 
     def _count(self, wiped: int) -> None:
         self.wiped = wiped
