@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from threading import RLock
 from typing import Final
 
@@ -82,8 +83,8 @@ class _Record:
     """The ids that earlier attempts recorded."""
     erased: bool = False
     """Whether the results of earlier attempts were erased with their tenant."""
-    keeps: bool = False
-    """Whether the store has the request beside the steps."""
+    keeps: set[bytes] = field(default_factory=set)
+    """The ids of the requests that the store has beside the steps, one for each set of records that claims had."""
     tries: int = 0
     """How often the janitor has tried to finish it."""
     unsent: dict[bytes, _Unsent] = field(default_factory=dict)
@@ -168,7 +169,7 @@ class Steps:
                     elif entry.name == TRY:
                         record.tries += 1
                     else:
-                        record.keeps = True
+                        record.keeps.add(entry.id)
                 record.earlier, record.erased = frozenset(record.entries), journal.erased
                 if not journal.complete:
                     self.poisoned = MEMORY_LOST
@@ -182,13 +183,18 @@ class Steps:
     def keep(self, request: bytes) -> None:
         """Keep the request beside the steps, from the first one that is recorded on, so that the janitor may finish it.
 
-        Its entry has a keyed digest of it: what another writes into the store is never run.
+        `request` names the records of this claim. An earlier attempt may have had fewer of them, because a secret was added
+        since: then it is kept again, in each journal. Its entry has a keyed digest of it: what another writes into the store
+        is never run.
         """
         with self._lock:
+            names = blake2b(
+                b"".join(sorted(record.context.key.rid for record in self._records)), digest_size=16
+            ).digest()
             for record in self._records:
-                if not record.keeps:
+                if step_id(record.context.key, KEPT_REQUEST, names) not in record.keeps:
                     digest = step_digest(record.context.key, request)
-                    self._put_aside(record, KEPT_REQUEST, b"", request, digest)
+                    self._put_aside(record, KEPT_REQUEST, names, request, digest)
 
     @property
     def tries(self) -> int:
@@ -579,7 +585,8 @@ class Steps:
     def _send(self, *, every: bool = False) -> None:
         """Tell each store what it does not know yet, the oldest secret first. `every`: those too that know all."""
         for record in reversed(self._records):
-            if not (record.unsent or record.withdrawn or (every and record.entries)):
+            aside = record.aside and record.earlier
+            if not (record.unsent or record.withdrawn or aside or (every and record.entries)):
                 continue
             context = record.context
             for _ in range(TRIES):

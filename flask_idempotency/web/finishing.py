@@ -80,7 +80,8 @@ class Finisher:
         policy = self._policy(found.record.info)
         if policy is None:
             return None
-        return policy.keep if policy.resume_within is None else policy.resume_within
+        # After `keep` the record of another secret may be gone, which alone knew that the request has completed.
+        return policy.keep if policy.resume_within is None else min(policy.resume_within, policy.keep)
 
     def _policy(self, about: RequestInfo) -> Policy | None:
         """Return the policy of an endpoint whose requests the janitor finishes."""
@@ -121,8 +122,10 @@ class Finisher:
         attempt = Try(kept, self._app.ensure_sync(act_for.function), claim, oldest)
         try:
             steps = claim.steps
-            if steps is None or not steps.has_effects or steps.tries >= MOST_TRIES:
-                # Another had the key since: if it is free now, a view would begin from its first step.
+            if steps is None or claim.has_new_record or not steps.has_effects or steps.tries >= MOST_TRIES:
+                # Another had a key since. One that is free now may have completed and expired: the view would run again. Its
+                # new record must not get the steps of the others, so nothing is written here.
+                claim.release_unstarted()
                 return "overtaken"
             number = steps.tries + 1
             steps.note_try()
@@ -136,15 +139,25 @@ class Finisher:
         return self._ended(attempt, reason, number)
 
     def _opened(self, found: SeenRecord, journal: Journal) -> KeptRequest:
-        entry = journal.kept_request
-        if entry is None or entry.payload is None or journal.erased:
-            raise CorruptRecord("the request was erased")
-        context = entry.context(found.key, found.record.fingerprint)
-        _, data = self._built.codec.steps.open(entry.payload, context)
+        """Return the kept request that names the most records: a later attempt may have had more than the first one."""
+        every = []
         keys = [replace(found.key, steps=identity.steps) for identity in self._identities]
-        if not data or not any(hmac.compare_digest(entry.digest, step_digest(key, data)) for key in keys):
-            raise CorruptRecord("the request was not kept under a secret that is listed now")
-        return KeptRequest.decode(data)
+        for entry in journal.kept_requests:
+            if entry.payload is None or journal.erased:
+                raise CorruptRecord("the request was erased")
+            context = entry.context(found.key, found.record.fingerprint)
+            _, data = self._built.codec.steps.open(entry.payload, context)
+            if not data or not any(hmac.compare_digest(entry.digest, step_digest(key, data)) for key in keys):
+                raise CorruptRecord("the request was not kept under a secret that is listed now")
+            every.append(KeptRequest.decode(data))
+        if not every:
+            raise CorruptRecord("the request was not kept")
+        marks = {identity.mark(self._settings.namespace) for identity in self._identities}
+        if any(kept.keys[0].mark not in marks for kept in every):
+            raise CorruptRecord(
+                "a host with a newer secret has claimed it since: that host claims all records, and this cannot"
+            )
+        return max(every, key=lambda kept: sum(key.mark in marks for key in kept.keys))
 
     def _claim(self, found: SeenRecord, kept: KeptRequest, policy: Policy) -> tuple[Outcome, Identity]:
         """Claim the records of this request, as its retry would. Return the outcome, and the oldest secret in use."""
