@@ -466,7 +466,7 @@ class FinishTried(Event):
     """The janitor has tried to finish a request that no client retried. `number` is that of the try, from 1 up.
 
     `outcome` is `completed`, `failed` or `quarantined`. `reason` is a short code: the status of the response,
-    the class of an error, the reason of the quarantine, `other-caller` or `other-endpoint`.
+    the class of an error, the reason of the quarantine, `other-caller`, `other-endpoint` or `not-reached`.
     """
 
     LEVELS = (logging.INFO, logging.WARNING)

@@ -256,6 +256,41 @@ def test_a_refusal_of_the_view_ends_the_request() -> None:
     assert 422 == shop.post().status_code
 
 
+@pytest.mark.parametrize("streamed", (False, True))
+@pytest.mark.parametrize("status", (200, 302, 400, 404))
+def test_a_refusal_before_the_recorded_steps_is_a_failed_try(status: int, streamed: bool) -> None:
+    """The janitor's request lacks what was not kept: that must not lock its client out."""
+    shop = Shop()
+
+    def checkout() -> Any:
+        if "X-Region" not in request.headers:
+            return Response(iter(["no"]) if streamed else "no", status)
+        return Shop.checkout(shop)
+
+    shop.checkout = checkout  # type: ignore[method-assign]
+    shop.post(**{"X-Region": "north"})
+    shop.failing = False
+
+    assert {"failed": 1} == counts(shop.finish())
+    assert [("failed", "not-reached")] == [(each.outcome, each.reason) for each in shop.told(events.FinishTried)]
+    assert {"waiting": 1} == counts(shop.finish())
+    assert 201 == shop.post(**{"X-Region": "north"}).status_code
+    assert {"reserve": 1, "charge": 1, "mail": 1} == shop.ran
+
+
+def test_a_refusal_between_recorded_steps_is_a_failed_try() -> None:
+    shop = paused()
+
+    def checkout() -> Any:
+        current_claim.step("reserve", shop.run, "reserve")
+        return {}, 422
+
+    shop.checkout = checkout  # type: ignore[method-assign]
+    assert {"failed": 1} == counts(shop.finish())
+    del shop.checkout
+    assert 201 == shop.post().status_code
+
+
 def test_a_stream_is_read_to_its_end() -> None:
     shop = paused()
 
