@@ -12,7 +12,7 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from flask import Flask
 
@@ -30,7 +30,7 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.events import Event, FinishGaveUp, FinishTried
 from flask_idempotency.engine.journal import MOST_TRIES, Journal
-from flask_idempotency.engine.keys import Identity, StorageKey, new_token, step_digest
+from flask_idempotency.engine.keys import Identity, StorageKey, new_token, paused_token, step_digest
 from flask_idempotency.engine.model import ClaimRequest, RequestInfo, State, Unknown
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
@@ -74,11 +74,13 @@ class Finisher:
         self._left_out = False
         self.later: dict[bytes, tuple[bytes, float]] = {}
         """See `maintenance.finish.finish`."""
+        self._handed_back: dict[bytes, bytes] = {}
+        """The token of each record that was claimed and is left to its client: a further claim would only put off its end."""
 
     def within(self, found: SeenRecord) -> float | None:
         """Return for how many seconds after the end of its lease this record is finished. None: it is not."""
         policy = self._policy(found.record.info)
-        if policy is None:
+        if policy is None or self._handed_back.get(found.key.rid) == found.record.token:
             return None
         # After `keep` the record of another secret may be gone, which alone knew that the request has completed.
         return policy.keep if policy.resume_within is None else min(policy.resume_within, policy.keep)
@@ -102,7 +104,7 @@ class Finisher:
             return Context().run(self._attempt, found, journal)
         except StoreUnavailable:
             raise
-        except Exception as error:  # noqa: BLE001 - such as of a quota_loader: others that are due must not wait
+        except Exception as error:  # noqa: BLE001 - such as of a quota_loader, before the try: others that are due must not wait
             # Only the class: its text may quote a body or a person.
             _log.error("A request of %s could not be finished: %s", found.record.info.operation, type(error).__name__)
             return "failed"
@@ -115,7 +117,10 @@ class Finisher:
             kept = self._opened(found, journal)
             with self._app.app_context():
                 claim, oldest = self._claim(found, kept, policy)
-        except (CorruptRecord, ResponseUnavailable, KeyProviderUnavailable):
+        except KeyProviderUnavailable as error:
+            _log.warning("A request of %s waits to be finished: %s", found.record.info.operation, cause_of(error))
+            return "waiting"
+        except (CorruptRecord, ResponseUnavailable):
             return "unreadable"
         if not isinstance(claim, Claim):
             return "quarantined" if isinstance(claim, Unknown) else "overtaken"
@@ -126,6 +131,7 @@ class Finisher:
                 # Another had a key since. One that is free now may have completed and expired: the view would run again. Its
                 # new record must not get the steps of the others, so nothing is written here.
                 claim.release_unstarted()
+                self._handed_back |= {context.key.rid: paused_token(context.token) for context in claim.contexts}
                 return "overtaken"
             number = steps.tries + 1
             steps.note_try()
@@ -200,8 +206,6 @@ class Finisher:
         """Let the application respond to the request. Return the status, or the error, as a short code."""
         app, environ = self._app, attempt.kept.environ()
         environ[FINISHING] = attempt
-        if not self._leads_to(about.operation, environ):
-            return "other-endpoint"
         status = ""
 
         def start(line: str, headers: Any, error: Any = None) -> Callable[[bytes], object]:
@@ -210,6 +214,8 @@ class Finisher:
             return lambda data: None
 
         try:
+            if not self._leads_to(about.operation, environ):
+                return "other-endpoint"
             # The application's own, and not the middleware around it: that has seen the request already.
             response = type(app).wsgi_app(app, environ, start)
             try:
@@ -223,30 +229,32 @@ class Finisher:
 
     def _leads_to(self, endpoint: str, environ: dict[str, Any]) -> bool:
         """Return whether the router still finds this endpoint: a view of another policy must not run."""
-        with self._app.app_context():
+        with self._app.app_context(), suppress(Exception):  # such as for a host that is not trusted any more
             adapter = self._app.create_url_adapter(self._app.request_class(environ))
-            with suppress(Exception):
-                return adapter is not None and adapter.match()[0] == endpoint
+            return adapter is not None and adapter.match()[0] == endpoint
         return False
 
     def _ended(self, attempt: Try, reason: str, number: int) -> Tried:
-        claim, outcome = attempt.claim, "failed"
+        claim = attempt.claim
+        outcome: Literal["failed", "overtaken", "completed", "quarantined"] = "failed"
         if attempt.adopted:
             with suppress(LeaseLost):
                 claim.stored_within(REPEATED_SECONDS)
-            record = None
             with suppress(CorruptRecord):
                 record = self._built.engine.read(claim.key)
-            if record is not None and record.state is State.COMPLETED:
-                outcome = "completed"
-            elif record is not None and record.state is State.QUARANTINED:
-                outcome, reason = "quarantined", record.reason
+                token = claim.contexts[0].token
+                if record is None or record.token not in (token, paused_token(token)):
+                    outcome = "overtaken"  # while the try ran: how the request ends is not its doing
+                elif record.state is State.COMPLETED:
+                    outcome = "completed"
+                elif record.state is State.QUARANTINED:
+                    outcome, reason = "quarantined", record.reason
         self._observers(FinishTried(claim.label, claim.operation, number, outcome, reason))
         if outcome == "completed":
             self._note(claim, "finished", f"try {number}: {reason}")
             return "completed"
-        if outcome == "quarantined":
-            return "quarantined"
+        if outcome == "quarantined" or outcome == "overtaken":
+            return outcome
         if number < MOST_TRIES:
             return "failed"
         self._observers(FinishGaveUp(claim.label, claim.operation, number))

@@ -347,6 +347,38 @@ def test_a_try_that_leaves_a_step_in_doubt_is_held() -> None:
     assert [("quarantined", "step-in-doubt")] == [(each.outcome, each.reason) for each in shop.told(events.FinishTried)]
 
 
+@pytest.mark.parametrize("ending", (201, 503, "doubt"))
+def test_what_a_client_did_while_the_try_ran_is_not_the_janitors(ending: Any) -> None:
+    shop = Shop()
+
+    def doubt() -> None:
+        raise ConnectionError
+
+    def checkout() -> Any:
+        current_claim.step("reserve", shop.run, "reserve")
+        if not current_claim.finishing:
+            if shop.failing or ending == 503:
+                return {}, 503
+            current_claim.step("charge", doubt if ending == "doubt" else dict)
+            return {}, ending
+        shop.clock.advance(3600)
+        client = Thread(target=shop.post)
+        client.start()
+        client.join(10)
+        current_claim.step("charge", shop.run, "charge")
+        return {}, 201
+
+    shop.checkout = checkout  # type: ignore[method-assign]
+    shop.post()
+    shop.failing = False
+
+    assert {"overtaken": 1} == counts(shop.finish())
+    assert ["overtaken"] == [each.outcome for each in shop.told(events.FinishTried)]
+    assert "charge" not in shop.ran
+    (key,) = shop.store._shared.records
+    assert [] == [entry.verb for entry in shop.store.audit.entries(key) if entry.verb == "finished"]
+
+
 # When.
 
 

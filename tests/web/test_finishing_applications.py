@@ -10,7 +10,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from flask import Blueprint, Flask, abort, g, request
+from flask import Blueprint, Flask, Request, abort, g, request
 from flask_jwt_extended import JWTManager
 from flask_login import LoginManager  # type: ignore[import-untyped]
 from werkzeug.test import TestResponse
@@ -19,13 +19,16 @@ from flask_idempotency import ConfigurationError, Idempotency, claim_here, curre
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine import events
 from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.errors import KeyProviderUnavailable
 from flask_idempotency.engine.journal import KEPT_REQUEST, Journal
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.operations.browse import timeline
 from flask_idempotency.web import operator
+from flask_idempotency.web.finishing import Finisher
 from flask_idempotency.web.janitor import janitor_of
+from flask_idempotency.web.request_state import FINISHING
 from tests.web.finishing import SECRET, STEPS, Shop, counts, paused
 
 # What is stored.
@@ -369,6 +372,57 @@ def test_a_loader_that_fails_for_one_tenant_stops_no_other(caplog: pytest.LogCap
 
     assert {"completed": 2, "failed": 1} == counts(shop.finish())
     assert ("LookupError" in caplog.text, "of acme" in caplog.text) == (True, False)
+
+
+def test_a_loader_that_fails_before_the_try_is_not_called_in_each_run() -> None:
+    shop, calls = paused(), []
+
+    def quota(tenant: Any) -> None:
+        calls.append(tenant)
+        raise LookupError
+
+    shop.extension.quota_loader(quota)
+    janitor = janitor_of(shop.app, host_clock=shop.clock)
+    for _ in range(9):
+        janitor.run("finish", Batcher())
+        shop.clock.advance(15)
+    assert ["acme", "acme"] == calls
+
+
+def test_a_key_service_that_is_away_is_asked_again_in_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = paused()
+    janitor = janitor_of(shop.app, host_clock=shop.clock)
+
+    def away(*arguments: Any) -> None:
+        raise KeyProviderUnavailable("the key service is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Finisher, "_opened", away)
+        report: Any = janitor.run("finish", Batcher())
+    assert {"waiting": 1} == counts(report)
+    report = janitor.run("finish", Batcher())
+    assert {"completed": 1} == counts(report)
+
+
+def test_a_host_that_is_not_trusted_any_more_is_a_failed_try() -> None:
+    shop = paused()
+    shop.app.config["TRUSTED_HOSTS"] = ["other.example"]
+    assert {"failed": 1} == counts(shop.finish())
+    assert ["other-endpoint"] == [each.reason for each in shop.told(events.FinishTried)]
+
+
+def test_an_error_before_the_hooks_is_a_failed_try() -> None:
+    shop = paused()
+
+    class Broken(Request):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            if FINISHING in self.environ:
+                raise LookupError
+
+    shop.app.request_class = Broken
+    assert {"failed": 1} == counts(shop.finish())
+    assert ["other-endpoint"] == [each.reason for each in shop.told(events.FinishTried)]
 
 
 def test_act_for_may_be_a_coroutine_function() -> None:

@@ -73,6 +73,8 @@ def test_a_record_that_completed_and_expired_is_not_run_again() -> None:
         day_by_day(shop)
         assert ({"charge": 1, "mail": 1}, {}) == (old.ran, shop.ran)
         assert [] == shop.told(events.FinishTried)
+        granted = shop.told(events.ClaimGranted)
+        assert 2 > len(granted), "each claim puts off the end of the record"
 
 
 def test_a_host_without_the_newer_secret_leaves_it_to_the_others() -> None:
