@@ -57,12 +57,28 @@ def act_for(principal, tenant):
 }
 
 
+_TOKEN_HEADERS: Final = (
+    "JWT_HEADER_NAME",
+    "JWT_ACCESS_CSRF_HEADER_NAME",
+    "JWT_REFRESH_CSRF_HEADER_NAME",
+    "WTF_CSRF_HEADERS",
+)
+"""The settings of Flask-JWT-Extended and Flask-WTF that name headers with tokens. They have defaults where these are set up."""
+
+
+def _token_headers(app: Flask) -> list[str]:
+    named = (app.config.get(setting) or () for setting in _TOKEN_HEADERS)
+    return [each for names in named for each in ((names,) if isinstance(names, str) else names)]
+
+
 def finishing_faults(app: Flask, callbacks: Callbacks, settings: Settings, policy: Policy) -> list[str]:
     """Return one sentence for each reason why the janitor cannot finish requests of this policy, with its remedy."""
     faults = []
     credentials = Credentials(settings.credential_headers)
+    # As a server names them: it takes _ for -. Clients send their key in the standard header too, where another one is read.
+    secret = set(map(environ_name, ("Idempotency-Key", *policy.header, *_token_headers(app))))
     for name in (*policy.finish_headers, *policy.fingerprint_headers):
-        if credentials.knows(environ_name(name)) or name.lower() in {each.lower() for each in policy.header}:
+        if credentials.knows(environ_name(name)) or environ_name(name) in secret:
             faults.append(
                 f'finish="janitor" keeps the header {name}, and it carries a credential or the key: neither is stored. Leave '
                 "it out of finish_headers and fingerprint_headers; act_for makes the credentials of the janitor's request."

@@ -161,6 +161,10 @@ def test_a_janitor_that_is_made_early_fixes_no_policy() -> None:
         ({"finish_headers": ("X-Key-Of-Mine",)}, "X-Key-Of-Mine"),
         ({"finish_headers": ("cookie",)}, "cookie"),
         ({"finish_headers": ("Idempotency-Key",)}, "Idempotency-Key"),
+        ({"finish_headers": ("Idempotency_Key",)}, "Idempotency_Key"),
+        ({"finish_headers": ("Idempotency-Key",), "header": "X-Key"}, "Idempotency-Key"),
+        ({"finish_headers": ("x_key",), "header": "X-Key"}, "x_key"),
+        ({"finish_headers": ("X_API_Key",)}, "X_API_Key"),
         ({"fingerprint_headers": ("X-API-Key",)}, "X-API-Key"),
         ({"max_request_body": 1024 * 1024 + 1}, "max_request_body"),
         ({"form_field": "key"}, "form_field"),
@@ -171,6 +175,17 @@ def test_what_cannot_be_kept_is_refused(policy: dict[str, Any], named: str) -> N
     shop.app.testing = True
 
     assert named in closed(shop)
+
+
+@pytest.mark.parametrize("named", ("X-Jwt", "x_jwt", "X-CSRF-TOKEN", "X-CSRFToken", "X-Mine"))
+def test_the_headers_that_extensions_read_tokens_from_are_refused(named: str) -> None:
+    shop = Shop(policy={"finish_headers": (named,)})
+    shop.app.testing = True
+    shop.app.config |= {"JWT_SECRET_KEY": SECRET, "JWT_HEADER_NAME": "X-Jwt"}
+    JWTManager(shop.app)
+    shop.app.config["WTF_CSRF_HEADERS"] = ["X-CSRFToken", "X-Mine"]
+
+    assert f"keeps the header {named}," in closed(shop)
 
 
 def test_names_that_may_not_be_stored_are_refused() -> None:
