@@ -172,11 +172,11 @@ def vanished(work: Running) -> Decision:
 
 
 def stopped_short(work: Running, decision: Decision) -> bool:
-    """Return whether this is a try of the janitor whose view would be answered for without a recorded step.
+    """Return whether a try of the janitor, which this is, would answer for a view that did not come to a recorded step.
 
     The try lacks what is not kept of the client's request, such as its session. That says nothing about the steps.
     """
-    steps = None if work.claim is None or work.finishing is None else work.claim.steps
+    steps = None if work.claim is None else work.claim.steps
     return steps is not None and decision is Decision.KEEP and not steps.poisoned and bool(steps.unasked)
 
 
@@ -188,7 +188,7 @@ def settle(work: Running, decision: Decision, stored: StoredResponse, *, reason:
     claim = work.claim
     if claim is None:
         return decision
-    if stopped_short(work, decision):
+    if work.finishing is not None and stopped_short(work, decision):
         decision, reason = Decision.RELEASE, NOT_REACHED
     if decision is Decision.RELEASE and claim.past_point:
         decision = Decision.QUARANTINE

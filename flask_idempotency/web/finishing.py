@@ -205,7 +205,7 @@ class Finisher:
     def _dispatched(self, attempt: Try, about: RequestInfo) -> str:
         """Let the application respond to the request. Return the status, or the error, as a short code."""
         app, environ = self._app, attempt.kept.environ()
-        environ[FINISHING] = attempt
+        environ[FINISHING], attempt.environ = attempt, environ
         status = ""
 
         def start(line: str, headers: Any, error: Any = None) -> Callable[[bytes], object]:

@@ -6,7 +6,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from flask import Response, abort, g, redirect, request, session
+from flask import Response, abort, g, redirect, request, request_started, session
 from flask_wtf.csrf import CSRFProtect, generate_csrf  # type: ignore[import-untyped]
 
 from flask_idempotency import Step, current_claim
@@ -16,6 +16,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.maintenance.finish import FinishReport
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.web.janitor import janitor_of, work_of
+from flask_idempotency.web.request_state import FINISHING
 from tests.web.finishing import Shop, counts, paused
 
 
@@ -221,6 +222,43 @@ def test_a_nested_dispatch_is_no_request_of_the_janitor() -> None:
     shop.failing = False
     assert {"completed": 1} == counts(shop.finish())
     assert ["missing-key"] == said
+
+
+def test_a_dispatch_of_a_receiver_is_no_request_of_the_janitor() -> None:
+    """`request_started` comes before our hook, so the environ still has the try."""
+    shop = paused()
+    said: list[Any] = []
+
+    def receiver(sender: Any, **others: Any) -> None:
+        if FINISHING in request.environ and not said:
+            said.append(None)
+            environ = {name: value for name, value in request.environ.items() if name != "werkzeug.request"}
+            said[0] = shop.app.test_client().open(environ_overrides={**environ, "HTTP_X_TOKEN": "alice"}).get_json()
+            assert FINISHING in request.environ
+
+    with request_started.connected_to(receiver, shop.app):
+        assert {"completed": 1} == counts(shop.finish())
+    assert "missing-key" == said[0]["code"]
+    assert {"reserve": 1, "charge": 1, "mail": 1} == shop.ran
+
+
+def test_a_hook_is_wrapped_once_however_many_janitors_there_are() -> None:
+    shop = Shop()
+    ran: list[str] = []
+
+    def check_csrf() -> None:
+        ran.append("csrf")
+
+    shop.app.before_request(check_csrf)
+    shop.extension.act_for(instead_of=["check_csrf"])(shop.act_for)
+    for key in ("a", "b", "c"):
+        shop.failing = True
+        shop.post(key)
+        shop.failing = False
+        assert {"completed": 1} == counts(shop.finish())
+    assert 3 == len(ran)
+    hooks: list[Any] = [each for each in shop.app.before_request_funcs[None] if each.__name__ == "check_csrf"]
+    assert [check_csrf] == [hook.__wrapped__ for hook in hooks]
 
 
 # What the view's response means.

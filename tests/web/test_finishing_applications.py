@@ -221,6 +221,23 @@ def test_a_name_that_is_no_hook_is_refused(named: Any) -> None:
     assert "no before_request hook" in closed(shop)
 
 
+def test_the_inside_of_a_decorated_hook_is_no_hook() -> None:
+    """It would pass the check, and would never be left out."""
+    shop = Shop()
+    shop.app.testing = True
+
+    def inner() -> None:
+        return None
+
+    @wraps(inner)
+    def outer() -> None:
+        return inner()
+
+    shop.app.before_request(outer)
+    shop.extension.act_for(instead_of=[inner])(shop.act_for)
+    assert "is no before_request hook" in closed(shop)
+
+
 def test_a_larger_body_than_can_be_kept_is_refused_before_anything_is_claimed() -> None:
     shop = Shop()
     answer = shop.app.test_client().post(
