@@ -141,6 +141,8 @@ class Try:
         """Act for the caller: call the application's function before all hooks of this request."""
         self.environ = None
         request.environ.update(_fields(self._act_for(self.kept.principal, self.kept.tenant)))
+        # Flask has read them, for the session, and the request keeps what it read.
+        request.__dict__.pop("cookies", None)
 
     def adopt(self, tenant: str | None, principal: str | None) -> bool:
         """Return whether the request came out as the caller that its record has, so that the view may run."""

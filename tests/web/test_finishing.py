@@ -124,6 +124,14 @@ def test_act_for_adds_header_fields_to_this_request_alone() -> None:
     assert (True, 1, "é", "alice") == shop.seen[-1]
 
 
+def test_act_for_may_return_a_cookie() -> None:
+    shop = paused()
+    shop.extension.act_for(lambda principal, tenant: {"Cookie": f"user={principal}"})
+    shop.app.before_request_funcs[None].insert(0, lambda: setattr(g, "acting", request.cookies.get("user")))
+
+    assert {"completed": 1} == counts(shop.finish())
+
+
 @pytest.mark.parametrize("given", ("X-Token", {"X-Token": 7}, [("X-Token",)], 7))
 def test_what_is_no_header_field_is_a_failed_try(given: Any) -> None:
     shop = paused()

@@ -592,6 +592,26 @@ def test_the_command_says_what_it_has_finished() -> None:
     assert "@request" not in shown
 
 
+def test_the_command_says_how_many_requests_still_have_a_lease() -> None:
+    shop = Shop()
+    shown: list[str] = []
+
+    def checkout() -> Any:
+        answer = Shop.checkout(shop)
+        other = Thread(
+            target=lambda: shown.append(shop.app.test_cli_runner().invoke(args=["idempotency", "finish"]).output)
+        )
+        other.start()
+        other.join(30)
+        return answer
+
+    shop.checkout = checkout  # type: ignore[method-assign]
+    shop.post()
+    (said,) = shown
+    assert "the leases of their workers still run: 1, of all endpoints." in said
+    assert "leases" not in shop.app.test_cli_runner().invoke(args=["idempotency", "finish"]).output
+
+
 def test_an_application_without_such_endpoints_has_nothing_to_finish() -> None:
     shop = Shop(policy={"finish": "client"})
     told = shop.app.test_cli_runner().invoke(args=["idempotency", "finish"])
