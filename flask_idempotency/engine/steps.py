@@ -148,6 +148,9 @@ class Steps:
         self.attempt = max(attempt for _, attempt in granted)
         self.poisoned = ""
         """The quarantine reason of a request that must not go on, or empty."""
+        self.has_gap = False
+        """Whether an older record lacked the steps that a newer one has. Those are written to the older one first, so it ended
+        since, perhaps completed, and was claimed again."""
         self.refusals: list[IdempotencyError] = []
         """The errors of this package that steps raised, in threads and tasks too. The one that ends the work decides the
         response."""
@@ -176,6 +179,8 @@ class Steps:
                 elif unknown := self._rules.undeclared(journal):
                     self._poison(unknown[0], "undeclared")
             if len(self._records) > 1 and not self.poisoned:
+                recorded = [bool(record.earlier) for record in self._records]
+                self.has_gap = recorded != sorted(recorded)
                 self._reconcile()
             for entry in self._records[-1].entries.values():
                 self._bytes += 0 if entry.payload is None else entry.payload.byte_size

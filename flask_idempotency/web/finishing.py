@@ -34,6 +34,7 @@ from flask_idempotency.engine.keys import Identity, StorageKey, new_token, pause
 from flask_idempotency.engine.model import ClaimRequest, RequestInfo, State, Unknown
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.steps import Steps
 from flask_idempotency.maintenance.finish import GAVE_UP, Tried
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.acting import leave_out
@@ -127,7 +128,7 @@ class Finisher:
         attempt = Try(kept, self._app.ensure_sync(act_for.function), claim, oldest)
         try:
             steps = claim.steps
-            if steps is None or claim.has_new_record or not steps.has_effects or steps.tries >= MOST_TRIES:
+            if steps is None or not self._is_fit(claim, steps):
                 # Another had a key since. One that is free now may have completed and expired: the view would run again. Its
                 # new record must not get the steps of the others, so nothing is written here.
                 claim.release_unstarted()
@@ -143,6 +144,12 @@ class Finisher:
                 with suppress(LeaseLost):
                     claim.release("not-finished")
         return self._ended(attempt, reason, number)
+
+    @staticmethod
+    def _is_fit(claim: Claim, steps: Steps) -> bool:
+        """Return whether each record of this claim is still that of the request that stopped, and a try is left."""
+        unfit = claim.has_new_record or steps.has_gap
+        return not unfit and steps.has_effects and steps.tries < MOST_TRIES
 
     def _opened(self, found: SeenRecord, journal: Journal) -> KeptRequest:
         """Return the kept request that names the most records: a later attempt may have had more than the first one."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from flask_idempotency import current_claim
 from flask_idempotency.engine import events
+from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.model import State
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.web.janitor import janitor_of
@@ -75,6 +78,29 @@ def test_a_record_that_completed_and_expired_is_not_run_again() -> None:
         assert [] == shop.told(events.FinishTried)
         granted = shop.told(events.ClaimGranted)
         assert 2 > len(granted), "each claim puts off the end of the record"
+
+
+def test_a_janitor_that_is_killed_before_it_hands_back_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record that had expired is at its second attempt then, and has no steps."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(claim: Claim) -> None:
+        raise Killed
+
+    shop = paused_under_both(KEYS[0])
+    another(shop, SECRET, failing=False, keep=60).post(KEYS[0])
+    shop.clock.advance(7200)
+    janitor_of(shop.app, host_clock=shop.clock).run("expire", Batcher())
+    with monkeypatch.context() as patched:
+        patched.setattr(Claim, "release_unstarted", die)
+        patched.setattr(Claim, "release", lambda claim, reason: None)
+        with pytest.raises(Killed):
+            shop.finish()
+    shop.clock.advance(7200)
+    assert 1 == shop.finish().overtaken
+    assert {} == shop.ran
 
 
 def test_a_host_without_the_newer_secret_leaves_it_to_the_others() -> None:
