@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -248,7 +248,10 @@ def finish_command(budget: float) -> Output:
     Example:
       $ flask idempotency finish --budget 60
     """
-    return _run("finish", budget)
+    output, recovery = _run("finish", budget), built().recovery
+    running = 0 if recovery is None else recovery.counts().in_flight
+    waiting = _some(running, "Not looked at, because the leases of their workers still run: {}, of all endpoints.")
+    return replace(output, lines=[*output.lines, *waiting])
 
 
 @cli.command("expire")

@@ -391,8 +391,15 @@ class Claim:
         """Quarantine the key until a resolver or an operator resolves it: the outcome is unknown."""
         self._end(ClaimEnding("quarantine", reason))
 
+    @property
+    def has_new_record(self) -> bool:
+        """Whether a record of it is at its first attempt: none of that name was there, or it had expired."""
+        return any(grant.attempt == 1 for _, grant in self._granted)
+
     def release_unstarted(self) -> None:
         """Release all keys of this claim. Call it only if the view has not started."""
+        self._ending = True
+        self._deps.renewer.remove(self)
         try:
             self._write(ClaimEnding("release-unstarted"))
         except Exception:  # noqa: BLE001 - the caller must get its own refusal

@@ -21,6 +21,9 @@ from flask_idempotency.engine.store import Transactions
 ELSEWHERE: Final = frozenset({307, 308})
 """The client repeats the request elsewhere: such a response does not say that the view completed it."""
 
+NOT_REACHED: Final = "not-reached"
+"""Why a try of the janitor has failed: the view responded, and has not asked for a recorded step."""
+
 _log = logging.getLogger("flask_idempotency")
 
 
@@ -168,6 +171,15 @@ def vanished(work: Running) -> Decision:
     return Decision.RELEASE if work.policy.on_expiry is OnExpiry.TAKEOVER else Decision.QUARANTINE
 
 
+def stopped_short(work: Running, decision: Decision) -> bool:
+    """Return whether a try of the janitor, which this is, would answer for a view that did not come to a recorded step.
+
+    The try lacks what is not kept of the client's request, such as its session. That says nothing about the steps.
+    """
+    steps = None if work.claim is None else work.claim.steps
+    return steps is not None and decision is Decision.KEEP and not steps.poisoned and bool(steps.unasked)
+
+
 def settle(work: Running, decision: Decision, stored: StoredResponse, *, reason: str, rows: bool = False) -> Decision:
     """End the claim, and return how: past its point of no return, a release is a quarantine.
 
@@ -176,6 +188,8 @@ def settle(work: Running, decision: Decision, stored: StoredResponse, *, reason:
     claim = work.claim
     if claim is None:
         return decision
+    if work.finishing is not None and stopped_short(work, decision):
+        decision, reason = Decision.RELEASE, NOT_REACHED
     if decision is Decision.RELEASE and claim.past_point:
         decision = Decision.QUARANTINE
     if (steps := claim.steps) is not None:

@@ -465,8 +465,9 @@ class Reaped(Event):
 class FinishTried(Event):
     """The janitor has tried to finish a request that no client retried. `number` is that of the try, from 1 up.
 
-    `outcome` is `completed`, `failed` or `quarantined`. `reason` is a short code: the status of the response,
-    the class of an error, the reason of the quarantine, `other-caller` or `other-endpoint`.
+    `outcome` is `completed`, `failed`, `quarantined`, or `overtaken` by another attempt. `reason` is a short code: the
+    status of the response, the class of an error, the reason of the quarantine, `other-caller`, `other-endpoint` or
+    `not-reached`.
     """
 
     LEVELS = (logging.INFO, logging.WARNING)

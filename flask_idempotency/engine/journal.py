@@ -116,8 +116,13 @@ class Journal:
 
     @property
     def kept_request(self) -> Entry | None:
-        """The entry that holds the request, if its endpoint says `finish="janitor"`."""
-        return next((entry for entry in self.entries if entry.name == KEPT_REQUEST), None)
+        """The first entry that holds the request, if its endpoint says `finish="janitor"`."""
+        return next(iter(self.kept_requests), None)
+
+    @property
+    def kept_requests(self) -> tuple[Entry, ...]:
+        """The entries that hold the request: one for each set of records that its claims had while secrets rotated."""
+        return tuple(entry for entry in self.entries if entry.name == KEPT_REQUEST)
 
     @property
     def tries(self) -> tuple[Entry, ...]:

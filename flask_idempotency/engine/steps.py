@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from threading import RLock
 from typing import Final
 
@@ -82,8 +83,8 @@ class _Record:
     """The ids that earlier attempts recorded."""
     erased: bool = False
     """Whether the results of earlier attempts were erased with their tenant."""
-    keeps: bool = False
-    """Whether the store has the request beside the steps."""
+    keeps: set[bytes] = field(default_factory=set)
+    """The ids of the requests that the store has beside the steps, one for each set of records that claims had."""
     tries: int = 0
     """How often the janitor has tried to finish it."""
     unsent: dict[bytes, _Unsent] = field(default_factory=dict)
@@ -147,6 +148,9 @@ class Steps:
         self.attempt = max(attempt for _, attempt in granted)
         self.poisoned = ""
         """The quarantine reason of a request that must not go on, or empty."""
+        self.has_gap = False
+        """Whether an older record lacked the steps that a newer one has. Those are written to the older one first, so it ended
+        since, perhaps completed, and was claimed again."""
         self.refusals: list[IdempotencyError] = []
         """The errors of this package that steps raised, in threads and tasks too. The one that ends the work decides the
         response."""
@@ -168,13 +172,15 @@ class Steps:
                     elif entry.name == TRY:
                         record.tries += 1
                     else:
-                        record.keeps = True
+                        record.keeps.add(entry.id)
                 record.earlier, record.erased = frozenset(record.entries), journal.erased
                 if not journal.complete:
                     self.poisoned = MEMORY_LOST
                 elif unknown := self._rules.undeclared(journal):
                     self._poison(unknown[0], "undeclared")
             if len(self._records) > 1 and not self.poisoned:
+                recorded = [bool(record.earlier) for record in self._records]
+                self.has_gap = recorded != sorted(recorded)
                 self._reconcile()
             for entry in self._records[-1].entries.values():
                 self._bytes += 0 if entry.payload is None else entry.payload.byte_size
@@ -182,13 +188,18 @@ class Steps:
     def keep(self, request: bytes) -> None:
         """Keep the request beside the steps, from the first one that is recorded on, so that the janitor may finish it.
 
-        Its entry has a keyed digest of it: what another writes into the store is never run.
+        `request` names the records of this claim. An earlier attempt may have had fewer of them, because a secret was added
+        since: then it is kept again, in each journal. Its entry has a keyed digest of it: what another writes into the store
+        is never run.
         """
         with self._lock:
+            names = blake2b(
+                b"".join(sorted(record.context.key.rid for record in self._records)), digest_size=16
+            ).digest()
             for record in self._records:
-                if not record.keeps:
+                if step_id(record.context.key, KEPT_REQUEST, names) not in record.keeps:
                     digest = step_digest(record.context.key, request)
-                    self._put_aside(record, KEPT_REQUEST, b"", request, digest)
+                    self._put_aside(record, KEPT_REQUEST, names, request, digest)
 
     @property
     def tries(self) -> int:
@@ -579,7 +590,8 @@ class Steps:
     def _send(self, *, every: bool = False) -> None:
         """Tell each store what it does not know yet, the oldest secret first. `every`: those too that know all."""
         for record in reversed(self._records):
-            if not (record.unsent or record.withdrawn or (every and record.entries)):
+            aside = record.aside and record.earlier
+            if not (record.unsent or record.withdrawn or aside or (every and record.entries)):
                 continue
             context = record.context
             for _ in range(TRIES):

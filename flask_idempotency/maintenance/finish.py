@@ -20,7 +20,7 @@ PAUSES_SECONDS: Final = (0.0, 30.0, 120.0, 600.0, 3600.0)
 GAVE_UP: Final = "finish-gave-up"
 """What `show` and the audit trail call a request whose tries are used up."""
 
-Tried: TypeAlias = Literal["completed", "failed", "gave_up", "quarantined", "overtaken", "unreadable"]
+Tried: TypeAlias = Literal["completed", "failed", "gave_up", "quarantined", "overtaken", "unreadable", "waiting"]
 """How a try ended: a count in `FinishReport`."""
 
 
@@ -39,7 +39,7 @@ class FinishReport:
     overtaken: int = 0
     """The client or another janitor has the request, or it ended."""
     waiting: int = 0
-    """Requests whose next try is not due yet, or that have none left."""
+    """Requests whose next try is not due yet, or that have none left, or whose encryption keys cannot be had now."""
     unreadable: int = 0
     """Requests that cannot be read, or whose secret is not listed any more."""
     shrunk: int = 0
@@ -113,6 +113,9 @@ def finish(
                 if outcome in ("overtaken", "unreadable"):
                     # If its token is the same, the record has not changed: a further look finds the same.
                     seen[found.key.rid] = found.record.token, horizon + PAUSES_SECONDS[-1]
+                elif outcome == "failed":
+                    # The same token: it failed before its try could be recorded, so no pause of a try follows.
+                    seen[found.key.rid] = found.record.token, horizon + PAUSES_SECONDS[2]
                 touched = outcome != "waiting"
         return BatchResult(int(touched), more=bool(left) or cursor is not None)
 

@@ -15,12 +15,15 @@ from flask_idempotency.web.kept_requests import environ_name
 from flask_idempotency.web.principals import Credentials, extensions_of
 from flask_idempotency.web.request_state import current_state
 
+_REPLACES: Final = "_flask_idempotency_unless_finishing"
+
 
 def leave_out(app: Flask, act_for: ActFor) -> None:
     """Wrap the hooks that `act_for` replaces: they do nothing in a request of the janitor. Call it once."""
     for lists in app.before_request_funcs.values():
         for place, hook in enumerate(lists):
-            if any(_is_hook(hook, named) for named in act_for.instead_of):
+            # An application may have several janitors, one after the other: a command makes one.
+            if replaced_by(hook) is None and any(_is_hook(hook, named) for named in act_for.instead_of):
                 # In its place: other threads iterate over this list.
                 lists[place] = _unless_finishing(app, hook)
 
@@ -31,7 +34,15 @@ def _unless_finishing(app: Flask, hook: Callable[[], Any]) -> Callable[[], Any]:
         state = current_state()
         return None if state is not None and state.finishing is not None else app.ensure_sync(hook)()
 
+    setattr(unless_finishing, _REPLACES, unless_finishing)
     return unless_finishing
+
+
+def replaced_by(hook: Any) -> Any:
+    """Return the application's hook that this one of ours replaces. None: this is one of the application."""
+    # Its own name for itself: `wraps` copies our mark to what an application makes of it, and any decorator sets `__wrapped__`.
+    ours = getattr(hook, _REPLACES, None) is hook
+    return hook.__wrapped__ if ours else None
 
 
 def _is_hook(hook: Any, named: object) -> bool:
@@ -57,12 +68,28 @@ def act_for(principal, tenant):
 }
 
 
+_TOKEN_HEADERS: Final = (
+    "JWT_HEADER_NAME",
+    "JWT_ACCESS_CSRF_HEADER_NAME",
+    "JWT_REFRESH_CSRF_HEADER_NAME",
+    "WTF_CSRF_HEADERS",
+)
+"""The settings of Flask-JWT-Extended and Flask-WTF that name headers with tokens. They have defaults where these are set up."""
+
+
+def _token_headers(app: Flask) -> list[str]:
+    named = (app.config.get(setting) or () for setting in _TOKEN_HEADERS)
+    return [each for names in named for each in ((names,) if isinstance(names, str) else names)]
+
+
 def finishing_faults(app: Flask, callbacks: Callbacks, settings: Settings, policy: Policy) -> list[str]:
     """Return one sentence for each reason why the janitor cannot finish requests of this policy, with its remedy."""
     faults = []
     credentials = Credentials(settings.credential_headers)
+    # As a server names them: it takes _ for -. Clients send their key in the standard header too, where another one is read.
+    secret = set(map(environ_name, ("Idempotency-Key", *policy.header, *_token_headers(app))))
     for name in (*policy.finish_headers, *policy.fingerprint_headers):
-        if credentials.knows(environ_name(name)) or name.lower() in {each.lower() for each in policy.header}:
+        if credentials.knows(environ_name(name)) or environ_name(name) in secret:
             faults.append(
                 f'finish="janitor" keeps the header {name}, and it carries a credential or the key: neither is stored. Leave '
                 "it out of finish_headers and fingerprint_headers; act_for makes the credentials of the janitor's request."
@@ -88,7 +115,7 @@ def finishing_faults(app: Flask, callbacks: Callbacks, settings: Settings, polic
     else:
         hooks = [hook for lists in app.before_request_funcs.values() for hook in lists]
         for named in callbacks.act_for.instead_of:
-            met = sum(_is_hook(hook, named) or _is_hook(getattr(hook, "__wrapped__", None), named) for hook in hooks)
+            met = sum(_is_hook(replaced_by(hook) or hook, named) for hook in hooks)
             if not met or (met > 1 and isinstance(named, str)):
                 shown = named if isinstance(named, str) else getattr(named, "__qualname__", type(named).__name__)
                 why = "no before_request hook" if not met else f"the name of {met} before_request hooks"

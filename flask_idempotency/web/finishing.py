@@ -12,7 +12,7 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from flask import Flask
 
@@ -30,10 +30,11 @@ from flask_idempotency.engine.errors import (
 )
 from flask_idempotency.engine.events import Event, FinishGaveUp, FinishTried
 from flask_idempotency.engine.journal import MOST_TRIES, Journal
-from flask_idempotency.engine.keys import Identity, StorageKey, new_token, step_digest
+from flask_idempotency.engine.keys import Identity, StorageKey, new_token, paused_token, step_digest
 from flask_idempotency.engine.model import ClaimRequest, RequestInfo, State, Unknown
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.steps import Steps
 from flask_idempotency.maintenance.finish import GAVE_UP, Tried
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.acting import leave_out
@@ -74,13 +75,16 @@ class Finisher:
         self._left_out = False
         self.later: dict[bytes, tuple[bytes, float]] = {}
         """See `maintenance.finish.finish`."""
+        self._handed_back: dict[bytes, bytes] = {}
+        """The token of each record that was claimed and is left to its client: a further claim would only put off its end."""
 
     def within(self, found: SeenRecord) -> float | None:
         """Return for how many seconds after the end of its lease this record is finished. None: it is not."""
         policy = self._policy(found.record.info)
-        if policy is None:
+        if policy is None or self._handed_back.get(found.key.rid) == found.record.token:
             return None
-        return policy.keep if policy.resume_within is None else policy.resume_within
+        # After `keep` the record of another secret may be gone, which alone knew that the request has completed.
+        return policy.keep if policy.resume_within is None else min(policy.resume_within, policy.keep)
 
     def _policy(self, about: RequestInfo) -> Policy | None:
         """Return the policy of an endpoint whose requests the janitor finishes."""
@@ -101,7 +105,7 @@ class Finisher:
             return Context().run(self._attempt, found, journal)
         except StoreUnavailable:
             raise
-        except Exception as error:  # noqa: BLE001 - such as of a quota_loader: others that are due must not wait
+        except Exception as error:  # noqa: BLE001 - such as of a quota_loader, before the try: others that are due must not wait
             # Only the class: its text may quote a body or a person.
             _log.error("A request of %s could not be finished: %s", found.record.info.operation, type(error).__name__)
             return "failed"
@@ -114,15 +118,21 @@ class Finisher:
             kept = self._opened(found, journal)
             with self._app.app_context():
                 claim, oldest = self._claim(found, kept, policy)
-        except (CorruptRecord, ResponseUnavailable, KeyProviderUnavailable):
+        except KeyProviderUnavailable as error:
+            _log.warning("A request of %s waits to be finished: %s", found.record.info.operation, cause_of(error))
+            return "waiting"
+        except (CorruptRecord, ResponseUnavailable):
             return "unreadable"
         if not isinstance(claim, Claim):
             return "quarantined" if isinstance(claim, Unknown) else "overtaken"
         attempt = Try(kept, self._app.ensure_sync(act_for.function), claim, oldest)
         try:
             steps = claim.steps
-            if steps is None or not steps.has_effects or steps.tries >= MOST_TRIES:
-                # Another had the key since: if it is free now, a view would begin from its first step.
+            if steps is None or not self._is_fit(claim, steps):
+                # Another had a key since. One that is free now may have completed and expired: the view would run again. Its
+                # new record must not get the steps of the others, so nothing is written here.
+                claim.release_unstarted()
+                self._handed_back |= {context.key.rid: paused_token(context.token) for context in claim.contexts}
                 return "overtaken"
             number = steps.tries + 1
             steps.note_try()
@@ -135,16 +145,32 @@ class Finisher:
                     claim.release("not-finished")
         return self._ended(attempt, reason, number)
 
+    @staticmethod
+    def _is_fit(claim: Claim, steps: Steps) -> bool:
+        """Return whether each record of this claim is still that of the request that stopped, and a try is left."""
+        unfit = claim.has_new_record or steps.has_gap
+        return not unfit and steps.has_effects and steps.tries < MOST_TRIES
+
     def _opened(self, found: SeenRecord, journal: Journal) -> KeptRequest:
-        entry = journal.kept_request
-        if entry is None or entry.payload is None or journal.erased:
-            raise CorruptRecord("the request was erased")
-        context = entry.context(found.key, found.record.fingerprint)
-        _, data = self._built.codec.steps.open(entry.payload, context)
+        """Return the kept request that names the most records: a later attempt may have had more than the first one."""
+        every = []
         keys = [replace(found.key, steps=identity.steps) for identity in self._identities]
-        if not data or not any(hmac.compare_digest(entry.digest, step_digest(key, data)) for key in keys):
-            raise CorruptRecord("the request was not kept under a secret that is listed now")
-        return KeptRequest.decode(data)
+        for entry in journal.kept_requests:
+            if entry.payload is None or journal.erased:
+                raise CorruptRecord("the request was erased")
+            context = entry.context(found.key, found.record.fingerprint)
+            _, data = self._built.codec.steps.open(entry.payload, context)
+            if not data or not any(hmac.compare_digest(entry.digest, step_digest(key, data)) for key in keys):
+                raise CorruptRecord("the request was not kept under a secret that is listed now")
+            every.append(KeptRequest.decode(data))
+        if not every:
+            raise CorruptRecord("the request was not kept")
+        marks = {identity.mark(self._settings.namespace) for identity in self._identities}
+        if any(kept.keys[0].mark not in marks for kept in every):
+            raise CorruptRecord(
+                "a host with a newer secret has claimed it since: that host claims all records, and this cannot"
+            )
+        return max(every, key=lambda kept: sum(key.mark in marks for key in kept.keys))
 
     def _claim(self, found: SeenRecord, kept: KeptRequest, policy: Policy) -> tuple[Outcome, Identity]:
         """Claim the records of this request, as its retry would. Return the outcome, and the oldest secret in use."""
@@ -186,9 +212,7 @@ class Finisher:
     def _dispatched(self, attempt: Try, about: RequestInfo) -> str:
         """Let the application respond to the request. Return the status, or the error, as a short code."""
         app, environ = self._app, attempt.kept.environ()
-        environ[FINISHING] = attempt
-        if not self._leads_to(about.operation, environ):
-            return "other-endpoint"
+        environ[FINISHING], attempt.environ = attempt, environ
         status = ""
 
         def start(line: str, headers: Any, error: Any = None) -> Callable[[bytes], object]:
@@ -197,6 +221,8 @@ class Finisher:
             return lambda data: None
 
         try:
+            if not self._leads_to(about.operation, environ):
+                return "other-endpoint"
             # The application's own, and not the middleware around it: that has seen the request already.
             response = type(app).wsgi_app(app, environ, start)
             try:
@@ -210,30 +236,32 @@ class Finisher:
 
     def _leads_to(self, endpoint: str, environ: dict[str, Any]) -> bool:
         """Return whether the router still finds this endpoint: a view of another policy must not run."""
-        with self._app.app_context():
+        with self._app.app_context(), suppress(Exception):  # such as for a host that is not trusted any more
             adapter = self._app.create_url_adapter(self._app.request_class(environ))
-            with suppress(Exception):
-                return adapter is not None and adapter.match()[0] == endpoint
+            return adapter is not None and adapter.match()[0] == endpoint
         return False
 
     def _ended(self, attempt: Try, reason: str, number: int) -> Tried:
-        claim, outcome = attempt.claim, "failed"
+        claim = attempt.claim
+        outcome: Literal["failed", "overtaken", "completed", "quarantined"] = "failed"
         if attempt.adopted:
             with suppress(LeaseLost):
                 claim.stored_within(REPEATED_SECONDS)
-            record = None
             with suppress(CorruptRecord):
                 record = self._built.engine.read(claim.key)
-            if record is not None and record.state is State.COMPLETED:
-                outcome = "completed"
-            elif record is not None and record.state is State.QUARANTINED:
-                outcome, reason = "quarantined", record.reason
+                token = claim.contexts[0].token
+                if record is None or record.token not in (token, paused_token(token)):
+                    outcome = "overtaken"  # while the try ran: how the request ends is not its doing
+                elif record.state is State.COMPLETED:
+                    outcome = "completed"
+                elif record.state is State.QUARANTINED:
+                    outcome, reason = "quarantined", record.reason
         self._observers(FinishTried(claim.label, claim.operation, number, outcome, reason))
         if outcome == "completed":
             self._note(claim, "finished", f"try {number}: {reason}")
             return "completed"
-        if outcome == "quarantined":
-            return "quarantined"
+        if outcome == "quarantined" or outcome == "overtaken":
+            return outcome
         if number < MOST_TRIES:
             return "failed"
         self._observers(FinishGaveUp(claim.label, claim.operation, number))

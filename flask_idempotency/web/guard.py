@@ -27,7 +27,7 @@ from flask_idempotency.codec import canonical
 from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME, STORE_FAILED
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.claim_requests import claim_requests
-from flask_idempotency.engine.ending import ELSEWHERE, decide, settle, vanished, with_rows
+from flask_idempotency.engine.ending import ELSEWHERE, NOT_REACHED, decide, settle, stopped_short, vanished, with_rows
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
     CorruptRecord,
@@ -890,6 +890,8 @@ def _held(state: RequestState, steps: Steps) -> str:
     """Return why the recorded steps hold the key back from a completion, or empty."""
     if state.escaped_refusal is not None:
         state.decision = Decision.RELEASE  # the response is ours, and keeps nothing
+    if state.finishing is not None and state.decision is not None and stopped_short(state, state.decision):
+        state.decision, state.finishing.reason = Decision.RELEASE, NOT_REACHED
     return steps.hold() if state.decision is Decision.KEEP else steps.poisoned
 
 

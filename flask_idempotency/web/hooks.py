@@ -195,6 +195,8 @@ class Hooks:
         # Transactional views and steps leave it to us to commit their rows, with a key or without, and even if we are off.
         joint = policy.effects == "transactional" or (policy.effects == "steps" and policy.commits_rows)
         finishing = here.environ.pop(FINISHING, None) if policy.finish == "janitor" else None
+        if finishing is not None and finishing.environ is not here.environ:
+            finishing = None  # a receiver of `request_started` has dispatched a copy of the request
         # Its view must never run without the guard.
         keyed = finishing is not None or (
             self._enabled

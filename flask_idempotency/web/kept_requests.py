@@ -125,6 +125,8 @@ class Try:
     """Whether the guard has let the view run under the claim."""
     reason = ""
     """Why it did not, if this class knows."""
+    environ: dict[str, Any] | None = None
+    """The environ of the internal request, until that has begun. A copy of it is another request."""
 
     def __init__(
         self, kept: KeptRequest, act_for: Callable[[str | None, str | None], Any], claim: Claim, oldest: Identity
@@ -137,7 +139,10 @@ class Try:
 
     def begin(self, request: Request) -> None:
         """Act for the caller: call the application's function before all hooks of this request."""
+        self.environ = None
         request.environ.update(_fields(self._act_for(self.kept.principal, self.kept.tenant)))
+        # Flask has read them, for the session, and the request keeps what it read.
+        request.__dict__.pop("cookies", None)
 
     def adopt(self, tenant: str | None, principal: str | None) -> bool:
         """Return whether the request came out as the caller that its record has, so that the view may run."""

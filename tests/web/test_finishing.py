@@ -6,7 +6,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from flask import Response, abort, g, redirect, request, session
+from flask import Response, abort, g, redirect, request, request_started, session
 from flask_wtf.csrf import CSRFProtect, generate_csrf  # type: ignore[import-untyped]
 
 from flask_idempotency import Step, current_claim
@@ -16,6 +16,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.maintenance.finish import FinishReport
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.web.janitor import janitor_of, work_of
+from flask_idempotency.web.request_state import FINISHING
 from tests.web.finishing import Shop, counts, paused
 
 
@@ -123,6 +124,14 @@ def test_act_for_adds_header_fields_to_this_request_alone() -> None:
     assert (True, 1, "é", "alice") == shop.seen[-1]
 
 
+def test_act_for_may_return_a_cookie() -> None:
+    shop = paused()
+    shop.extension.act_for(lambda principal, tenant: {"Cookie": f"user={principal}"})
+    shop.app.before_request_funcs[None].insert(0, lambda: setattr(g, "acting", request.cookies.get("user")))
+
+    assert {"completed": 1} == counts(shop.finish())
+
+
 @pytest.mark.parametrize("given", ("X-Token", {"X-Token": 7}, [("X-Token",)], 7))
 def test_what_is_no_header_field_is_a_failed_try(given: Any) -> None:
     shop = paused()
@@ -223,6 +232,43 @@ def test_a_nested_dispatch_is_no_request_of_the_janitor() -> None:
     assert ["missing-key"] == said
 
 
+def test_a_dispatch_of_a_receiver_is_no_request_of_the_janitor() -> None:
+    """`request_started` comes before our hook, so the environ still has the try."""
+    shop = paused()
+    said: list[Any] = []
+
+    def receiver(sender: Any, **others: Any) -> None:
+        if FINISHING in request.environ and not said:
+            said.append(None)
+            environ = {name: value for name, value in request.environ.items() if name != "werkzeug.request"}
+            said[0] = shop.app.test_client().open(environ_overrides={**environ, "HTTP_X_TOKEN": "alice"}).get_json()
+            assert FINISHING in request.environ
+
+    with request_started.connected_to(receiver, shop.app):
+        assert {"completed": 1} == counts(shop.finish())
+    assert "missing-key" == said[0]["code"]
+    assert {"reserve": 1, "charge": 1, "mail": 1} == shop.ran
+
+
+def test_a_hook_is_wrapped_once_however_many_janitors_there_are() -> None:
+    shop = Shop()
+    ran: list[str] = []
+
+    def check_csrf() -> None:
+        ran.append("csrf")
+
+    shop.app.before_request(check_csrf)
+    shop.extension.act_for(instead_of=["check_csrf"])(shop.act_for)
+    for key in ("a", "b", "c"):
+        shop.failing = True
+        shop.post(key)
+        shop.failing = False
+        assert {"completed": 1} == counts(shop.finish())
+    assert 3 == len(ran)
+    hooks: list[Any] = [each for each in shop.app.before_request_funcs[None] if each.__name__ == "check_csrf"]
+    assert [check_csrf] == [hook.__wrapped__ for hook in hooks]
+
+
 # What the view's response means.
 
 
@@ -254,6 +300,41 @@ def test_a_refusal_of_the_view_ends_the_request() -> None:
     shop.checkout = checkout  # type: ignore[method-assign]
     assert {"completed": 1} == counts(shop.finish())
     assert 422 == shop.post().status_code
+
+
+@pytest.mark.parametrize("streamed", (False, True))
+@pytest.mark.parametrize("status", (200, 302, 400, 404))
+def test_a_refusal_before_the_recorded_steps_is_a_failed_try(status: int, streamed: bool) -> None:
+    """The janitor's request lacks what was not kept: that must not lock its client out."""
+    shop = Shop()
+
+    def checkout() -> Any:
+        if "X-Region" not in request.headers:
+            return Response(iter(["no"]) if streamed else "no", status)
+        return Shop.checkout(shop)
+
+    shop.checkout = checkout  # type: ignore[method-assign]
+    shop.post(**{"X-Region": "north"})
+    shop.failing = False
+
+    assert {"failed": 1} == counts(shop.finish())
+    assert [("failed", "not-reached")] == [(each.outcome, each.reason) for each in shop.told(events.FinishTried)]
+    assert {"waiting": 1} == counts(shop.finish())
+    assert 201 == shop.post(**{"X-Region": "north"}).status_code
+    assert {"reserve": 1, "charge": 1, "mail": 1} == shop.ran
+
+
+def test_a_refusal_between_recorded_steps_is_a_failed_try() -> None:
+    shop = paused()
+
+    def checkout() -> Any:
+        current_claim.step("reserve", shop.run, "reserve")
+        return {}, 422
+
+    shop.checkout = checkout  # type: ignore[method-assign]
+    assert {"failed": 1} == counts(shop.finish())
+    del shop.checkout
+    assert 201 == shop.post().status_code
 
 
 def test_a_stream_is_read_to_its_end() -> None:
@@ -310,6 +391,38 @@ def test_a_try_that_leaves_a_step_in_doubt_is_held() -> None:
     shop.checkout = checkout  # type: ignore[method-assign]
     assert {"quarantined": 1} == counts(shop.finish())
     assert [("quarantined", "step-in-doubt")] == [(each.outcome, each.reason) for each in shop.told(events.FinishTried)]
+
+
+@pytest.mark.parametrize("ending", (201, 503, "doubt"))
+def test_what_a_client_did_while_the_try_ran_is_not_the_janitors(ending: Any) -> None:
+    shop = Shop()
+
+    def doubt() -> None:
+        raise ConnectionError
+
+    def checkout() -> Any:
+        current_claim.step("reserve", shop.run, "reserve")
+        if not current_claim.finishing:
+            if shop.failing or ending == 503:
+                return {}, 503
+            current_claim.step("charge", doubt if ending == "doubt" else dict)
+            return {}, ending
+        shop.clock.advance(3600)
+        client = Thread(target=shop.post)
+        client.start()
+        client.join(10)
+        current_claim.step("charge", shop.run, "charge")
+        return {}, 201
+
+    shop.checkout = checkout  # type: ignore[method-assign]
+    shop.post()
+    shop.failing = False
+
+    assert {"overtaken": 1} == counts(shop.finish())
+    assert ["overtaken"] == [each.outcome for each in shop.told(events.FinishTried)]
+    assert "charge" not in shop.ran
+    (key,) = shop.store._shared.records
+    assert [] == [entry.verb for entry in shop.store.audit.entries(key) if entry.verb == "finished"]
 
 
 # When.

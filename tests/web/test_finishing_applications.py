@@ -10,7 +10,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from flask import Blueprint, Flask, abort, g, request
+from flask import Blueprint, Flask, Request, abort, g, request
 from flask_jwt_extended import JWTManager
 from flask_login import LoginManager  # type: ignore[import-untyped]
 from werkzeug.test import TestResponse
@@ -19,13 +19,16 @@ from flask_idempotency import ConfigurationError, Idempotency, claim_here, curre
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.engine import events
 from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.errors import KeyProviderUnavailable
 from flask_idempotency.engine.journal import KEPT_REQUEST, Journal
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.operations.browse import timeline
 from flask_idempotency.web import operator
+from flask_idempotency.web.finishing import Finisher
 from flask_idempotency.web.janitor import janitor_of
+from flask_idempotency.web.request_state import FINISHING
 from tests.web.finishing import SECRET, STEPS, Shop, counts, paused
 
 # What is stored.
@@ -158,6 +161,10 @@ def test_a_janitor_that_is_made_early_fixes_no_policy() -> None:
         ({"finish_headers": ("X-Key-Of-Mine",)}, "X-Key-Of-Mine"),
         ({"finish_headers": ("cookie",)}, "cookie"),
         ({"finish_headers": ("Idempotency-Key",)}, "Idempotency-Key"),
+        ({"finish_headers": ("Idempotency_Key",)}, "Idempotency_Key"),
+        ({"finish_headers": ("Idempotency-Key",), "header": "X-Key"}, "Idempotency-Key"),
+        ({"finish_headers": ("x_key",), "header": "X-Key"}, "x_key"),
+        ({"finish_headers": ("X_API_Key",)}, "X_API_Key"),
         ({"fingerprint_headers": ("X-API-Key",)}, "X-API-Key"),
         ({"max_request_body": 1024 * 1024 + 1}, "max_request_body"),
         ({"form_field": "key"}, "form_field"),
@@ -168,6 +175,17 @@ def test_what_cannot_be_kept_is_refused(policy: dict[str, Any], named: str) -> N
     shop.app.testing = True
 
     assert named in closed(shop)
+
+
+@pytest.mark.parametrize("named", ("X-Jwt", "x_jwt", "X-CSRF-TOKEN", "X-CSRFToken", "X-Mine"))
+def test_the_headers_that_extensions_read_tokens_from_are_refused(named: str) -> None:
+    shop = Shop(policy={"finish_headers": (named,)})
+    shop.app.testing = True
+    shop.app.config |= {"JWT_SECRET_KEY": SECRET, "JWT_HEADER_NAME": "X-Jwt"}
+    JWTManager(shop.app)
+    shop.app.config["WTF_CSRF_HEADERS"] = ["X-CSRFToken", "X-Mine"]
+
+    assert f"keeps the header {named}," in closed(shop)
 
 
 def test_names_that_may_not_be_stored_are_refused() -> None:
@@ -201,6 +219,23 @@ def test_a_name_that_is_no_hook_is_refused(named: Any) -> None:
     shop.extension.act_for(instead_of=[named])(shop.act_for)
 
     assert "no before_request hook" in closed(shop)
+
+
+def test_the_inside_of_a_decorated_hook_is_no_hook() -> None:
+    """It would pass the check, and would never be left out."""
+    shop = Shop()
+    shop.app.testing = True
+
+    def inner() -> None:
+        return None
+
+    @wraps(inner)
+    def outer() -> None:
+        return inner()
+
+    shop.app.before_request(outer)
+    shop.extension.act_for(instead_of=[inner])(shop.act_for)
+    assert "is no before_request hook" in closed(shop)
 
 
 def test_a_larger_body_than_can_be_kept_is_refused_before_anything_is_claimed() -> None:
@@ -371,6 +406,57 @@ def test_a_loader_that_fails_for_one_tenant_stops_no_other(caplog: pytest.LogCap
     assert ("LookupError" in caplog.text, "of acme" in caplog.text) == (True, False)
 
 
+def test_a_loader_that_fails_before_the_try_is_not_called_in_each_run() -> None:
+    shop, calls = paused(), []
+
+    def quota(tenant: Any) -> None:
+        calls.append(tenant)
+        raise LookupError
+
+    shop.extension.quota_loader(quota)
+    janitor = janitor_of(shop.app, host_clock=shop.clock)
+    for _ in range(9):
+        janitor.run("finish", Batcher())
+        shop.clock.advance(15)
+    assert ["acme", "acme"] == calls
+
+
+def test_a_key_service_that_is_away_is_asked_again_in_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = paused()
+    janitor = janitor_of(shop.app, host_clock=shop.clock)
+
+    def away(*arguments: Any) -> None:
+        raise KeyProviderUnavailable("the key service is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Finisher, "_opened", away)
+        report: Any = janitor.run("finish", Batcher())
+    assert {"waiting": 1} == counts(report)
+    report = janitor.run("finish", Batcher())
+    assert {"completed": 1} == counts(report)
+
+
+def test_a_host_that_is_not_trusted_any_more_is_a_failed_try() -> None:
+    shop = paused()
+    shop.app.config["TRUSTED_HOSTS"] = ["other.example"]
+    assert {"failed": 1} == counts(shop.finish())
+    assert ["other-endpoint"] == [each.reason for each in shop.told(events.FinishTried)]
+
+
+def test_an_error_before_the_hooks_is_a_failed_try() -> None:
+    shop = paused()
+
+    class Broken(Request):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            if FINISHING in self.environ:
+                raise LookupError
+
+    shop.app.request_class = Broken
+    assert {"failed": 1} == counts(shop.finish())
+    assert ["other-endpoint"] == [each.reason for each in shop.told(events.FinishTried)]
+
+
 def test_act_for_may_be_a_coroutine_function() -> None:
     shop = paused()
 
@@ -504,6 +590,26 @@ def test_the_command_says_what_it_has_finished() -> None:
     shown = run(args=["idempotency", "show", *named]).output
     assert "finished by janitor, while processing: try 2: status-201" in shown
     assert "@request" not in shown
+
+
+def test_the_command_says_how_many_requests_still_have_a_lease() -> None:
+    shop = Shop()
+    shown: list[str] = []
+
+    def checkout() -> Any:
+        answer = Shop.checkout(shop)
+        other = Thread(
+            target=lambda: shown.append(shop.app.test_cli_runner().invoke(args=["idempotency", "finish"]).output)
+        )
+        other.start()
+        other.join(30)
+        return answer
+
+    shop.checkout = checkout  # type: ignore[method-assign]
+    shop.post()
+    (said,) = shown
+    assert "the leases of their workers still run: 1, of all endpoints." in said
+    assert "leases" not in shop.app.test_cli_runner().invoke(args=["idempotency", "finish"]).output
 
 
 def test_an_application_without_such_endpoints_has_nothing_to_finish() -> None:
