@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pymysql
@@ -17,7 +18,7 @@ from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import Grant, InFlight, OnExpiry, Record
 from flask_idempotency.engine.quota import NewKeys, Quota
-from flask_idempotency.stores.sql import errors, mysql
+from flask_idempotency.stores.sql import claiming, errors, mysql
 from flask_idempotency.stores.sql.claiming import STRATEGIES, strategy_of
 from flask_idempotency.stores.sql.database import Database, transaction
 from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, bigint
@@ -284,6 +285,30 @@ def test_a_claim_does_not_wait_for_a_row_that_a_transaction_has_locked(
         granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
     assert isinstance(store.claim(request, token=a_token(), lease=LEASE), Grant)
     engine.dispose()
+
+
+def test_a_claim_waits_for_a_row_that_is_being_removed(
+    open_real: Callable[..., SqlStore], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the row of the last fence, so that other claims go on: no request runs under this key."""
+    store, key = open_real(), a_key()
+    token = a_token()
+    granted(store.claim(a_request(key), token=token, lease=LEASE))
+    store.release(key, token)
+    engine, waits = create_engine(database_url), []
+    with engine.connect() as janitor:
+        janitor.execute(text("DELETE FROM idempotency_records WHERE record_id = :rid"), {"rid": key.rid})
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            granted(open_real().claim(a_request(a_key()), token=a_token(), lease=LEASE))
+            janitor.commit()
+
+        monkeypatch.setattr(claiming, "time", SimpleNamespace(sleep=wait))
+        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+    engine.dispose()
+
+    assert 1 == len(waits)
 
 
 def test_a_repeated_write_that_changes_no_value_is_done(open_real: Callable[..., SqlStore]) -> None:
