@@ -86,6 +86,10 @@ assert pay(IDEMPOTENCY_STORE="sqlite:///records.sqlite3") == [201, 201]
 import psycopg
 assert pay(IDEMPOTENCY_STORE="postgresql+psycopg://127.0.0.1:1/shop") == [503, 503]
 """,
+    "mysql": """
+import pymysql
+assert pay(IDEMPOTENCY_STORE="mysql+pymysql://127.0.0.1:1/shop") == [503, 503]
+""",
     "crypto": """
 import base64
 assert pay(IDEMPOTENCY_ENCRYPTION="on", IDEMPOTENCY_KEY_RING="one:" + base64.b64encode(bytes(range(32))).decode()) == [201, 201]

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT
 from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, MYSQL_NAMES, POSTGRESQL, RANDOM_MYSQL
@@ -132,10 +133,9 @@ def _one_of(column: str, words: tuple[str, ...]) -> str:
 
 _ZERO: Final = sa.text("0")
 
-_LONGEST: Final = 2**32 - 1
-_BYTES: Final = sa.LargeBinary().with_variant(sa.LargeBinary(_LONGEST), *MYSQL_NAMES)
-_TEXT: Final = sa.Text().with_variant(sa.Text(_LONGEST), *MYSQL_NAMES)
-"""On MySQL a BLOB and a TEXT without a length hold 64 KiB."""
+_BYTES: Final = sa.LargeBinary().with_variant(LONGBLOB(), *MYSQL_NAMES)
+_TEXT: Final = sa.Text().with_variant(LONGTEXT(), *MYSQL_NAMES)
+"""On MySQL a BLOB and a TEXT hold 64 KiB. By these names, because Alembic compares the names of types."""
 
 _INDEXED: Final = 255
 """How many letters of a text MySQL keeps in an index. An index has 3,072 bytes, and a letter takes up to four."""

@@ -15,6 +15,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, text
+from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import ProgrammingError
 
 from flask_idempotency.engine.capabilities import DataKey
@@ -30,7 +31,7 @@ from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token
 from tests.forks import run
 from tests.stores.sql.catalogue import Catalogue, found
-from tests.stores.sql.conftest import on_postgresql
+from tests.stores.sql.conftest import on_each, on_postgresql
 
 ROOT = Path(__file__).parents[4]
 
@@ -80,6 +81,7 @@ def standing(engine: Engine) -> tuple[int, list[str]]:
         return version(connection), [fault for fault in faults(connection) if "journal_mode" not in fault]
 
 
+@on_each
 @pytest.mark.parametrize("convention", (None, CONVENTION), ids=("plain", "named"))
 def test_autogenerate_finds_no_difference(engine: Engine, convention: dict[str, str] | None) -> None:
     """Neither in types nor in comments, indexes or keys, however the application names its own."""
@@ -130,6 +132,7 @@ def test_our_tables_are_in_the_applications_schema(engine: Engine) -> None:
     assert [] == differences(engine, metadata)
 
 
+@on_each
 def test_create_all_serves_applications_without_migrations(engine: Engine) -> None:
     """`db.create_all()` in the tests of an application makes tables that may be claimed in."""
     metadata = MetaData(naming_convention=CONVENTION)
@@ -180,6 +183,7 @@ class Shop:
         return set((self.folder / "migrations" / "versions").glob("*.py"))
 
 
+@on_each
 @pytest.mark.slow
 def test_the_recipe_of_the_documentation(tmp_path: Path, engine: Engine) -> None:
     """
@@ -222,7 +226,7 @@ def autogenerate(engine: Engine, metadata: MetaData) -> None:
     """Write a revision and run it, as `flask db migrate` and `flask db upgrade` do."""
     body = written(engine, metadata)
     with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
-        exec("if True:\n" + body, {"op": op, "sa": sqlalchemy})  # noqa: S102 - what Alembic wrote for our tables
+        exec("if True:\n" + body, {"op": op, "sa": sqlalchemy, "mysql": mysql})  # noqa: S102 - what Alembic wrote for our tables
 
 
 def included() -> MetaData:
@@ -251,6 +255,7 @@ def without_storage(catalogue: Catalogue) -> Catalogue:
     return plain
 
 
+@on_each
 def test_a_store_works_on_what_autogenerate_wrote(engine: Engine) -> None:
     """Claims with and without a quota, the number of the store, data keys, the ledger and tasks."""
     autogenerate(engine, included())
@@ -273,6 +278,7 @@ def test_a_store_works_on_what_autogenerate_wrote(engine: Engine) -> None:
         assert 0 == store.expiry.sweep(horizon=0, limit=10)
 
 
+@on_each
 @pytest.mark.parametrize("convention", (None, CONVENTION), ids=("unnamed", "named"))
 def test_a_second_autogenerate_finds_nothing(engine: Engine, convention: dict[str, str] | None) -> None:
     metadata = MetaData(naming_convention=convention)
@@ -302,6 +308,7 @@ engine.dispose()
 """
 
 
+@on_each
 @pytest.mark.parametrize("ours_first", (False, True))
 def test_plain_alembic_makes_a_working_store(tmp_path: Path, engine: Engine, ours_first: bool) -> None:
     if ours_first:

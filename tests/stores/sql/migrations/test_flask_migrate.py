@@ -10,6 +10,7 @@ from sqlalchemy import Engine, inspect
 
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.migrations.runner import upgrade
+from tests.stores.sql.conftest import on_each
 from tests.stores.sql.migrations.test_alembic import Shop, recipe, standing
 
 SHOP = """\
@@ -75,6 +76,7 @@ def tables(engine: Engine) -> set[str]:
     return {name for name in inspect(engine).get_table_names() if name.startswith("idempotency_")}
 
 
+@on_each
 @pytest.mark.slow
 @pytest.mark.parametrize("order", (AFTER, BEFORE))
 def test_migrate_and_upgrade_make_a_working_store(tmp_path: Path, engine: Engine, order: str) -> None:
@@ -90,6 +92,7 @@ def test_migrate_and_upgrade_make_a_working_store(tmp_path: Path, engine: Engine
     assert "The schema is in order" in shop.flask("idempotency", "db", "check")
 
 
+@on_each
 @pytest.mark.slow
 def test_migrate_finds_nothing_where_our_command_made_the_tables(tmp_path: Path, engine: Engine) -> None:
     upgrade(engine)
