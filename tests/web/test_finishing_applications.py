@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import wraps
+from importlib.metadata import version
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -436,6 +437,7 @@ def test_a_key_service_that_is_away_is_asked_again_in_the_next_run(monkeypatch: 
     assert {"completed": 1} == counts(report)
 
 
+@pytest.mark.skipif(version("flask") < "3.1", reason="Flask has TRUSTED_HOSTS from 3.1 on")
 def test_a_host_that_is_not_trusted_any_more_is_a_failed_try() -> None:
     shop = paused()
     shop.app.config["TRUSTED_HOSTS"] = ["other.example"]
