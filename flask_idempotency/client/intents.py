@@ -34,6 +34,13 @@ from flask_idempotency.client.responses import read
 
 __all__ = ["Intent", "Intents", "current_intent", "new_key"]
 
+_UNLESS: Final = {
+    "void-not-offered": " Its operation does not let clients void keys, so asking again does not help.",
+    "unknown-operation": " Name in `method` and `path` an operation of the service that takes keys.",
+    "principal-required": " Authenticate as for the request.",
+}
+"""What to do about a refusal to void, by its code."""
+
 _RANDOM_BITS: Final = 80
 
 _log = logging.getLogger("flask_idempotency.client")
@@ -174,11 +181,13 @@ class Intent:
     def void(
         self, client: Any, url: str, *, path: str, method: str = "POST", header: str = "Idempotency-Key", **options: Any
     ) -> Literal["voided", "done"]:
-        """Void the key, so that the service never carries out its request. Return `voided`, or `done` if that is too late.
+        """Void the key, so that the service does not carry out its request while it knows the key. Return `voided`, or `done`
+        if that is too late.
 
         `client` is an `httpx.Client` or a `requests.Session`, `url` the status view of the service, and `method` and `path`
         those of the request; `options` go to `client.request`. After `voided` the name is over: nothing was done under its
-        key, and an intent of this name raises `KeyVoided`. After `done`, send the request again to get its response.
+        key, and an intent of this name raises `KeyVoided`. After `done`, send the request again to get its response, or
+        `AnswerExpired` if the service keeps it no longer.
 
         Raises `InFlight` while the request runs, and `OutcomeUnknown` for any other response: the key may be voided or not,
         so call this again. Raises `KeyExpired`, `KeyVoided` and `IntentOver` as sending does, and what `client` raises.
@@ -319,7 +328,8 @@ class Intent:
         if reading.status == 200:
             with suppress(ValueError, AttributeError):
                 state = response.json().get("state")
-        reason = f"The service did not void the key: it answered {reading.status}."
+        reason = f"The service did not void the key: it answered {reading.status}{f' {reading.code}' if reading.code else ''}."
+        reason += _UNLESS.get(reading.code or "", "")
         if state == "expired":
             state = "done"  # its response is no longer kept
         for ending in ("voided", "done"):

@@ -170,6 +170,7 @@ REACHABLE: Final = "store"
 _WORST_FIRST: Final = (Verdict.FAULT, Verdict.UNKNOWN, Verdict.ADVICE, Verdict.FINE)
 _REPORT_IT: Final = "Report it: a check of `flask idempotency doctor` must not."
 _AGAIN: Final = "Run `flask idempotency doctor` again when the store answers."
+_DO_IT: Final = "Do what this says, and run `flask idempotency doctor` again."
 
 
 def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> DoctorReport:
@@ -185,8 +186,7 @@ def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> DoctorRe
             findings += check.look()
         except ConfigurationError as error:
             # Each fault names its remedy, such as missing tables.
-            remedy = "Do what this says, and run `flask idempotency doctor` again."
-            findings += [Finding(check.name, Verdict.FAULT, fault, remedy) for fault in error.faults]
+            findings += [Finding(check.name, Verdict.FAULT, fault, _DO_IT) for fault in error.faults]
         except StoreUnavailable:
             text = "This check could not be made: the store did not answer."
             findings.append(Finding(check.name, Verdict.UNKNOWN, text, _AGAIN))
@@ -208,6 +208,10 @@ def _reached(reach: Callable[[], object]) -> Finding:
         return Finding(REACHABLE, Verdict.FINE, "The store answers.")
     except StoreUnavailable as error:  # its text is ours, and names no server
         text = f"The store does not answer: {str(error).rstrip('.')}."
+    except ConfigurationError as error:
+        # It names its remedy, such as a setting of the server.
+        text = " ".join(f"{fault.rstrip('.')}." for fault in error.faults)
+        return Finding(REACHABLE, Verdict.FAULT, text, _DO_IT)
     except Exception as error:  # noqa: BLE001 - a store of the application's may raise anything
         text = f"The store cannot be asked ({cause_of(error)})."
     remedy = (

@@ -432,7 +432,7 @@ class PolicySchema(Schema):
     )
     void = documented(
         fields.Boolean(),
-        "Whether clients may [void a key](../guides/status.md#void-a-key), so that no request ever runs under it.",
+        "Whether clients may [void a key](../guides/status.md#void-a-key), so that no request runs under it for `keep`.",
     )
 
 

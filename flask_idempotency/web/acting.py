@@ -52,20 +52,14 @@ def _is_hook(hook: Any, named: object) -> bool:
 # What must hold before the janitor can finish a request.
 
 _LINES: Final = {
-    "Flask-Login": """\
-@idempotency.act_for
-def act_for(principal, tenant):
-    login_user(load_user(principal))""",
-    "Flask-JWT-Extended": """\
-@idempotency.act_for
-def act_for(principal, tenant):
-    token = create_access_token(principal.removeprefix("jwt:"), expires_delta=timedelta(minutes=1))
-    return {"Authorization": f"Bearer {token}"}""",
-    "": """\
-@idempotency.act_for
-def act_for(principal, tenant):
-    g.user = load_user(principal)  # as your own authentication leaves it""",
+    "Flask-Login": "login_user(load_user(principal))",
+    "Flask-JWT-Extended": (
+        'return {"Authorization": "Bearer " + create_access_token(principal.removeprefix("jwt:"), '
+        "expires_delta=timedelta(minutes=1))}"
+    ),
+    "": "g.user = load_user(principal)",
 }
+"""What `act_for` does where this extension names callers. One line: a log and `doctor` show a message so."""
 
 
 _TOKEN_HEADERS: Final = (
@@ -107,10 +101,10 @@ def finishing_faults(app: Flask, callbacks: Callbacks, settings: Settings, polic
         )
     if callbacks.act_for is None:
         found = [name for name in extensions_of(app) if name in _LINES] or [""]
-        lines = "\n\n".join(_LINES[name] for name in found)
+        lines = " or ".join(f"`def act_for(principal, tenant): {_LINES[name]}`" for name in found)
         faults.append(
-            'finish="janitor" needs a function that lets the janitor act for the caller of a request. Register one:\n\n'
-            f"{lines}\n"
+            'finish="janitor" needs a function that lets the janitor act for the caller of a request. Write '
+            f"`@idempotency.act_for` above one such as {lines}"
         )
     else:
         hooks = [hook for lists in app.before_request_funcs.values() for hook in lists]

@@ -37,7 +37,14 @@ from flask_idempotency.settings import Settings
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.web.callbacks import Callbacks, former_names, load_quota, load_tenant, with_former
 from flask_idempotency.web.policies import MARK, Mark, Policies, ResolvedPolicy
-from flask_idempotency.web.principals import Credentials, UnknownCaller, checked, is_of_httpauth, load_principal
+from flask_idempotency.web.principals import (
+    Credentials,
+    UnknownCaller,
+    checked,
+    extensions_of,
+    is_of_httpauth,
+    load_principal,
+)
 from flask_idempotency.web.problems import RETRY_AFTER_CAP_SECONDS, Problem, build, failure, refusal, render
 from flask_idempotency.web.request_state import context
 from flask_idempotency.web.requests import client_keys, preferred_wait
@@ -88,6 +95,11 @@ _NO_DECORATORS: Final = (
 _ONLY_DECORATORS: Final = (
     "This view runs below decorators, and the operation claims its key before its own decorators run. Put @claim_here below "
     "the decorators of the operation, or register key_status without any."
+)
+_SIGNED_OUT: Final = (
+    "A caller who is signed out may not void a key: the request may have come while it was signed in, and its key is another "
+    "one. Sign in as the caller of the request. If callers without a name use keys here, set IDEMPOTENCY_ALLOW_ANONYMOUS to "
+    "True: a client that has lost its session then hears that the key of a request that ran is voided."
 )
 _NO_TENANT: Final = (
     "The tenant_loader finds no tenant here, and may find one for the operation. Register key_status where the tenant is "
@@ -218,7 +230,7 @@ class KeyStatusView:
                 wait=wait,
             )
             if status.state in (_FREE if voids else ("absent",)):
-                problem = self._unsure(request, operation, resolved, names)
+                problem = self._unsure(request, operation, resolved, names, voids=voids)
                 if problem is not None:
                     return self._problem(problem, policy)
             if voids and status.state in _FREE:
@@ -260,11 +272,15 @@ class KeyStatusView:
         shards = self._settings.tenant_shards
         return quota if quota is None or shards == 1 else quota.divided(shards)
 
-    def _unsure(self, request: Request, operation: Target, resolved: ResolvedPolicy, names: Names) -> Problem | None:
+    def _unsure(
+        self, request: Request, operation: Target, resolved: ResolvedPolicy, names: Names, *, voids: bool
+    ) -> Problem | None:
         """Return the problem that answers in place of `absent` where the operation may know the key by another name."""
         if self._differs_in_url(request, operation):
             return Problem("unknown-operation", _ELSEWHERE)
         doubt = self._doubt(request, operation.rule.endpoint, resolved, names)
+        if not doubt and voids and names[1] is None and self._settings.allow_anonymous is not True and self._may_name():
+            doubt = _SIGNED_OUT
         if not doubt:
             return None
         self._log_once(operation.rule.endpoint, doubt)
@@ -294,6 +310,10 @@ class KeyStatusView:
             if by_decorator and not refused:
                 return _ONLY_DECORATORS
         return ""
+
+    def _may_name(self) -> bool:
+        """Return whether this application can name a caller who signs in. Flask-HTTPAuth does in decorators: see `_doubt`."""
+        return self._callbacks.principal is not None or bool(extensions_of(self._app))
 
     def _is_decorated(self, request: Request) -> bool:
         return self._app.view_functions.get(request.endpoint or "") is not key_status

@@ -432,14 +432,14 @@ _ROWS = (
         code="misconfigured",
         status=500,
         title="The operation is not set up correctly",
-        detail="The idempotency settings of this operation cannot hold, so it does not run. Nothing was done.",
+        detail="The idempotency settings of this operation cannot hold, so it does not run. This request did nothing.",
         happened=(
             "The service cannot protect this endpoint from running twice, because its settings contradict each other or "
             "a part is missing. So the endpoint does not run. Other endpoints do."
         ),
         remedy=(
-            "Contact the operator of the service: its log names the fault and the remedy. The key is unused. A retry "
-            "does not help until the settings are corrected."
+            "Contact the operator of the service: its log names the fault and the remedy. A retry does not help "
+            "until the settings are corrected. Keep the key: an earlier request with it may have run."
         ),
         again="no",
         retry=False,

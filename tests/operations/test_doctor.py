@@ -144,6 +144,18 @@ def test_a_store_that_raises_any_error_counts_as_away() -> None:
     assert ("OSError" in found.findings[0].text, "password" in found.findings[0].text) == (True, False)
 
 
+def test_a_store_that_refuses_its_server_says_why() -> None:
+    """Such as MariaDB outside strict mode. The server runs, so nothing else helps."""
+
+    def refused() -> None:
+        raise ConfigurationError("sql_mode is not strict: set it")
+
+    (finding,) = examine([], reach=refused).findings
+
+    assert (REACHABLE, FAULT, "sql_mode is not strict: set it.") == (finding.check, finding.verdict, finding.text)
+    assert finding.remedy.startswith("Do what this says")
+
+
 def test_a_check_that_lacks_a_module_names_it() -> None:
     def ask() -> list[Finding]:
         raise ModuleNotFoundError("No module named 'packaging'", name="packaging")

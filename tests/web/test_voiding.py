@@ -56,6 +56,28 @@ def test_another_payload_under_a_voided_key_is_told_the_same() -> None:
     assert ["key-voided"] * 2 == [state(world.post("/payments", json={"amount": each})) for each in (1, 2)]
 
 
+@pytest.mark.parametrize(("anonymous", "code"), ((None, "principal-required"), (True, "voided")))
+def test_a_caller_who_was_signed_out_is_promised_nothing(anonymous: bool | None, code: str) -> None:
+    """Its request ran while it was signed in, under a name that this caller does not have."""
+    world = voiding(**({} if anonymous is None else {"allow_anonymous": anonymous}))
+    world.post("/payments")
+    response = void(world, X_User="")
+
+    assert (code, "done") == (state(response), state(void(world)))
+    if anonymous is None:
+        assert "signed out" in response.get_json()["detail"]
+
+
+def test_where_no_caller_has_a_name_each_may_void() -> None:
+    """There is no other one whose key it could be."""
+    app = Flask("tests.voiding")
+    app.testing = True
+    Idempotency(app, secret="s", status_url="/idempotency/status", void=True)
+    app.post("/payments", endpoint="pay")(lambda: ("paid", 201))
+
+    assert "voided" == state(app.test_client().delete("/idempotency/status", query_string=PAY, headers={KEY: "k"}))
+
+
 @pytest.mark.parametrize(
     ("effects", "happens", "status", "code"),
     (
