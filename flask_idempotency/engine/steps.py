@@ -149,8 +149,8 @@ class Steps:
         self.poisoned = ""
         """The quarantine reason of a request that must not go on, or empty."""
         self.has_gap = False
-        """Whether an older record lacked the steps that a newer one has. Those are written to the older one first, so it ended
-        since, perhaps completed, and was claimed again."""
+        """Whether a record lacked the steps that another has. It may have ended since, perhaps completed, and was claimed
+        again."""
         self.refusals: list[IdempotencyError] = []
         """The errors of this package that steps raised, in threads and tasks too. The one that ends the work decides the
         response."""
@@ -179,8 +179,7 @@ class Steps:
                 elif unknown := self._rules.undeclared(journal):
                     self._poison(unknown[0], "undeclared")
             if len(self._records) > 1 and not self.poisoned:
-                recorded = [bool(record.earlier) for record in self._records]
-                self.has_gap = recorded != sorted(recorded)
+                self.has_gap = not all(record.earlier for record in self._records)
                 self._reconcile()
             for entry in self._records[-1].entries.values():
                 self._bytes += 0 if entry.payload is None else entry.payload.byte_size
@@ -641,6 +640,10 @@ class Steps:
     def _sent(self, record: _Record) -> None:
         if record.unsent or record.earlier:
             record.aside.clear()
+        for id, unsent in record.unsent.items():
+            if id in record.earlier and unsent.payload is not None:
+                # The view may ask for it yet: see `_reconcile`.
+                record.entries[id] = replace(unsent.entry, payload=unsent.payload)
         record.unsent.clear()
         record.withdrawn.clear()
 

@@ -17,6 +17,10 @@ from flask_idempotency.maintenance.janitor import Batcher, BatchResult
 PAUSES_SECONDS: Final = (0.0, 30.0, 120.0, 600.0, 3600.0)
 """The pause before each try: before the first since the lease ended, before each other since the last try began."""
 
+MOST_ATTEMPTS: Final = 50
+"""A request that was claimed so often is left to its client. A claim that begins no try, such as one of a request that another
+host has finished, counts as no try and puts off the end of the record: a janitor that cron starts would go on for ever."""
+
 GAVE_UP: Final = "finish-gave-up"
 """What `show` and the audit trail call a request whose tries are used up."""
 
@@ -124,6 +128,9 @@ def finish(
         token, until = later.get(rid, (b"", 0.0))
         if token == record.token and until > horizon:
             seen[rid] = token, until
+            return "waiting"
+        if record.attempt >= MOST_ATTEMPTS:
+            seen[rid] = record.token, inf
             return "waiting"
         try:
             journal = journals.read(found.key)

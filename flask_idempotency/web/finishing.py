@@ -152,7 +152,11 @@ class Finisher:
         return not unfit and steps.has_effects and steps.tries < MOST_TRIES
 
     def _opened(self, found: SeenRecord, journal: Journal) -> KeptRequest:
-        """Return the kept request that names the most records: a later attempt may have had more than the first one."""
+        """Return the kept request that names the most records: a later attempt may have had more than the first one.
+
+        It names one under the newest secret. Else the janitor would complete the request under the older names alone, and a
+        retry of its client would run again as soon as those secrets are no longer listed.
+        """
         every = []
         keys = [replace(found.key, steps=identity.steps) for identity in self._identities]
         for entry in journal.kept_requests:
@@ -170,7 +174,13 @@ class Finisher:
             raise CorruptRecord(
                 "a host with a newer secret has claimed it since: that host claims all records, and this cannot"
             )
-        return max(every, key=lambda kept: sum(key.mark in marks for key in kept.keys))
+        newest = self._identities[0].mark(self._settings.namespace)
+        fitting = [kept for kept in every if kept.keys[0].mark == newest]
+        if not fitting:
+            raise CorruptRecord(
+                "it stopped before the newest secret was added: only its client has the key to name it by that"
+            )
+        return max(fitting, key=lambda kept: sum(key.mark in marks for key in kept.keys))
 
     def _claim(self, found: SeenRecord, kept: KeptRequest, policy: Policy) -> tuple[Outcome, Identity]:
         """Claim the records of this request, as its retry would. Return the outcome, and the oldest secret in use."""

@@ -473,6 +473,18 @@ def test_secrets_whose_journals_differ_after_a_crash(shop: Shop, gone: int) -> N
     assert [b"1", b"1"] == [shop.take(alone, "ship", item) for item in (b"1", b"2")]
 
 
+def test_a_step_that_a_newer_journal_lacked_is_known_after_it_was_sent(shop: Shop) -> None:
+    """Items have no order, so the write of another one may carry it before the view asks for it."""
+    claim = shop.won(identities=(0, 1))
+    shop.take(claim, "ship", b"2")
+    del shop.house.store._store.journals.kept[shop.house.request(identity=0).key]
+    shop.dies()
+
+    again = shop.won(identities=(0, 1))
+    assert [b"1", b"1"] == [shop.take(again, "ship", item) for item in (b"1", b"2")]
+    assert {"ship1": 1, "ship2": 1} == shop.ran
+
+
 @pytest.mark.parametrize("erased", (True, False))
 def test_a_missing_data_key_is_replaced(shop: Shop, monkeypatch: pytest.MonkeyPatch, erased: bool) -> None:
     claim = shop.won()

@@ -14,7 +14,7 @@ from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.journal import KEPT_REQUEST, MOST_TRIES, TRY, Entry, Journal, StepState
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import OnExpiry
-from flask_idempotency.maintenance.finish import PAUSES_SECONDS, FinishReport, finish, schedule
+from flask_idempotency.maintenance.finish import MOST_ATTEMPTS, PAUSES_SECONDS, FinishReport, finish, schedule
 from flask_idempotency.maintenance.janitor import Batcher
 
 NOW = 1000.0
@@ -83,6 +83,7 @@ class Yard:
         self.outcome: Any = "completed"
         self.later: dict[bytes, tuple[bytes, float]] = {}
         self.on_expiry = OnExpiry.TAKEOVER
+        self.attempts = 2
         self.time = 0.0
 
     def expired_leases(self, *, horizon: float, after: bytes = b"", limit: int) -> RecordPage:
@@ -92,7 +93,9 @@ class Yard:
         return RecordPage(tuple(found), b"%d" % (start + 2) if more else None)
 
     def seen(self, name: str) -> SeenRecord:
-        record: Any = SimpleNamespace(token=name.encode(), deadline=NOW - 1, on_expiry=self.on_expiry)
+        record: Any = SimpleNamespace(
+            token=name.encode(), deadline=NOW - 1, on_expiry=self.on_expiry, attempt=self.attempts
+        )
         return SeenRecord(StorageKey(name.encode().ljust(32), b"t" * 16), record)
 
     def read(self, key: StorageKey) -> Journal:
@@ -155,6 +158,14 @@ def test_a_request_that_is_over_or_not_due_waits() -> None:
     assert ["c"] == yard.tried
     yard.seconds = 0.5
     assert FinishReport(waiting=3) == yard.run()
+
+
+def test_a_record_that_was_claimed_many_times_is_left_to_its_client() -> None:
+    """A janitor that starts again for each run cannot remember which claims began no try."""
+    yard = Yard("a")
+    yard.attempts = MOST_ATTEMPTS
+
+    assert (FinishReport(waiting=1), []) == (yard.run(), yard.looked)
 
 
 def test_a_journal_is_read_again_when_its_record_has_changed_or_its_try_is_due() -> None:

@@ -103,6 +103,44 @@ def test_a_janitor_that_is_killed_before_it_hands_back_hides_nothing(monkeypatch
     assert {} == shop.ran
 
 
+def test_a_janitor_that_is_killed_hides_no_newer_record_that_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that lists the new secret alone completed it, and it has expired. The older one was put off by replays."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(claim: Claim) -> None:
+        raise Killed
+
+    for key in KEYS:
+        shop = paused_under_both(key)
+        assert 201 == another(shop, NEWER, failing=False).post(key).status_code
+        shop.clock.advance(KEEP_SECONDS - 3600)
+        assert "true" == shop.post(key).headers["Idempotency-Replayed"]
+        shop.clock.advance(3601)
+        with monkeypatch.context() as patched:
+            patched.setattr(Claim, "release_unstarted", die)
+            patched.setattr(Claim, "release", lambda claim, reason: None)
+            with pytest.raises(Killed):
+                shop.finish()
+        shop.clock.advance(7200)
+        later = another(shop, NEWER, SECRET, failing=False)
+        assert not {"completed", "quarantined"} & counts(later.finish()).keys()
+        assert ({}, {}) == (shop.ran, later.ran)
+
+
+def test_a_request_that_stopped_before_the_newest_secret_is_left_to_its_client() -> None:
+    """Completed under the old name alone, it would run again once the old secret is no longer listed."""
+    first = another(Shop(), SECRET, failing=True)
+    first.post()
+    shop = another(first, NEWER, SECRET, failing=False)
+    assert {"unreadable": 1} == counts(shop.finish())
+    assert 201 == shop.post().status_code
+    first.clock.advance(KEEP_SECONDS - 1)
+    later = another(first, NEWER, failing=False)
+    assert ("true", {}) == (later.post().headers["Idempotency-Replayed"], later.ran)
+
+
 def test_a_host_without_the_newer_secret_leaves_it_to_the_others() -> None:
     for key in KEYS:
         shop = paused_under_both(key)
