@@ -165,7 +165,7 @@ def facts_of(view: RecordView, changes: Sequence[ChangeView] = ()) -> list[Line]
     if view.expires_at is not None:
         rows.append(("kept until", view.expires_at))
     if view.remembered_until is not None:
-        rows.append(("remembered until", view.remembered_until))
+        rows.append(("known until", view.remembered_until))
     if (answer := view.answer) is not None:
         sealed = f"encrypted under {clean(answer.sealed_under)}" if answer.sealed_under else "not encrypted"
         how = "erased" if answer.erased else sealed

@@ -107,7 +107,8 @@ _ROWS = (
         ),
         remedy=(
             "Send `method` and `path` as you sent them with the key, such as `?method=POST&path=/payments`. Each must occur "
-            "once. The path begins at the host, and has no query. Do not take this for `absent`."
+            "once. The path begins at the host, and has a query only if the tenant or the caller is in it. Do not take "
+            "this for `absent`."
         ),
         again="with the operation",
         retry=False,
