@@ -48,6 +48,9 @@ from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, NEW_KEYS, QUA
 RETRY_SECONDS: Final = 1.0
 """The `retry_after` of a claim that could not see who holds the key. Another worker is writing to the row right now."""
 
+_LEAVING: Final = InFlight(RETRY_SECONDS)
+"""The key is free, and another transaction has its row: it removes it, or claims the key."""
+
 PAUSE_SECONDS: Final = (0.01, 0.04)
 """Pause between two tries to get a lock. It is random, so that two processes do not collide each time."""
 
@@ -390,8 +393,7 @@ class InsertInTurn:
     """SQLite and MySQL: a read takes one statement and no lock. A write locks, and reads again first.
 
     SQLite has one lock. On MySQL a claim locks the row of the last fence, which puts all grants in turn, and then that of
-    its key. It does not wait for the latter, which a worker's transaction may hold for long: only, for a moment and without
-    a lock, where the key is free and its row may be about to be removed.
+    its key. It does not wait for the latter, which a worker's transaction may hold for long.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -403,19 +405,8 @@ class InsertInTurn:
         self._book = completion.book(dialect)
         self._writer = ClaimWriter(dialect)
 
-    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome:
-        for _ in range(TRIES):
-            outcome = self._once(connection, query)
-            if outcome is not None:
-                return outcome
-            time.sleep(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - it is no secret
-        return self._once(connection, query) or InFlight(RETRY_SECONDS)
-
-    def _once(self, connection: RecordConnection, query: ClaimQuery, *, joined: bool = False) -> StoreOutcome | None:
-        """Try to claim the key. None: another transaction removes the row of this free key, or claims it.
-
-        `joined`: in the caller's transaction, which keeps others from writing on SQLite.
-        """
+    def claim(self, connection: RecordConnection, query: ClaimQuery, *, joined: bool = False) -> StoreOutcome:
+        """Claim the key. `joined`: in the caller's transaction, which keeps others from writing on SQLite."""
         found = connection.execute(self._read, query.parameters).one_or_none()
         if found is not None:
             outcome = classify(row_of(found), query)
@@ -435,7 +426,7 @@ class InsertInTurn:
             if found is None and self._in_turn:
                 locked = connection.execute(self._read, query.parameters).one_or_none()
                 if locked is not None:
-                    return None if is_gone(row_of(locked)) else InFlight(RETRY_SECONDS)
+                    return _LEAVING if is_gone(row_of(locked)) else InFlight(RETRY_SECONDS)
             row = None if found is None else row_of(found)
             outcome = Move.RECLAIM if row is None else classify(row, query)
             if not isinstance(outcome, Move):
@@ -450,11 +441,11 @@ class InsertInTurn:
                 written = self._writer.insert(connection, query, fence=fence)
             else:
                 written = self._writer.write(connection, outcome, row, query, fence=fence)
-            return written
+            return written or InFlight(RETRY_SECONDS)
 
     def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome:
         """Claim in the caller's transaction."""
-        return self._once(connection, query, joined=True) or InFlight(RETRY_SECONDS)
+        return self.claim(connection, query, joined=True)
 
     def _refuse_or_count(self, connection: RecordConnection, query: ClaimQuery) -> OverQuota | None:
         """Return why this new key must not be granted; else count it. No other connection writes now, so this is exact."""
@@ -467,6 +458,18 @@ class InsertInTurn:
             )
             connection.execute(self._book, {**query.parameters, **counted})
         return refused
+
+
+class InsertAndWait(InsertInTurn):
+    """MySQL: as above. Wait, briefly and without a lock, for a row of a free key that another transaction removes."""
+
+    def claim(self, connection: RecordConnection, query: ClaimQuery, *, joined: bool = False) -> StoreOutcome:
+        for _ in range(TRIES):
+            outcome = super().claim(connection, query, joined=joined)
+            if joined or outcome is not _LEAVING:
+                return outcome
+            time.sleep(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - it is no secret
+        return super().claim(connection, query)
 
 
 class RowLock:
@@ -539,8 +542,8 @@ def voiding_of(dialect: Dialect) -> Insert | InsertInTurn:
 
 
 STRATEGIES: Final[Mapping[str, Mapping[str, Callable[[Dialect], Strategy]]]] = {
-    "insert": {POSTGRESQL: Insert, SQLITE: InsertInTurn, MYSQL: InsertInTurn},
-    "row_lock": {POSTGRESQL: RowLock, MYSQL: InsertInTurn},
+    "insert": {POSTGRESQL: Insert, SQLITE: InsertInTurn, MYSQL: InsertAndWait},
+    "row_lock": {POSTGRESQL: RowLock, MYSQL: InsertAndWait},
     "advisory": {POSTGRESQL: Advisory},
 }
 """The strategies by name and dialect. On MySQL a claim locks the row by either name. `advisory` would be GET_LOCK there, which
