@@ -69,7 +69,7 @@ class Ledger:
 
     def forget(self, case: str) -> None:
         """Start this case anew."""
-        self._redis.delete(*(f"{what}:{case}" for what in ("run", "effect", "paused", "go", "closed")))
+        self._redis.delete(*(f"{what}:{case}" for what in ("run", "effect", "paused", "go", "closed", "told")))
 
     def close(self) -> None:
         self._redis.close()
