@@ -320,7 +320,7 @@ def _vault_token() -> str:
 
 def _opener() -> urllib.request.OpenerDirector:
     """Return what opens URLs with the certificates of VAULT_CACERT, and follows no redirect: it would carry the token."""
-    import ssl  # for those who use Vault
+    import ssl  # only Vault needs it
 
     context = ssl.create_default_context(cafile=os.environ.get("VAULT_CACERT") or None)
     return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirect)

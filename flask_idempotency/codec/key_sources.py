@@ -89,7 +89,7 @@ def _from_text(source: str) -> KeyProvider:
         return _from_lines(read_private(Path(source.removeprefix("file:"))).splitlines())
     scheme, _, rest = source.partition(":")
     if scheme in SCHEMES and len(_decoded(rest) or b"") != KEY_BYTES:
-        from flask_idempotency.codec.key_services import SERVICES  # for those who have such a service
+        from flask_idempotency.codec.key_services import SERVICES  # only with such a service
 
         return SERVICES[scheme](rest)
     # Whole keys end in "=", and no name does.

@@ -45,7 +45,7 @@ class FinishReport:
     waiting: int = 0
     """Requests whose next try is not due yet, or that have none left, or whose encryption keys cannot be had now."""
     unreadable: int = 0
-    """Requests that cannot be read, or whose secret is not listed any more."""
+    """Requests that cannot be read, that stopped before the newest secret was added, or whose secret is not listed any more."""
     shrunk: int = 0
     finished: bool = True
 

@@ -274,7 +274,7 @@ def test_a_redis_elsewhere_without_tls_is_refused_and_can_be_waived(url: str) ->
     ),
 )
 def test_a_mariadb_elsewhere_has_to_be_reached_over_tls(url: str, fine: bool) -> None:
-    """By a driver that refuses a server without TLS if it is told an authority."""
+    """By a driver that refuses a server without TLS if it gets an authority."""
     settings = {**WHOLE, "store": url}
 
     if fine:

@@ -34,7 +34,7 @@ def void(world: World, key: str = "k", *, url: str = "/idempotency/status", **he
 
 
 def test_a_voided_key_never_runs(on_store: Callable[..., World]) -> None:
-    """The client is told so, as often as it asks; and the late request is refused."""
+    """The client hears so, as often as it asks; and the late request is refused."""
     world = on_store(void=True)
     answers = [void(world), void(world), ask(world)]
     late = world.post("/payments")

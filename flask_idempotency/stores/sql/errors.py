@@ -116,7 +116,7 @@ _SQLITE_UNREADABLE: Final = ("Could not decode to UTF-8", "integer overflow")
 MYSQL_CONTENDED: Final = frozenset({1213, 1020})
 """Deadlock, and a row that has changed since the snapshot of this transaction: the server rolled the transaction back."""
 _MYSQL_LOCK_TIMEOUT: Final = 1205
-"""The server rolled only the statement back. Whoever sees this rolls back the transaction."""
+"""The server rolled only the statement back. The caller must roll back the transaction."""
 _MYSQL_DUPLICATE: Final = 1062
 _MYSQL_NO_TABLE_OR_COLUMN: Final = frozenset({1146, 1054, 1932})
 _MYSQL_NOT_PERMITTED: Final = frozenset({1044, 1142, 1143})

@@ -181,7 +181,6 @@ def upserted(
     * `inserts_first`: on MySQL, insert before the change. At REPEATABLE READ, a change that meets no row locks a gap, so two
       transactions of an application could not insert there.
     """
-    # SQLite's parser needs some WHERE before ON CONFLICT.
     if source is None:
         # SQLite's parser needs some WHERE before ON CONFLICT.
         source = sa.select(*values.values()).where(_ONE == _ONE)
