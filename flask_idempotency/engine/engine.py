@@ -495,7 +495,8 @@ class Engine:
         """Open the response of a completed record.
 
         A response that does not open may differ from the store's: a damaged cache, a response that was sealed again, an
-        erased tenant. If the store holds the same one, this quarantines the record: retries do not get it or run again.
+        erased tenant. If the store holds the same one, this quarantines the record: retries do not get it or run again. A
+        copy from before the response was sealed again, by a key that has gone since, is not reported as corrupt.
         """
         store = self._deps.store
         try:
@@ -508,9 +509,10 @@ class Engine:
                     context = SealContext(key, record.token, record.fence, record.fingerprint)
                     return Replay(record, self._deps.codec.open(record.payload, context), key)
                 except CorruptRecord:
-                    self._deps.observers(RecordCorrupt(label, record.info.operation))
                     fresh = store.read(key)
                     same = fresh is not None and fresh.state is State.COMPLETED and fresh.token == record.token
+                    if not (same and _sealed_again(record, fresh)):
+                        self._deps.observers(RecordCorrupt(label, record.info.operation))
                     if fresh is not None and same and fresh.erased:
                         break
                     # The store compares the payload. One that is only in a cache is only dropped there.
@@ -585,3 +587,10 @@ class Engine:
 
 def _next_poll(seconds: float) -> float:
     return min(seconds * random.uniform(1.3, 1.7), LAST_POLL_SECONDS)  # noqa: S311 - spreads a herd, hides nothing
+
+
+def _sealed_again(record: Record, fresh: Record | None) -> bool:
+    """Return whether the store holds this response sealed by another key, as after a rotation."""
+    if fresh is None or record.payload is None or fresh.payload is None:
+        return False
+    return record.payload.sealed_by != fresh.payload.sealed_by

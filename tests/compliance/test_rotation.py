@@ -77,6 +77,25 @@ def test_43_keys_are_rotated_under_load_and_no_replay_fails(vault: Vault) -> Non
     assert 0 == sum(bank.told(RecordCorrupt) for bank in (before, after, only))
 
 
+@pytest.mark.parametrize("vault", ("tiered",), indirect=True)
+def test_a_cached_copy_from_before_the_rotation_is_not_reported_as_corrupt(vault: Vault) -> None:
+    """A replay reads the response, `rotate` replaces it and drops the cached copy, and then the replay caches what it read."""
+    before = new_bank(vault, IDEMPOTENCY_KEY_RING=OLD)
+    before.pay(to="first"), before.pay(to="first")
+    tiered: Any = before.store
+    cache, key = tiered._cache, tiered._cache_key(before.key_of())
+    cached = cache.get(key)
+    run(new_bank(vault, IDEMPOTENCY_KEY_RING=f"{NEW},{OLD}"), "rotate", "--json")
+    after = new_bank(vault, IDEMPOTENCY_KEY_RING=NEW)
+    cache.put(key, cached, missed_at=cache.get(key).at)
+    answers = [after.pay(to="first") for _ in range(2)]
+
+    assert [("true", '{"paid": "first"}')] * 2 == [
+        (each.headers["Idempotency-Replayed"], each.text) for each in answers
+    ]
+    assert 0 == after.told(RecordCorrupt)
+
+
 def test_67_an_erased_tenant_is_erased_for_every_process_at_once(vault: Vault) -> None:
     banks = [new_bank(vault), new_bank(vault)]
     for bank in banks:
