@@ -1,6 +1,6 @@
 """Parse the client's idempotency key, and derive storage keys, tokens and downstream keys.
 
-Grammar: draft-ietf-httpapi-idempotency-key-header-07 (an RFC 8941 string), and the bare form that most clients send.
+Grammar: the expired draft-ietf-httpapi-idempotency-key-header-07 (an RFC 8941 string), and the bare form of most clients.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The policy document: what draft-ietf-httpapi-idempotency-key-header-07 says that a resource must publish.
+"""The policy document: what the expired draft-ietf-httpapi-idempotency-key-header-07 says that a resource must publish.
 
 `facts_of` says what a policy means to a client, in the members of `policy-1.schema.json`. OpenAPI documents have the same
 members under `x-idempotency`. `publish` serves the document for all operations.
