@@ -88,7 +88,7 @@ def migrating() -> bool:
     return " db " in f"{command.command_path} "
 
 
-cli = LazyGroup(
+cli: Final = LazyGroup(
     "idempotency",
     help="Check, show and repair the records of idempotency keys.",
     epilog="\b\nExit codes:\n" + "\n".join(f"  {code:<5}{meaning}" for code, meaning in EXIT_CODES),

@@ -24,8 +24,8 @@ UNKNOWN: Final = 2
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-wide_option = click.option("--wide", is_flag=True, help="Every column.")
-yes_option = click.option("--yes", is_flag=True, help="Skip the confirmation.")
+wide_option: Final = click.option("--wide", is_flag=True, help="Every column.")
+yes_option: Final = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 
 def duration(context: click.Context, parameter: click.Parameter, value: str) -> float:

@@ -133,7 +133,7 @@ def _counted(report: RelayReport) -> dict[str, int]:
     return {"sent": report.sent, "delayed": report.delayed, "dead": report.dead}
 
 
-outbox = AppGroup("outbox", help="Show, retry and discard messages that are not sent.")
+outbox: Final = AppGroup("outbox", help="Show, retry and discard messages that are not sent.")
 cli.add_command(outbox)
 
 

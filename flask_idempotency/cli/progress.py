@@ -43,7 +43,7 @@ class Progress:
         self, what: str, *, total: int | None, seen: bool = False, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self.what = what
-        self.touched = 0
+        self.touched: int = 0
         self.counts: Counts | None = None
         """Set it at the end."""
         self.total = total or None

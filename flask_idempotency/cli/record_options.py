@@ -29,7 +29,7 @@ from flask_idempotency.web.principals import identifies
 from flask_idempotency.web.webhooks import PRINCIPAL
 
 STDIN: Final = "-"
-endpoint_option = partial(click.option, "--endpoint", metavar="E", shell_complete=complete_endpoint)
+endpoint_option: Final = partial(click.option, "--endpoint", metavar="E", shell_complete=complete_endpoint)
 LONGEST_KEY: Final = 4096
 """Characters. No policy allows more."""
 UNKNOWN_ENDPOINT: Final = (

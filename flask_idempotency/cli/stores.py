@@ -33,7 +33,7 @@ from flask_idempotency.web.operator import built, publish, settings, state
 
 _NO_SCHEMA: Final = "The store of this application has no schema: there is nothing to do."
 
-db = AppGroup("db", help="Create, upgrade and check the tables of a SQL store.")
+db: Final = AppGroup("db", help="Create, upgrade and check the tables of a SQL store.")
 cli.add_command(db)
 
 
@@ -105,7 +105,7 @@ def _of_schema(fine: str, *, upgrade: bool) -> Output:
 
 # `flask idempotency keys …`
 
-keys = AppGroup("keys", help="Make and check the keys that responses are sealed with.")
+keys: Final = AppGroup("keys", help="Make and check the keys that responses are sealed with.")
 cli.add_command(keys)
 
 
@@ -178,7 +178,7 @@ _ELSEWHERE: Final = (
 _NAME_IT: Final = "Set IDEMPOTENCY_STORE_ID={store_id} wherever this application runs: then any other Redis is refused."
 _NOTICES_NOTHING: Final = "not noticed: its scripts are not told INFO. Let the user ask, with ACL SETUSER … +info"
 
-redis = AppGroup("redis", help="Prepare a Redis store, and act on a data loss.")
+redis: Final = AppGroup("redis", help="Prepare a Redis store, and act on a data loss.")
 cli.add_command(redis)
 
 

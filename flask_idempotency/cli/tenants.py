@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import Final
 
 import click
 from flask.cli import AppGroup
@@ -85,7 +86,7 @@ _DIVIDED = (
     "Each of its {parts} parts has a share of that, rounded up: a full part refuses, even if others are not full."
 )
 
-quota = AppGroup("quota", help="Show and set the limits of a tenant.")
+quota: Final = AppGroup("quota", help="Show and set the limits of a tenant.")
 cli.add_command(quota)
 
 

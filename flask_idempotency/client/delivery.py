@@ -91,12 +91,12 @@ class Rules:
             raise TypeError(f"retries must be a Retries, not {type(retries).__name__}.")
         if isinstance(methods, str):
             raise TypeError('methods must be several names, such as {"POST"}.')
-        self.retries = retries = Retries() if retries is None else retries
+        self.retries: Retries = Retries() if retries is None else retries
         self.header = header
-        self.methods = frozenset(method.upper() for method in methods)
+        self.methods: frozenset[str] = frozenset(method.upper() for method in methods)
         self.automatic = automatic
         self.max_body = max_body
-        self.budget = Budget(retries.budget)
+        self.budget: Budget = Budget(self.retries.budget)
         self._challenged: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
     def delivery(self, method: str, own_key: str | None, *, aside: bool = False) -> Delivery | None:
@@ -134,7 +134,7 @@ class Delivery:
     """
 
     def __init__(self, rules: Rules, intent: Intent | None, key: str) -> None:
-        self.key = key
+        self.key: str = key
         self._rules = rules
         self._retries = rules.retries
         self._timing = rules.retries.timing

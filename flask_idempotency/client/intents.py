@@ -79,7 +79,7 @@ class Intents:
     """
 
     def __init__(self, ledger: Ledger | None = None, *, make_key: Callable[[], str] = new_key) -> None:
-        self.ledger = Ledger() if ledger is None else ledger
+        self.ledger: Ledger = Ledger() if ledger is None else ledger
         self._make_key = make_key
         self._unnamed = Ledger()
         self._unnamed.restarts = True
@@ -122,7 +122,7 @@ class Intent:
         """The name, or None."""
         self.status: int | None = None
         """The status of the response that settled it, or of the last one."""
-        self.replayed = False
+        self.replayed: bool = False
         """Whether the last response was the stored one of an earlier attempt."""
         self.compare = compare
         """Whether a second request with other content is refused before it is sent."""

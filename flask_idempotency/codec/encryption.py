@@ -365,7 +365,7 @@ class EncryptedCodec:
         self._sealing = sealing
         self._plain_allowed = plain_allowed
         self._randomness = randomness
-        self.steps = EncryptedSteps(self)
+        self.steps: EncryptedSteps = EncryptedSteps(self)
         """Seals and opens what journals keep."""
 
     def prepare(self, key: StorageKey) -> None:

@@ -186,7 +186,7 @@ class HeldMessages:
         """When each message is tried, by the monotonic clock. None: a thread has it, or it is not tried again."""
         self._ended: SimpleQueue[tuple[Delivery, Future[Step]]] = SimpleQueue()
         self._error: BaseException | None = None
-        self.running = 0
+        self.running: int = 0
         """How many handlers run or wait for a thread, also those of messages that were dropped."""
 
     def __enter__(self) -> Self:

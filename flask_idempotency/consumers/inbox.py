@@ -99,7 +99,7 @@ class Inbox:
         """
         given: Any = name
         self.name = name
-        self.operation = f"inbox:{name}" if operation is None else operation
+        self.operation: str = f"inbox:{name}" if operation is None else operation
         where = f"inbox({name!r})" if operation is None else operation
         if not isinstance(given, str) or not name or len(self.operation) > LONGEST_NAME:
             raise ConfigurationError(
@@ -116,7 +116,7 @@ class Inbox:
         """Claims whose end the store has not taken yet, by record, and the process that repeats the write."""
         self._paused: dict[bytes, int] = {}
         """How often this process has paused a message, by record."""
-        self.catalogued = Operation(self.operation, self.policy, self._stored, owner)
+        self.catalogued: Operation = Operation(self.operation, self.policy, self._stored, owner)
 
     @classmethod
     def standalone(

@@ -187,17 +187,17 @@ class Claim:
     _repeated: Event | None = None
     """Set when no write is left to repeat."""
     _transaction: Transaction | None = None
-    transactional = False
+    transactional: bool = False
     """Whether this claim commits the view's rows."""
     steps: Steps | None = None
     """The steps of its view. None: its policy has none."""
     _dropped: Steps | None = None
     """What earlier attempts recorded of steps that its endpoint has dropped, all of them."""
-    paused = False
+    paused: bool = False
     """Whether a release has paused it, because the store has recorded an effect: the next retry resumes."""
     _journals: Journals | None = None
     """Set when a journal is to be removed with the completion."""
-    kept = False
+    kept: bool = False
     """Whether the store has the response itself, and not only the fact of completion."""
     refused_point: LeaseLost | StoreUnavailable | None = None
     """The error that `point_of_no_return` raised last. The effect behind it has not happened."""
@@ -218,9 +218,10 @@ class Claim:
         self._granted = granted
         self._token = token
         self._requested_at = requested_at
-        self.label = newest.key.label
-        self.operation = newest.info.operation
-        self.fence = self.attempt = 0
+        self.label: str = newest.key.label
+        self.operation: str = newest.info.operation
+        self.fence: int = 0
+        self.attempt: int = 0
         self.contexts: list[SealContext] = []
         """One for each record, in the order of `granted`."""
         for request, grant in granted:

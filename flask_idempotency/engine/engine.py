@@ -59,7 +59,7 @@ from flask_idempotency.engine.model import (
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import Quota
-from flask_idempotency.engine.store import SealContext
+from flask_idempotency.engine.store import SealContext, Transactions
 from flask_idempotency.engine.values import valueclass
 
 FIRST_POLL_SECONDS: Final = 0.02
@@ -107,7 +107,7 @@ class Engine:
 
     def __init__(self, deps: Dependencies) -> None:
         self._deps = deps
-        self.transactions = deps.transactions
+        self.transactions: Transactions | None = deps.transactions
 
     def claim(
         self,

@@ -95,8 +95,8 @@ class Event:
 class ClaimGranted(Event):
     """A request claimed its key and will run. `attempt` above 1: it took over from a worker whose lease expired."""
 
-    LEVELS = (logging.DEBUG, logging.INFO)
-    SENTENCE = "A request claimed its key."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG, logging.INFO)
+    SENTENCE: ClassVar[str] = "A request claimed its key."
 
     fence: int
     attempt: int
@@ -109,7 +109,7 @@ class ClaimGranted(Event):
 class ReplayServed(Event):
     """The client got the stored response again. `kept` is False if the store had only its tombstone."""
 
-    SENTENCE = "The client got the stored response again."
+    SENTENCE: ClassVar[str] = "The client got the stored response again."
 
     status: int
     kept: bool
@@ -119,7 +119,7 @@ class ReplayServed(Event):
 class ConflictRefused(Event):
     """The same request was still running. `waited` is how many seconds the retry waited for it."""
 
-    SENTENCE = "A retry was refused: the first request is still running."
+    SENTENCE: ClassVar[str] = "A retry was refused: the first request is still running."
 
     waited: float
 
@@ -128,14 +128,14 @@ class ConflictRefused(Event):
 class MismatchRefused(Event):
     """The client used the key of another request."""
 
-    SENTENCE = "A request was refused: its key belongs to another request."
+    SENTENCE: ClassVar[str] = "A request was refused: its key belongs to another request."
 
 
 @valueclass(frozen=True, slots=True)
 class UnknownRefused(Event):
     """A retry met a quarantined record. `reason` is the code in the record."""
 
-    SENTENCE = "A retry was refused: the outcome of the first request is unknown."
+    SENTENCE: ClassVar[str] = "A retry was refused: the outcome of the first request is unknown."
 
     reason: str
 
@@ -144,7 +144,7 @@ class UnknownRefused(Event):
 class QuotaRefused(Event):
     """The tenant has reached a limit. `limit` is `records`, `bytes`, `in-flight` or `new-keys`."""
 
-    SENTENCE = "A request was refused: its tenant has reached a limit."
+    SENTENCE: ClassVar[str] = "A request was refused: its tenant has reached a limit."
 
     limit: str
 
@@ -153,14 +153,14 @@ class QuotaRefused(Event):
 class ErasedRefused(Event):
     """A retry met a response that was erased with its tenant's data key. The retry was refused and did not run."""
 
-    SENTENCE = "A retry was refused: the response was erased."
+    SENTENCE: ClassVar[str] = "A retry was refused: the response was erased."
 
 
 @valueclass(frozen=True, slots=True)
 class VoidedRefused(Event):
     """A request came with a key that was voided before. It was refused and did not run."""
 
-    SENTENCE = "A request was refused: its key was voided."
+    SENTENCE: ClassVar[str] = "A request was refused: its key was voided."
 
 
 @valueclass(frozen=True, slots=True)
@@ -170,8 +170,8 @@ class KeyVoided(Event):
     `actor` is `client`, or the operator as named to the command; `reason` is their text.
     """
 
-    LEVELS = (logging.INFO,)
-    SENTENCE = "A key was voided: no request runs under it."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.INFO,)
+    SENTENCE: ClassVar[str] = "A key was voided: no request runs under it."
 
     actor: str
     reason: str
@@ -181,14 +181,14 @@ class KeyVoided(Event):
 class ExpiredRefused(Event):
     """A retry came after `keep`, and before the end of `remember`. The retry was refused and did not run."""
 
-    SENTENCE = "A retry was refused: its response is no longer kept, and its key is remembered."
+    SENTENCE: ClassVar[str] = "A retry was refused: its response is no longer kept, and its key is remembered."
 
 
 @valueclass(frozen=True, slots=True)
 class RefusedAfterDataLoss(Event):
     """The store does not know this key and has lost data, so the request was refused. `loss` is a `DataLoss` value."""
 
-    SENTENCE = "A request was refused: the store may have lost its record."
+    SENTENCE: ClassVar[str] = "A request was refused: the store may have lost its record."
 
     loss: str
 
@@ -197,8 +197,8 @@ class RefusedAfterDataLoss(Event):
 class DataLossDetected(Event):
     """A request or the janitor was the first to find that the store lost data. `loss` is a `DataLoss` value."""
 
-    LEVELS = (logging.ERROR,)
-    SENTENCE = (
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
+    SENTENCE: ClassVar[str] = (
         "The store may have lost records, and new keys get 503. Find out why (`flask idempotency redis status`), then run "
         "`flask idempotency redis ack`: requests whose records were lost may run a second time."
     )
@@ -210,15 +210,15 @@ class DataLossDetected(Event):
 class ClaimRestored(Event):
     """A worker restored its claim, which the store had lost."""
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "A worker restored its claim, which the store had lost."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "A worker restored its claim, which the store had lost."
 
 
 @valueclass(frozen=True, slots=True)
 class Completed(Event):
     """The store saved a response. `kept` is False for a tombstone; `byte_size` is the size of what the store got."""
 
-    SENTENCE = "The store saved a response."
+    SENTENCE: ClassVar[str] = "The store saved a response."
 
     status: int
     kept: bool
@@ -229,7 +229,7 @@ class Completed(Event):
 class Released(Event):
     """The next request with this key may run. `reason` is a short code such as `status-503`."""
 
-    SENTENCE = "A key was released: the next request may run."
+    SENTENCE: ClassVar[str] = "A key was released: the next request may run."
 
     reason: str
 
@@ -238,8 +238,8 @@ class Released(Event):
 class Quarantined(Event):
     """The worker does not know the outcome. The key does not run again until you or a resolver resolve it."""
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "A key is quarantined: the outcome of its request is unknown."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "A key is quarantined: the outcome of its request is unknown."
 
     reason: str
 
@@ -251,7 +251,7 @@ class Paused(Event):
     `reason` is a short code such as `status-503`.
     """
 
-    SENTENCE = "A request is paused: the next retry resumes it."
+    SENTENCE: ClassVar[str] = "A request is paused: the next retry resumes it."
 
     reason: str
 
@@ -263,8 +263,8 @@ class StepFinished(Event):
     `seconds` is how long its function ran, and `byte_size` the size of its result.
     """
 
-    LEVELS = (logging.DEBUG,)
-    SENTENCE = "A step has finished."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG,)
+    SENTENCE: ClassVar[str] = "A step has finished."
 
     step: str
     effects: str
@@ -277,8 +277,8 @@ class StepFinished(Event):
 class StepRecalled(Event):
     """A retry passed a step that had finished before. Its function did not run."""
 
-    LEVELS = (logging.DEBUG,)
-    SENTENCE = "A retry passed a finished step."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG,)
+    SENTENCE: ClassVar[str] = "A retry passed a finished step."
 
     step: str
     effects: str
@@ -289,7 +289,7 @@ class StepRecalled(Event):
 class StepFailed(Event):
     """The function of a step raised, and the step may run again. `error` is the class name of the exception."""
 
-    SENTENCE = "A step failed: it may run again."
+    SENTENCE: ClassVar[str] = "A step failed: it may run again."
 
     step: str
     effects: str
@@ -301,9 +301,9 @@ class StepFailed(Event):
 class StepDoubtful(Event):
     """A plain step has begun, and it is unknown whether it happened. `error` is the class name of the exception."""
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "A step is in doubt: it is unknown whether it happened."
-    NAME = "step-in-doubt"
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "A step is in doubt: it is unknown whether it happened."
+    NAME: ClassVar[str] = "step-in-doubt"
 
     step: str
     effects: str
@@ -318,8 +318,8 @@ class StepResultNotKept(Event):
     `why` is `type`, `size` or `total-size`.
     """
 
-    LEVELS = (logging.ERROR,)
-    SENTENCE = "The result of a step cannot be stored: the request cannot be resumed past it."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
+    SENTENCE: ClassVar[str] = "The result of a step cannot be stored: the request cannot be resumed past it."
 
     step: str
     effects: str
@@ -332,9 +332,9 @@ class StepsChangedHeld(Event):
     """The recorded steps of a request do not fit the code that runs now, so no further step begins. `step` is the first
     that does not fit, and `why` is `undeclared`, `item`, `order`, `arguments`, `result` or `not-reached`."""
 
-    LEVELS = (logging.ERROR,)
-    SENTENCE = "A request is quarantined: its recorded steps do not fit the code."
-    NAME = "steps-changed"
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
+    SENTENCE: ClassVar[str] = "A request is quarantined: its recorded steps do not fit the code."
+    NAME: ClassVar[str] = "steps-changed"
 
     step: str
     why: str
@@ -347,8 +347,8 @@ class StepSettled(Event):
     `certain` is False if the store did not confirm the change: it may have made it.
     """
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "A step was settled by an operator or a resolver; or may have been, if not `certain`."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "A step was settled by an operator or a resolver; or may have been, if not `certain`."
 
     step: str
     item: str
@@ -365,24 +365,24 @@ class CommittedEarly(Event):
     From there on, a worker that vanishes leaves an unknown outcome: at most once, and no longer exactly once.
     """
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "A transactional view committed before its response was known."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "A transactional view committed before its response was known."
 
 
 @valueclass(frozen=True, slots=True)
 class LeaseExpired(Event):
     """A worker found that it had lost its claim. Its response is not sent."""
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "A worker lost its claim before its work ended."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "A worker lost its claim before its work ended."
 
 
 @valueclass(frozen=True, slots=True)
 class RenewalFailed(Event):
     """A lease renewal failed; the worker retries it. `error` names the exception, never its text."""
 
-    LEVELS = (logging.INFO, logging.WARNING)
-    SENTENCE = "A lease renewal failed and will be retried."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.INFO, logging.WARNING)
+    SENTENCE: ClassVar[str] = "A lease renewal failed and will be retried."
 
     error: str
 
@@ -395,16 +395,16 @@ class RenewalFailed(Event):
 class MaxRuntimeExceeded(Event):
     """A view ran longer than `max_runtime`. The worker renews its lease no longer, so it expires while the view runs."""
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "A view ran longer than max_runtime: its lease is no longer renewed."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "A view ran longer than max_runtime: its lease is no longer renewed."
 
 
 @valueclass(frozen=True, slots=True)
 class CompletionRetrying(Event):
     """The work is done and the client has its response, but the store did not save it. The worker retries."""
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "The store did not save a response: the write will be retried."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "The store did not save a response: the write will be retried."
 
     error: str
 
@@ -413,8 +413,8 @@ class CompletionRetrying(Event):
 class CompletionFailed(Event):
     """The worker stopped its retries: the store did not save a response. The record stays claimed until it expires."""
 
-    LEVELS = (logging.ERROR,)
-    SENTENCE = "The store did not save a response in time: the retries have stopped."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
+    SENTENCE: ClassVar[str] = "The store did not save a response in time: the retries have stopped."
 
     error: str
 
@@ -426,8 +426,8 @@ class StoreFailed(Event):
     `waiting`: the request waited for another one, and goes on to wait.
     """
 
-    LEVELS = (logging.INFO, logging.WARNING)
-    SENTENCE = "The store could not decide a claim."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.INFO, logging.WARNING)
+    SENTENCE: ClassVar[str] = "The store could not decide a claim."
 
     error: str
     unprotected: bool
@@ -442,23 +442,23 @@ class StoreFailed(Event):
 class RecordCorrupt(Event):
     """A stored record or its response is unreadable. The retry was refused; the record is quarantined."""
 
-    LEVELS = (logging.ERROR,)
-    SENTENCE = "A stored record is unreadable."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
+    SENTENCE: ClassVar[str] = "A stored record is unreadable."
 
 
 @valueclass(frozen=True, slots=True)
 class ReplayForbidden(Event):
     """The replay guard refused this client a stored response. The record is kept."""
 
-    SENTENCE = "The replay guard of the application refused a replay."
+    SENTENCE: ClassVar[str] = "The replay guard of the application refused a replay."
 
 
 @valueclass(frozen=True, slots=True)
 class Reaped(Event):
     """The janitor found a claim with an expired lease and quarantined it, as its policy demands."""
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "The janitor quarantined a claim: its lease had expired."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "The janitor quarantined a claim: its lease had expired."
 
 
 @valueclass(frozen=True, slots=True)
@@ -470,8 +470,8 @@ class FinishTried(Event):
     `not-reached`.
     """
 
-    LEVELS = (logging.INFO, logging.WARNING)
-    SENTENCE = "The janitor tried to finish a request."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.INFO, logging.WARNING)
+    SENTENCE: ClassVar[str] = "The janitor tried to finish a request."
 
     number: int
     outcome: str
@@ -485,8 +485,8 @@ class FinishTried(Event):
 class FinishGaveUp(Event):
     """The janitor has tried to finish a request for the last time. Only its client finishes it now, until `resume_within`."""
 
-    LEVELS = (logging.ERROR,)
-    SENTENCE = "The janitor gave up: a request stopped between two steps, and no try has finished it."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
+    SENTENCE: ClassVar[str] = "The janitor gave up: a request stopped between two steps, and no try has finished it."
 
     tries: int
 
@@ -500,8 +500,8 @@ class Resolved(Event):
     store did not confirm the change: it may have made it.
     """
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "A key was resolved by an operator or a resolver; or may have been, if not `certain`."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "A key was resolved by an operator or a resolver; or may have been, if not `certain`."
 
     verb: str
     was: str
@@ -515,7 +515,7 @@ class Resolved(Event):
 class ResolverAsked(Event):
     """A resolver ran for a key and did not resolve it. `answer` is `still-unknown`, or the class name of its exception."""
 
-    SENTENCE = "A resolver did not resolve a key."
+    SENTENCE: ClassVar[str] = "A resolver did not resolve a key."
 
     answer: str
 
@@ -527,8 +527,8 @@ class TenantErased(Event):
     `finished` is False if it is unknown whether all are erased.
     """
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "An operator erased the responses of a tenant."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "An operator erased the responses of a tenant."
 
     tenant: str
     actor: str
@@ -545,8 +545,8 @@ class ResponsesSealed(Event):
     `sealed` is how many. `finished` is False if the command stopped before the end.
     """
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "An operator sealed plain responses."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "An operator sealed plain responses."
 
     actor: str
     reason: str
@@ -558,8 +558,8 @@ class ResponsesSealed(Event):
 class QuotaSet(Event):
     """An operator set the limits of a tenant: an audit event of no single key. `tenant` is its pseudonym."""
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "An operator set the limits of a tenant."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "An operator set the limits of a tenant."
 
     tenant: str
     actor: str
@@ -571,8 +571,8 @@ class QuotaSet(Event):
 class StoreInitialised(Event):
     """An operator initialised a store that can lose data, so that keys run in it: an audit event of no single key."""
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "An operator initialised a store."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "An operator initialised a store."
 
     actor: str
     reason: str
@@ -587,8 +587,10 @@ class DataLossAcknowledged(Event):
     their claims. `finished` is False if the store did not confirm it.
     """
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "An operator let keys run again that the store may have lost; or tried to, if not `finished`."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = (
+        "An operator let keys run again that the store may have lost; or tried to, if not `finished`."
+    )
 
     actor: str
     reason: str
@@ -606,8 +608,8 @@ class Observation(Event):
     the outcomes `completed`, `released` and `quarantined`; else both are 0. `record` is empty if there was no key.
     """
 
-    LEVELS = (logging.DEBUG, logging.INFO)
-    SENTENCE = "A request was only observed: nothing was refused or replayed."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG, logging.INFO)
+    SENTENCE: ClassVar[str] = "A request was only observed: nothing was refused or replayed."
 
     outcome: str
     caller: str
@@ -625,8 +627,8 @@ class TaskRun(Event):
     `finished` is False if its budget or an error ended it; `error` names the exception, never its text.
     """
 
-    LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING)
-    SENTENCE = "A janitor task ran."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG, logging.INFO, logging.WARNING)
+    SENTENCE: ClassVar[str] = "A janitor task ran."
 
     seconds: float
     counts: Mapping[str, int]
@@ -643,8 +645,8 @@ class TaskRun(Event):
 class MessagesRelayed(Event):
     """A relay sent messages of an outbox: an event of no single key. `sent`, `delayed` and `dead` are how many."""
 
-    LEVELS = (logging.DEBUG, logging.WARNING)
-    SENTENCE = "A relay sent messages."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.DEBUG, logging.WARNING)
+    SENTENCE: ClassVar[str] = "A relay sent messages."
 
     sent: int
     delayed: int
@@ -661,8 +663,8 @@ class MessageDead(Event):
     `operation` is the topic, `seq` its number in the outbox, and `cause` says why.
     """
 
-    LEVELS = (logging.ERROR,)
-    SENTENCE = "A message can never be sent. Run `flask idempotency outbox retry` or `discard`."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.ERROR,)
+    SENTENCE: ClassVar[str] = "A message can never be sent. Run `flask idempotency outbox retry` or `discard`."
 
     seq: int
     cause: str
@@ -675,8 +677,8 @@ class MessageSettled(Event):
     `operation` is the topic, and `verb` is `retried` or `discarded`.
     """
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = "An operator retried or discarded a message."
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = "An operator retried or discarded a message."
 
     seq: int
     verb: str
@@ -689,8 +691,8 @@ class JanitorMissing(Event):
     """No janitor has reported for two intervals: an event of no single key. Each process sends it once, until the next
     report."""
 
-    LEVELS = (logging.WARNING,)
-    SENTENCE = (
+    LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
+    SENTENCE: ClassVar[str] = (
         "No janitor has reported for two intervals. Run `celery -A flask_idempotency.janitor worker -B`, or let cron run "
         "`flask idempotency reap` and `expire` and set IDEMPOTENCY_HEARTBEAT_INTERVAL to their interval (None: no warning)."
     )

@@ -227,13 +227,13 @@ class Identity:
         self._downstream = keyed_digest(_subkey(secret, b"downstream"))
         self._log = keyed_digest(_subkey(secret, b"log"))
         self._mark = keyed_digest(_subkey(secret, b"mark"))
-        self.fingerprint = keyed_digest(_subkey(secret, b"fingerprint"))
+        self.fingerprint: KeyedDigest = keyed_digest(_subkey(secret, b"fingerprint"))
         """Return a keyed digest of these bytes, 32 bytes. `fingerprint.py` chooses them."""
-        self.steps = keyed_digest(_subkey(secret, b"step"))
+        self.steps: KeyedDigest = keyed_digest(_subkey(secret, b"step"))
         """Return a keyed digest for `step_id` and `step_digest`, 32 bytes."""
-        self.outbox = keyed_digest(_subkey(secret, b"outbox"))
+        self.outbox: KeyedDigest = keyed_digest(_subkey(secret, b"outbox"))
         """Return a keyed digest for `OutboxNames`, 32 bytes."""
-        self.console = keyed_digest(_subkey(secret, b"console"))
+        self.console: KeyedDigest = keyed_digest(_subkey(secret, b"console"))
         """Return a keyed digest for the forms and cursors of the console, 32 bytes."""
         self._shards = tenant_shards
         # Caches per object: they end with the application, and so does all that derives from its secret.

@@ -48,7 +48,7 @@ class Kept:
 
     def __init__(self, inherited: Collection[Hashable] = ()) -> None:
         self.values: dict[Hashable, Any] = {}
-        self.inherited = set(inherited)
+        self.inherited: set[Hashable] = set(inherited)
         """Names whose value was registered for an application before: the next of that name is for this one."""
 
 

@@ -145,10 +145,10 @@ class Steps:
         self._line: StepRun | None = None
         self._bytes = 0
         self._lost: LeaseLost | None = None
-        self.attempt = max(attempt for _, attempt in granted)
-        self.poisoned = ""
+        self.attempt: int = max(attempt for _, attempt in granted)
+        self.poisoned: str = ""
         """The quarantine reason of a request that must not go on, or empty."""
-        self.has_gap = False
+        self.has_gap: bool = False
         """Whether a record lacked the steps that another has. It may have ended since, perhaps completed, and was claimed
         again."""
         self.refusals: list[IdempotencyError] = []
@@ -706,7 +706,7 @@ class StepRun:
     result: bytes | None = None
     """The result of a recalled step, as tagged JSON. None: it was not kept."""
     transaction: StepTransaction | None = None
-    began = 0.0
+    began: float = 0.0
     early = False
     """Whether its function has committed by itself. Then it is recorded as plain: it must not run again."""
     ended = False

@@ -556,7 +556,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
-        self.is_set = False
+        self.is_set: bool = False
 
     def set(self) -> None:
         """End the run after the attempt that is under way."""

@@ -21,6 +21,7 @@ from flask_idempotency.settings.options import (
     NOT_TOO_SHORT,
     POSITIVE,
     UP_TO_90_DAYS,
+    Field,
     Parsed,
     decision,
     documented,
@@ -58,63 +59,63 @@ class ConsumerSchema(Schema):
     class Meta:
         unknown = RAISE
 
-    effects = documented(
+    effects: Field = documented(
         one_of("plain", "marked", "deduplicated", "transactional", "steps"),
         "What a second run of the work may repeat. Decides what happens after a worker vanished.",
     )
-    steps = documented(
+    steps: Field = documented(
         Parsed(steps),
         "Every durable step that the work may take: decorated functions, `Step(…)` or names. Implies "
         '`effects="steps"`.',
     )
-    dropped_steps = documented(
+    dropped_steps: Field = documented(
         Parsed(step_names),
         "Names of steps that an earlier release had. A message that recorded one goes on without it.",
     )
-    steps_in_any_order = documented(
+    steps_in_any_order: Field = documented(
         fields.Boolean(),
         "Let a new step begin although a recorded one has not been asked for: a retry may take another way.",
     )
-    resume_within = documented(
+    resume_within: Field = documented(
         Parsed(seconds, allow_none=True, validate=POSITIVE),
         "How long a paused message may wait for its redelivery. Then the janitor quarantines it.",
     )
-    on_abandoned = documented(
+    on_abandoned: Field = documented(
         one_of("takeover", "quarantine", allow_none=True),
         "Overrides the decision of `effects` about a vanished worker.",
     )
-    on_error = documented(
+    on_error: Field = documented(
         one_of("release", "keep", "quarantine"),
         "How to end the key if the work raises an exception. Past the point of no return it is never released.",
     )
-    decide = documented(
+    decide: Field = documented(
         Parsed(decision, allow_none=True), '`(value, exception) -> "keep" | "release" | "quarantine" | None`.'
     )
-    lease = documented(
+    lease: Field = documented(
         Parsed(seconds, validate=NOT_TOO_SHORT),
         "How long a worker may be silent before it counts as vanished.",
     )
-    max_runtime = documented(
+    max_runtime: Field = documented(
         Parsed(seconds, validate=POSITIVE), "How long the worker renews the lease: at least your longest message."
     )
-    keep = documented(
+    keep: Field = documented(
         Parsed(seconds, validate=UP_TO_90_DAYS),
         "How long a message is recognised. Longer than any redelivery or dead-letter replay.",
     )
-    in_flight = documented(
+    in_flight: Field = documented(
         one_of("later", "wait"),
         "How to treat a message that another worker has: `later`, or `wait` for its value first.",
     )
-    wait = documented(Parsed(seconds, validate=NOT_NEGATIVE), "Longest time that such a message waits.")
-    max_result = documented(
+    wait: Field = documented(Parsed(seconds, validate=NOT_NEGATIVE), "Longest time that such a message waits.")
+    max_result: Field = documented(
         whole_number(most=LONGEST_RESULT),
         "Largest value to keep, in bytes of JSON. Replays of a larger one have no value.",
     )
-    max_attempts = documented(
+    max_attempts: Field = documented(
         whole_number(least=1),
         "How many workers may vanish at one message. Then it is `Dead`, or raises `TooManyAttempts`.",
     )
-    settle_wait = documented(
+    settle_wait: Field = documented(
         Parsed(seconds, validate=NOT_NEGATIVE),
         "How long to repeat a write that the store does not take, before the verdict is `Later`.",
     )

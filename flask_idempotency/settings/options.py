@@ -312,125 +312,129 @@ class PolicySchema(Schema):
     class Meta:
         unknown = RAISE
 
-    required = documented(fields.Boolean(), "Refuse a request without a key (400 `missing-key`).")
-    mode = documented(
+    required: Field = documented(fields.Boolean(), "Refuse a request without a key (400 `missing-key`).")
+    mode: Field = documented(
         one_of("observe", "warn", "enforce"),
         "`enforce` protects the endpoint. `observe` counts what it would do with each request, and changes none; "
         "`warn` also says it in `Idempotency-Status`. See [a first week without risk](../guides/observe.md).",
     )
-    profile = documented(
+    profile: Field = documented(
         one_of(*PROFILES),
         "The dialect that clients speak; a bundle of the values below. You can still set each by itself.",
     )
-    header = documented(
+    header: Field = documented(
         Parsed(header_names, validate=validate.Length(min=1, error="must name at least one header.")),
         "The request header that carries the key; a list adds aliases.",
     )
-    replayed_header = documented(
+    replayed_header: Field = documented(
         Parsed(header_pairs), "The response header that marks a replay: a name, or a mapping of names to values."
     )
-    methods = documented(Parsed(methods), "The methods in scope.")
-    max_key_length = documented(whole_number(least=1, most=4096), "Longest key, in characters.")
-    key_format = documented(
+    methods: Field = documented(Parsed(methods), "The methods in scope.")
+    max_key_length: Field = documented(whole_number(least=1, most=4096), "Longest key, in characters.")
+    key_format: Field = documented(
         fields.String(validate=_compiles), "`any`, `uuid`, or a regular expression that the whole key must match."
     )
-    keep = documented(
+    keep: Field = documented(
         Parsed(seconds, validate=UP_TO_90_DAYS),
         "How long a response can be replayed. After it, the key is new.",
     )
-    remember = documented(
+    remember: Field = documented(
         Parsed(seconds, allow_none=True, validate=UP_TO_90_DAYS),
         "How long a key is known, if longer than `keep`. In between, a retry gets 410 `key-expired` and does not run.",
     )
-    lease = documented(
+    lease: Field = documented(
         Parsed(seconds, validate=NOT_TOO_SHORT),
         "How long a worker may be silent before it counts as vanished.",
     )
-    max_runtime = documented(
+    max_runtime: Field = documented(
         Parsed(seconds, validate=POSITIVE), "How long the worker renews the lease of a running view."
     )
-    in_flight = documented(
+    in_flight: Field = documented(
         one_of("reject", "wait"),
         "How to treat a duplicate of a running request: `reject` sends 409 immediately; `wait` waits for the first "
         "response.",
     )
-    wait = documented(Parsed(seconds, validate=NOT_NEGATIVE), "Longest time that such a duplicate waits.")
-    effects = documented(
+    wait: Field = documented(Parsed(seconds, validate=NOT_NEGATIVE), "Longest time that such a duplicate waits.")
+    effects: Field = documented(
         one_of("plain", "marked", "deduplicated", "transactional", "steps"),
         "What a second run of the view may repeat. Decides whether a retry runs after a worker vanished or a view "
         "failed.",
     )
-    steps = documented(
+    steps: Field = documented(
         Parsed(steps),
         "Every durable step that the view may take: decorated functions, `Step(…)` or names. Implies "
         '`effects="steps"`.',
     )
-    dropped_steps = documented(
+    dropped_steps: Field = documented(
         Parsed(step_names),
         "Names of steps that an earlier release had. A request that recorded one goes on without it.",
     )
-    steps_in_any_order = documented(
+    steps_in_any_order: Field = documented(
         fields.Boolean(),
         "Let a new step begin although a recorded one has not been asked for: a retry may take another way.",
     )
-    resume_within = documented(
+    resume_within: Field = documented(
         Parsed(seconds, allow_none=True, validate=POSITIVE),
         "How long a paused request may wait for its retry. Then the janitor quarantines it.",
     )
-    finish = documented(
+    finish: Field = documented(
         one_of("client", "janitor"),
         "Who finishes a request that stopped between two steps: its `client`, or the `janitor` as well. See "
         "[requests that no client retries](../guides/steps.md#requests-that-no-client-retries).",
     )
-    finish_headers = documented(
+    finish_headers: Field = documented(
         Parsed(header_names), "Request headers that are kept for the janitor. Never one that carries credentials."
     )
-    on_abandoned = documented(
+    on_abandoned: Field = documented(
         one_of("takeover", "quarantine", allow_none=True),
         "Overrides the decision of `effects` about a vanished worker. `takeover` may run a plain effect twice.",
     )
-    on_error = documented(
+    on_error: Field = documented(
         one_of("release", "keep", "quarantine", allow_none=True),
         "How to end the key after an unhandled exception or any 5xx. By `effects`: 501 and 503 release; the rest "
         "quarantines under `plain`, and releases under the others. Past the point of no return, the key is never released.",
     )
-    on_store_down = documented(
+    on_store_down: Field = documented(
         one_of("refuse", "allow"),
         "Without a store: refuse keyed requests (503), or run them unprotected, visibly. Without the "
         "keys of encrypted responses they are refused in any case.",
     )
-    keep_statuses = documented(Parsed(statuses), 'Statuses stored in any case: numbers and classes such as "5xx".')
-    release_statuses = documented(Parsed(statuses), "Statuses after which the key may run again.")
-    decide = documented(
+    keep_statuses: Field = documented(
+        Parsed(statuses), 'Statuses stored in any case: numbers and classes such as "5xx".'
+    )
+    release_statuses: Field = documented(Parsed(statuses), "Statuses after which the key may run again.")
+    decide: Field = documented(
         Parsed(decision, allow_none=True), '`(response, exception) -> "keep" | "release" | "quarantine" | None`.'
     )
-    max_body = documented(whole_number(), "Largest response body to keep, in bytes; a larger one leaves a tombstone.")
-    max_request_body = documented(
+    max_body: Field = documented(
+        whole_number(), "Largest response body to keep, in bytes; a larger one leaves a tombstone."
+    )
+    max_request_body: Field = documented(
         whole_number(allow_none=True),
         "Largest body of a request with a key, in bytes; a larger one is refused before anything is claimed (413 "
         "`request-too-large`).",
     )
-    keep_headers = documented(
+    keep_headers: Field = documented(
         Parsed(kept_headers),
         "Response headers to keep and replay, in addition to the allow-list. `X-Shop-*` names all that begin so. A "
         "replay uses the present list.",
     )
-    fingerprint = documented(one_of("canonical", "raw"), "Compare JSON and forms by meaning, or bytes only.")
-    ignore_fields = documented(
+    fingerprint: Field = documented(one_of("canonical", "raw"), "Compare JSON and forms by meaning, or bytes only.")
+    ignore_fields: Field = documented(
         Parsed(pointers),
         "JSON Pointers of members that may change between retries. `/page_token` also names the form field "
         "`page_token`; files always count.",
     )
-    fingerprint_headers = documented(Parsed(header_names), "Request headers that must be equal too.")
-    form_field = documented(
+    fingerprint_headers: Field = documented(Parsed(header_names), "Request headers that must be equal too.")
+    form_field: Field = documented(
         fields.String(allow_none=True),
         "Hidden form field that may carry the key (`idempotency_field()` renders one). It goes before a header.",
     )
-    scope = documented(one_of("key", "operation"), "`operation` gives each endpoint its own key space.")
-    published = documented(
+    scope: Field = documented(one_of("key", "operation"), "`operation` gives each endpoint its own key space.")
+    published: Field = documented(
         fields.Boolean(), "Whether the [policy document](../guides/policy-document.md) lists the operation."
     )
-    void = documented(
+    void: Field = documented(
         fields.Boolean(),
         "Whether clients may [void a key](../guides/status.md#void-a-key), so that no request runs under it for `keep`.",
     )

@@ -477,8 +477,10 @@ class ManualStep:
     """A step whose code is a block and no function. See `current_claim.manual_step`."""
 
     def __init__(self, name: Name) -> None:
+        self.name: str
+        self.item: Item | None
         self.name, self.item = _split(name)
-        self.done = False
+        self.done: bool = False
         """Whether it has finished, in an earlier attempt or here. Then do not do its work."""
         self.result: Any = None
         """What it finished with."""

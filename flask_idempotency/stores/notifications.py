@@ -64,7 +64,8 @@ class ThreadedNotifier(ABC):
         self._thread: threading.Thread | None = None
         self._last_waiter_at = float("-inf")
         self._pause = _FIRST_PAUSE
-        self.disconnected = self._is_closed = False
+        self.disconnected: bool = False
+        self._is_closed = False
 
     @contextmanager
     def subscribe(self, keys: Sequence[StorageKey], wake: Callable[[], object]) -> Iterator[None]:

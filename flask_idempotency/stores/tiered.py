@@ -179,7 +179,8 @@ class TieredStore:
         for name in _PASSED_ON:
             if (capability := getattr(offered, name)) is not None:
                 setattr(self, name, capability)
-        self.process_local, self.remembers = offered.process_local, offered.remembers
+        self.process_local: bool | None = offered.process_local
+        self.remembers: bool | None = offered.remembers
         self.health = CachedHealth(offered.health, cache)
         self._completing = system if isinstance(system, Telling) else None
         self._identified = system if isinstance(system, Identified) else None

@@ -27,7 +27,7 @@ class FrozenClock:
     """
 
     def __init__(self, now: float = 1_700_002_800.0) -> None:
-        self.now = now
+        self.now: float = now
 
     def __call__(self) -> float:
         return self.now
@@ -160,7 +160,7 @@ class FaultyStore:
     """
 
     def __init__(self, store: Store, *, points: Points | None = None) -> None:
-        self.points = points if points is not None else Points()
+        self.points: Points = points if points is not None else Points()
         self.calls: list[Call] = []
         self.down = False
         self._store = store
@@ -285,7 +285,7 @@ class Gate:
         self._state: GateState = "open"
         self._waiting = 0
         self._ended = threading.Event()
-        self.delay_seconds = 0.0
+        self.delay_seconds: float = 0.0
         """Each chunk waits so long before it passes."""
 
     @property

@@ -38,9 +38,9 @@ class TcpProxy:
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._stopping = False
-        self.requests = 0
+        self.requests: int = 0
         """Marked requests that clients have sent so far, with the lost ones."""
-        self.chunks = 0
+        self.chunks: int = 0
         """Chunks that clients have sent: one for each round trip, if the client waits for each reply."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(ACCEPT_SECONDS)

@@ -51,16 +51,16 @@ class Callbacks:
     )
 
     def __init__(self, *, principal: Loader | None = None, tenant: Loader | None = None) -> None:
-        self.principal = principal
-        self.tenant = tenant
+        self.principal: Loader | None = principal
+        self.tenant: Loader | None = tenant
         self.quota: Callable[[str | None], Quota | None] | None = None
         self.replay_guard: Callable[[Record], bool] | None = None
         self.problem_renderer: Callable[[Any], Any] | None = None
         self.act_for: ActFor | None = None
         self.resolvers: dict[str, Callable[[UnknownOutcome], Resolution]] = {}
         """By the endpoint, inbox or task whose keys they resolve."""
-        self.operations = Operations()
-        self.kept = Kept()
+        self.operations: Operations = Operations()
+        self.kept: Kept = Kept()
 
     def names(self) -> list[str]:
         """Return the name of each function: that of its loader, or "resolver:" and the operation."""

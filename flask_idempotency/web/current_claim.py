@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from uuid import uuid4
 
 from flask import current_app, has_request_context, request
@@ -151,7 +151,7 @@ class CurrentClaim:
         return carry(function)
 
 
-current_claim = CurrentClaim()
+current_claim: Final = CurrentClaim()
 
 
 def idempotency_field(name: str | None = None, *, endpoint: str | None = None) -> Markup:

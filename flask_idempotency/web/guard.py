@@ -150,7 +150,7 @@ class Guard:
         self._observer: Observing | None = None
         self._making = Lock()
         self.activity = activity
-        self.lost_fields = LostFields() if lost_fields is None else lost_fields
+        self.lost_fields: LostFields = LostFields() if lost_fields is None else lost_fields
         self.abandoned_streams: AbandonedStreams = deque()
         self._app = app
         self._identities = identities

@@ -121,9 +121,9 @@ class KeptRequest:
 class Try:
     """One try to finish a request. It is in the environ of the internal request until that has begun."""
 
-    adopted = False
+    adopted: bool = False
     """Whether the guard has let the view run under the claim."""
-    reason = ""
+    reason: str = ""
     """Why it did not, if this class knows."""
     environ: dict[str, Any] | None = None
     """The environ of the internal request, until that has begun. A copy of it is another request."""

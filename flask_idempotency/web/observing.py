@@ -108,8 +108,9 @@ class Shadow(RequestState):
     def mirror(self, state: RequestState) -> None:
         """Take over what the hooks and the view have noted in the other state."""
         if state.error is not None:
-            self.error, self.escaped = state.error, state.escaped
-        self.keeps_rows = state.keeps_rows
+            self.error: BaseException | None = state.error
+            self.escaped: bool = state.escaped
+        self.keeps_rows: bool = state.keeps_rows
 
 
 class Watch(Claim):
@@ -121,7 +122,7 @@ class Watch(Claim):
         self._watcher = watcher
         self._keep, self._lease = policy.keep, policy.lease
         self._began = watcher.monotonic()
-        self.transactional = policy.effects == "transactional"
+        self.transactional: bool = policy.effects == "transactional"
         self.sets_cookie = False
         self.report: Callable[..., None] = _report_nothing
         """Publish an outcome, and how long the view ran."""
@@ -177,7 +178,7 @@ class Watcher(Engine):
     ) -> None:
         # A renewer that no real claim uses: a slow call for an observation must not delay a lease.
         renewer = LeaseRenewer() if renewer is None else renewer
-        self.deps = Dependencies(_UNUSED, _UNUSED, renewer, Waiters(0), Observers(), monotonic=monotonic)
+        self.deps: Dependencies = Dependencies(_UNUSED, _UNUSED, renewer, Waiters(0), Observers(), monotonic=monotonic)
         super().__init__(self.deps)
         self.monotonic = monotonic
         self._observations = observations

@@ -240,7 +240,7 @@ class Policies:
         self._form_fields: tuple[int, Mapping[str, str]] | None = None
         self.finishing: tuple[Callbacks, Settings] | None = None
         """What policies with `finish="janitor"` are checked with. None: the application is not set up yet."""
-        self.in_use = False
+        self.in_use: bool = False
         """Set when the first request arrives. From then on the policies do not change."""
         served_here[id(app)] = app
 

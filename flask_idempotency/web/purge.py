@@ -108,9 +108,9 @@ class Purge:
     def __init__(self, tenant: str | None, word: AuditNote) -> None:
         self._tenant = pseudonym(tenant)
         self._word = word
-        self.data_keys = 0
-        self.wiped = 0
-        self.passed_over = 0
+        self.data_keys: int = 0
+        self.wiped: int = 0
+        self.passed_over: int = 0
 
     def __enter__(self) -> Purge:
         return self

@@ -34,7 +34,7 @@ class CountingStream:
 
     def __init__(self, source: Any) -> None:
         self._source = source
-        self.bytes_read = 0
+        self.bytes_read: int = 0
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         got = self._source.read(*args, **kwargs)

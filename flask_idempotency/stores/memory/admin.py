@@ -49,7 +49,7 @@ class MemoryRecords:
     """Hold the records, the clock and the lock. Take the lock before you read or write here."""
 
     def __init__(self, clock: Clock) -> None:
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self.records: dict[StorageKey, Record] = {}
         self._clock = clock
         self._steady_clock = SteadyClock()

@@ -68,19 +68,21 @@ class MemoryStore:
 
     def __init__(self, clock: Clock = store_time) -> None:
         self._shared = MemoryRecords(clock)
-        self.data_keys = MemoryDataKeys(self._shared)
-        self.journals = MemoryJournals(self._shared, self.data_keys, put=self._put, complete=self.complete)
-        self.ledger = MemoryLedger(self._shared, journal_bytes=self.journals.byte_size)
-        self.responses = MemoryResponses(self._shared, self.data_keys)
-        self.recovery = MemoryRecovery(
+        self.data_keys: MemoryDataKeys = MemoryDataKeys(self._shared)
+        self.journals: MemoryJournals = MemoryJournals(
+            self._shared, self.data_keys, put=self._put, complete=self.complete
+        )
+        self.ledger: MemoryLedger = MemoryLedger(self._shared, journal_bytes=self.journals.byte_size)
+        self.responses: MemoryResponses = MemoryResponses(self._shared, self.data_keys)
+        self.recovery: MemoryRecovery = MemoryRecovery(
             self._shared, put=self._put, complete=self._complete, with_erasure=self._with_erasure
         )
-        self.expiry = MemoryExpiry(self._shared, put=self._put)
-        self.task_log = MemoryTaskLog(self._shared)
-        self.health = MemoryHealth()
-        self.activity = MemoryActivity(self._shared)
-        self.observations = MemoryObservations(self._shared)
-        self.audit = MemoryAuditTrail(self._shared)
+        self.expiry: MemoryExpiry = MemoryExpiry(self._shared, put=self._put)
+        self.task_log: MemoryTaskLog = MemoryTaskLog(self._shared)
+        self.health: MemoryHealth = MemoryHealth()
+        self.activity: MemoryActivity = MemoryActivity(self._shared)
+        self.observations: MemoryObservations = MemoryObservations(self._shared)
+        self.audit: MemoryAuditTrail = MemoryAuditTrail(self._shared)
         self._last_fence = 0
         self._cancelled = OrderedDict[bytes, float]()
         after_fork(self._unlock)

@@ -49,7 +49,7 @@ class Node:
     def __init__(self, address: Address, client: redis.Redis) -> None:
         self.address = address
         self.client = client
-        self.name = f"{address.host}:{address.port}"
+        self.name: str = f"{address.host}:{address.port}"
 
     @property
     def pool(self) -> Any:
@@ -72,7 +72,7 @@ class Cluster:
         self._silent = set[Address]()
         self._refused_until: dict[Address, float] = {}
         self._looked_at = float("-inf")
-        self.looks = 0
+        self.looks: int = 0
         """The number of looks so far, including failed ones."""
         self._lock = threading.Lock()
         after_fork(self._unlock)

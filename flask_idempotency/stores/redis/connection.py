@@ -118,7 +118,7 @@ class DirectConnection:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self.is_connected = True
+        self.is_connected: bool = True
         self._used_at = 0.0
         """When the last reply had been read, by `time.monotonic`."""
         self._socket = connection._sock

@@ -27,7 +27,7 @@ class Eviction:
         self._errors = server.errors
         self._reported = False
         self._is_cluster_node = False
-        self.possible = True
+        self.possible: bool = True
         """True until a check has found that Redis does not evict."""
 
     def refuse_to_start(self) -> None:

@@ -94,11 +94,13 @@ class ScriptExecutor:
 
     def __init__(self, client: Any, *, owned: bool, clock: Clock | None = None, replicas: int = 0) -> None:
         self.client = client
-        self.errors = Errors(client)
+        self.errors: Errors = Errors(client)
         self._clock = clock
         self._owned = owned
         self._connection = connection_for(client, owned=owned)
-        self.replication = Replication(replicas, reply_seconds=reply_seconds_of(client) if replicas else None)
+        self.replication: Replication = Replication(
+            replicas, reply_seconds=reply_seconds_of(client) if replicas else None
+        )
 
     def run(self, script: Script, keys: Sequence[bytes], *arguments: Argument, tries: Tries | None = None) -> Any:
         """Return what this script returns. Its first argument is a test's time, or empty for that of Redis.

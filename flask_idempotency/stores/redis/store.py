@@ -162,19 +162,19 @@ class RedisStore:
         self.responses: RedisResponses = deferred("admin.data_keys", "RedisResponses", self._server)
         self.recovery: RedisRecovery = deferred("admin.janitor", "RedisRecovery", self._server, self.responses)
         self.expiry: RedisExpiry = deferred("admin.janitor", "RedisExpiry", self._server)
-        self.task_log = RedisTaskLog(self._server)
-        self.data_loss = RedisDataLoss(
+        self.task_log: RedisTaskLog = RedisTaskLog(self._server)
+        self.data_loss: RedisDataLoss = RedisDataLoss(
             self._server, rules or RedisDataLossPolicy(), refuse_eviction=self._refuse_eviction
         )
         self.journals: RedisJournals = deferred("journals", "RedisJournals", self._server, self.data_loss)
-        self.tenant_shards = self.data_loss.rules.shards
+        self.tenant_shards: int = self.data_loss.rules.shards
         # A fakeredis server is an object of the process that made it.
-        self.process_local = type(self._client).__module__.partition(".")[0] == "fakeredis"
+        self.process_local: bool = type(self._client).__module__.partition(".")[0] == "fakeredis"
         self.health: RedisHealth = deferred("admin.health", "RedisHealth", self._server)
         self.activity: RedisActivity = deferred("activity", "RedisActivity", self._server)
         self.observations: RedisObservations = deferred("activity", "RedisObservations", self._server)
         self.audit: RedisAuditTrail = deferred("activity", "RedisAuditTrail", self._server)
-        self.notifier = RedisNotifier(self._client.pubsub)
+        self.notifier: RedisNotifier = RedisNotifier(self._client.pubsub)
 
     def check(self) -> None:
         """Raise `ConfigurationError` if this Redis may evict records.

@@ -358,7 +358,7 @@ class CompletionWriter:
         self._book = book(dialect)
         self._drop_journal = drop_journal(dialect)
         self._why_not_sealed = why_not_sealed(dialect)
-        self.counts = False
+        self.counts: bool = False
         """True if quotas are in use. While it is False, a counted record costs one more statement."""
 
     def write(

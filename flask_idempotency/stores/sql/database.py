@@ -209,7 +209,7 @@ class Database:
         self._named = False
         """True if this process knows which schema to name in its statements."""
         self._options = options(None)
-        self.tenant_lock = TenantLock()
+        self.tenant_lock: TenantLock = TenantLock()
         """Lets claims of one tenant wait for each other without a connection."""
         if not callable(bind):
             self._open()

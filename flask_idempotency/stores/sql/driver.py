@@ -65,9 +65,11 @@ class Text:
             names = {"schema_translate_map": {None: schema}, "render_schema_translate": True}
         compiled = statement.compile(dialect=dialect, **names)
         assert isinstance(compiled, SQLCompiler)  # noqa: S101 - no statement of ours is DDL
-        self.sql = compiled.string
+        self.sql: str = compiled.string
         assert compiled.positiontup is None  # noqa: S101 - both drivers take parameters by name
-        self.defaults = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
+        self.defaults: dict[str, Any | None] = {
+            name: bind.value for name, bind in compiled.binds.items() if not bind.required
+        }
         columns = tuple(statement.exported_columns.keys())
         row: Any = namedtuple("Row", columns)  # type: ignore[misc]
         self.row: Callable[[Any], Any] | None = row._make if columns else None
@@ -78,7 +80,7 @@ class Driver:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.dialect = engine.dialect
+        self.dialect: EngineDialect = engine.dialect
         self._schema: str | None = None
         self.texts: dict[Any, Text] = {}
         """By statement. The store builds its statements once, so this does not grow."""
@@ -147,7 +149,7 @@ class DriverConnection(DriverCursor):
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.dialect = driver.dialect
+        self.dialect: EngineDialect = driver.dialect
         self.held: Any = None
         self._raw: Any = None
         try:
@@ -208,7 +210,7 @@ class SessionCursor(DriverCursor):
     def __init__(self, driver: Driver, connection: Connection) -> None:
         self._driver = driver
         self._connection = connection
-        self.dialect = connection.dialect
+        self.dialect: EngineDialect = connection.dialect
         self._cursor = None
         raw: Any = connection.connection.dbapi_connection
         try:

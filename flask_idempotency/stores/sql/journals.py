@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeAlias, get_args
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Delete, Select
 
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import (
@@ -59,10 +59,10 @@ class JournalStatements:
         self._writes: dict[tuple[tuple[Form, ...], bool, bool], Any] = {}
         self._enters: dict[Form, Any] = {}
         self._holds = statements.hold(dialect, opens=False), statements.hold(dialect, opens=True)
-        self.withdraw = statements.withdraw(dialect)
-        self.why_not_held = statements.why_not_held(dialect)
-        self.recall = statements.recall(dialect)
-        self.drop = statements.drop(dialect)
+        self.withdraw: Delete = statements.withdraw(dialect)
+        self.why_not_held: Select[Any] = statements.why_not_held(dialect)
+        self.recall: Select[Any] = statements.recall(dialect)
+        self.drop: Delete = statements.drop(dialect)
 
     def hold(self, writing: JournalWrite) -> Any:
         return self._holds[not writing.in_doubt]
@@ -90,7 +90,7 @@ class JournalWriter:
     """Sends one write to a journal, over any connection: the store's own, or that of the application's session."""
 
     def __init__(self, dialect: Dialect, completing: Callable[[], CompletionWriter]) -> None:
-        self.statements = JournalStatements(dialect)
+        self.statements: JournalStatements = JournalStatements(dialect)
         self._in_one = dialect.name == POSTGRESQL
         self._completing = completing
 

@@ -174,7 +174,7 @@ def delete_expired(dialect: Dialect) -> Any:
     return of_chosen(dialect, over.limit(bigint("my_limit")), sa.delete(quota_buckets).where)
 
 
-others = records.alias("others")
+others: Final = records.alias("others")
 """The tenant's records, in a statement where `records` is the row of the claimed key."""
 
 

@@ -519,21 +519,21 @@ def include_in(metadata: sa.MetaData, *, records: bool = True) -> None:
 _defining: Final = Lock()
 
 
-metadata = sa.MetaData()
+metadata: Final = sa.MetaData()
 define(metadata)
-records = metadata.tables[RECORDS]
-meta = metadata.tables[META]
-tenants = metadata.tables[TENANTS]
-data_keys = metadata.tables[DATA_KEYS]
-quota_buckets = metadata.tables[QUOTA]
-tasks = metadata.tables[TASKS]
-outbox = metadata.tables[OUTBOX]
-steps = metadata.tables[STEPS]
-activity = metadata.tables[ACTIVITY]
-activity_tokens = metadata.tables[ACTIVITY_TOKENS]
-observations = metadata.tables[OBSERVATIONS]
-audit = metadata.tables[AUDIT]
-fences = sa.Sequence(FENCES, data_type=sa.BigInteger)
+records: Final = metadata.tables[RECORDS]
+meta: Final = metadata.tables[META]
+tenants: Final = metadata.tables[TENANTS]
+data_keys: Final = metadata.tables[DATA_KEYS]
+quota_buckets: Final = metadata.tables[QUOTA]
+tasks: Final = metadata.tables[TASKS]
+outbox: Final = metadata.tables[OUTBOX]
+steps: Final = metadata.tables[STEPS]
+activity: Final = metadata.tables[ACTIVITY]
+activity_tokens: Final = metadata.tables[ACTIVITY_TOKENS]
+observations: Final = metadata.tables[OBSERVATIONS]
+audit: Final = metadata.tables[AUDIT]
+fences: Final = sa.Sequence(FENCES, data_type=sa.BigInteger)
 """In no metadata: PostgreSQL creates it with its table."""
 
 

@@ -83,17 +83,17 @@ class Statements:
     """The statements of the request path. Each store builds them once, so that SQLAlchemy compiles each of them once."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self.read = statements.read(dialect)
-        self.read_state = statements.read_state(dialect)
-        self.renew = statements.renew(dialect)
-        self.mark_point_of_no_return = statements.mark_point_of_no_return(dialect)
-        self.mark_committed_early = statements.mark_committed_early(dialect)
-        self.has_written = statements.has_written(dialect)
-        self.release = journal_statements.release(dialect)
-        self.cancel = statements.cancel(dialect)
-        self.end_wait_silently = statements.end_wait_silently(dialect)
-        self.quarantine = statements.quarantine(dialect)
-        self.completing = CompletionWriter(dialect)
+        self.read: sa.Select[Any] = statements.read(dialect)
+        self.read_state: sa.Select[Any] = statements.read_state(dialect)
+        self.renew: Any = statements.renew(dialect)
+        self.mark_point_of_no_return: Any = statements.mark_point_of_no_return(dialect)
+        self.mark_committed_early: Any = statements.mark_committed_early(dialect)
+        self.has_written: sa.Select[Any] = statements.has_written(dialect)
+        self.release: Any = journal_statements.release(dialect)
+        self.cancel: Any = statements.cancel(dialect)
+        self.end_wait_silently: sa.Update = statements.end_wait_silently(dialect)
+        self.quarantine: Any = statements.quarantine(dialect)
+        self.completing: CompletionWriter = CompletionWriter(dialect)
 
 
 class SqlStore:
@@ -116,18 +116,18 @@ class SqlStore:
         """True if this process has added the rows that a migration tool does not write."""
         self._low = False
         """True if the last fence was counted from one, and not from the clock."""
-        self.data_keys = SqlDataKeys(database, now=self.now)
-        self.responses = SqlResponses(database, lambda: self.statements.completing, now=self.now)
-        self.ledger = SqlLedger(database, now=self.now)
-        self.recovery = SqlRecovery(database, lambda: self.statements.completing, now=self.now)
-        self.expiry = SqlExpiry(database, self.ledger, now=self.now)
-        self.task_log = SqlTaskLog(database, now=self.now)
-        self.health = SqlHealth(database, now=self.now)
-        self.activity = SqlActivity(database, now=self.now)
-        self.observations = SqlObservations(database, now=self.now)
-        self.audit = SqlAuditTrail(database, now=self.now)
-        self.notifier = SqlNotifier(database)
-        self.journals = SqlJournals(
+        self.data_keys: SqlDataKeys = SqlDataKeys(database, now=self.now)
+        self.responses: SqlResponses = SqlResponses(database, lambda: self.statements.completing, now=self.now)
+        self.ledger: SqlLedger = SqlLedger(database, now=self.now)
+        self.recovery: SqlRecovery = SqlRecovery(database, lambda: self.statements.completing, now=self.now)
+        self.expiry: SqlExpiry = SqlExpiry(database, self.ledger, now=self.now)
+        self.task_log: SqlTaskLog = SqlTaskLog(database, now=self.now)
+        self.health: SqlHealth = SqlHealth(database, now=self.now)
+        self.activity: SqlActivity = SqlActivity(database, now=self.now)
+        self.observations: SqlObservations = SqlObservations(database, now=self.now)
+        self.audit: SqlAuditTrail = SqlAuditTrail(database, now=self.now)
+        self.notifier: SqlNotifier = SqlNotifier(database)
+        self.journals: SqlJournals = SqlJournals(
             database, lambda: self.statements.completing, self._complete_and_close, now=self.now
         )
         if database.known:

@@ -40,7 +40,7 @@ class Written(Rows):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rowcount = 0
+        self.rowcount: int = 0
 
     def scalar(self) -> Any | None:
         return self[0][0] if self else None
@@ -64,7 +64,11 @@ class Write:
         * `unless`: write nothing if this selects a row.
         * `numbers`: return the number that the statement has passed to LAST_INSERT_ID.
         """
-        self.tries, self.read, self.before, self.unless, self.numbers = tries, read, before, unless, numbers
+        self.tries: tuple[Any, ...] = tries
+        self.read: sa.Select[Any] | None = read
+        self.before: sa.Select[Any] | None = before
+        self.unless: sa.Select[Any] | None = unless
+        self.numbers: bool = numbers
 
     def _execute_on_connection(self, connection: sa.Connection, parameters: Any, options: Any) -> Written:
         """Be executed: SQLAlchemy calls this for each of its statements."""

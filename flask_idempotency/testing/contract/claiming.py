@@ -414,7 +414,9 @@ def _hold(store: Store, key: StorageKey, token: bytes) -> None:
 
 
 WRITES = (_renew, _mark, _complete, _release, _hold)
-every_write = for_each("write", WRITES, ids=[write.__name__[1:] for write in WRITES])
+every_write: Callable[[Callable[..., None]], Callable[..., None]] = for_each(
+    "write", WRITES, ids=[write.__name__[1:] for write in WRITES]
+)
 
 
 class Ownership:

@@ -45,7 +45,9 @@ class Tenant:
     """A tenant that has used no key yet, with the calls of its requests."""
 
     def __init__(self, store: LedgerStore, quota: Quota | None = PLENTY) -> None:
-        self.store, self.quota, self.tid = store, quota, a_key().tid
+        self.store: LedgerStore = store
+        self.quota: Quota | None = quota
+        self.tid: bytes = a_key().tid
 
     def ask(
         self, key: StorageKey | None = None, *, token: bytes = b"", on_expiry: OnExpiry = OnExpiry.QUARANTINE

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -50,9 +50,9 @@ from flask_idempotency.testing.doubles import FrozenClock
 MACHINE_EXAMPLES = 25
 MACHINE_STEPS = 30
 
-fingerprints = st.sampled_from((FINGERPRINT, OTHER_FINGERPRINT))
-machine_durations = st.integers(1, 40)
-payloads = st.builds(
+fingerprints: Final = st.sampled_from((FINGERPRINT, OTHER_FINGERPRINT))
+machine_durations: Final = st.integers(1, 40)
+payloads: Final = st.builds(
     StoredPayload,
     data=st.binary(max_size=8),
     status=st.sampled_from((200, 204, 422)),
@@ -158,15 +158,16 @@ class Model:
 class StoreMachine(RuleBasedStateMachine):
     """Make each call on a store and on the model, with a separate key, and compare outcomes and records."""
 
-    tokens = Bundle("tokens")
+    tokens: Bundle[Any] = Bundle("tokens")
 
     def __init__(self, store: Store, clock: FrozenClock) -> None:
         super().__init__()
-        self.store, self.clock = store, clock
-        self.model = Model(clock)
-        self.key = a_key()
+        self.store: Store = store
+        self.clock: FrozenClock = clock
+        self.model: Model = Model(clock)
+        self.key: StorageKey = a_key()
         self.fences: list[tuple[bytes, int]] = []
-        self.released = set[bytes]()
+        self.released: set[bytes] = set[bytes]()
 
     @initialize(target=tokens)
     def first_token(self) -> bytes:
@@ -387,12 +388,12 @@ class Racing:
 KEYS, TOKENS = 4, 3
 RECOUNT_EXAMPLES, RECOUNT_STEPS = 20, 40
 
-keys = st.integers(0, KEYS - 1)
-tokens = st.integers(0, TOKENS - 1)
-recount_durations = st.sampled_from((0.1, 1.0, 3.0, 20.0))
+keys: Final = st.integers(0, KEYS - 1)
+tokens: Final = st.integers(0, TOKENS - 1)
+recount_durations: Final = st.sampled_from((0.1, 1.0, 3.0, 20.0))
 """Some windows end immediately, so that the store sweeps buckets while others fill."""
-sizes = st.sampled_from((0, 1, 31, 4096))
-quotas = st.sampled_from((None, Quota(), Quota(records=3), Quota(in_flight=1), Quota(bytes=4096)))
+sizes: Final = st.sampled_from((0, 1, 31, 4096))
+quotas: Final = st.sampled_from((None, Quota(), Quota(records=3), Quota(in_flight=1), Quota(bytes=4096)))
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -400,10 +401,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self, store: LedgerStore, clock: FrozenClock) -> None:
         super().__init__()
-        self.store, self.clock = store, clock
-        self.tid = a_key().tid
-        self.keys = [a_key(tid=self.tid) for _ in range(KEYS)]
-        self.tokens = [a_token() for _ in range(TOKENS)]
+        self.store: LedgerStore = store
+        self.clock: FrozenClock = clock
+        self.tid: bytes = a_key().tid
+        self.keys: list[StorageKey] = [a_key(tid=self.tid) for _ in range(KEYS)]
+        self.tokens: list[bytes] = [a_token() for _ in range(TOKENS)]
 
     @rule(seconds=recount_durations)
     def time_passes(self, seconds: float) -> None:

@@ -586,13 +586,14 @@ class TransactionalSqlStore(SqlStore):
         strategy: str = "insert",
         clock: Clock | None = None,
     ) -> None:
-        self.joining = database.joining = Joining(sessions, testing)
+        self.joining: Joining = Joining(sessions, testing)
+        database.joining = self.joining
         super().__init__(database, strategy=strategy, clock=clock)
         self._joined: set[bytes] = set()
         """The tokens of claims on the connection of a test. No other thread may use it, so their leases are not renewed."""
         # Before the first transaction that is to be judged.
         database.when_open(watch)
-        self.transactions = SessionTransactions(sessions, self, binds, self.joining)
+        self.transactions: SessionTransactions = SessionTransactions(sessions, self, binds, self.joining)
         self.journals.before_write = self.transactions.before_journal
 
     def claim(self, request: ClaimRequest, *, token: bytes, lease: float, quota: Quota | None = None) -> StoreOutcome:

@@ -101,7 +101,7 @@ class SessionTransaction:
     ) -> None:
         self.session = session
         self.factory = factory
-        self.over = False
+        self.over: bool = False
         """True once this claim ignores the events of the session."""
         self._listener = listener
         """It calls `before_commit` of the transaction that this context has joined."""
