@@ -77,5 +77,5 @@ else:
         """Return a function from an object to the tuple of these fields."""
         if len(names) > 1:
             return attrgetter(*names)
-        # An `attrgetter` of one name returns no tuple. Tuples compare by identity before equality, as dataclasses do.
+        # An `attrgetter` of one name returns no tuple. Tuples compare by identity before equality.
         return lambda value: tuple(getattr(value, name) for name in names)
