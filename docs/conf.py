@@ -57,6 +57,8 @@ intersphinx_mapping: dict[str, tuple[str, None]] = {}
 html_theme = "furo"
 html_title = "flask_idempotency"
 html_static_path = ["_static"]
+# https://llmstxt.org asks for this one at the root of the site.
+html_extra_path = ["llms.txt"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False

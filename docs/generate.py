@@ -18,7 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from docs import diagrams, screenshots
+from docs import diagrams, llms, public, screenshots
 from docs.commands import page as cli
 from flask_idempotency.engine.events import Event, facts_of, kinds, name_of
 from flask_idempotency.engine.model import TRANSITIONS, State
@@ -499,9 +499,12 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/cli.md": lambda: cli(NOTICE),
     "reference/configuration.md": configuration,
     "reference/events.md": events,
+    "reference/names.md": lambda: public.page(NOTICE),
     "reference/signals.md": signals,
     "how-it-works/states.md": states,
     "contributing/walk.md": walks,
+    # After the pages that it lists.
+    "llms.txt": llms.page,
 }
 
 # The parts that a page written by hand may hold, by name.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import janitor.tasks
-from docs.generate import HERE
+from docs.generate import HERE, PAGES
+from docs.public import AT_MOST, MODULES, module, names
 from flask_idempotency import current_claim, current_step
 from flask_idempotency.codec.keyring import KeyProvider
 from flask_idempotency.engine.store import Store
@@ -19,49 +19,8 @@ API = HERE / "reference" / "api"
 DIRECTIVE = re.compile(
     r"^\.\. (?:auto(?:class|function|exception|data)|py:data):: (\S+?)(?:\(\))?$((?:\n   .*)*)", re.MULTILINE
 )
-# What an application, a test suite, or the author of a store or key provider imports from.
-PUBLIC = (
-    "flask_idempotency",
-    "flask_idempotency.client",
-    "flask_idempotency.client.httpx",
-    "flask_idempotency.client.requests",
-    "flask_idempotency.codec.key_services",
-    "flask_idempotency.codec.key_sources",
-    "flask_idempotency.codec.keyring",
-    "flask_idempotency.console",
-    "flask_idempotency.consumers",
-    "flask_idempotency.consumers.celery",
-    "flask_idempotency.consumers.kafka",
-    "flask_idempotency.consumers.rabbit",
-    "flask_idempotency.consumers.sqs",
-    "flask_idempotency.engine.activity",
-    "flask_idempotency.engine.audit",
-    "flask_idempotency.engine.capabilities",
-    "flask_idempotency.engine.errors",
-    "flask_idempotency.engine.events",
-    "flask_idempotency.engine.keys",
-    "flask_idempotency.engine.model",
-    "flask_idempotency.engine.observations",
-    "flask_idempotency.engine.quota",
-    "flask_idempotency.engine.store",
-    "flask_idempotency.janitor.tasks",
-    "flask_idempotency.metrics",
-    "flask_idempotency.openapi",
-    "flask_idempotency.openapi.apispec",
-    "flask_idempotency.outbox",
-    "flask_idempotency.signals",
-    "flask_idempotency.sql",
-    "flask_idempotency.steps.steps",
-    "flask_idempotency.stores.memory",
-    "flask_idempotency.testing",
-    "flask_idempotency.testing.contract",
-)
+PROMISED = Path(__file__).with_name("public_names.txt")
 IMPORTED = re.compile(r"^\s*from (flask_idempotency[\w.]*) import ([\w, ]+)$", re.MULTILINE)
-
-
-def module(name: str) -> Any:
-    """Import a module. A checkout has the janitor at its top."""
-    return janitor.tasks if name == "flask_idempotency.janitor.tasks" else importlib.import_module(name)
 
 
 def public() -> dict[int, tuple[str, Any]]:
@@ -70,12 +29,34 @@ def public() -> dict[int, tuple[str, Any]]:
     `current_claim` and `current_step` are shown as the classes of these instances.
     """
     found: dict[int, tuple[str, Any]] = {}
-    for name in PUBLIC:
-        for exported in module(name).__all__:
-            each = getattr(module(name), exported)
-            each = type(each) if each is current_claim or each is current_step else each
-            found.setdefault(id(each), (f"{name}.{exported}", each))
+    for name, exported in names():
+        each = getattr(module(name), exported)
+        each = type(each) if each is current_claim or each is current_step else each
+        found.setdefault(id(each), (f"{name}.{exported}", each))
     return found
+
+
+def test_no_public_name_comes_or_goes_unnoticed() -> None:
+    """public_names.txt is written by hand: a new name is a promise for years, and one that goes breaks applications.
+
+    Add a name there with its line in CHANGELOG.md. Take one out only as the page of public names says.
+    """
+    promised = PROMISED.read_text(encoding="utf-8").split()
+
+    assert [f"{where}.{name}" for where, name in names()] == promised
+    assert len(promised) <= AT_MOST
+    assert [name for name in promised if name.rpartition(".")[2].startswith("_")] == []
+
+
+def test_every_promised_name_can_be_imported_as_written() -> None:
+    assert [f"{where}.{name}" for where, name in names() if not hasattr(module(where), name)] == []
+
+
+def test_the_page_of_public_names_has_each_one() -> None:
+    page = PAGES["reference/names.md"]()
+
+    assert page.count("\n* `") == len(PROMISED.read_text(encoding="utf-8").split())
+    assert [each for each in MODULES if f"\n## `{each}`\n" not in page] == []
 
 
 def shown() -> Iterator[tuple[str, Any]]:
@@ -101,7 +82,7 @@ def test_a_page_imports_only_public_names() -> None:
         for page in HERE.rglob("*.md")
         for where, names in IMPORTED.findall(page.read_text(encoding="utf-8"))
         for name in names.split(", ")
-        if f"{where}.{name}" not in PUBLIC and (where not in PUBLIC or name not in module(where).__all__)
+        if f"{where}.{name}" not in MODULES and (where not in MODULES or name not in module(where).__all__)
     ]
 
     assert missing == []
