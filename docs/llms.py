@@ -43,13 +43,13 @@ def title(name: str) -> str:
 
 
 def about(name: str) -> str:
-    """Return the first sentence of a page, as plain text. Empty: the page begins with a list or a table."""
+    """Return the first sentence of a page, as plain text. Empty: the page begins with a section."""
     return re.split(r"(?<=[.?!]) ", prose(name), maxsplit=1)[0].removesuffix(":")
 
 
 def prose(name: str) -> str:
-    """Return the first paragraph of a page, as plain text on one line."""
-    parts = _NO_PROSE.sub("", text_of(name)).split("\n\n")
+    """Return the first paragraph of a page, as plain text on one line. Empty: it has none before its first section."""
+    parts = _NO_PROSE.sub("", text_of(name)).partition("\n## ")[0].split("\n\n")
     found = (part.strip() for part in parts if part.strip() and not _NOT_TEXT.match(part.strip()))
     return _plain(" ".join(next(found, "").split()))
 
