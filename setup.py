@@ -33,12 +33,28 @@ EXTRAS = {
     "metrics": ["prometheus_client>=0.20,<1"],
 }
 
+SITE = "https://flask-idempotency.readthedocs.io"
+REPOSITORY = "https://github.com/flask-idempotency/flask-idempotency"
+
 setup(
     name="flask-idempotency",
     version="0.1.0",
     description="Makes unsafe Flask endpoints safe to retry: one key, one effect, the same answer",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    author="the flask_idempotency contributors",
+    url=SITE,
+    project_urls={
+        "Documentation": SITE,
+        "Source": REPOSITORY,
+        "Issues": f"{REPOSITORY}/issues",
+        "Changelog": f"{SITE}/changelog/",
+        "Security": f"{SITE}/security/",
+    },
+    keywords=[
+        *("flask", "idempotency", "idempotent", "idempotency-key", "retry", "exactly-once", "payments", "rest-api"),
+        *("redis", "valkey", "postgresql", "mysql", "sqlalchemy", "celery", "outbox", "inbox", "webhooks", "rfc9457"),
+    ],
     license="MIT",
     license_files=["LICENSE"],
     python_requires=">=3.11",
@@ -60,6 +76,9 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
+        "Topic :: Internet :: WWW/HTTP :: WSGI",
+        "Topic :: Software Development :: Libraries :: Python Modules",
         "Typing :: Typed",
     ],
 )

@@ -48,6 +48,18 @@ def test_the_base_asks_for_little(wheel: Path) -> None:
     assert base == {"flask", "marshmallow"}
 
 
+def test_its_page_on_pypi_leads_to_the_project(wheel: Path) -> None:
+    facts = metadata(wheel)
+    links = dict(link.split(", ", 1) for link in facts.get_all("Project-URL", []))
+
+    assert {"Documentation", "Source", "Issues", "Changelog", "Security"} == links.keys()
+    assert [link for link in links.values() if not link.startswith("https://")] == []
+    assert {f"{links['Documentation']}/{part}/" for part in ("changelog", "security")} < {*links.values()}
+    assert "the flask_idempotency contributors" == facts["Author"]
+    assert "idempotency-key" in facts["Keywords"].split(",")
+    assert "Programming Language :: Python :: 3.14" in facts.get_all("Classifier", [])
+
+
 def test_what_the_documentation_installs_for_postgresql_can_connect(wheel: Path) -> None:
     """Plain psycopg has no libpq, and fails at its import where the system has none either."""
     needed = metadata(wheel).get_all("Requires-Dist", [])
