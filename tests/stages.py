@@ -44,6 +44,7 @@ SLOW_FOLDERS: Final = ("e2e", "lab", "benchmarks")
 TOGETHER: Final = re.compile(
     r"(tests/consumers/test_celery)(?:_workers)?\.py::"
     r"|(tests/browser)/test_(?:accessibility|chromium|console)\w*\.py::"
+    r"|tests/(?:lab|stores/sql|e2e)/test_(galera)\.py::"
     r"|(tests/e2e/test_bad_input)\.py::.*?\[(gevent|gthread|sync|waitress)\b"
     r"|(tests/e2e/test_steps?(?:_losses)?)\.py::.*?\[(sqlite|postgresql|tiered|valkey|redis)"
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from example_app.demo.servers import RedisServer
     from tests.lab.clock import Clocked, MakeWallClock, Place, WallClock
     from tests.lab.cluster import ClusterRig, ClusterRigs, Clusters
+    from tests.lab.galera import GaleraCluster
     from tests.lab.mariadb import MariaDbServer, StartMariaDb
     from tests.lab.pgbouncer import PgBouncer, PoolMode, StartPgBouncer
     from tests.lab.postgres import LentDatabase, PostgresServer, StartPostgres
@@ -188,6 +189,22 @@ def start_mariadb() -> Iterator[StartMariaDb]:
     program = require_mariadb()
     with ExitStack() as started:
         yield lambda *arguments: started.enter_context(MariaDbServer(program, arguments=arguments))
+
+
+@pytest.fixture(scope="session")
+def galera_cluster() -> Iterator[GaleraCluster]:
+    """The cluster of this test process. Most tests want `galera`."""
+    from tests.lab.galera import GaleraCluster
+
+    with GaleraCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def galera(galera_cluster: GaleraCluster) -> GaleraCluster:
+    """Three nodes of MariaDB, whole again whatever the test before did to them. Break what you like."""
+    galera_cluster.mend()
+    return galera_cluster
 
 
 @pytest.fixture(scope="session")

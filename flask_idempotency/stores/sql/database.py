@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, TypeVarTuple
@@ -34,6 +36,7 @@ from flask_idempotency.stores.sql.engines import (
 from flask_idempotency.stores.sql.errors import (
     explained,
     forbidden,
+    is_apart,
     is_missing_table,
     is_serialization_failure,
     lacks_grants,
@@ -174,6 +177,12 @@ class _Queue:
 TRIES: Final = 5
 """How often to send a statement that meets serialization conflicts."""
 
+MYSQL_TRIES: Final = 25
+"""The same on MySQL. On Galera each claim conflicts with those that other nodes grant at that moment, and one of them wins."""
+
+PAUSE_SECONDS: Final = 0.05
+"""The longest pause before such a try on MySQL. It is random, so that the nodes do not collide each time."""
+
 ArgumentTs = TypeVarTuple("ArgumentTs")
 
 
@@ -302,7 +311,7 @@ class Database:
             except SQLAlchemyError as error:
                 _give_up(error)
         failed: DBAPIError | None = None
-        for _ in range(TRIES):
+        for tried in range(1, MYSQL_TRIES + 1):
             try:
                 if not self._named:
                     # `doctor` looks at a database that refuses records, on the application's own connections.
@@ -329,10 +338,18 @@ class Database:
                     engine = hide_parameters(engines.base.execution_options(**self._options))
                 with engine.connect() as connection:
                     if long:
-                        # A listener of the application's pool may have begun a transaction, and there the mode cannot change.
-                        connection.connection.commit()
+                        if engines.dialect.name != MYSQL:
+                            # A listener of the application's pool may have begun a transaction, and there the mode cannot
+                            # change. MySQL commits by itself when it does.
+                            connection.connection.commit()
                         connection.execution_options(isolation_level="AUTOCOMMIT")
-                    return work(connection, *arguments)
+                    try:
+                        return work(connection, *arguments)
+                    except DBAPIError as error:
+                        if is_apart(error):
+                            # A new connection may lead to another node.
+                            connection.invalidate(error)
+                        raise
             except DBAPIError as error:
                 if not _may_be_repeated(error, failed):
                     # The tables may have moved.
@@ -343,11 +360,20 @@ class Database:
                         raise ConfigurationError(f"{explained(error)}; {lacks_grants(self._role(), tables)}") from None
                     _give_up(error)
                 failed = error
+                if not self._tries_again(tried):
+                    break
             except SQLAlchemyError as error:
                 _give_up(error)
         raise StoreUnavailable(
-            f"the database refused {TRIES} tries, each for a conflict with another worker"
+            f"the database refused {tried} tries, each for a conflict with another worker"
         ) from failed
+
+    def _tries_again(self, tried: int) -> bool:
+        """Return True if there is another try after so many. On MySQL, pause before it, longer from try to try."""
+        if self.dialect.name != MYSQL:
+            return tried < TRIES
+        time.sleep(random.uniform(0, tried * PAUSE_SECONDS / MYSQL_TRIES))  # noqa: S311 - it is no secret
+        return tried < MYSQL_TRIES
 
     def _within(
         self,
@@ -506,8 +532,11 @@ def _give_up(error: SQLAlchemyError) -> NoReturn:
 
 
 def _may_be_repeated(error: DBAPIError, before: DBAPIError | None) -> bool:
-    """Return True after a serialization conflict, or for the first stale connection. SQLAlchemy then drops all stale ones."""
+    """Return True after a serialization conflict, or for the first stale connection. SQLAlchemy then drops all stale ones.
+
+    On Galera, a connection to a node outside the majority counts as stale.
+    """
     if is_serialization_failure(error):
         return True
-    stale_before = before is not None and before.connection_invalidated
-    return error.connection_invalidated and not stale_before and not is_read_timeout(error.orig)
+    stale_before = before is not None and (before.connection_invalidated or is_apart(before))
+    return (error.connection_invalidated or is_apart(error)) and not stale_before and not is_read_timeout(error.orig)

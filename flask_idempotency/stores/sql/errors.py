@@ -124,6 +124,10 @@ _MYSQL_DAMAGE: Final = frozenset({1690, 1264})
 """A number is out of range."""
 _MYSQL_ABSENT: Final = frozenset({1040, 1053, 1080, 1152, 1159, 1161, 1927, 2002, 2003, 2005, 2006, 2013, 2055})
 """There is no server, it is shutting down or full, or the connection is lost."""
+_GALERA_APART: Final = 1047
+"""This node of a Galera cluster is not in the majority, or has not caught up with it."""
+_GALERA_BROKEN_COMMIT: Final = 1180
+"""The group did not say what became of a COMMIT, or the disk is full."""
 _SQLITE_NO_TABLE: Final = ("no such table: idempotency_", "no such column: ", "has no column named ")
 
 
@@ -170,6 +174,11 @@ def lacks_grants(role: str | None, what: Sequence[str]) -> str:
 
 def is_serialization_failure(error: DBAPIError) -> bool:
     return sqlstate(error) in CONTENDED or mysql_code(error) in MYSQL_CONTENDED
+
+
+def is_apart(error: DBAPIError) -> bool:
+    """Return True if this node of a Galera cluster takes no statement, so that another node must be asked."""
+    return mysql_code(error) == _GALERA_APART
 
 
 def is_duplicate(error: DBAPIError) -> bool:
@@ -226,7 +235,7 @@ def _is_absence(error: DBAPIError) -> bool:
     if not isinstance(error, OperationalError) or isinstance(error.orig, sqlite3.Error):
         return False
     if code := mysql_code(error):
-        return code in _MYSQL_ABSENT
+        return code in _MYSQL_ABSENT or code in (_GALERA_APART, _GALERA_BROKEN_COMMIT)
     state = sqlstate(error)
     return not state or state.startswith(("08", "57P"))
 
@@ -260,6 +269,8 @@ def explained(error: SQLAlchemyError) -> IdempotencyError | None:
         return None
     if isinstance(error, ProgrammingError | IntegrityError | DataError | NotSupportedError):
         return None
+    if is_apart(error):
+        return StoreUnavailable("this node of the Galera cluster is not in its majority, or has not caught up with it")
     return StoreUnavailable(f"the database cannot decide ({cause_of(error)})")
 
 

@@ -30,6 +30,14 @@ _OLDEST: Final = {"MariaDB": (10, 6), "MySQL": (8, 0, 13)}
 _SETTINGS: Final = ("sql_mode", "innodb_flush_log_at_trx_commit", "log_bin", "binlog_format", "max_allowed_packet")
 READ_SETTINGS: Final = f"SELECT version() AS version, {', '.join(f'@@{name} AS {name}' for name in _SETTINGS)}"
 
+IN_CLUSTER: Final = "SHOW VARIABLES LIKE 'wsrep\\_on'"
+"""Not every server has this variable, and only SHOW says so without an error."""
+
+SYNC_WAIT: Final = 7
+"""The `wsrep_sync_wait` of connections for records: reads, updates and inserts wait for what other nodes have committed."""
+
+FEWEST_NODES: Final = 3
+
 FOUND_ROWS: Final = 2
 """The flag by which a client asks for the number of rows that an UPDATE has met."""
 
@@ -102,6 +110,11 @@ def prepare_connection(connection: Any, record: Any) -> None:
     if fault := next(faults(found), None):
         connection.close()
         raise ConfigurationError(f"IDEMPOTENCY_STORE: {fault}")
+    cursor.execute(IN_CLUSTER)
+    if "ON" in (cursor.fetchone() or ()):
+        # A node that lags would say that a key has no record, or that a lease is over. Its vote at the COMMIT prevents a
+        # second grant; this prevents wrong refusals, and writes that change no row and so are not voted on.
+        cursor.execute(f"SET SESSION wsrep_sync_wait = {SYNC_WAIT}, wsrep_dirty_reads = OFF")
     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT_MS // 1000}")
     cursor.close()

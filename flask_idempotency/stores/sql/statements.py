@@ -303,7 +303,11 @@ def renew(dialect: Dialect) -> Any:
     """
     statement, now = owners(dialect, PROCESSING, QUARANTINED)
     lapsing = sa.or_(_r.state == word(PROCESSING), _r.reason == word(LEASE_EXPIRED))
-    longer = dialect.larger(_r.lease_expires_at, now + bigint("lease"))
+    before: sa.ColumnElement[int] = _r.lease_expires_at
+    if dialect.name == MYSQL:
+        # See `SqlStore.renew`.
+        before = before + sa.bindparam("later", 0, type_=sa.BigInteger)
+    longer = dialect.larger(before, now + bigint("lease"))
     return proven(dialect, statement.where(lapsing).values(lease_expires_at=longer), _r.fence)
 
 

@@ -236,8 +236,12 @@ class SqlStore:
             self._prepared = self.database.joining is None or not self.database.joining.here()
         return query, strategy
 
-    def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
-        parameters = self.parameters(key, token, lease=microseconds(lease))
+    def renew(self, key: StorageKey, token: bytes, *, lease: float, later: int = 0) -> None:
+        """Do as the protocol says. `later`: on MySQL, let the lease end this many microseconds later at least.
+
+        On Galera a write is put in order with those of other nodes only if it changes its row.
+        """
+        parameters = self.parameters(key, token, lease=microseconds(lease), later=later)
         self.database.send(self._write, self.statements.renew, parameters, (QUARANTINED, COMPLETED, FAILED))
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:

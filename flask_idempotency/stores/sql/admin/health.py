@@ -190,6 +190,59 @@ def packets(connection: Connection) -> Finding:
     )
 
 
+_NODE: Final = (
+    "SELECT lower(variable_name), variable_value FROM information_schema.global_status"
+    " WHERE variable_name IN ('wsrep_cluster_size', 'wsrep_local_state_comment')"
+    " UNION ALL SELECT lower(variable_name), variable_value FROM information_schema.session_variables"
+    " WHERE variable_name IN ('wsrep_sync_wait', 'innodb_autoinc_lock_mode')"
+)
+_WITHOUT_KEY: Final = (
+    "SELECT t.table_name FROM information_schema.tables t LEFT JOIN information_schema.table_constraints c"
+    " ON c.table_schema = t.table_schema AND c.table_name = t.table_name AND c.constraint_type = 'PRIMARY KEY'"
+    " WHERE t.table_schema = database() AND t.table_type = 'BASE TABLE' AND c.table_name IS NULL ORDER BY t.table_name"
+)
+
+
+def galera(connection: Connection) -> Finding:
+    """Check that a Galera cluster survives the loss of a node, and that each node sees what the others have committed.
+
+    Outside the majority, the store does not answer, and so this is not asked.
+    """
+    if "ON" not in (connection.exec_driver_sql(mysql.IN_CLUSTER).first() or ()):
+        return Finding("galera", Verdict.FINE, "The server is no node of a Galera cluster.")
+    node = {str(name): str(value) for name, value in connection.exec_driver_sql(_NODE)}
+    size, state = int(node["wsrep_cluster_size"]), printable(node["wsrep_local_state_comment"])
+    said = f"This is a node of a Galera cluster of {size}, and its state is {state}"
+    advice = []
+    if size < mysql.FEWEST_NODES or size % 2 == 0:
+        advice.append(("with this size a failure may leave no majority", "Run three nodes or five, or add garbd."))
+    if int(node["wsrep_sync_wait"]) & mysql.SYNC_WAIT != mysql.SYNC_WAIT:
+        advice.append(
+            (
+                f"wsrep_sync_wait is {node['wsrep_sync_wait']} on your own connections. The store sets its own. If yours lead "
+                "to another node, a view may not see its claim, and its client gets 503",
+                f"Set wsrep_sync_wait to {mysql.SYNC_WAIT} where connections are made, or let them lead to one node.",
+            )
+        )
+    if node["innodb_autoinc_lock_mode"] != "2":
+        advice.append(("innodb_autoinc_lock_mode is not 2, so inserts may deadlock", "Set it to 2 on each node."))
+    if tables := [printable(str(name)) for name in connection.exec_driver_sql(_WITHOUT_KEY).scalars()]:
+        advice.append(
+            (
+                f"these tables have no primary key, and nodes may disagree about their rows: {', '.join(tables)}",
+                "Give each of them a primary key.",
+            )
+        )
+    if not advice:
+        return Finding("galera", Verdict.FINE, f"{said}.")
+    return Finding(
+        "galera",
+        Verdict.ADVICE,
+        f"{said}: {'; '.join(each for each, _ in advice)}.",
+        " ".join(remedy for _, remedy in advice),
+    )
+
+
 def _durability_of_file(connection: Connection) -> Finding:
     journal, synchronous = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in _PRAGMAS)
     if journal != "wal":
@@ -305,7 +358,7 @@ class SqlHealth(SqlCapability):
             self._database.run(lambda connection: None)
             return [*self._run(_EVERYWHERE), self._finding("expiry", self._expiry)]
         if self._database.dialect.name == MYSQL:
-            return [*self._run((*_EVERYWHERE, packets)), self._finding("expiry", self._expiry)]
+            return [*self._run((*_EVERYWHERE, packets, galera)), self._finding("expiry", self._expiry)]
         return [
             *self._run(_EVERYWHERE),
             self._finding("pooling", self._pooling),

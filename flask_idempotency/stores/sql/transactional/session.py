@@ -259,7 +259,7 @@ class SessionTransactions:
         """Return True if this write is in the journal, after every transaction that wrote to it has ended."""
         if self._store.database.dialect.name != SQLITE:
             # A write waits for a COMMIT that has not ended; a read would see the row before it.
-            self._store.renew(key, token, lease=SHORTEST_SECONDS)
+            self._store.renew(key, token, lease=SHORTEST_SECONDS, later=1)
         return self._store.journals.recall(key, token, fence=fence).write >= number
 
     def before_journal(self) -> None:
@@ -498,9 +498,10 @@ class SessionTransactions:
     def final_record(self, key: StorageKey, token: bytes) -> Record | None:
         """Return the record after every transaction that wrote to it has ended."""
         if self._store.database.dialect.name != SQLITE:
-            # A write waits for a COMMIT that has not ended; a read would see the row before it.
+            # A write waits for a COMMIT that has not ended; a read would see the row before it. On Galera nothing waits for that
+            # of another node, but it fails after this write.
             with suppress(LeaseLost):
-                self._store.renew(key, token, lease=SHORTEST_SECONDS)
+                self._store.renew(key, token, lease=SHORTEST_SECONDS, later=1)
         return self._store.read(key)
 
     def is_completed(self, key: StorageKey, token: bytes) -> bool:
@@ -602,9 +603,9 @@ class TransactionalSqlStore(SqlStore):
             self._joined.add(token)
         return super().claim(request, token=token, lease=lease, quota=quota)
 
-    def renew(self, key: StorageKey, token: bytes, *, lease: float) -> None:
+    def renew(self, key: StorageKey, token: bytes, *, lease: float, later: int = 0) -> None:
         if token not in self._joined:
-            super().renew(key, token, lease=lease)
+            super().renew(key, token, lease=lease, later=later)
 
     def mark_point_of_no_return(self, key: StorageKey, token: bytes) -> None:
         self.transactions.renew_snapshot()
