@@ -4,6 +4,7 @@ Each payment has an id that no other execution would give it, and is added to an
 shows in both. An attempt's `X-Steps` header says what befalls its worker, and at which of these points:
 
     began        before anything else
+    claiming     MariaDB: the COMMIT of the claim is about to be sent
     claimed      the key is this request's, and its view is still to be entered
     flushed      the view has written its rows
     committing   COMMIT is about to be sent
@@ -24,9 +25,9 @@ import sys
 from typing import Any
 from uuid import uuid4
 
-from flask import Flask, current_app, request
+from flask import Flask, current_app, has_request_context, request
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import String, event, update
+from sqlalchemy import Engine, String, event, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flask_idempotency import Idempotency
@@ -120,4 +121,13 @@ def _watch(app: Flask) -> None:
     claim_granted.connect(granted, app, weak=False)
     with app.app_context():
         event.listen(db.engine, "commit", lambda connection: reach("committing"))
+        if db.engine.dialect.name == "mysql":
+            # The store has no driver of its own there, whose cursor this would not hear.
+            event.listen(Engine, "before_cursor_execute", _claims)
     event.listen(db.session.session_factory, "after_commit", lambda session: reach("committed"))
+
+
+def _claims(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+    # A session commits by the driver's method.
+    if statement == "COMMIT" and has_request_context():
+        reach("claiming")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from sqlalchemy import make_url
@@ -15,24 +15,35 @@ from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Server
 from tests.e2e.purchases import Purchase, assert_paid_once
 from tests.e2e.shop import APPLICATION
+from tests.e2e.wire import Answer, Wire
+from tests.lab.mariadb import MariaDbServer
 from tests.lab.postgres import PostgresServer
 
-COMMIT = b"COMMIT\0"
-"""As it is written on the wire. Records commit by themselves, so nothing but a session of the application's says it."""
+COMMITS = {"postgresql": b"COMMIT\0", "mariadb": b"\3COMMIT"}
+"""As it is written on the wire. On MariaDB a claim says it as well, before the view."""
+
+
+@pytest.fixture(params=COMMITS)
+def database(request: pytest.FixtureRequest) -> PostgresServer | MariaDbServer:
+    server: PostgresServer | MariaDbServer = request.getfixturevalue(
+        "postgres_server" if request.param == "postgresql" else "mariadb_server"
+    )
+    return server
 
 
 @pytest.fixture
-def books(postgres_server: PostgresServer) -> Iterator[Books]:
-    with postgres_server.database() as name:
-        books = Books(postgres_server.url(name))
+def books(database: PostgresServer | MariaDbServer) -> Iterator[Books]:
+    with database.database() as name:
+        books = Books(database.url(name))
         yield books
         books.close()
 
 
 @pytest.fixture
-def line(postgres_server: PostgresServer) -> Iterator[TcpProxy]:
+def line(database: PostgresServer | MariaDbServer) -> Iterator[TcpProxy]:
     """The only way to the database that the shop has."""
-    with TcpProxy(postgres_server.port, marker=COMMIT) as line:
+    marker = COMMITS["mariadb" if isinstance(database, MariaDbServer) else "postgresql"]
+    with TcpProxy(database.port, marker=marker) as line:
         yield line
 
 
@@ -50,18 +61,32 @@ def earlier(shop: Server) -> Purchase:
     return purchase
 
 
+def attempt(purchase: Purchase, shop: Server, ledger: Ledger, before_commit: Callable[[], None]) -> Answer:
+    """Attempt it, and do this when its rows are written and not committed."""
+    with Wire(shop.port) as wire:
+        wire.send(purchase.order.attempt("pause:flushed"))
+        ledger.paused(purchase.order.case)
+        before_commit()
+        ledger.let_go(purchase.order.case)
+        purchase.answers.append(wire.answer())
+    return purchase.answers[-1]
+
+
 def test_26_a_commit_whose_reply_was_lost_is_answered_as_if_nothing_had_happened(
     shop: Server, line: TcpProxy, books: Books, ledger: Ledger, earlier: Purchase
 ) -> None:
     """
-    PostgreSQL has committed and cannot say so: the record does. The client gets its 201, and retries get the same.
+    The database has committed and cannot say so: the record does. The client gets its 201, and retries get the same.
     """
-    purchase, commits = Purchase(), line.requests
-    line.lose_reply()
-    answer = purchase.attempt(shop.port)
+    purchase, commits = Purchase(), list[int]()
 
-    assert line.requests == commits + 1
-    assert answer is not None
+    def lose() -> None:
+        commits.append(line.requests)
+        line.lose_reply()
+
+    answer = attempt(purchase, shop, ledger, lose)
+
+    assert line.requests > commits[0]
     assert (answer.status, answer.replayed) == (201, False)
     assert ledger.runs(purchase.order.case) == 1
     assert_paid_once(books, shop.port, [earlier, purchase])
@@ -72,12 +97,10 @@ def test_26_a_commit_that_never_arrived_is_asked_for_again(
 ) -> None:
     """Nothing was committed, so the client is told to try again; nothing was cached either, and the retry runs."""
     purchase, cached = Purchase(), keys(store)
-    line.lose_request()
-    refused = purchase.attempt(shop.port)
+    refused = attempt(purchase, shop, ledger, line.lose_request)
     left = set(books.payments()), keys(store)
     again = purchase.attempt(shop.port)
 
-    assert refused is not None
     assert refused.told == (503, "transaction-conflict")
     assert left == ({earlier.order.case}, cached)
     assert again is not None
@@ -94,8 +117,7 @@ def test_26_a_commit_that_arrives_when_its_client_was_told_to_try_again_still_co
     Nobody can say what becomes of a COMMIT that is still under way: nobody pays again before it is known, nor after.
     """
     purchase = Purchase()
-    line.delay_request()
-    told = [purchase.attempt(shop.port), purchase.attempt(shop.port)]
+    told = [attempt(purchase, shop, ledger, line.delay_request), purchase.attempt(shop.port)]
     rows = set(books.payments())
     line.deliver()
     answer = purchase.pay(shop.port)

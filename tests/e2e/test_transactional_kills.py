@@ -14,7 +14,7 @@ from tests.e2e.books import Books
 from tests.e2e.conftest import Figures, Serve
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Server, kill
-from tests.e2e.purchases import Purchase, assert_paid_once
+from tests.e2e.purchases import Crowd, Purchase, assert_paid_once
 from tests.e2e.shop import APPLICATION
 from tests.long import unless_long
 
@@ -28,6 +28,11 @@ POINTS = ("began", "claimed", "flushed")
 LEAST_HITS = unless_long(15, long=60)
 LEAST_REPEATS = unless_long(4, long=20)
 """Less would be no chaos: requests that lost their worker, and those among them whose view had been entered."""
+
+KILLS = 300
+CLIENTS = 6
+COMMIT_SECONDS = 0.004
+"""Longer than a COMMIT takes."""
 
 PRELOADED = ("--preload",)
 """A worker is forked in a moment, and the library must not mind where from."""
@@ -104,6 +109,34 @@ def test_2_killed_at_any_moment_it_is_paid_once(
     assert hits >= LEAST_HITS
     assert ran_again >= LEAST_REPEATS
     doom.close()
+    assert_paid_once(books, shop.port, purchases)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("books", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("point", ["committing", "claiming"])
+def test_2_killed_at_a_commit_of_mariadb_it_is_paid_once(
+    shop: Server, books: Books, ledger: Ledger, point: str, figures: Figures
+) -> None:
+    """At that of the rows with their record, and at that of the claim, 300 times each: before, in and after it."""
+    doom, purchases = Doom(ledger, [point], longest=COMMIT_SECONDS), list[Purchase]()
+
+    def buy() -> Purchase:
+        purchase = Purchase()
+        purchase.pay(shop.port, doom.step())
+        return purchase
+
+    crowd = Crowd(CLIENTS, buy)
+    while doom.kills < KILLS:
+        crowd.buys(1)
+    doom.close()
+    purchases = crowd.stop()
+
+    committed = sum(purchase.lost > 0 and ledger.runs(purchase.order.case) == 1 for purchase in purchases)
+    ran_again = sum(ledger.runs(purchase.order.case) > 1 for purchase in purchases)
+    lost = sum(purchase.lost > 0 for purchase in purchases)
+    figures(kills=doom.kills, purchases=len(purchases), lost=lost, ran_again=ran_again, ran_once=committed)
     assert_paid_once(books, shop.port, purchases)
 
 
