@@ -46,6 +46,8 @@ REFUSALS: Final = {
 """What a transactional view's client may be told besides its answer. A 500 is the view's own: its statement met a conflict, or
 found no server."""
 
+LOST: Final = {"reply": "replies lost", "request": "requests lost"}
+
 PLAIN_REFUSALS: Final = {(409, "in-flight"), (409, "outcome-unknown"), (503, "store-unavailable")}
 
 
@@ -79,10 +81,10 @@ class Weather:
             match random.choice(("reply", "request", "way")):
                 case "reply":
                     random.choice(self._lines).lose_reply()
-                    self.seen["replies lost"] += 1
+                    self.seen["reply"] += 1
                 case "request":
                     random.choice(self._lines).lose_request()
-                    self.seen["requests lost"] += 1
+                    self.seen["request"] += 1
                 case _:
                     self._lines[-1].turn_to(random.choice(self._cluster.nodes))
                     self._lines[-1].cut()
@@ -98,7 +100,8 @@ class Weather:
         self._ended.set()
         self._gusts.join()
         for line in self._lines:
-            line.lose_nothing()
+            self.seen.subtract(line.lose_nothing())
+        self.seen = Counter({LOST.get(name, name): number for name, number in self.seen.items()})
 
 
 @pytest.fixture

@@ -39,8 +39,9 @@ PROVIDER: Final = {
 
 SYNCED: Final = "Synced"
 
-_GROUP, _STATES, _SNAPSHOTS = 20_000, 22_000, 24_000
-"""What is added to the port of a node for each of its others: the group, incremental states and snapshots."""
+_GROUP, _STATES, _SNAPSHOTS = 3_000, 5_000, 7_000
+"""What is added to the port of a node for each of its others: the group, incremental states and snapshots. Below what systems
+give to clients, which would take one while its node is down."""
 
 _POSITION: Final = re.compile(r"Recovered position:\s*(\S+:-?\d+)")
 
@@ -163,6 +164,7 @@ class GaleraNode(MariaDbServer):
             return []
         before = len(self.log)
         options = ["--no-defaults", f"--datadir={self.folder / 'data'}", "--wsrep-recover", "--skip-networking"]
+        options += ["--wsrep-cluster-address=gcomm://127.0.0.1"]
         options += ["--socket=r", "--pid-file=recover", "--innodb-buffer-pool-size=64M"]
         process = launch(
             [str(self._program), *options, *self._library],
@@ -237,9 +239,11 @@ class Balancer(TcpProxy):
         # Records and the sessions of an application both send it.
         super().__init__(nodes[0].port, marker=b"\3COMMIT")
 
-    def lose_nothing(self) -> None:
-        """Forget the losses that have met no request."""
+    def lose_nothing(self) -> list[str]:
+        """Forget the losses that have met no request, and return them."""
+        left: list[str] = list(self._losses)
         self._losses.clear()
+        return left
 
     def turn_to(self, node: GaleraNode) -> None:
         self._upstream = ("127.0.0.1", node.port)

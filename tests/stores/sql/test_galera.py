@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pymysql
 import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
-from flask_idempotency.engine.model import Grant, InFlight, Record
+from flask_idempotency.engine.model import Grant, InFlight, OverQuota, Record
+from flask_idempotency.engine.outbox import Message, OutboxNames, StoredMessage, Topics
+from flask_idempotency.engine.quota import Quota
 from flask_idempotency.stores.sql import errors, mysql
 from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.outbox import OutboxTable
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 from tests.lab.galera import NODES, Balancer, GaleraCluster, GaleraNode
@@ -61,18 +67,18 @@ def stores(galera: GaleraCluster, open_at: Callable[[GaleraNode | Balancer], Sql
     return found
 
 
-def before_commit(store: SqlStore, work: Callable[[], object]) -> list[int]:
-    """Do this before the first COMMIT of this store. Return what will hold the numbers of the errors that it meets."""
+def before_commit(database: Database, work: Callable[[], object]) -> list[int]:
+    """Do this before the first COMMIT of a record's connection. Return what will hold the numbers of the errors."""
     done: list[bool] = []
     met: list[int] = []
 
-    @event.listens_for(store.database.engine, "before_cursor_execute")
+    @event.listens_for(database.engine, "before_cursor_execute")
     def in_between(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         if statement == "COMMIT" and not done:
             done.append(True)
             work()
 
-    @event.listens_for(store.database.engine, "handle_error")
+    @event.listens_for(database.engine, "handle_error")
     def note(context: Any) -> None:
         met.append(errors.mysql_code(context.sqlalchemy_exception))
 
@@ -82,7 +88,7 @@ def before_commit(store: SqlStore, work: Callable[[], object]) -> list[int]:
 def test_of_two_nodes_that_grant_a_key_one_is_refused_at_its_commit_and_looks_again(stores: list[SqlStore]) -> None:
     here, there, _ = stores
     key, grants = a_key(), list[object]()
-    met = before_commit(here, lambda: grants.append(there.claim(a_request(key), token=a_token(), lease=LEASE)))
+    met = before_commit(here.database, lambda: grants.append(there.claim(a_request(key), token=a_token(), lease=LEASE)))
 
     outcome = here.claim(a_request(key), token=a_token(), lease=LEASE)
 
@@ -96,13 +102,57 @@ def test_two_nodes_never_give_one_fence_to_two_claims(stores: list[SqlStore]) ->
     here, there, _ = stores
     grants = list[Grant]()
     met = before_commit(
-        here, lambda: grants.append(granted(there.claim(a_request(a_key()), token=a_token(), lease=LEASE)))
+        here.database, lambda: grants.append(granted(there.claim(a_request(a_key()), token=a_token(), lease=LEASE)))
     )
 
     mine = granted(here.claim(a_request(a_key()), token=a_token(), lease=LEASE))
 
     assert [CONFLICT] == met
     assert mine.fence > grants[0].fence
+
+
+def test_a_limit_is_exact_although_two_nodes_count_at_once(stores: list[SqlStore]) -> None:
+    """Both have room for one more key. The fence is a row of both, so the second one counts again."""
+    here, there, _ = stores
+    tenant, limit, grants = bytes(16), Quota(records=1), list[object]()
+    one, other = (replace(a_key(), tid=tenant) for _ in range(2))
+    met = before_commit(
+        here.database,
+        lambda: grants.append(there.claim(a_request(one), token=a_token(), lease=LEASE, quota=limit)),
+    )
+
+    refused = here.claim(a_request(other), token=a_token(), lease=LEASE, quota=limit)
+
+    assert [CONFLICT] == met
+    assert isinstance(grants[0], Grant)
+    assert isinstance(refused, OverQuota)
+
+
+def test_two_relays_on_two_nodes_never_hold_messages_of_one_key(galera: GaleraCluster, name: str) -> None:
+    """Their lock is one of a node. Both choose the same first message, and one of them is refused at its commit."""
+    with ExitStack() as ends:
+        here, there = (
+            OutboxTable(Database(node.url(name)), OutboxNames("shop", lambda text: sha256(text).digest()))
+            for node in galera.nodes[:2]
+        )
+        ends.callback(here.close)
+        ends.callback(there.close)
+        here.upgrade()
+        with Session(here._database.base) as session:
+            for body in (b"1", b"2"):
+                message = Message(body.hex(), "orders", body, key="a")
+                connection = here.connection_of(session, here._database.base)
+                here.publish(connection, message, delay=0, tenant_id=None, sealed=body, sealed_by=None)
+            session.commit()
+        first = list[Sequence[StoredMessage]]()
+        met = before_commit(
+            here._database, lambda: first.append(there.claim(b"t" * 16, topics=Topics("*"), limit=1, hold=LEASE))
+        )
+
+        second = here.claim(b"h" * 16, topics=Topics("*"), limit=9, hold=LEASE)
+
+    assert [CONFLICT] == met
+    assert ([b"1"], []) == ([each.message.body for each in first[0]], second)
 
 
 def test_many_claims_on_all_nodes_are_granted_each_with_a_fence_of_its_own(stores: list[SqlStore]) -> None:

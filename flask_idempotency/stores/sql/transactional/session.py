@@ -498,8 +498,8 @@ class SessionTransactions:
     def final_record(self, key: StorageKey, token: bytes) -> Record | None:
         """Return the record after every transaction that wrote to it has ended."""
         if self._store.database.dialect.name != SQLITE:
-            # A write waits for a COMMIT that has not ended; a read would see the row before it. On Galera nothing waits for that
-            # of another node, but it fails after this write.
+            # A write waits for a COMMIT that has not ended; a read would see the row before it. On Galera nothing waits for
+            # that of another node, but it fails after this write.
             with suppress(LeaseLost):
                 self._store.renew(key, token, lease=SHORTEST_SECONDS, later=1)
         return self._store.read(key)

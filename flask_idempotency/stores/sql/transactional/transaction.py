@@ -175,7 +175,7 @@ class SessionTransaction:
                 raise
             _log.warning(
                 "a session that keeps its snapshot did not see its own claim: its work is rolled back, and may be retried. "
-                "Use READ COMMITTED for views with effects='transactional'."
+                "Use READ COMMITTED for views with effects='transactional', and on Galera wsrep_sync_wait = 7."
             )
             self._decide(error, otherwise, again=True)
         except ConfigurationError as error:
