@@ -30,7 +30,7 @@ _OLDEST: Final = {"MariaDB": (10, 6), "MySQL": (8, 0, 13)}
 _SETTINGS: Final = ("sql_mode", "innodb_flush_log_at_trx_commit", "log_bin", "binlog_format", "max_allowed_packet")
 READ_SETTINGS: Final = f"SELECT version() AS version, {', '.join(f'@@{name} AS {name}' for name in _SETTINGS)}"
 
-IN_CLUSTER: Final = "SHOW VARIABLES LIKE 'wsrep\\_on'"
+IN_CLUSTER: Final = "SHOW GLOBAL VARIABLES LIKE 'wsrep\\_on'"
 """Not every server has this variable, and only SHOW says so without an error."""
 
 SYNC_WAIT: Final = 7
@@ -112,6 +112,13 @@ def prepare_connection(connection: Any, record: Any) -> None:
         raise ConfigurationError(f"IDEMPOTENCY_STORE: {fault}")
     cursor.execute(IN_CLUSTER)
     if "ON" in (cursor.fetchone() or ()):
+        cursor.execute("SELECT @@session.wsrep_on")
+        if not cursor.fetchone()[0]:
+            connection.close()
+            raise ConfigurationError(
+                "IDEMPOTENCY_STORE: wsrep_on is OFF for this connection to a node of a Galera cluster, so no other node would "
+                "learn of its claims, and would grant them too. Leave wsrep_on as it is where connections are made."
+            )
         # A node that lags would say that a key has no record, or that a lease is over. Its vote at the COMMIT prevents a
         # second grant; this prevents wrong refusals, and writes that change no row and so are not voted on.
         cursor.execute(f"SET SESSION wsrep_sync_wait = {SYNC_WAIT}, wsrep_dirty_reads = OFF")

@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import Grant, InFlight, OverQuota, Record
 from flask_idempotency.engine.outbox import Message, OutboxNames, StoredMessage, Topics
 from flask_idempotency.engine.quota import Quota
@@ -252,6 +252,13 @@ def test_a_transaction_that_a_node_gave_up_may_be_tried_again(code: int) -> None
 
     assert errors.is_retryable(given)
     assert not errors.is_refusal(given)
+
+
+def test_a_connection_whose_writes_stay_on_its_node_is_refused_by_name(galera: GaleraCluster, name: str) -> None:
+    store = SqlStore(Database(f"{galera.nodes[0].url(name)}?init_command=SET wsrep_on = OFF"))
+    with pytest.raises(ConfigurationError, match="wsrep_on is OFF for this connection"):
+        store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
+    store.close()
 
 
 def found_by(store: SqlStore) -> Finding:
