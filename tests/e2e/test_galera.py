@@ -34,6 +34,8 @@ TENANTS: Final = 12
 LEASE: Final = 1.0
 KILLED: Final = 0.1
 """The part of all purchases whose worker is killed at a COMMIT."""
+FEW: Final = 10
+"""So many purchases go well between two things that happen to a node."""
 GUST_SECONDS: Final = 0.3
 ASKED_SECONDS: Final = 90.0
 
@@ -173,10 +175,10 @@ def run_shops(
     number = 0
     with weather:
         while what := until(number):
-            crowd.buys(20)
+            crowd.buys(FEW)
             weather.blow(what, galera.nodes[number % len(galera.nodes)], ask)
             number += 1
-        crowd.buys(20)
+        crowd.buys(FEW)
     doom.close()
     purchases = crowd.stop()
     return [*purchases, *map(pay, early)]
