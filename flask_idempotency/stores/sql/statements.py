@@ -107,7 +107,8 @@ def _with_lock_timeout(
         return sa.update(records).where(is_mine(), *conditions), dialect.now
     rid = binary("my_record_id")
     moment = dialect.moment(bounded=True).add_columns(rid.label("record_id")).subquery("moment")
-    return sa.update(records).where(_r.record_id == moment.c.record_id, *conditions), moment.c.now
+    # Compared with the parameter too: a join alone makes a plan for any key, which scans a table that was small.
+    return sa.update(records).where(is_mine(), _r.record_id == moment.c.record_id, *conditions), moment.c.now
 
 
 def if_as_seen(dialect: Dialect, condition: sa.ColumnElement[bool]) -> sa.Update:
