@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias
@@ -12,8 +15,8 @@ from tests.lab.programs import missing
 
 PoolMode: TypeAlias = Literal["session", "transaction", "statement"]
 
-# Debian's; it is not on the PATH of those who are not root.
-PROGRAM = Path("/usr/sbin/pgbouncer")
+# Debian's, which is on the PATH of root alone. Another release: PGBOUNCER=/its/path.
+PROGRAM = Path(os.environ.get("PGBOUNCER", "/usr/sbin/pgbouncer"))
 
 SETTINGS = """\
 [databases]
@@ -69,6 +72,14 @@ class PgBouncer:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def carries_statements(self) -> bool:
+        """Whether what a client has prepared is known on each server connection: by default from 1.24 on."""
+        said = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
+        found = re.search(r"(\d+)\.(\d+)", said)
+        assert found is not None
+        return (int(found[1]), int(found[2])) >= (1, 24)
 
     @property
     def log(self) -> str:

@@ -39,6 +39,7 @@ from flask_idempotency.stores.sql.errors import (
     is_apart,
     is_missing_table,
     is_serialization_failure,
+    is_unprepared,
     lacks_grants,
 )
 from flask_idempotency.stores.sql.mysql import RECORDS
@@ -351,7 +352,7 @@ class Database:
                             connection.invalidate(error)
                         raise
             except DBAPIError as error:
-                if not _may_be_repeated(error, failed):
+                if not (self._stops_preparing(error) or _may_be_repeated(error, failed)):
                     # The tables may have moved.
                     self._named = self._named and not is_missing_table(error)
                     # Otherwise it is the role of the URL.
@@ -401,6 +402,17 @@ class Database:
             engines.driver.name(None if place is None else place.schema)
         # Last: another thread that sees it relies on the lines above.
         self._named = place is not None
+
+    def _stops_preparing(self, error: DBAPIError) -> bool:
+        """Return whether the server lacked a prepared statement, as after a change of its pooler. Then prepare none again."""
+        preparing = self._open().preparing
+        if preparing is None or not is_unprepared(error):
+            return False
+        if preparing.works:
+            preparing.works = False
+            # Later connections are new, and prepare nothing.
+            self._open().records.dispose()
+        return True
 
     def _role(self) -> str | None:
         """Return the role that the last statement ran as. A listener of the application's pool may have set it."""

@@ -5,6 +5,7 @@ An application passes a URL or an Engine. Records get a separate pool, which bou
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -126,6 +127,8 @@ class Engines:
     """True if this module made `base` from a URL."""
     driver: Driver | None
     """For the statements of the request path. None: send them through SQLAlchemy's `Connection`."""
+    preparing: Preparing | None = None
+    """What lets psycopg prepare statements. None with other drivers."""
 
 
 ON_A_CONNECTION: Final = (
@@ -162,9 +165,10 @@ def open_engines(bind: Bind, *, driver_cursor: bool = True, joining: Joining | N
         if not joined:
             raise _in_memory()
         return Engines(base, base, dialect, ours, None)
-    records = hide_parameters(_engine_for_records(base, dialect))
+    preparing = Preparing(from_url=ours) if base.driver == "psycopg" else None
+    records = hide_parameters(_engine_for_records(base, dialect, preparing))
     driver = Driver(records) if driver_cursor and records.driver in DRIVERS else None
-    return Engines(base, records, dialect, ours, driver)
+    return Engines(base, records, dialect, ours, driver, preparing)
 
 
 def _engine_from(bind: str | URL) -> Engine:
@@ -230,7 +234,7 @@ def names_memory(url: URL) -> bool:
     return name in ("", ":memory:") or "memory" in (url.query.get("mode"), *name.split("=")) or ":memory:" in name
 
 
-def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
+def _engine_for_records(base: Engine, dialect: Dialect, preparing: Preparing | None) -> Engine:
     # The new pool connects in the same way, and keeps the listeners that the application added.
     pool = base.pool.recreate()
     # The first statement notices a stale connection, and is repeated. A ping would double every call.
@@ -255,8 +259,9 @@ def _engine_for_records(base: Engine, dialect: Dialect) -> Engine:
     if dialect.name == SQLITE:
         event.listen(engine, "connect", _prepare_sqlite)
         return engine
-    if engine.driver == "psycopg":
+    if preparing is not None:
         event.listen(engine, "connect", set_read_timeout)
+        event.listen(engine, "connect", preparing)
     event.listen(engine, "connect", _insist_on_durability)
     event.listen(engine, "connect", _note_path)
     return engine
@@ -325,6 +330,58 @@ def _never_prepare(connection: Any, record: object) -> None:
     An application's own Engine keeps its setting: its sessions use the same PgBouncer.
     """
     connection.prepare_threshold = None
+
+
+PREPARE_AFTER: Final = 5
+"""A statement is prepared at this use. It is psycopg's own number, and PostgreSQL keeps a plan from the sixth use on."""
+
+_PREPARED: Final = "SELECT name FROM pg_prepared_statements"
+
+
+class Preparing:
+    """A listener that lets psycopg prepare what repeats where the next statement reaches the same names.
+
+    Half of a statement's time is its plan. A session of our own keeps names, and so does PgBouncer from 1.22 on. An older
+    one would send a name to another server connection, which does not know it, or knows another client's by it.
+    """
+
+    def __init__(self, *, from_url: bool) -> None:
+        self._from_url = from_url
+        self.works = True
+        """False once a server did not know a name: then no later connection prepares anything."""
+
+    def __call__(self, connection: Any, record: object) -> None:
+        # No other client's statement has one of our names.
+        connection._prepared._prepared_idx = random.getrandbits(62)
+        if not self.works:
+            connection.prepare_threshold = None
+            return
+        cursor = connection.cursor()
+        cursor.execute("SELECT pg_backend_pid()")
+        direct = cursor.fetchone()[0] == connection.info.backend_pid
+        if self._from_url and (direct or _are_carried(connection)):
+            connection.prepare_threshold = PREPARE_AFTER
+        if direct and connection.prepare_threshold is not None:
+            # Otherwise a plan from when a table was empty reads the whole table, until the server has analyzed it. Before 18
+            # a scan without an index then seems dear enough to compile.
+            cursor.execute("SET enable_seqscan = off; SET jit = off")
+        cursor.close()
+        connection.commit()
+
+
+def _are_carried(connection: Any) -> bool:
+    """Return whether a pooler gives prepared statements names of its own, and takes messages that close them."""
+    before = connection.prepare_threshold, connection.prepared_max
+    # With room for none, psycopg closes the statement at once: by name in SQL with libpq before 17, which then fails.
+    connection.prepare_threshold = connection.prepared_max = 0
+    try:
+        with connection.transaction():
+            names = [name for (name,) in connection.execute(_PREPARED, prepare=True)]
+    except connection.Error:
+        return False
+    finally:
+        connection.prepare_threshold, connection.prepared_max = before
+    return bool(names) and not any(name.startswith("_pg3_") for name in names)
 
 
 def _insist_on_durability(connection: Any, record: object) -> None:

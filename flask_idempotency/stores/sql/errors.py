@@ -104,6 +104,7 @@ def missing_privileges(connection: Connection) -> dict[str, list[str]]:
 CONTENDED: Final = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: the server rolled the transaction back, and a retry may succeed."""
 
+_NOT_PREPARED: Final = frozenset({"26000", "42P05"})
 _LOCK_TIMEOUT: Final = "55P03"
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _NO_TABLE_OR_COLUMN: Final = frozenset({"42P01", "42703"})
@@ -179,6 +180,11 @@ def is_serialization_failure(error: DBAPIError) -> bool:
 def is_apart(error: DBAPIError) -> bool:
     """Return True if this node of a Galera cluster takes no statement, so that another node must be asked."""
     return mysql_code(error) == _GALERA_APART
+
+
+def is_unprepared(error: DBAPIError) -> bool:
+    """Return True if the session lacks a prepared statement, or has another one of its name. Nothing was done."""
+    return sqlstate(error) in _NOT_PREPARED
 
 
 def is_duplicate(error: DBAPIError) -> bool:

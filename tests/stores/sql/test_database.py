@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from flask_idempotency.stores.sql.database import TRIES, Database
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from tests.lab.pgbouncer import PgBouncer
 from tests.lab.postgres import StartPostgres
 from tests.stores.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
 
@@ -236,15 +237,91 @@ def test_timeouts_are_set_unless_the_url_sets_them() -> None:
     assert {"tcp_user_timeout": 5000} == chosen
 
 
-@on_postgresql
-def test_the_store_prepares_no_statements(open_database: OpenDatabase, records_url: str) -> None:
-    """A pooler's next server connection would not know it."""
-    database = open_database(records_url)
+NAMES = text("SELECT name FROM pg_prepared_statements")
+
+
+def repeated(database: Database) -> list[str]:
+    """The names that a server connection has after a statement was sent twenty times."""
     for _ in range(20):
         database.run(lambda connection: connection.execute(text("SELECT 1")).scalar_one())
+    return list(database.run(lambda connection: connection.execute(NAMES).scalars()))
 
-    prepared = text("SELECT count(*) FROM pg_prepared_statements")
-    assert 0 == database.run(lambda connection: connection.execute(prepared).scalar_one())
+
+def setting(database: Database, name: str) -> str:
+    return str(database.run(lambda connection: connection.execute(text(f"SHOW {name}")).scalar_one()))
+
+
+@on_postgresql
+def test_statements_that_repeat_are_prepared(open_database: OpenDatabase, records_url: str) -> None:
+    """Half of a replay is planning. A plan for a table that was empty must not read all of it once it is full."""
+    database = open_database(records_url)
+
+    (name,) = repeated(database)
+    assert len(name) > len("_pg3_1234567")
+    assert ("off", "off") == (setting(database, "enable_seqscan"), setting(database, "jit"))
+    with database.base.connect() as connection:
+        assert "on" == connection.execute(text("SHOW enable_seqscan")).scalar_one()
+
+
+def test_behind_a_pooler_statements_are_prepared_if_it_carries_them(
+    pgbouncer: PgBouncer, pgbouncer_url: str, open_database: OpenDatabase
+) -> None:
+    """An older one would send the name to another server connection. Settings of a session never outlive a transaction."""
+    database = open_database(pgbouncer_url)
+
+    names = repeated(database)
+    assert pgbouncer.carries_statements == bool(names)
+    assert not [name for name in names if not name.startswith("PGBOUNCER_")]
+    assert "on" == setting(database, "enable_seqscan")
+
+
+class Pooler:
+    """A connection of psycopg's through a pooler that shows these prepared statements."""
+
+    Error = OSError
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.prepare_threshold, self.prepared_max = None, 100
+        self.room: tuple[int | None, int] | None = None
+
+    def transaction(self) -> Any:
+        return nullcontext()
+
+    def execute(self, sql: str, *, prepare: bool) -> list[tuple[str]]:
+        self.room = (self.prepare_threshold, self.prepared_max)
+        if "refuses" in self.names:
+            raise self.Error
+        return [(name,) for name in self.names if prepare]
+
+
+@pytest.mark.parametrize(
+    ("names", "carried"),
+    (
+        (("PGBOUNCER_7",), True),
+        (("PGBOUNCER_7", "PGBOUNCER_8"), True),
+        (("_pg3_12",), False),
+        (("PGBOUNCER_7", "_pg3_12"), False),
+        ((), False),
+        (("refuses",), False),
+    ),
+)
+def test_a_pooler_carries_statements_if_it_renames_them(names: tuple[str, ...], carried: bool) -> None:
+    pooler = Pooler(*names)
+
+    assert carried == engines._are_carried(pooler)
+    assert ((0, 0), (None, 100)) == (pooler.room, (pooler.prepare_threshold, pooler.prepared_max))
+
+
+@on_postgresql
+def test_a_prepared_statement_that_is_gone_is_sent_again(open_database: OpenDatabase, records_url: str) -> None:
+    """As when a pooler was told to carry no more of them. From then on nothing is prepared."""
+    database = open_database(records_url)
+    repeated(database)
+    database.run(lambda connection: connection.connection.dbapi_connection.pgconn.exec_(b"DEALLOCATE ALL"))  # type: ignore[union-attr]
+
+    assert 1 == database.run(lambda connection: connection.execute(text("SELECT 1")).scalar_one())
+    assert [] == repeated(database)
 
 
 @on_postgresql
