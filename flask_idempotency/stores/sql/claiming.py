@@ -360,33 +360,35 @@ class Insert:
 
     def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
         if query.quota is not None:
-            return self._gate.claim(connection, query, self._look_first)
-        outcome = self._once(connection, query)
-        return self._gate.retry(connection, query, self._once) if outcome is None else outcome
+            return self._gate.claim(connection, query, self._try)
+        outcome = self._try(connection, query)
+        return self._gate.retry(connection, query, self._try) if outcome is None else outcome
 
     def within(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         """Try to claim in the caller's transaction. None: the row changed between the read and the write."""
         if query.quota is None:
-            return self._once(connection, query)
+            return self._try(connection, query)
         return self._gate.within(connection, replace(query, parameters={**query.parameters, "my_margin": 0}))
 
-    def _once(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
+    def _try(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
+        """Try to claim. None: the row changed between the read and the write."""
+        if query.quota is not None:
+            # Read first: with a quota the inserting statement is long, and a replay must not pay for planning it.
+            found = connection.execute(self._read, query.parameters).one_or_none()
+            if found is None:
+                return self._writer.insert(connection, query)
+            return self._apply(connection, row_of(found), query)
         fence, *found = connection.execute(self._claim_or_read, query.parameters).one()
         if fence is not None:
             return query.granted(fence, attempt=1)
         if found[0] is None:
             # Another worker inserted the row after our snapshot was taken, so we neither made it nor see it.
             return None
-        row = row_of(found)
-        outcome = classify(row, query)
-        return self._writer.write(connection, outcome, row, query) if isinstance(outcome, Move) else outcome
+        return self._apply(connection, row_of(found), query)
 
-    def _look_first(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
-        """Read first: with a quota the inserting statement is long, and a replay must not pay for planning it."""
-        found = connection.execute(self._read, query.parameters).one_or_none()
-        if found is None:
-            return self._writer.insert(connection, query)
-        return self._writer.apply(connection, row_of(found), query)
+    def _apply(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
+        """Classify this row, and write what is due. None: it has changed since, or another worker has it locked."""
+        return self._writer.apply(connection, row, query)
 
 
 class InsertInTurn:
@@ -472,38 +474,28 @@ class InsertAndWait(InsertInTurn):
         return super().claim(connection, query)
 
 
-class RowLock:
-    """PostgreSQL: one short transaction for each claim, which locks the row before it writes to it.
+class RowLock(Insert):
+    """PostgreSQL: as above, but change a row that exists only under its lock, in one short transaction.
 
     Use it if other tools of yours lock rows of this table. A claim does not wait for a locked row, but reads it first. So it
     can distinguish an absent row from a locked one, which `SKIP LOCKED` alone cannot. A replay does not write.
     """
 
     def __init__(self, dialect: Dialect) -> None:
+        super().__init__(dialect)
         self._read_locked = statements.read_locked(dialect)
-        self._read = statements.read(dialect)
-        self._writer = ClaimWriter(dialect)
-        self._gate = QuotaGate(dialect, self._writer)
 
-    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
-        if query.quota is not None:
-            return self._gate.claim(connection, query, self._once)
-        return self._gate.retry(connection, query, self._once)
-
-    def _once(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
+    def _apply(self, connection: RecordConnection, row: Row, query: ClaimQuery) -> StoreOutcome | None:
+        outcome = classify(row, query)
+        if not isinstance(outcome, Move):
+            return outcome
         with transaction(connection):
-            found = connection.execute(self._read, query.parameters).one_or_none()
-            if found is None:
-                return self._writer.insert(connection, query)
-            outcome = classify(row_of(found), query)
-            if not isinstance(outcome, Move):
-                return outcome
-            # Write only under the row's lock. A claim that does not get it leaves the write to the worker that has it.
+            # A claim that does not get the lock leaves the write to the worker that has it.
             found = connection.execute(self._read_locked, query.parameters).one_or_none()
             return None if found is None else self._writer.apply(connection, row_of(found), query)
 
 
-class Advisory:
+class Advisory(Insert):
     """PostgreSQL: one short transaction for each claim. Claims queue by the key's number, whether or not there is a row.
 
     Two keys of one number only wait for each other. The lock only saves work: workers with another strategy do not take it,
@@ -511,24 +503,14 @@ class Advisory:
     """
 
     def __init__(self, dialect: Dialect) -> None:
+        super().__init__(dialect)
         self._lock = statements.advisory_lock(dialect)
-        self._read = statements.read(dialect)
-        self._writer = ClaimWriter(dialect)
-        self._gate = QuotaGate(dialect, self._writer)
 
-    def claim(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | NearLimit:
-        if query.quota is not None:
-            return self._gate.claim(connection, query, self._once)
-        return self._gate.retry(connection, query, self._once)
-
-    def _once(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
+    def _try(self, connection: RecordConnection, query: ClaimQuery) -> StoreOutcome | None:
         with transaction(connection):
             connection.execute(self._lock, {**query.parameters, "my_number": number_of(query.request.key.rid)})
             # In a separate statement: a claim that waited for the lock sees what was there before it waited.
-            found = connection.execute(self._read, query.parameters).one_or_none()
-            if found is None:
-                return self._writer.insert(connection, query)
-            return self._writer.apply(connection, row_of(found), query)
+            return super()._try(connection, query)
 
 
 def number_of(rid: bytes) -> int:

@@ -35,11 +35,11 @@ from tests.stores.sql.test_statements import WRITES
 from tests.tooling.processes import eventually
 
 PATIENCE_MS = 100
-LOCK, LOOK = "SELECT pg_advisory_xact_lock", "SELECT idempotency_records.state,"
+LOCK = "SELECT pg_advisory_xact_lock"
 AGAIN = {
     "insert": ["WITH granted", "WITH granted"],
-    "row_lock": [LOOK, "INSERT INTO", LOOK],
-    "advisory": [LOCK, LOOK, "INSERT INTO", LOCK, LOOK],
+    "row_lock": ["WITH granted", "WITH granted"],
+    "advisory": [LOCK, "WITH granted", LOCK, "WITH granted"],
 }
 """What a claim sends that finds neither a place for its row nor the row, and looks again."""
 AT_ONCE_SECONDS = 60.0
