@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import click
-from flask import current_app
 from flask.cli import AppGroup
 
 from flask_idempotency.cli import cli
@@ -21,10 +19,11 @@ from flask_idempotency.cli.output import Cell, Style, Styled, table
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.events import MessageSettled
 from flask_idempotency.engine.outbox import OutboxRow
-from flask_idempotency.maintenance.relay import NO_ROUTE, WAIT_SECONDS, RelayReport, Stop, run
+from flask_idempotency.maintenance.relay import WAIT_SECONDS, RelayReport, Stop, run
+from flask_idempotency.operations.outbox import outbox_view, retry_failed
 from flask_idempotency.operations.records import AuditNote, Refused
 from flask_idempotency.operations.times import format_duration
-from flask_idempotency.web.operator import state
+from flask_idempotency.web.operator import MESSAGE_NOT_FAILED, NO_MESSAGE, outbox_of, state
 
 if TYPE_CHECKING:
     from flask_idempotency.outbox.outbox import OutboxServices  # needs a package that is optional
@@ -35,26 +34,12 @@ REPORT_SECONDS: Final = 5.0
 MOST_ROWS: Final = 10_000
 """The most messages that one command reads."""
 
-_NONE: Final = "This application has no outbox: call `idempotency.outbox()` when you set it up."
-_NO_MESSAGE: Final = "A relay is sending this message or has sent it, or there is no message of this number."
-_NOT_FAILED: Final = (
-    "Only a message whose last attempt failed can be discarded, and a relay must not be sending it. See `flask idempotency "
-    "outbox list`."
-)
 _LEFT: Final = {
     "held": "that a relay is sending",
     "due": "due already",
     "delayed": "not due yet and never failed",
 }
 """What `retry --topic` leaves, by the state of the message."""
-
-
-def _services() -> OutboxServices:
-    state()
-    services: OutboxServices | None = current_app.extensions.get("idempotency_outbox")
-    if services is None:
-        raise Refused(_NONE)
-    return services
 
 
 @cli.command("relay")
@@ -80,7 +65,7 @@ def relay_command(once: bool, poll: float) -> Output:
       $ flask idempotency relay
     """
     with _ended_by_signals() as stop:
-        services = _services()
+        services = outbox_of()
         if faults := services.table.faults():
             raise Refused(" ".join(faults))
         relay = services.relay()
@@ -152,14 +137,11 @@ def list_command(dead: bool, limit: int) -> Output:
     Example:
       $ flask idempotency outbox list --dead
     """
-    services = _services()
-    counts = services.table.counts()
-    rows = [
-        replace(row, error=NO_ROUTE) if row.error is None and services.route_of(row.topic) is None else row
-        for row in services.table.rows(limit=limit, only_dead=dead)
-    ]
-    lines = [*table(map(_line, rows)), f"Waiting: {counts.waiting}. Dead: {counts.dead}."]
-    shown = {**asdict(counts), "messages": [asdict(row) for row in rows]}
+    services = outbox_of()
+    seen = outbox_view(services.table, services.fault_of, limit=limit, dead=dead)
+    counts = seen.counts
+    lines = [*table(map(_line, seen.rows)), f"Waiting: {counts.waiting}. Dead: {counts.dead}."]
+    shown = {**asdict(counts), "topics": list(map(asdict, seen.topics)), "messages": list(map(asdict, seen.rows))}
     return Output(shown, lines, NOT_IN_ORDER if counts.dead else 0)
 
 
@@ -198,27 +180,21 @@ def retry_command(seq: int | None, topic: str | None, word: AuditNote) -> Output
     """
     if (seq is None) == (topic is None):
         raise click.UsageError("Give the number of one message, or --topic.")
-    services = _services()
+    services = outbox_of()
     if seq is not None:
-        return _settled(services, services.table.retry(seq), seq, "retried", _NO_MESSAGE, word)
-    left: Counter[str] = Counter()
-    retried: list[int] = []
-    rows = services.table.rows(limit=MOST_ROWS, topic=topic)
-    for row in rows:
-        if row.state != "dead" and (row.state != "delayed" or row.error is None):
-            left[row.state] += 1
-        # Another operator may have settled it since.
-        elif services.table.retry(row.seq) is None:
-            left["held"] += 1
-        else:
-            services.observers(MessageSettled("", row.topic, row.seq, "retried", word.actor, word.reason))
-            retried.append(row.seq)
-    parts = [f"Messages of {topic} retried: {len(retried)}."]
-    if left:
+        return _settled(services, services.table.retry(seq), seq, "retried", NO_MESSAGE, word)
+
+    def published(row: OutboxRow) -> None:
+        services.observers(MessageSettled("", row.topic, row.seq, "retried", word.actor, word.reason))
+
+    done = retry_failed(services.table, topic, published, limit=MOST_ROWS)
+    left = {name: done.left.get(name, 0) for name in _LEFT}
+    parts = [f"Messages of {topic} retried: {len(done.retried)}."]
+    if done.left:
         parts.append(f"Left: {', '.join(f'{left[name]} {text}' for name, text in _LEFT.items() if left[name])}.")
-    if len(rows) == MOST_ROWS:
+    if done.more:
         parts.append("There may be more: run this again.")
-    shown = {"topic": topic, "retried": retried, "left": {name: left[name] for name in _LEFT}}
+    shown = {"topic": topic, "retried": list(done.retried), "left": left}
     return Output(shown, [" ".join(parts)])
 
 
@@ -237,9 +213,9 @@ def discard_command(seq: int, yes: bool, word: AuditNote) -> Output:
     Example:
       $ flask idempotency outbox discard 4711 --reason "refunded by hand"
     """
-    services = _services()
+    services = outbox_of()
     confirm("Delete it?", "The message will be lost.", yes=yes)
-    return _settled(services, services.table.discard(seq), seq, "discarded", _NOT_FAILED, word)
+    return _settled(services, services.table.discard(seq), seq, "discarded", MESSAGE_NOT_FAILED, word)
 
 
 def _settled(services: OutboxServices, topic: str | None, seq: int, verb: str, refusal: str, word: AuditNote) -> Output:

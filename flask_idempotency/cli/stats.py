@@ -18,11 +18,21 @@ from flask_idempotency.assembly import Services
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import Output, duration, prints_json, prints_output, wide_option
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, ago, clean, say, table
-from flask_idempotency.engine.activity import ENDINGS, NEW, NOT_KEPT, OUTCOMES
+from flask_idempotency.engine.activity import (
+    CONFLICT,
+    ENDINGS,
+    MISMATCH,
+    NEW,
+    NOT_KEPT,
+    OUTCOMES,
+    QUARANTINED,
+    REPLAYED,
+)
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.operations import activity
 from flask_idempotency.operations.admin import Stats, stats
+from flask_idempotency.operations.health import KeptHealth, kept_health
 from flask_idempotency.operations.identity import IdentityChange, look
 from flask_idempotency.operations.records import Refused
 from flask_idempotency.operations.times import format_duration, format_edge, moment
@@ -95,7 +105,16 @@ def stats_command(quick: bool, since: float | None, watch: bool, wide: bool) -> 
         tasks=parts.tasks,
         identity=_identity(parts),
     )
-    return Output(asdict(shown), _stats_lines(shown, quick=quick))
+    log = parts.shared_task_log
+    health = None if log is None else kept_health(log, owner_mark(settings().namespace))
+    lines = [*_stats_lines(shown, quick=quick), *(_health_lines(health) if health is not None else [])]
+    return Output({**asdict(shown), "health": None if health is None else asdict(health)}, lines)
+
+
+def _health_lines(health: KeptHealth) -> Iterator[Line]:
+    unknown = "" if health.complete else ", and a check could not be made"
+    yield f"health: the console looked {ago(health.ago)}, and found {len(health.faults)} faults{unknown}"
+    yield from (Styled(f"  {check}: {text}", Style.BAD) for check, text in health.faults)
 
 
 def _stats_lines(shown: Stats, *, quick: bool) -> Iterator[Line]:
@@ -150,8 +169,7 @@ _RARE: Final = (*("requests", "conflicts", "mismatches", "p95", "replay p50", "r
 _MORE_COUNTERS: Final = tuple(
     counter
     for counter in (*OUTCOMES, *ENDINGS, NOT_KEPT)
-    if counter
-    not in (NEW, *(counter for counters in activity.GROUPS.values() if len(counters) == 1 for counter in counters))
+    if counter not in (NEW, REPLAYED, CONFLICT, MISMATCH, QUARANTINED)
 )
 """The counters that only a wide table shows. The others have a column in any case."""
 
@@ -212,7 +230,7 @@ def why_none() -> str:
 
 def _row(name: str, figures: activity.Figures) -> dict[str, Cell]:
     groups, new, replayed = figures.groups, figures.new_times, figures.replayed_times
-    quarantined = f"{groups['quarantined']:,}"
+    quarantined = figures.of(QUARANTINED)
     return {
         "endpoint": name,
         "requests": f"{figures.requests:,}",
@@ -221,7 +239,7 @@ def _row(name: str, figures: activity.Figures) -> dict[str, Cell]:
         "refused": f"{figures.of(*activity.REFUSED):,}",
         "conflicts": f"{groups['conflicts']:,}",
         "mismatches": f"{groups['mismatches']:,}",
-        "quarantined": Styled(quarantined, Style.BAD) if groups["quarantined"] else quarantined,
+        "quarantined": Styled(f"{quarantined:,}", Style.BAD) if quarantined else "0",
         **{edge: format_edge(getattr(new, edge), over="> ") for edge in ("p50", "p95", "p99")},
         **{f"replay {edge}": format_edge(getattr(replayed, edge), over="> ") for edge in ("p50", "p95", "p99")},
         **{counter: f"{figures.of(counter):,}" for counter in _MORE_COUNTERS},

@@ -25,7 +25,7 @@ from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.records import RecordView
 from flask_idempotency.web.operator import settings
 
-Action: TypeAlias = Literal["view", "settle", "release", "purge"]
+Action: TypeAlias = Literal["view", "settle", "release", "purge", "outbox"]
 
 COOKIE: Final = "idempotency_console"
 """Holds a random value. A form carries a digest of it, so that no other site can make the form."""

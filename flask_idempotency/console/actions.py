@@ -66,7 +66,7 @@ def settle(visit: Visit, handle: str) -> Page:
     }
 
     def do(fields: Mapping[str, str]) -> Page:
-        reason, verdict = _reason(fields), fields.get("verdict", "")
+        reason, verdict = reason_of(fields), fields.get("verdict", "")
         if verdict not in possible:
             raise Invalid("Choose what happened. Nothing was changed.")
         stored, dropped = _response(fields, view, case) if verdict == "happened" else (None, [])
@@ -78,7 +78,7 @@ def settle(visit: Visit, handle: str) -> Page:
             return visit.render(
                 "confirm.html", **shared, **ask, reason=reason, forced=forced, out=_without_options(out)
             )
-        word = _counted(visit, reason)
+        word = counted(visit, reason)
         if stored is not None:
             done = records.complete(operator.settler(), case, stored, word, keep=policy.keep, remember=policy.remember)
             if done.settled and operator.is_erased(case):
@@ -92,7 +92,7 @@ def settle(visit: Visit, handle: str) -> Page:
             done = records.resume(operator.settler(), case, journals, [() for _ in journals], word)
         return _done(visit, view, case, done, said)
 
-    return _form(visit, "settle.html", fields, do, **shared)
+    return form(visit, "settle.html", fields, do, **shared)
 
 
 def release(visit: Visit, handle: str) -> Page:
@@ -104,22 +104,22 @@ def release(visit: Visit, handle: str) -> Page:
     shared = {**_shared(view, case), "against": against, "out": _without_options(out)}
 
     def do(fields: Mapping[str, str]) -> Page:
-        reason = _reason(fields)
+        reason = reason_of(fields)
         if not _confirmed(fields, forced=forced):
             said = "The record is removed, and the next retry runs the request."
             ask = {"page": "release", "consequence": said, "dropped": [], "carried": {}}
             return visit.render("confirm.html", **shared, **ask, reason=reason, forced=forced)
-        done = records.release(operator.settler(), case, _counted(visit, reason), forced=forced)
+        done = records.release(operator.settler(), case, counted(visit, reason), forced=forced)
         return _done(visit, view, case, done, "The next retry runs the request.")
 
-    return _form(visit, "release.html", fields, do, **shared)
+    return form(visit, "release.html", fields, do, **shared)
 
 
 def purge(visit: Visit) -> Page:
     """Erase the responses of one tenant, for good."""
     visit.admit_to_all()
     visit.admit_to("purge")
-    fields = _posted(visit)
+    fields = posted(visit)
     tenant = (request.args if fields is None else fields).get("tenant", "")
     if len(tenant) > LONGEST_NAME or not tenant.isprintable():
         raise Stopped(400, "That is no tenant", f"A tenant has at most {LONGEST_NAME} characters. Nothing was changed.")
@@ -127,16 +127,16 @@ def purge(visit: Visit) -> Page:
     check_purge(whom, shred=False)
 
     def do(fields: Mapping[str, str]) -> Page:
-        reason = _reason(fields)
+        reason = reason_of(fields)
         if not tenant or fields.get("typed") != tenant:
             raise Invalid("Type the name of the tenant twice, exactly. Nothing was changed.")
-        with Purge(tenant, _counted(visit, reason)) as running:
+        with Purge(tenant, counted(visit, reason)) as running:
             running.shred(whom)
             report = running.wipe(whom, budget=PURGE_SECONDS)
         said = purge_text(report, shred=False, secrets=len(operator.settings().secrets), cache_unknown=cache_unknown())
         return visit.render("purged.html", tenant=tenant, said=said, finished=report.finished)
 
-    return _form(visit, "purge.html", fields, do, tenant=tenant, consequence=WIPED)
+    return form(visit, "purge.html", fields, do, tenant=tenant, consequence=WIPED)
 
 
 # What a form must have before it may change anything.
@@ -146,7 +146,7 @@ class Invalid(Exception):
     """A field of a form is missing or wrong. The text says what to do."""
 
 
-def _posted(visit: Visit) -> Mapping[str, str] | None:
+def posted(visit: Visit) -> Mapping[str, str] | None:
     """Return the fields of this form, which our page made for this operator. None: no form was sent."""
     if request.method != "POST":
         return None
@@ -156,7 +156,7 @@ def _posted(visit: Visit) -> Mapping[str, str] | None:
     return fields
 
 
-def _form(
+def form(
     visit: Visit, template: str, fields: Mapping[str, str] | None, do: Callable[[Mapping[str, str]], Page], **shown: Any
 ) -> Page:
     """Do what the form says. Show it if it was not sent, and again with what is wrong in it."""
@@ -172,7 +172,7 @@ def _confirmed(fields: Mapping[str, str], *, forced: bool) -> bool:
     return fields.get("confirm") == "yes" and (not forced or fields.get("force") == "yes")
 
 
-def _reason(fields: Mapping[str, str]) -> str:
+def reason_of(fields: Mapping[str, str]) -> str:
     reason = records.one_line(fields.get("reason", ""))
     if not reason:
         raise Invalid(
@@ -182,7 +182,7 @@ def _reason(fields: Mapping[str, str]) -> str:
     return reason
 
 
-def _counted(visit: Visit, reason: str) -> AuditNote:
+def counted(visit: Visit, reason: str) -> AuditNote:
     """Count a change that the operator confirmed, and return the note about it. Stop one too many."""
     actor, most, audit = visit.who.name, visit.mounted.changes_per_hour, operator.built().audit
     wait = visit.mounted.attempts.take(actor)
@@ -211,7 +211,7 @@ def _opened(visit: Visit, handle: str, action: Action) -> tuple[RecordView, Case
             raise _changed(visit, seen.key, None)
         raise visit.not_found()
     visit.admit_to(action, seen.found, seen.view)
-    fields, case = _posted(visit), _case(visit, seen.found)
+    fields, case = posted(visit), _case(visit, seen.found)
     if fields is not None:
         sent = fields.get("version", "").encode("utf-8", "surrogatepass")
         versions = [version_of(case, who.console) for who in identities(operator.settings())]

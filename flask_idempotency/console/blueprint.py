@@ -9,11 +9,10 @@ from typing import Any, Final
 from flask import Blueprint, Response, current_app, request
 from flask.blueprints import BlueprintSetupState
 
-from flask_idempotency.console import actions, pages
+from flask_idempotency.console import actions, messages, pages
 from flask_idempotency.console.access import Attempts, Authorize, Stopped
 from flask_idempotency.console.visit import (
     EXTENSION,
-    FRESH_SECONDS,
     MEDIA_TYPES,
     TENANTS_SECONDS,
     ConsoleResponse,
@@ -42,9 +41,9 @@ class Console(Blueprint):
 
     Register it as any blueprint: `app.register_blueprint(Console(idempotency, authorize=…))`, before or after `init_app`.
 
-    `authorize(action, record)` decides each request. `action` is `view`, `settle`, `release` or `purge`; `record` is an
-    `operations.records.RecordView`, or None for pages about everything. Return the operator's name, an `Operator`, or None to
-    refuse. What it raises passes through, such as `abort(401)`. Each operator may make `changes_per_hour` changes.
+    `authorize(action, record)` decides each request. `action` is `view`, `settle`, `release`, `purge` or `outbox`; `record`
+    is an `operations.records.RecordView`, or None for pages about everything. Return the operator's name, an `Operator`, or
+    None to refuse. What it raises passes through, such as `abort(401)`. Each operator may make `changes_per_hour` changes.
 
     It refuses plain HTTP unless the application is in debug or testing mode, or `allow_http` is True. Raises
     `ConfigurationError` without a callable `authorize`, and for other faulty arguments.
@@ -88,6 +87,10 @@ class Console(Blueprint):
             ("/tenants", pages.tenants, ["GET"]),
             ("/tenants/purge", actions.purge, ["GET", "POST"]),
             ("/endpoints", pages.endpoints, ["GET"]),
+            ("/messages", messages.messages, ["GET"]),
+            ("/outbox", messages.outbox, ["GET"]),
+            ("/outbox/retry", messages.retry, ["GET", "POST"]),
+            ("/outbox/discard", messages.discard, ["GET", "POST"]),
             ("/health", pages.health, ["GET"]),
         ):
             self.add_url_rule(path, view.__name__, self._served(view), methods=methods, provide_automatic_options=False)
@@ -104,7 +107,6 @@ class Console(Blueprint):
             any_scheme=self._allow_http or setup.app.debug or setup.app.testing,
             changes_per_hour=self._changes_per_hour,
             attempts=Attempts(most=self._changes_per_hour),
-            health=Remembered(FRESH_SECONDS),
             tenants=Remembered(TENANTS_SECONDS),
         )
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from flask_idempotency.engine.activity import EDGES, HOUR
+from flask_idempotency.engine.activity import EDGES, HOUR, QUARANTINED
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.activity import GROUPS, Point, Summary
 from flask_idempotency.operations.times import format_edge
@@ -29,8 +29,15 @@ ROOM: Final = HEIGHT - BOTTOM - TOP
 MOST_BARS: Final = 90
 """Bars of one chart. A longer series is added up."""
 
-TONES: Final = {"new": "a", "replayed": "b", "conflicts": "c", "mismatches": "d", "quarantined": "e"}
+TONES: Final = dict(zip(GROUPS, ("a", "b", "c", "d", "f", "g", "h", "i"), strict=True))
 """The class of each group of outcomes in the style sheet."""
+WORDS: Final = {group: group.replace("-", " ") for group in GROUPS}
+"""How a page names each group."""
+MARK: Final = "e"
+"""The class of the mark above a bar in whose time a key was quarantined."""
+MARKED: Final = "quarantined then"
+ALWAYS: Final = frozenset({"new", "replayed", "conflicts", "mismatches"})
+"""Groups that are named even if they are empty. The others appear when they occur."""
 
 
 @valueclass(frozen=True, slots=True)
@@ -49,24 +56,32 @@ class Chart:
 def stacked(shown: Summary) -> Chart:
     """Return the outcomes of a time span as stacked bars."""
     buckets = _together(shown.series)
-    most = _nice(max((sum(groups.values()) for _, groups in buckets), default=0))
-    totals = {group: sum(groups[group] for _, groups in buckets) for group in GROUPS}
-    said = f"{_span(shown)}: {', '.join(f'{number:,} {group}' for group, number in totals.items())}."
+    most = _nice(max((sum(groups.values()) for _, groups, _ in buckets), default=0))
+    totals = {group: sum(groups[group] for _, groups, _ in buckets) for group in GROUPS}
+    quarantined = sum(number for _, _, number in buckets)
+    ended = [f"{totals[each]:,} {WORDS[each]}" for each in GROUPS if totals[each] or each in ALWAYS]
+    said = f"{_span(shown)}: {', '.join(ended)}. Runs that ended in quarantine: {quarantined:,}."
     slot = (WIDTH - LEFT - RIGHT) / max(len(buckets), 1)
     parts = [each for share in (0.0, 0.5, 1.0) for each in _level(_height(share), f"{most * share:,.0f}")]
-    for place, (_, groups) in enumerate(buckets):
-        base = _height(0.0)
+    for place, (_, groups, marked) in enumerate(buckets):
+        base, x, width = _height(0.0), LEFT + place * slot + slot * 0.1, max(slot * 0.8, 0.8)
+        if marked:
+            parts.append(_element("rect", class_=MARK, x=x, y=2.0, width=width, height=5.0))
         for group, number in groups.items():
             if number:
-                # At least one unit, so that one quarantined request among thousands is seen.
+                # At least one unit, so that one refused request among thousands is seen.
                 height = max(number / most * ROOM, 1.0)
                 base -= height
-                x, width = LEFT + place * slot + slot * 0.1, max(slot * 0.8, 0.8)
                 parts.append(_element("rect", class_=TONES[group], x=x, y=base, width=width, height=height))
-    parts += _times([start for start, _ in buckets], shown.length, slot)
-    rows = [[_clock(start, shown.length), *(f"{groups[group]:,}" for group in GROUPS)] for start, groups in buckets]
+    parts += _times([start for start, _, _ in buckets], shown.length, slot)
+    rows = [
+        [_clock(start, shown.length), *(f"{groups[group]:,}" for group in GROUPS), f"{marked:,}"]
+        for start, groups, marked in buckets
+    ]
     svg = _svg("Outcomes over time", said, parts)
-    return Chart(svg, [(TONES[group], group) for group in GROUPS], ["Time (UTC)", *GROUPS], rows, said)
+    legend = [(TONES[group], WORDS[group]) for group in GROUPS if totals[group] or group in ALWAYS]
+    legend += [(MARK, MARKED)] if quarantined else []
+    return Chart(svg, legend, ["Time (UTC)", *WORDS.values(), MARKED], rows, said)
 
 
 def latency(shown: Summary) -> Chart:
@@ -155,17 +170,21 @@ def _level(y: float, label: str) -> tuple[Markup, Markup]:
     )
 
 
-def _together(series: Sequence[Point]) -> list[tuple[int, dict[str, int]]]:
-    """Return the groups of each bar. Several buckets make one bar if there are too many."""
+def _together(series: Sequence[Point]) -> list[tuple[int, dict[str, int], int]]:
+    """Return the groups of each bar, and how many keys were quarantined in its time.
+
+    Several buckets make one bar if there are too many.
+    """
     size = -(-len(series) // MOST_BARS) or 1
     bars = []
     for begin in range(0, len(series), size):
         some = series[begin : begin + size]
-        groups = dict.fromkeys(GROUPS, 0)
+        groups, marked = dict.fromkeys(GROUPS, 0), 0
         for point in some:
+            marked += point.figures.of(QUARANTINED)
             for group, number in point.figures.groups.items():
                 groups[group] += number
-        bars.append((some[0].start, groups))
+        bars.append((some[0].start, groups, marked))
     return bars
 
 

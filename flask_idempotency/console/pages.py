@@ -6,6 +6,7 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from itertools import chain
 from typing import Any, Final
@@ -13,22 +14,32 @@ from urllib.parse import urlencode
 
 from flask import Response, current_app, request
 
+from flask_idempotency.activity import FLUSH_SECONDS
 from flask_idempotency.assembly import identities
 from flask_idempotency.console import charts
 from flask_idempotency.console.access import Stopped, may
-from flask_idempotency.console.visit import ConsoleResponse, Visit
+from flask_idempotency.console.visit import FRESH_SECONDS, ConsoleResponse, Visit
 from flask_idempotency.engine.activity import CALLERS
 from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.journal import EMPTY
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
-from flask_idempotency.engine.model import State
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
 from flask_idempotency.operations.activity import summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show
-from flask_idempotency.operations.browse import UNFINISHED, Browsing, Place, browse, cursor_of, place_of
+from flask_idempotency.operations.browse import (
+    UNFINISHED,
+    Browsing,
+    Place,
+    browse,
+    cursor_of,
+    oldest_quarantined,
+    place_of,
+)
 from flask_idempotency.operations.browse import timeline as life_of
+from flask_idempotency.operations.health import keep_health, kept_health
 from flask_idempotency.operations.records import (
     SHORT,
     Condition,
@@ -66,7 +77,7 @@ def unknown(visit: Visit, rest: str = "") -> Response:
 
 def overview(visit: Visit) -> str:
     visit.admit_to_all()
-    parts, span = operator.built(), _span("1h")
+    parts, span, owner = operator.built(), span_of("1h"), owner_mark(operator.settings().namespace)
     began = time.perf_counter()
     now = parts.tasks.now() if parts.tasks is not None else None
     took = time.perf_counter() - began
@@ -74,10 +85,10 @@ def overview(visit: Visit) -> str:
     if parts.recovery is not None:
         counts, completed = parts.recovery.counts(), parts.recovery.about_completed()
         if counts.quarantined:
-            found = parts.recovery.scan(State.QUARANTINED, limit=MOST_URGENT).found[:MOST_URGENT]
-            urgent = _seen(visit, found)
+            urgent = _seen(visit, oldest_quarantined(parts.recovery, limit=MOST_URGENT))
+    kept = None if parts.shared_task_log is None else kept_health(parts.shared_task_log, owner)
     log = parts.activity
-    shown = None if log is None else summary(log, owner_mark(operator.settings().namespace), seconds=SPANS[span])
+    shown = None if log is None else summary(log, owner, seconds=SPANS[span])
     return visit.render(
         "overview.html",
         counts=counts,
@@ -86,7 +97,10 @@ def overview(visit: Visit) -> str:
         urgent=urgent,
         ids=short_ids(view.handle for view in urgent),
         janitor=_janitor(parts.tasks),
-        health=visit.mounted.health.fresh(),
+        health=kept,
+        look=kept is None or kept.ago > FRESH_SECONDS,
+        outcome_words=charts.WORDS,
+        flush_seconds=FLUSH_SECONDS,
         took=took,
         now=now,
         span=span,
@@ -97,7 +111,7 @@ def overview(visit: Visit) -> str:
     )
 
 
-def _span(default: str) -> str:
+def span_of(default: str) -> str:
     span = request.args.get("span", default)
     if span not in SPANS:
         raise Stopped(400, "There is no such time span", f"Choose one of {', '.join(SPANS)}.")
@@ -319,7 +333,7 @@ def tenants(visit: Visit) -> str:
         counting=operator.counting(),
         not_counting=operator.NOT_COUNTING,
         more=more,
-        purge=visit.may_purge(),
+        purge=visit.may("purge"),
     )
 
 
@@ -341,7 +355,7 @@ def _bars(shown: TenantUsage, configured: Quota | None) -> list[dict[str, Any]]:
 
 def endpoints(visit: Visit) -> str:
     visit.admit_to_all()
-    span, log = _span("7d"), operator.built().activity
+    span, log = span_of("7d"), operator.built().activity
     found = None if log is None else report(log, owner_mark(operator.settings().namespace), seconds=SPANS[span])
     counted = {} if found is None else found.endpoints
     made = {} if found is None else policy_table.suggested(found)[1]
@@ -350,12 +364,9 @@ def endpoints(visit: Visit) -> str:
     return visit.render(
         "endpoints.html",
         rows=rows,
-        consumers=policy_table.consumers(),
         counted=counted,
         abandoned=policy_table.abandoned,
         scope_of=policy_table.scope_of,
-        attempts=lambda each: policy_table.consumer_values(each)["max_attempts"],
-        resolvers=operator.state().loaders.resolvers,
         callers={
             name: [(caller, *each.keyed_of(caller)) for caller in CALLERS if each.keyed_of(caller)[1]]
             for name, each in counted.items()
@@ -375,5 +386,8 @@ def health(visit: Visit) -> str:
     visit.admit_to_all()
     app = current_app._get_current_object()  # type: ignore[attr-defined]
     report = run_checks(app)
-    visit.mounted.health.keep(report)
+    if (log := operator.built().shared_task_log) is not None:
+        # Without a store the page says so itself.
+        with suppress(StoreUnavailable):
+            keep_health(log, owner_mark(operator.settings().namespace), report)
     return visit.render("health.html", report=report)

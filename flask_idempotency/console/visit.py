@@ -25,7 +25,6 @@ from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.values import valueclass
-from flask_idempotency.operations.doctor import DoctorReport
 from flask_idempotency.operations.records import RecordView, Refused, key_of
 from flask_idempotency.web.operator import is_spelled, read, show_of, tids
 
@@ -138,7 +137,6 @@ class Mounted:
     """Whether plain HTTP is accepted, perhaps because this process does not know that its clients use HTTPS."""
     changes_per_hour: int
     attempts: Attempts
-    health: Remembered[DoctorReport]
     tenants: Remembered[list[bytes]]
     """Every tenant that is counted, in order. Redis looks through all of its keys for them, which no page may repeat."""
 
@@ -249,9 +247,9 @@ class Visit:
             self._tids[tenant] = frozenset(tids(tenant))
         return self._tids[tenant]
 
-    def may_purge(self) -> bool:
-        """Return whether to offer a purge."""
-        return self.everything and access.may(self.mounted.authorize, "purge", None)
+    def may(self, action: Action) -> bool:
+        """Return whether to offer this action, which is about all tenants."""
+        return self.everything and access.may(self.mounted.authorize, action, None)
 
     def find(self, handle: str) -> Found:
         """Return the record of this handle for the operator who may see it.
@@ -328,12 +326,20 @@ class Visit:
             visit=self,
             url=self.url,
             static=self._static,
-            navigation=[(page, title, self.url(page)) for page, title in PAGES if self.everything or page == "records"],
+            navigation=[(page, title, self.url(page)) for page, title in PAGES if self._has(page)],
             here=SECTIONS.get(endpoint := (request.endpoint or "").rpartition(".")[2], endpoint),
             enabled=current_app.extensions["idempotency"].settings.enabled,
             application=current_app.name,
             **values,
         )
+
+    def _has(self, page: str) -> bool:
+        """Return whether this page shows something to the operator."""
+        if page == "outbox" and "idempotency_outbox" not in current_app.extensions:
+            return False
+        if page == "messages" and not current_app.extensions["idempotency"].loaders.operations.names():
+            return False
+        return self.everything or page == "records"
 
     def _static(self, name: str) -> str:
         return self.url("static_file", name=name, v=static_file(name)[1])
@@ -357,6 +363,8 @@ PAGES: Final = (
     ("records", "Records"),
     ("tenants", "Tenants"),
     ("endpoints", "Endpoints"),
+    ("messages", "Messages"),
+    ("outbox", "Outbox"),
     ("health", "Health"),
 )
 """The pages of the navigation, by endpoint."""
@@ -366,5 +374,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "settle": "records",
     "release": "records",
     "purge": "tenants",
+    "retry": "outbox",
+    "discard": "outbox",
 }
 """The page of the navigation to which another page belongs."""

@@ -26,9 +26,19 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "replayed": (names.REPLAYED,),
     "conflicts": (names.CONFLICT,),
     "mismatches": (names.MISMATCH,),
-    "quarantined": (names.QUARANTINED,),
-}
-"""The lines of a chart, and the counters that each of them adds up."""
+    "outcome-unknown": (names.UNKNOWN,),
+    "missing-key": (names.MISSING_KEY,),
+    "refused": (
+        names.OVER_QUOTA, names.ERASED, names.VOIDED, names.EXPIRED, names.DATA_LOSS, names.CORRUPT, names.FORBIDDEN,
+        names.BAD_REQUEST, names.STORE_FAILED,
+    ),
+    "unprotected": (names.UNPROTECTED,),
+}  # fmt: skip
+"""What became of requests when they came, and the counters that each group adds up.
+
+Each of `OUTCOMES` is in one group, so the groups of an endpoint or a bucket add up to its `requests`. How a run ended is in no
+group: it began in one bucket and may end in another, or never if its worker died.
+"""
 
 REFUSED: Final = tuple(
     outcome
@@ -93,7 +103,7 @@ class Figures:
 
     @property
     def groups(self) -> dict[str, int]:
-        """The number for each line of a chart: see `GROUPS`."""
+        """What became of the requests when they came: see `GROUPS`. They add up to `requests`."""
         return {group: self.of(*counters) for group, counters in GROUPS.items()}
 
     @property
@@ -186,6 +196,7 @@ def as_objects(found: Summary) -> dict[str, object]:
                 "start": moment(point.start),
                 "requests": point.figures.requests,
                 **point.figures.groups,
+                "quarantined": point.figures.of(names.QUARANTINED),
                 "times": times_object(point.figures),
             }
             for point in found.series

@@ -169,6 +169,15 @@ def _wants(
     return (Condition.PAUSED if paused is not None and paused(found) else seen) in wanted.conditions
 
 
+def oldest_quarantined(recovery: Recovery, *, limit: int) -> tuple[SeenRecord, ...]:
+    """Return the quarantined records that were used first, the oldest first, of the first `MOST_LOOKED_AT`.
+
+    If one use of a key has records under several secrets, one of them. Raises `StoreUnavailable` if the store does not answer.
+    """
+    found = {each.record.token: each for each in islice(every(recovery, State.QUARANTINED), MOST_LOOKED_AT)}
+    return tuple(nsmallest(limit, found.values(), key=urgency))
+
+
 MOST_LISTED: Final = 100_000
 """The most records of a state that a list reads: some ten seconds on Redis, and fewer on a database."""
 

@@ -46,7 +46,7 @@ from flask_idempotency.engine.outbox import (
     is_name,
 )
 from flask_idempotency.engine.registrations import Kept, Registrations, is_same
-from flask_idempotency.maintenance.relay import BATCH, Relay, Route
+from flask_idempotency.maintenance.relay import BATCH, NO_ROUTE, Relay, Route
 
 if TYPE_CHECKING:
     from flask_idempotency.stores.sql.outbox import OutboxTable  # needs a package that is optional
@@ -96,6 +96,10 @@ class OutboxServices:
     def route_of(self, topic: str) -> Route | None:
         """Return the route of this application that takes this topic, or None."""
         return self.outbox.route_of(topic, self.kept)
+
+    def fault_of(self, topic: str) -> str | None:
+        """Return why no relay of this process takes this topic. None: one does."""
+        return NO_ROUTE if self.route_of(topic) is None else None
 
     def _is_ours(self, row: FormerRow) -> bool:
         """Return whether to send a message of the release before. Its row names no application."""

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flask import current_app
 
@@ -40,6 +40,9 @@ from flask_idempotency.web.janitor import is_known, policy_of, result_of, settle
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.recorded_steps import view_of
 
+if TYPE_CHECKING:
+    from flask_idempotency.outbox.outbox import OutboxServices  # needs a package that is optional
+
 _CACHED: Final = (
     "The record holds a response, and other hosts have a cache that would still replay it. IDEMPOTENCY_REDIS_URL is not set "
     "here, so this process cannot invalidate that cache. Nothing was changed. Do it where that is set as for the web "
@@ -50,6 +53,11 @@ PAUSED: Final = (
     "to send it again with the same key. Nothing was changed."
 )
 
+NO_MESSAGE: Final = "A relay is sending this message or has sent it, or there is no message of this number."
+MESSAGE_NOT_FAILED: Final = (
+    "Only a message whose last attempt failed can be discarded, and a relay must not be sending it. See `flask idempotency "
+    "outbox list`."
+)
 NOT_COUNTING: Final = (
     "Quotas are off in this application, so it counts no keys and no limit holds: set IDEMPOTENCY_QUOTA_* or register "
     "a quota_loader."
@@ -110,6 +118,15 @@ def ledger_of() -> Ledger:
     if ledger is None:
         raise Refused("The store of this application does not count: it has no `ledger`.")
     return ledger
+
+
+def outbox_of() -> OutboxServices:
+    """Return what the outbox of this application works with."""
+    state()
+    services: OutboxServices | None = current_app.extensions.get("idempotency_outbox")
+    if services is None:
+        raise Refused("This application has no outbox: call `idempotency.outbox()` when you set it up.")
+    return services
 
 
 def counting() -> bool:

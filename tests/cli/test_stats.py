@@ -50,6 +50,7 @@ def test_machines_get_numbers() -> None:
         "tenants": 0,
         "tasks": {},
         "identity": [],
+        "health": None,
     } == said(run(world, "stats", "--json"))
 
 

@@ -9,8 +9,8 @@ import pytest
 from markupsafe import Markup
 
 from flask_idempotency.console import charts, wording
-from flask_idempotency.engine.activity import HOUR, MINUTE
-from flask_idempotency.operations.activity import Figures, Point, Summary
+from flask_idempotency.engine.activity import ENDINGS, HOUR, MINUTE, OUTCOMES
+from flask_idempotency.operations.activity import GROUPS, Figures, Point, Summary
 
 
 def shown(*buckets: dict[str, int], length: int = MINUTE) -> Summary:
@@ -66,10 +66,29 @@ def test_one_quarantined_among_thousands_is_seen() -> None:
 def test_the_table_has_the_same_numbers() -> None:
     drawn = charts.stacked(shown({"new": 1200, "replayed": 3, "mismatch": 2}, {"conflict": 4}))
 
-    assert ["Time (UTC)", "new", "replayed", "conflicts", "mismatches", "quarantined"] == drawn.head
-    assert [["00:00", "1,200", "3", "0", "2", "0"], ["00:01", "0", "0", "4", "0", "0"]] == drawn.rows
-    assert "1,200 new, 3 replayed, 4 conflicts, 2 mismatches, 0 quarantined." in drawn.summary
+    assert ["Time (UTC)", *charts.WORDS.values(), charts.MARKED] == drawn.head
+    assert ["00:00", "1,200", "3", "0", "2", "0", "0", "0", "0", "0"] == drawn.rows[0]
+    assert ["00:01", "0", "0", "4", "0", "0", "0", "0", "0", "0"] == drawn.rows[1]
+    assert "1,200 new, 3 replayed, 4 conflicts, 2 mismatches. Runs that ended in quarantine: 0." in drawn.summary
     assert drawn.summary in str(drawn.svg)
+
+
+def test_each_request_is_in_one_part_of_a_bar() -> None:
+    """A run that ends in quarantine or pauses was new when it came: it makes no bar higher."""
+    counts = dict.fromkeys((*OUTCOMES, *ENDINGS), 3)
+    drawn = charts.stacked(shown(counts))
+
+    assert Figures(counts).requests == 3 * len(OUTCOMES) == sum(map(int, drawn.rows[0][1:-1]))
+    assert "3" == drawn.rows[0][-1]
+    bars = [each for each in parsed(drawn.svg).findall("rect") if each.attrib["class"] in charts.TONES.values()]
+    assert len(charts.TONES) == len(bars)
+    assert sorted(counter for counters in GROUPS.values() for counter in counters) == sorted(OUTCOMES)
+
+
+def test_a_rare_outcome_is_named_when_it_occurs() -> None:
+    words = [word for _, word in charts.stacked(shown({"new": 1, "data-loss": 1})).legend]
+
+    assert ["new", "replayed", "conflicts", "mismatches", "refused"] == words
 
 
 def test_many_buckets_are_added_up() -> None:

@@ -15,9 +15,11 @@ import pytest
 
 from flask_idempotency import StillUnknown
 from flask_idempotency.assembly import build_store
-from flask_idempotency.engine.activity import NEW_TIME
+from flask_idempotency.engine.activity import ENDINGS, NEW_TIME, OUTCOMES
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.keys import owner_mark
+from flask_idempotency.operations.activity import GROUPS
+from flask_idempotency.operations.health import HEALTH
 from flask_idempotency.operations.records import key_of
 from tests.console.rig import ANN, HANDLE, LIMITED, Rig, rig
 from tests.lab.programs import REDIS_KINDS
@@ -94,7 +96,8 @@ def every_page(made: Rig, handle: str) -> list[tuple[str, str]]:
     browser = made.browser()
     paths = (
         "/", "/?span=7d", "/records", "/records?state=completed", f"/records/{handle}", f"/records/{handle}/settle",
-        f"/records/{handle}/release", "/tenants", "/tenants?tenant=acme", "/tenants/purge", "/endpoints", "/health",
+        f"/records/{handle}/release", "/tenants", "/tenants?tenant=acme", "/tenants/purge", "/endpoints", "/messages",
+        "/outbox", "/health",
     )  # fmt: skip
     pages = [(path, browser.get(path)) for path in paths]
     pages += [
@@ -206,9 +209,25 @@ def test_a_fault_of_health_is_on_the_overview_afterwards(monkeypatch: pytest.Mon
 
     assert "Not in order" in health
     assert "noeviction" in health
-    after = browser.get("/").text
-    assert "This Redis evicts keys." in after
-    assert "data-look" not in after
+    # The store keeps it, so another process that has made no look shows the same.
+    other = rig(made.store).browser()
+    for each in (browser, other):
+        after = each.get("/").text
+        assert "This Redis evicts keys." in after
+        assert "data-look" not in after
+    told = made.app.test_cli_runner().invoke(args=["idempotency", "stats"]).output
+    assert "eviction: This Redis evicts keys." in told
+    made.clock.advance(601)
+    assert "data-look" in other.get("/").text
+
+
+@pytest.mark.parametrize("written", ("", "[]", "7", "[true, true, [1]]", "x" * 5000, '[true,true,[["a","b"]]'))
+def test_a_look_at_health_that_another_release_wrote_hides_no_page(written: str) -> None:
+    made = rig()
+    owner = owner_mark(made.app.extensions["idempotency"].settings.namespace)
+    made.app.extensions["idempotency"].built.shared_task_log.report(HEALTH + owner.hex(), written)
+
+    assert "data-look" in made.browser().get("/").text
 
 
 def test_the_overview_sums_up_what_was_counted(made: Rig) -> None:
@@ -218,10 +237,41 @@ def test_the_overview_sums_up_what_was_counted(made: Rig) -> None:
 
     page = made.browser().get("/").text
 
-    assert "1,200 new, 34 replayed, 0 conflicts, 5 mismatches, 0 quarantined." in page
+    assert "1,200 new, 34 replayed, 0 conflicts, 5 mismatches. Runs that ended in quarantine: 0." in page
     assert "half of 1,200 requests took less than 20 ms, and 99 in 100 less than 20 ms" in page
     assert re.search(r'<th scope="row"><bdi>pay</bdi></th><td class="number">1,239</td>', page)
     assert 3 == page.count('role="img"')
+
+
+def test_the_columns_of_an_endpoint_add_up_to_its_requests() -> None:
+    made = rig()
+    counts = {each: number for number, each in enumerate((*OUTCOMES, *ENDINGS), 2)}
+    owner = owner_mark(made.app.extensions["idempotency"].settings.namespace)
+    made.store.activity.add(owner, {"pay": counts, "refund": {"new": 5, "paused": 4}}, token=bytes(16))
+
+    page = made.browser().get("/").text
+
+    rows = re.findall(r'<tr[^>]*><th scope="row">(.*?)</th>(.*?)</tr>', page.partition('id="busiest"')[2])
+    numbers = {unescape(re.sub("<.*?>", "", name)): re.findall(r">(\d+)</td>", row) for name, row in rows}
+    assert {"pay", "refund", "All 2"} <= set(numbers)
+    for name in ("pay", "refund", "All 2"):
+        requests, *parts = map(int, numbers[name])
+        assert requests == sum(parts[: len(GROUPS)])
+        assert 4 == len(parts[len(GROUPS) :])
+    assert "loses what it counted in its last 10 s" in page
+
+
+def test_the_oldest_need_a_person_first() -> None:
+    made = rig()
+    handles = []
+    for number in range(8):
+        handles.append(made.quarantined(f"key-{number}"))
+        made.clock.advance(60)
+
+    page = made.browser().get("/").text
+
+    assert handles[:5] == list(dict.fromkeys(HANDLE.findall(page)))
+    assert "and 3 more" in page
 
 
 def test_an_unknown_time_span_is_refused() -> None:

@@ -57,7 +57,10 @@ def test_a_span_adds_up_endpoints_and_buckets(log: ActivityLog, clock: FrozenClo
         "replayed": 4,
         "conflicts": 3,
         "mismatches": 0,
-        "quarantined": 1,
+        "outcome-unknown": 0,
+        "missing-key": 0,
+        "refused": 0,
+        "unprotected": 0,
     }
     assert found.endpoints["refund"].counts == {"replayed": 1}
     assert found.total.endings == {"completed": 2, "released": 0, "quarantined": 1, "paused": 0, "not-kept": 0}
