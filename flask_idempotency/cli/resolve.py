@@ -23,7 +23,7 @@ from flask_idempotency.cli.record_options import (
     steps_named,
 )
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.errors import IdempotencyError, ResultNotRebuilt
+from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.model import OverQuota, RequestInfo, StoredResponse
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
@@ -35,7 +35,7 @@ from flask_idempotency.settings.consumers import LONGEST_RESULT
 from flask_idempotency.steps import values
 from flask_idempotency.web import operator
 from flask_idempotency.web.principals import identifies
-from flask_idempotency.web.recorded_steps import result_of_step
+from flask_idempotency.web.recorded_steps import result_of_step, settled_step, undone
 
 _FASTER: Final = (
     "Another process resolved the key first, or its worker has just renewed its lease. Nothing was changed."
@@ -179,21 +179,7 @@ class GivenStep:
         """
         named, met = steps_named(steps, rules, self.name or "", self.item)
         if len(met) == 1:
-            result, rule = self.value(), None if rules is None else rules.of_recorded(met[0].name)
-            if result is not None and rule is not None:
-                try:
-                    values.from_plain(values.decode(result), rule.returns)
-                except ResultNotRebuilt as error:
-                    raise Refused(
-                        f"--result cannot be checked now: {error}. Try again in a moment. Nothing was changed."
-                    ) from None
-                except IdempotencyError:
-                    raise Refused(
-                        "--result does not fit `returns=` of the step, so no retry could go on. Give a dataclass or NamedTuple "
-                        "as an object with its fields, and other types as their first function returns them. Nothing was "
-                        "changed."
-                    ) from None
-            return SettledStep(met[0], happened=self.result is not None, result=result)
+            return settled_step(met[0], rules, self.value(), named="--result")
         if named and self.item is None:
             raise Refused("This step is recorded with an item. Add --item, as `show` prints it. Nothing was changed.")
         raise Refused("No such step is recorded: `flask idempotency show` lists them. Nothing was changed.")
@@ -272,7 +258,14 @@ def resolve_command(
         (done, forced), said = _freed(case, force=force, yes=yes, word=word), _RELEASED
     elif verdict == "happened":
         stored, dropped = (_value(given, about), []) if of_message else _result(given, policy)
-        _ask(case, policy, f"Give this {'value' if of_message else 'response'} to retries from now on?", yes=yes)
+        left = undone(operator.recorded_of(case.first)[1], policy.step_rules)
+        _ask(
+            case,
+            policy,
+            *([f"These effects will never happen: {', '.join(map(clean, left))}."] if left else []),
+            f"Give this {'value' if of_message else 'response'} to retries from now on?",
+            yes=yes,
+        )
         done = records.complete(operator.settler(), case, stored, word, keep=policy.keep, remember=policy.remember)
         if dropped:
             notes.append(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.")
@@ -354,14 +347,14 @@ def _resumed(
     return done, bool(against), f"Settled. Still in doubt: {', '.join(left)}." if left else said
 
 
-def _ask(case: Case, policy: Policy, question: str, *, yes: bool, against: list[str] | None = None) -> None:
-    """Show the record and its worker, and ask for a yes."""
+def _ask(case: Case, policy: Policy, *said: str, yes: bool, against: list[str] | None = None) -> None:
+    """Show the record and its worker, and ask for a yes. The question is the last of what is said."""
     if yes:
         return
     lives = records.alive(case.first.record, policy) if against is None else None
     shown = [*facts_of(operator.show_of(case.first, steps=True)), *(against or []), *([lives] if lives else [])]
     try:
-        confirm(question, *shown, yes=False)
+        confirm(said[-1], *shown, *said[:-1], yes=False)
     except click.Abort as error:
         if not isinstance(error.__context__, EOFError) or sys.stdin.isatty():
             raise

@@ -18,6 +18,7 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.console.access import HOUR_SECONDS, Action, Stopped, check_form, check_origin, form_of
 from flask_idempotency.console.visit import Visit
 from flask_idempotency.engine.capabilities import SeenRecord
+from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.keys import LONGEST_NAME, StorageKey
 from flask_idempotency.engine.model import ERASED, StoredResponse
 from flask_idempotency.engine.operations import MESSAGE
@@ -25,8 +26,10 @@ from flask_idempotency.engine.recovery import resume_fault
 from flask_idempotency.operations import records
 from flask_idempotency.operations.browse import version_of
 from flask_idempotency.operations.records import AuditNote, Case, RecordView, Refused, ResolveReport
+from flask_idempotency.steps import values
 from flask_idempotency.web import operator
 from flask_idempotency.web.purge import WIPED, Purge, cache_unknown, check_purge, purge_text
+from flask_idempotency.web.recorded_steps import result_of_step, settled_step, undone, view_of
 
 Page: TypeAlias = "str | tuple[str, int]"
 
@@ -46,6 +49,12 @@ VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """What an operator can say of a quarantined request, and what follows."""
 
+STEP_VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
+    "happened": ("It happened", "Retries get the result that you give here, and the step does not run again."),
+    "never": ("It never happened", "The next retry takes the step again."),
+}
+"""What an operator can say of one step in doubt, and what follows."""
+
 
 def settle(visit: Visit, handle: str) -> Page:
     """Say what became of a quarantined request."""
@@ -63,6 +72,8 @@ def settle(visit: Visit, handle: str) -> Page:
         "message": message,
         "against": against,
         "lives": records.alive(case.first.record, policy),
+        "target": visit.url("settle", handle=handle),
+        "undone": undone(operator.recorded_of(case.first)[1], policy.step_rules),
     }
 
     def do(fields: Mapping[str, str]) -> Page:
@@ -95,13 +106,80 @@ def settle(visit: Visit, handle: str) -> Page:
     return form(visit, "settle.html", fields, do, **shared)
 
 
+def settle_step(visit: Visit, handle: str, number: int) -> Page:
+    """Say what became of one step of a quarantined request, which is the step of this number."""
+
+    def chosen(found: SeenRecord) -> bytes:
+        steps = operator.recorded_of(found)[1]
+        if not 1 <= number <= len(steps):
+            raise visit.not_found()
+        return steps[number - 1].entry.id + steps[number - 1].state.value.encode()
+
+    view, case, fields = _opened(visit, handle, "settle", part=chosen)
+    records.check_quarantined(case)
+    operator.check_cache(case)
+    rules = operator.policy_for(case.first.record.info).step_rules
+    journals, steps = zip(*map(operator.recorded_of, case.found), strict=True)
+    step = steps[0][number - 1]
+    if not step.in_doubt:
+        raise Refused("This step is not in doubt: its result stays as it is. Nothing was changed.")
+    against, out = operator.objections(case, steps=False)
+    target = visit.url("settle_step", handle=handle, number=number)
+    shared = {
+        **_shared(view, case, part=chosen(case.first)),
+        "step": view_of(step),
+        "target": target,
+        "against": against,
+        "lives": records.alive(case.first.record, operator.policy_for(case.first.record.info)),
+    }
+
+    def do(fields: Mapping[str, str]) -> Page:
+        reason, verdict = reason_of(fields), fields.get("verdict", "")
+        if verdict not in STEP_VERDICTS:
+            raise Invalid("Choose what happened. Nothing was changed.")
+        result, typed = None, fields.get("result", "")
+        if verdict == "happened":
+            try:
+                result = result_of_step(step.name, values.decode(typed.encode("utf-8", "surrogatepass")), None)
+            except (IdempotencyError, ValueError):
+                raise Invalid(
+                    "Give the result of the step as JSON: a text has quotes, and no result is null. Nothing was changed."
+                ) from None
+        settled = []
+        for each in steps:
+            same = [one for one in each if (one.name, one.item) == (step.name, step.item)]
+            try:
+                settled.append([settled_step(one, rules, result, named="The result") for one in same])
+            except Refused as refused:
+                raise Invalid(str(refused)) from None
+        forced = verdict == "never" and bool(against)
+        said = STEP_VERDICTS[verdict][1]
+        if not _confirmed(fields, forced=forced):
+            ask = {
+                "page": "settle",
+                "consequence": said,
+                "dropped": [],
+                "carried": {"verdict": verdict, "result": typed},
+            }
+            return visit.render(
+                "confirm.html", **shared, **ask, reason=reason, forced=forced, out=_without_options(out)
+            )
+        done = records.resume(operator.settler(), case, journals, settled, counted(visit, reason))
+        left = [entry.name for entry in journals[0].entries if entry.in_doubt and entry.id != step.entry.id]
+        said = f"Still in doubt: {', '.join(left)}." if left else "The next retry goes on after the finished steps."
+        return _done(visit, view, case, done, said)
+
+    return form(visit, "settle_step.html", fields, do, verdicts=STEP_VERDICTS, **shared)
+
+
 def release(visit: Visit, handle: str) -> Page:
     """Let the next retry of a request run, in whatever state its record is."""
     view, case, fields = _opened(visit, handle, "release")
     operator.check_cache(case)
     against, out = operator.objections(case)
     forced = bool(against)
-    shared = {**_shared(view, case), "against": against, "out": _without_options(out)}
+    target = visit.url("release", handle=handle)
+    shared = {**_shared(view, case), "target": target, "against": against, "out": _without_options(out)}
 
     def do(fields: Mapping[str, str]) -> Page:
         reason = reason_of(fields)
@@ -202,8 +280,13 @@ def counted(visit: Visit, reason: str) -> AuditNote:
 # One record.
 
 
-def _opened(visit: Visit, handle: str, action: Action) -> tuple[RecordView, Case, Mapping[str, str] | None]:
-    """Return the record of this handle, for an operator who may do this to it, and the form about its present version."""
+def _opened(
+    visit: Visit, handle: str, action: Action, *, part: Callable[[SeenRecord], bytes] = lambda found: b""
+) -> tuple[RecordView, Case, Mapping[str, str] | None]:
+    """Return the record of this handle, for an operator who may do this to it, and the form about its present version.
+
+    `part` returns what of the record the form is about.
+    """
     seen = visit.find(handle)
     if seen.found is None or seen.view is None:
         audit = operator.built().audit
@@ -214,7 +297,8 @@ def _opened(visit: Visit, handle: str, action: Action) -> tuple[RecordView, Case
     fields, case = posted(visit), _case(visit, seen.found)
     if fields is not None:
         sent = fields.get("version", "").encode("utf-8", "surrogatepass")
-        versions = [version_of(case, who.console) for who in identities(operator.settings())]
+        about = part(case.first)
+        versions = [version_of(case, who.console, part=about) for who in identities(operator.settings())]
         if not any(hmac.compare_digest(sent, each.encode()) for each in versions):
             raise _changed(visit, case.first.key, seen.view)
     return seen.view, case, fields
@@ -230,8 +314,9 @@ def _case(visit: Visit, found: SeenRecord) -> Case:
     return records.with_rotated(Case((found,)), operator.recovery(), operator.read, operator.every_tids(tenant))
 
 
-def _shared(view: RecordView, case: Case) -> dict[str, Any]:
-    return {"view": view, "short": view.handle[:8], "version": version_of(case, operator.identity().console)}
+def _shared(view: RecordView, case: Case, *, part: bytes = b"") -> dict[str, Any]:
+    version = version_of(case, operator.identity().console, part=part)
+    return {"view": view, "short": view.handle[:8], "version": version}
 
 
 def _changed(visit: Visit, key: StorageKey, view: RecordView | None) -> Stopped:

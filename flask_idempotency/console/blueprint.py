@@ -83,6 +83,7 @@ class Console(Blueprint):
             ("/records", pages.records, ["GET"]),
             ("/records/<handle>", pages.record, ["GET"]),
             ("/records/<handle>/settle", actions.settle, ["GET", "POST"]),
+            ("/records/<handle>/steps/<int:number>", actions.settle_step, ["GET", "POST"]),
             ("/records/<handle>/release", actions.release, ["GET", "POST"]),
             ("/tenants", pages.tenants, ["GET"]),
             ("/tenants/purge", actions.purge, ["GET", "POST"]),

@@ -372,6 +372,7 @@ PAGES: Final = (
 SECTIONS: Final[Mapping[str, str]] = {
     "record": "records",
     "settle": "records",
+    "settle_step": "records",
     "release": "records",
     "purge": "tenants",
     "retry": "outbox",

@@ -263,8 +263,11 @@ def _signature(body: bytes, wanted: Browsing, digest: KeyedDigest) -> bytes:
 # The version of a record.
 
 
-def version_of(case: Case, digest: KeyedDigest) -> str:
-    """Return a text that changes with every change of these records. It does not reveal their tokens."""
+def version_of(case: Case, digest: KeyedDigest, *, part: bytes = b"") -> str:
+    """Return a text that changes with every change of these records. It does not reveal their tokens.
+
+    `part` is what a form is about, if that is a part of the record.
+    """
     facts = [
         encode(
             found.key.rid,
@@ -276,7 +279,7 @@ def version_of(case: Case, digest: KeyedDigest) -> str:
         )
         for found in case.found
     ]
-    return digest(encode(b"version", *facts)).hex()[:32]
+    return digest(encode(b"version", *facts, *([part] if part else []))).hex()[:32]
 
 
 # The life of a record.

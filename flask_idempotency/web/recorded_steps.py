@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, NotStorable, ResponseUnavailable
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    IdempotencyError,
+    NotStorable,
+    ResponseUnavailable,
+    ResultNotRebuilt,
+)
 from flask_idempotency.engine.journal import EMPTY, LARGEST_RESULT, Entry, Journal, Journals
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import Resolution, Resume, SeenStep, SettledStep
-from flask_idempotency.engine.step_rules import Step
+from flask_idempotency.engine.step_rules import Step, StepRules
 from flask_idempotency.engine.store import Codec
-from flask_idempotency.operations.records import StepView
+from flask_idempotency.operations.records import Refused, StepView
 from flask_idempotency.operations.times import moment
 from flask_idempotency.steps import values
 
@@ -111,6 +118,39 @@ def _with_result(settled: SettledStep, policy: Policy) -> SettledStep:
     rules = policy.step_rules
     rule: Step | None = None if rules is None else rules.of_recorded(settled.step.name)
     return replace(settled, result=result_of_step(settled.step.name, settled.result, rule))
+
+
+def settled_step(step: SeenStep, rules: StepRules | None, result: bytes | None, *, named: str) -> SettledStep:
+    """Return what became of this step: it happened with this result, or it never happened (None).
+
+    Raises `Refused` if the code that runs now cannot return the result, which the operator knows by this name.
+    """
+    rule = None if rules is None else rules.of_recorded(step.name)
+    if result is not None and rule is not None:
+        try:
+            values.from_plain(values.decode(result), rule.returns)
+        except ResultNotRebuilt as error:
+            raise Refused(
+                f"{named} cannot be checked now: {error}. Try again in a moment. Nothing was changed."
+            ) from None
+        except IdempotencyError:
+            raise Refused(
+                f"{named} does not fit `returns=` of the step, so no retry could go on. Give a dataclass or NamedTuple as an "
+                "object with its fields, and other types as their first function returns them. Nothing was changed."
+            ) from None
+    return SettledStep(step, happened=result is not None, result=result)
+
+
+def undone(found: Sequence[SeenStep], rules: StepRules | None) -> list[str]:
+    """Return the steps with an effect that did not finish, or never began: if the request is settled, they never happen."""
+    begun = [
+        f"{step.name}{'' if step.item is None else f' of {step.item}'} ({'in doubt' if step.in_doubt else 'not finished'})"
+        for step in found
+        if step.finished_at is None
+    ]
+    declared = [] if rules is None else [step for step in rules.steps.values() if step.effects != "pure"]
+    recorded = {step.name for step in found}
+    return begun + [f"{step.name} (not begun)" for step in declared if step.recorded_as not in recorded]
 
 
 def result_of_step(name: str, result: Any, rule: Step | None) -> bytes:

@@ -8,7 +8,7 @@ import re
 import pytest
 from flask import Flask
 
-from flask_idempotency import current_claim, idempotent
+from flask_idempotency import current_claim, durable_step, idempotent
 from flask_idempotency.consumers import Processed
 from flask_idempotency.engine.audit import AuditTrail
 from flask_idempotency.engine.claim import SealedResponse
@@ -16,7 +16,7 @@ from flask_idempotency.engine.errors import KeyProviderUnavailable
 from flask_idempotency.engine.events import Resolved, TenantErased
 from flask_idempotency.engine.model import State
 from flask_idempotency.operations.records import key_of
-from tests.console.rig import ANN, KEY, Rig, hidden, rig
+from tests.console.rig import ANN, KEY, VIEWER, Rig, hidden, rig
 from tests.console.test_pages import claim
 
 
@@ -292,7 +292,6 @@ def test_a_request_between_steps_goes_on() -> None:
     page = made.browser().get(f"/records/{handle}").text
 
     assert re.search(r"<bdi>send</bdi></th>.*?in doubt", page, re.DOTALL)
-    assert "flask idempotency resolve" in page
     warned = made.browser().get(f"/records/{handle}/settle").text
     assert "Steps of its request are recorded: charge, send" in warned
     assert 'value="resume"' not in warned  # a step is in doubt: it must be settled first
@@ -314,6 +313,133 @@ def test_a_request_between_steps_goes_on() -> None:
     fails[0] = False
     assert {"charge": "ch_1", "mail": "sent"} == made.pay("order", path="/order").json
     assert 409 == made.browser().get(f"/records/{handle}/settle").status_code
+
+
+def in_two_steps(made: Rig) -> tuple[str, list[bool]]:
+    """Make an order whose second step is in doubt, and whose third has not begun. Return its handle, and whether it fails."""
+    fails = [True]
+
+    @durable_step("charge", effects="deduplicated")
+    def charge() -> str:
+        return "ch_1"
+
+    @durable_step("send")
+    def send() -> str:
+        if fails[0]:
+            raise RuntimeError("the mail server is away")
+        return "sent"
+
+    @durable_step("ship")
+    def ship() -> str:
+        return "shipped"
+
+    @made.app.post("/order")
+    @idempotent(steps=(charge, send, ship))
+    def order() -> dict[str, str]:
+        made.runs.append("order")
+        return {"charge": charge(), "mail": send(), "parcel": ship()}
+
+    assert 500 == made.pay("order", path="/order").status_code
+    (handle,) = made.handles()
+    fails[0] = False
+    return handle, fails
+
+
+def test_one_step_is_settled_with_its_result() -> None:
+    made = rig()
+    handle, _ = in_two_steps(made)
+    browser, path = made.browser(), f"/records/{handle}/steps/2"
+    assert f'href="/idempotency{path}"' in browser.get(f"/records/{handle}").text
+
+    shown = browser.preview(path, verdict="happened", result='"by hand"')
+    assert "the step does not run again" in shown.text
+    assert [] == made.told(Resolved)
+    done = browser.change(path, verdict="happened", result='"by hand"')
+
+    assert "The next retry goes on after the finished steps." in done.text
+    assert {"charge": "ch_1", "mail": "by hand", "parcel": "shipped"} == made.pay("order", path="/order").json
+    (event,) = made.told(Resolved)
+    assert (ANN, "asked the bank") == (event.actor, event.reason)
+
+
+def test_one_step_that_never_happened_is_taken_again() -> None:
+    made = rig()
+    handle, _ = in_two_steps(made)
+    path = f"/records/{handle}/steps/2"
+    shown = made.browser().preview(path, verdict="never")
+    assert "may still run" in shown.text
+    assert 'name="force"' in shown.text
+
+    made.browser().change(path, verdict="never")
+
+    assert {"charge": "ch_1", "mail": "sent", "parcel": "shipped"} == made.pay("order", path="/order").json
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "status"),
+    (
+        (2, {"verdict": "happened", "result": ""}, 400),
+        (2, {"verdict": "happened", "result": "no json"}, 400),
+        (2, {"verdict": "", "result": "1"}, 400),
+        (2, {"verdict": "happened", "result": "1", "reason": ""}, 400),
+        (2, {"verdict": "happened", "result": "1", "version": "0" * 32}, 409),
+    ),
+)
+def test_a_faulty_form_settles_no_step(number: int, said: dict[str, str], status: int) -> None:
+    made = rig()
+    handle, _ = in_two_steps(made)
+
+    page = made.browser().preview(f"/records/{handle}/steps/{number}", **said)
+
+    assert status == page.status_code
+    assert state(made, handle) is State.QUARANTINED
+    assert [] == made.told(Resolved)
+
+
+def test_a_form_about_one_step_settles_no_other() -> None:
+    """Its version is that of the step: another number in the address changes nothing."""
+    made = rig()
+    handle, _ = in_two_steps(made)
+    browser = made.browser()
+    fields = {
+        **browser.form(f"/records/{handle}/settle"),
+        "verdict": "happened",
+        "result": "1",
+        "reason": "r",
+        "confirm": "yes",
+    }
+
+    answers = [browser.post(f"/records/{handle}/steps/{number}", fields).status_code for number in (0, 1, 2, 3)]
+
+    assert [404, 409, 409, 404] == answers
+    assert 409 == browser.get(f"/records/{handle}/steps/1").status_code
+    assert [] == made.told(Resolved)
+
+
+def test_a_viewer_settles_no_step() -> None:
+    made = rig()
+    handle, _ = in_two_steps(made)
+
+    assert "/steps/2" not in made.browser(VIEWER).get(f"/records/{handle}").text
+    assert 403 == made.browser(VIEWER).get(f"/records/{handle}/steps/2").status_code
+    assert 404 == made.browser("eve@globex").get(f"/records/{handle}/steps/2").status_code
+
+
+def test_the_form_for_the_whole_request_names_what_will_never_happen() -> None:
+    made = rig()
+    handle, _ = in_two_steps(made)
+
+    settle = made.browser().get(f"/records/{handle}/settle").text
+    happened = made.browser().preview(f"/records/{handle}/settle", verdict="happened", status="201").text
+    told = made.app.test_cli_runner().invoke(
+        args=["idempotency", "resolve", handle, "--happened", "--status", "201", "--reason", "x"], input="n"
+    )
+
+    for text in (settle, happened):
+        assert "never happen" in text
+        assert "send (in doubt)" in text
+        assert "ship (not begun)" in text
+    assert "These effects will never happen: send (in doubt), ship (not begun)." in told.output
 
 
 def test_records_under_two_secrets_are_settled_together() -> None:
