@@ -17,7 +17,7 @@ from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.operations.records import AuditNote, one_line
 from flask_idempotency.operations.records import Refused as Refused
-from flask_idempotency.operations.times import seconds_of
+from flask_idempotency.operations.times import epoch_of, seconds_of
 
 NOT_IN_ORDER: Final = 1
 UNKNOWN: Final = 2
@@ -33,6 +33,14 @@ def duration(context: click.Context, parameter: click.Parameter, value: str) -> 
     seconds = seconds_of(value)
     if seconds is None:
         raise click.BadParameter("must be a number of seconds, or one with a unit: 90s, 15m, 2h, 3d.")
+    return seconds
+
+
+def instant(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Read a time as a person types it, and return it in seconds since the epoch."""
+    seconds = None if value is None else epoch_of(value)
+    if value is not None and seconds is None:
+        raise click.BadParameter("must be a date or a time, in UTC unless it names another offset: 2026-01-15T09:30.")
     return seconds
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial, wraps
-from itertools import chain, product
+from itertools import chain
 from typing import Any, Final
 
 import click
@@ -16,26 +16,17 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.cli.completion import complete_endpoint
 from flask_idempotency.cli.context import tenant_options
 from flask_idempotency.cli.output import clean
-from flask_idempotency.engine.claim_requests import BrokerId, message_key
-from flask_idempotency.engine.errors import InvalidKey
-from flask_idempotency.engine.keys import Scope, parse_key
-from flask_idempotency.engine.model import RequestInfo, State
+from flask_idempotency.engine.model import State
 from flask_idempotency.engine.recovery import SeenStep
 from flask_idempotency.engine.step_rules import StepRules
 from flask_idempotency.operations import records
 from flask_idempotency.operations.records import Case, Refused
 from flask_idempotency.web import operator
+from flask_idempotency.web.client_keys import parsed_key, uses_of
 from flask_idempotency.web.principals import identifies
-from flask_idempotency.web.webhooks import PRINCIPAL
 
 STDIN: Final = "-"
 endpoint_option: Final = partial(click.option, "--endpoint", metavar="E", shell_complete=complete_endpoint)
-LONGEST_KEY: Final = 4096
-"""Characters. No policy allows more."""
-UNKNOWN_ENDPOINT: Final = (
-    "This application has no such endpoint, inbox or task: `flask idempotency policy` names them all. For a message, let --app "
-    "name the module that makes its inbox or calls serve(), or use the id that `list` shows."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +98,8 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
         raise click.UsageError("Name one record: by the start of its ID, by its id from a log, or by --key.")
     searched = operator.recovery()
     if named.key is not None:
-        case = _one(list(_by_key(named)), named)
+        whose, who = named.whose, named.who
+        case = _one(uses_of(_typed_key(named.key), tenant=whose, principal=who, endpoint=named.endpoint), named)
         former = operator.settings().former_identity
         told = former is None or not (callable(former.tenant) or former.principal)
         if not whole or told or case.first.record.state is State.COMPLETED:
@@ -140,69 +132,6 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
     return records.with_rotated(case, searched, operator.read, theirs) if whole else case
 
 
-def _may_be(named: RecordOptions, about: RequestInfo) -> bool:
-    """Return whether this record may belong to the named tenant and principal. A record without names may."""
-    return operator.is_spelled(about.tenant, named.whose) and operator.is_spelled(about.principal, named.who)
-
-
-def _by_key(named: RecordOptions) -> Iterator[Case]:
-    former = operator.settings().former_identity
-    before = None if former is None else former.namespace
-    if named.endpoint is not None and operator.state().loaders.operations.get(named.endpoint) is not None:
-        # An inbox or a task: the key is the id of a message, which may be any text.
-        scopes = [Scope(operator.settings().namespace, tenant=named.whose, principal=None, operation=named.endpoint)]
-        if before is not None:
-            scopes.append(replace(scopes[0], namespace=before))
-        message_id = _typed_key(named.key or "")
-        for key in (message_key(message_id), message_key(BrokerId(message_id))):
-            yield from _under_both(scopes, key, lambda about: True)
-    if named.endpoint is not None and named.endpoint not in current_app.view_functions:
-        _operations(named.endpoint)  # raises if it is unknown
-        return
-    key = client_key(named.key or "")
-    # A loader may call a caller what we call a provider. Only the endpoint tells the two apart.
-    callers = (False, True) if (named.who or "").startswith(PRINCIPAL) else (False,)
-    for operation, of_package in product(_operations(named.endpoint), callers):
-        scopes = [Scope(operator.settings().namespace, named.whose, named.who, operation, of_package)]
-        if former is not None:
-            # A removed loader needs a request, and there is none here: name its records by their handles.
-            tenant, principal = None if former.tenant is False else named.whose, named.who
-            principal = None if former.principal is False and not of_package else principal
-            scopes.append(Scope(before or scopes[0].namespace, tenant, principal, operation, of_package))
-        yield from _under_both(scopes, key, partial(_may_be, named))
-
-
-def _under_both(scopes: Sequence[Scope], key: str, may_be: Callable[[RequestInfo], bool]) -> Iterator[Case]:
-    """Yield the use of this key in the first scope together with the same use in the second, its former name.
-
-    `may_be` tells whether a record that only the former name has may be one of the caller's.
-    """
-    cases = records.by_key(operator.read, identities(operator.settings()), scopes[:1], key)
-    before = [
-        each
-        for case in records.by_key(operator.read, identities(operator.settings()), scopes[1:], key)
-        for each in case.found
-    ]
-    own = cases[0].found if cases else ()
-    # Resolve one use under both names together, as under several secrets. Others may have the former name too.
-    tokens = {each.record.token for each in own}
-    twins = [each for each in before if (each.record.token in tokens if own else may_be(each.record.info))]
-    found = {each.key: each for each in (*twins, *own)}
-    if found:
-        yield Case(tuple(found.values()))
-
-
-def _operations(endpoint: str | None) -> list[str | None]:
-    """Return the key spaces to search: that of all endpoints, and those of single endpoints."""
-    if endpoint is not None:
-        if endpoint not in current_app.view_functions and operator.state().loaders.operations.get(endpoint) is None:
-            raise Refused(UNKNOWN_ENDPOINT)
-        return [None, endpoint]
-    rules = operator.policies()
-    own = {each for each, method in rules.pairs() if rules.resolve(each, method).policy.scope == "operation"}
-    return [None, *sorted(own)]
-
-
 def _typed_key(typed: str) -> str:
     """Return the key that was typed, or that standard input holds."""
     if typed != STDIN:
@@ -213,10 +142,7 @@ def _typed_key(typed: str) -> str:
 
 def client_key(typed: str) -> str:
     """Return the key that was typed. Raises `Refused` for one that no request could have."""
-    try:
-        return parse_key(_typed_key(typed), max_length=LONGEST_KEY)
-    except InvalidKey as error:
-        raise Refused(f"This is not a valid key: {error}.") from None  # the original exception quotes the key
+    return parsed_key(_typed_key(typed))
 
 
 def _one(cases: list[Case], named: RecordOptions) -> Case:

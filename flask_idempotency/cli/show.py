@@ -14,6 +14,7 @@ from flask_idempotency.cli.context import (
     Output,
     chosen,
     duration,
+    instant,
     prints_json,
     prints_output,
     tenant_options,
@@ -36,11 +37,11 @@ from flask_idempotency.operations.records import (
     never_happened,
 )
 from flask_idempotency.operations.times import format_duration
-from flask_idempotency.web import operator, policy_table
+from flask_idempotency.web import client_keys, operator, policy_table
 from flask_idempotency.web.janitor import downstream_key
 
 _RARE_OF_POLICIES: Final = ("keep", "lease", "max runtime", "profile", "resolver")
-_RARE_OF_RECORDS: Final = ("principal", "attempt", "owner seen", "reason")
+_RARE_OF_RECORDS: Final = ("status", "completed", "principal", "attempt", "owner seen", "reason")
 """The columns that only a wide table has."""
 
 
@@ -61,7 +62,7 @@ def policy_command(endpoint: str | None, wide: bool) -> Output:
     rules = operator.policies()
     inboxes = [each for each in policy_table.consumers() if endpoint in (None, each.name)]
     if endpoint is not None and not inboxes and endpoint not in {each for each, _ in rules.pairs()}:
-        raise Refused(record_options.UNKNOWN_ENDPOINT)
+        raise Refused(client_keys.UNKNOWN_ENDPOINT)
     rows = [row for row in policy_table.policy_rows(rules) if endpoint in (None, row.endpoint)]
     if endpoint is None:
         rare = () if wide else _RARE_OF_POLICIES
@@ -183,6 +184,11 @@ _PAUSED: Final = Condition.PAUSED.value
 )
 @record_options.endpoint_option(help="Only this endpoint.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many records.")
+@click.option(
+    "--from", "since", callback=instant, metavar="TIME", help="First used then or later: 2026-01-15T09:30, in UTC."
+)
+@click.option("--to", "until", callback=instant, metavar="TIME", help="First used before then.")
+@click.option("--newest", is_flag=True, help="The last used first.")
 @wide_option
 @prints_output
 def list_command(
@@ -192,13 +198,16 @@ def list_command(
     older_than: float,
     endpoint: str | None,
     limit: int,
+    since: float | None,
+    until: float | None,
+    newest: bool,
     wide: bool,
 ) -> Output:
     """List the unfinished records, one line each.
 
     Quarantined ones come first, then those whose lease expired, then those in flight, the oldest first. Completed records
-    need --state, and come in no order. The list has the records of every tenant, unless you name one. `show`, `release` and
-    `resolve` take the id of a record. Changes nothing.
+    need --state, and come in no order without --newest. The list has the records of every tenant, unless you name one.
+    `show`, `release` and `resolve` take the id of a record. Changes nothing.
 
     \b
     Example:
@@ -212,7 +221,15 @@ def list_command(
     conditions = (
         UNFINISHED if of_state is None else CONDITIONS[State(of_state)] if of_state != _PAUSED else {Condition.PAUSED}
     )
-    wanted = Browsing(conditions, (None,) if everybody else operator.tids(whose), endpoint, older_than)
+    wanted = Browsing(
+        conditions,
+        (None,) if everybody else operator.tids(whose),
+        endpoint,
+        older_than,
+        since=since,
+        until=until,
+        newest=newest,
+    )
     found = listing(operator.recovery(), wanted, limit=limit, journals=journals)
     views = [operator.show_of(each) for each in found.found]
     none = "No record matches." if of_state else "No record is unfinished. Completed ones: --state completed."
@@ -289,6 +306,8 @@ def _line(view: RecordView, id: str) -> dict[str, Cell]:
         "tenant": short_name(view.tenant),
         "first used": ago(view.first_used_ago, units=1),
         "lease": _lease(view),
+        "status": "-" if view.answer is None else str(view.answer.status),
+        "completed": view.completed_at or "-",
         "principal": short_name(view.principal),
         "attempt": str(view.attempt),
         "owner seen": ago(None if view.owner is None else view.owner.last_seen_ago, units=1),

@@ -39,7 +39,7 @@ PURGE_SECONDS: Final = 20.0
 LONGEST_TYPE: Final = 100
 """Characters of a media type."""
 
-_STATUS: Final = re.compile(r"[2-5][0-9]{2}")
+STATUS: Final = re.compile(r"[2-5][0-9]{2}")
 
 VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
     "happened": ("It happened", "Retries get the response that you give here, and the view does not run again."),
@@ -294,7 +294,7 @@ def _opened(
             raise _changed(visit, seen.key, None)
         raise visit.not_found()
     visit.admit_to(action, seen.found, seen.view)
-    fields, case = posted(visit), _case(visit, seen.found)
+    fields, case = posted(visit), case_of(visit, seen.found)
     if fields is not None:
         sent = fields.get("version", "").encode("utf-8", "surrogatepass")
         about = part(case.first)
@@ -304,7 +304,7 @@ def _opened(
     return seen.view, case, fields
 
 
-def _case(visit: Visit, found: SeenRecord) -> Case:
+def case_of(visit: Visit, found: SeenRecord) -> Case:
     """Return the case of this record: with those of the same use under other secrets."""
     operator.check_own(found.record)
     tenant: str | None = found.record.info.tenant or None
@@ -356,7 +356,7 @@ def _response(fields: Mapping[str, str], view: RecordView, case: Case) -> tuple[
         except Refused as refused:
             raise Invalid(str(refused)) from None
     status, media_type = fields.get("status", "").strip(), fields.get("content_type", "").strip()
-    if not _STATUS.fullmatch(status):
+    if not STATUS.fullmatch(status):
         raise Invalid("Give the status of the response: a number from 200 to 599. Nothing was changed.")
     if not media_type.isprintable() or not media_type.isascii() or len(media_type) > LONGEST_TYPE:
         raise Invalid("A media type is one line in ASCII, such as application/json. Nothing was changed.")

@@ -9,7 +9,7 @@ from typing import Any, Final
 from flask import Blueprint, Response, current_app, request
 from flask.blueprints import BlueprintSetupState
 
-from flask_idempotency.console import actions, messages, pages
+from flask_idempotency.console import actions, lists, messages, pages
 from flask_idempotency.console.access import Attempts, Authorize, Stopped
 from flask_idempotency.console.visit import (
     EXTENSION,
@@ -81,6 +81,8 @@ class Console(Blueprint):
         for path, view, methods in (
             ("/", pages.overview, ["GET"]),
             ("/records", pages.records, ["GET"]),
+            ("/records/find", lists.find, ["GET", "POST"]),
+            ("/records/all/<verb>", lists.bulk, ["GET", "POST"]),
             ("/records/<handle>", pages.record, ["GET"]),
             ("/records/<handle>/settle", actions.settle, ["GET", "POST"]),
             ("/records/<handle>/steps/<int:number>", actions.settle_step, ["GET", "POST"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from itertools import chain
@@ -17,7 +17,7 @@ from flask import Response, current_app, request
 from flask_idempotency.activity import FLUSH_SECONDS
 from flask_idempotency.assembly import identities
 from flask_idempotency.console import charts
-from flask_idempotency.console.access import Stopped, may
+from flask_idempotency.console.access import Action, Stopped, may
 from flask_idempotency.console.visit import FRESH_SECONDS, ConsoleResponse, Visit
 from flask_idempotency.engine.activity import CALLERS
 from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts
@@ -27,16 +27,19 @@ from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
+from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.activity import summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show
 from flask_idempotency.operations.browse import (
     UNFINISHED,
+    BrowsePage,
     Browsing,
     Place,
     browse,
     cursor_of,
     oldest_quarantined,
     place_of,
+    stored_name,
 )
 from flask_idempotency.operations.browse import timeline as life_of
 from flask_idempotency.operations.health import keep_health, kept_health
@@ -48,7 +51,7 @@ from flask_idempotency.operations.records import (
     short_ids,
 )
 from flask_idempotency.operations.report import report
-from flask_idempotency.operations.times import seconds_of
+from flask_idempotency.operations.times import epoch_of, seconds_of
 from flask_idempotency.web import operator, policy_table
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import is_known
@@ -62,6 +65,19 @@ MOST_URGENT: Final = 5
 """Quarantined records that the overview names."""
 MOST_TENANTS: Final = 50
 """Tenants on one page."""
+MOST_CHOICES: Final = 200
+"""Tenants that a list offers."""
+LONGEST_CHOICE: Final = 80
+"""Characters of a tenant that a list offers."""
+ORDERS: Final = ("", "urgent", "newest")
+"""The orders of a list. Empty: the newest first of completed records, and otherwise those that need a person most."""
+PSEUDONYM: Final = re.compile(r"[a-z2-7]{24}")
+
+CHANGES: Final[tuple[Action, ...]] = ("settle", "release")
+BULK: Final[Mapping[str, frozenset[Condition]]] = dict(
+    zip(CHANGES, (frozenset({Condition.QUARANTINED}), UNFINISHED), strict=True)
+)
+"""What can be done to a whole list, and to records in which states."""
 
 
 def unknown(visit: Visit, rest: str = "") -> Response:
@@ -145,31 +161,47 @@ def _janitor(tasks: TaskLog | None) -> dict[str, Any] | None:
 # Records.
 
 
-def records(visit: Visit) -> str | Response:
-    visit.admit()
-    args = {name: _argument(name) for name in ("state", "endpoint", "tenant", "older", "id")}
+@valueclass(frozen=True, slots=True)
+class Filtered:
+    """What the fields of a filter choose."""
+
+    wanted: Browsing
+    args: dict[str, str]
+    kept: dict[str, str]
+    """The fields that an address needs to choose the same."""
+
+
+def filtered(visit: Visit) -> Filtered:
+    """Return what the filter in the address chooses. Stops a faulty one."""
+    args = {name: _argument(name) for name in ("state", "endpoint", "tenant", "older", "from", "to", "order", "id")}
     given = args["id"].lower()
-    if HANDLE.fullmatch(given):
-        response = ConsoleResponse(status=303)
-        response.headers["Location"] = visit.url("record", handle=given)
-        return response
     if given and not SHORT.fullmatch(given):
         raise Stopped(
             400, "That is no id of a record", "An id has letters and digits, 4 at least. It is no client's key."
         )
     no_tenant = request.args.get("no_tenant") == "1"
+    if args["order"] not in ORDERS:
+        raise Stopped(400, "There is no such order", f"Choose one of: {', '.join(filter(None, ORDERS))}.")
+    # The list shows a pseudonym in place of a hashed name, so the filter takes one too.
+    stored = visit.everything and operator.settings().hash_identities and PSEUDONYM.fullmatch(args["tenant"])
     wanted = Browsing(
         conditions=_conditions(args["state"]),
-        tids=_whose(visit, args["tenant"], no_tenant=no_tenant),
+        tids=_whose(visit, "" if stored else args["tenant"], no_tenant=no_tenant),
         endpoint=args["endpoint"] or None,
         older_than=_seconds(args["older"]),
         beginning=given,
+        since=_time(args["from"]),
+        until=_time(args["to"]),
+        stored_tenant=args["tenant"] if stored else None,
+        newest=args["order"] == "newest" or (not args["order"] and args["state"] == Condition.COMPLETED.value),
     )
-    cursor, every = request.args.get("cursor", ""), identities(operator.settings())
-    try:
-        place = place_of(cursor, wanted, [who.console for who in every]) if cursor else Place()
-    except Refused as refused:
-        raise Stopped(400, "There is no such page of the list", str(refused)) from None
+    kept = {name: value for name, value in args.items() if value} | ({"no_tenant": "1"} if no_tenant else {})
+    return Filtered(wanted, args, kept)
+
+
+def look(visit: Visit, wanted: Browsing, place: Place) -> tuple[BrowsePage, list[RecordView]]:
+    """Return a page of this list, and what the operator may see of it."""
+    every = identities(operator.settings())
     page = browse(
         operator.recovery(),
         wanted,
@@ -177,19 +209,39 @@ def records(visit: Visit) -> str | Response:
         journals=operator.built().journals,
         labels=lambda found: [who.label(found.key) for who in every],
     )
-    views = _seen(visit, page.found)
-    kept = {name: value for name, value in args.items() if value} | ({"no_tenant": "1"} if no_tenant else {})
-    more = None
+    return page, _seen(visit, page.found)
+
+
+def records(visit: Visit) -> str | Response:
+    visit.admit()
+    if HANDLE.fullmatch(given := request.args.get("id", "").strip().lower()):
+        return see_other(visit.url("record", handle=given))
+    chosen = filtered(visit)
+    wanted, cursor, every = chosen.wanted, request.args.get("cursor", ""), identities(operator.settings())
+    try:
+        place = place_of(cursor, wanted, [who.console for who in every]) if cursor else Place()
+    except Refused as refused:
+        raise Stopped(400, "There is no such page of the list", str(refused)) from None
+    page, views = look(visit, wanted, place)
+    kept, more = chosen.kept, None
     if page.next is not None:
         more = _address(visit, {**kept, "cursor": cursor_of(page.next, wanted, operator.identity().console)})
     return visit.render(
         "records.html",
         views=views,
         ids=short_ids(view.handle for view in views),
-        args=args,
-        no_tenant=no_tenant,
+        args=chosen.args,
+        no_tenant="no_tenant" in kept,
+        newest=wanted.newest,
         conditions=[each.value for each in Condition],
-        endpoints=_endpoints(),
+        endpoints=sorted({*endpoints_of(), *filter(None, [chosen.args["endpoint"]])}),
+        tenants=_tenants_of(visit, views),
+        tenant_url=lambda name: _address(visit, {**kept, "tenant": name}),
+        bulk=[
+            (verb, visit.url("bulk", verb=verb) + f"?{urlencode(kept)}")
+            for verb, first in ((verb, next((v for v in views if v.condition in BULK[verb]), None)) for verb in CHANGES)
+            if not cursor and first is not None and may(visit.mounted.authorize, verb, first)
+        ],
         page=page,
         more=more,
         first=bool(cursor),
@@ -239,8 +291,28 @@ def _whose(visit: Visit, tenant: str, *, no_tenant: bool) -> Sequence[bytes | No
     return tuple(chain.from_iterable(operator.tids(each) for each in ([tenant] if tenant else sorted(allowed))))
 
 
-def _endpoints() -> list[str]:
-    """Return what records may be of, for the filter."""
+def _tenants_of(visit: Visit, views: Sequence[RecordView]) -> list[str]:
+    """Return the tenants to choose from: those of the operator, or those of the records on this page."""
+    if visit.tenants is not None:
+        return sorted(visit.tenants)[:MOST_CHOICES]
+    return sorted({view.tenant for view in views if view.tenant and len(view.tenant) <= LONGEST_CHOICE})
+
+
+def _time(typed: str) -> float | None:
+    seconds = epoch_of(typed) if typed else None
+    if typed and seconds is None:
+        raise Stopped(400, "That is no time", "Write a date or a time in UTC: 2026-01-15, or 2026-01-15T09:30.")
+    return seconds
+
+
+def see_other(address: str) -> Response:
+    response = ConsoleResponse(status=303)
+    response.headers["Location"] = address
+    return response
+
+
+def endpoints_of() -> list[str]:
+    """Return what records may be of, for a filter."""
     found = {name for name, method in operator.policies().pairs() if not operator.policies().look(name, method).exempt}
     return sorted(found | {each.name for each in policy_table.consumers()})
 
@@ -318,16 +390,21 @@ def tenants(visit: Visit) -> str:
         shown, more = [quota_show(ledger, operator.tids_by_secret(name), name=name)], None
     else:
         known = visit.mounted.tenants.fresh()
-        every = visit.mounted.tenants.keep(sorted(ledger.tenants())) if known is None else known[1]
+        names = visit.mounted.tenants.keep(dict.fromkeys(sorted(ledger.tenants()), "")) if known is None else known[1]
+        every = list(names)
         begin = bisect_right(every, bytes.fromhex(after))
         page = every[begin : begin + MOST_TENANTS]
-        shown = [quota_show(ledger, [[tid]], name=tid.hex()) for tid in page]
+        if operator.built().recovery is not None:
+            names.update((tid, stored_name(operator.recovery(), tid)) for tid in page if not names[tid])
+        shown = [quota_show(ledger, [[tid]], name=names[tid] or tid.hex()) for tid in page]
         more = visit.url("tenants", after=page[-1].hex()) if begin + MOST_TENANTS < len(every) else None
         parts = operator.settings().tenant_shards
         configured = None if configured is None else configured.divided(parts)
     return visit.render(
         "tenants.html",
         tenant=name,
+        alias=operator.pseudonym(name) if name and operator.settings().hash_identities else "",
+        tenant_url=lambda named: _address(visit, {"tenant": named}),
         rows=[(each, _bars(each, configured)) for each in shown],
         parts=parts,
         counting=operator.counting(),

@@ -137,8 +137,11 @@ class Mounted:
     """Whether plain HTTP is accepted, perhaps because this process does not know that its clients use HTTPS."""
     changes_per_hour: int
     attempts: Attempts
-    tenants: Remembered[list[bytes]]
-    """Every tenant that is counted, in order. Redis looks through all of its keys for them, which no page may repeat."""
+    tenants: Remembered[dict[bytes, str]]
+    """Every tenant that is counted, in order, and the name that its records hold: empty until a page shows it.
+
+    Redis looks through all of its keys for the tenants, which no page may repeat.
+    """
 
 
 @valueclass(frozen=True, slots=True)
@@ -371,6 +374,8 @@ PAGES: Final = (
 
 SECTIONS: Final[Mapping[str, str]] = {
     "record": "records",
+    "find": "records",
+    "bulk": "records",
     "settle": "records",
     "settle_step": "records",
     "release": "records",

@@ -71,6 +71,13 @@ class Browsing:
     """Seconds since the first use of the key, at least."""
     beginning: str = ""
     """The first characters of the handle, or the whole id from a log."""
+    since: float | None = None
+    until: float | None = None
+    """The first use of the key, from and before these times of the store's clock."""
+    stored_tenant: str | None = None
+    """The tenant as records hold it. Other than `tids`, it can be a pseudonym."""
+    newest: bool = False
+    """The last used first, and not those first that need an operator most."""
 
     @property
     def states(self) -> list[State]:
@@ -84,7 +91,9 @@ class Browsing:
         """Return bytes that no other filter has."""
         tids = [b"" if tid is None else tid for tid in self.tids]
         names = sorted(each.value for each in self.conditions)
-        rest = (self.endpoint, f"{self.older_than:g}", self.beginning)
+        order = "newest" if self.newest else ""
+        times = (f"{self.older_than:g}", repr(self.since), repr(self.until))
+        rest = (self.endpoint, *times, self.beginning, order, self.stored_tenant)
         texts = [*names, *("-" if text is None else f"={text}" for text in rest)]
         return encode(encode(*tids), encode(*(text.encode("utf-8", "surrogatepass") for text in texts)))
 
@@ -106,6 +115,8 @@ class BrowsePage:
     """How many records the page looked at."""
     next: Place | None
     """Where the next page begins; None after the last."""
+    left_out: int = 0
+    """How many of those records pass the filter, and are not among the newest."""
 
 
 def browse(
@@ -132,7 +143,7 @@ def browse(
 
     while (
         scan < len(scans)
-        and len(found) < rows
+        and (wanted.newest or len(found) < rows)
         and looked_at < MOST_LOOKED_AT
         and calls < MOST_CALLS
         and reads < MOST_JOURNALS
@@ -145,8 +156,15 @@ def browse(
             if each.record.token not in found and _wants(wanted, each, None if journals is None else paused, labels):
                 found[each.record.token] = each
         scan, after = (scan + 1, b"") if page.after is None else (scan, page.after)
-    ordered = sorted(found.values(), key=urgency)
-    return BrowsePage(tuple(ordered), looked_at, None if scan >= len(scans) else Place(scan, after))
+    ordered = sorted(found.values(), key=order_of(wanted))
+    shown = ordered[: 2 * rows] if wanted.newest else ordered
+    following = None if scan >= len(scans) else Place(scan, after)
+    return BrowsePage(tuple(shown), looked_at, following, len(ordered) - len(shown))
+
+
+def order_of(wanted: Browsing) -> Callable[[SeenRecord], tuple[int, float, bytes]]:
+    """Return what sorts the records of this list."""
+    return (lambda found: (0, -found.record.requested_at, found.key.rid)) if wanted.newest else urgency
 
 
 def _wants(
@@ -157,6 +175,12 @@ def _wants(
 ) -> bool:
     record = found.record
     if wanted.endpoint not in (None, record.info.operation) or age(record) < wanted.older_than:
+        return False
+    if wanted.stored_tenant not in (None, record.info.tenant):
+        return False
+    if (wanted.since is not None and record.requested_at < wanted.since) or (
+        wanted.until is not None and record.requested_at >= wanted.until
+    ):
         return False
     beginning = wanted.beginning
     if beginning and not (handle_of(found.key).startswith(beginning) or beginning in labels(found)):
@@ -178,6 +202,15 @@ def oldest_quarantined(recovery: Recovery, *, limit: int) -> tuple[SeenRecord, .
     return tuple(nsmallest(limit, found.values(), key=urgency))
 
 
+def stored_name(recovery: Recovery, tid: bytes) -> str:
+    """Return the name of this tenant that its records hold: it is in clear or a pseudonym. Empty: no record has it.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    first = (each for state in CONDITIONS for each in islice(every(recovery, state, tids=(tid,)), 1))
+    return next((each.record.info.tenant for each in first if each.record.info.tenant), "")
+
+
 MOST_LISTED: Final = 100_000
 """The most records of a state that a list reads: some ten seconds on Redis, and fewer on a database."""
 
@@ -196,10 +229,10 @@ class Listing:
 def listing(recovery: Recovery, wanted: Browsing, *, limit: int, journals: Journals | None = None) -> Listing:
     """Return the records that need an operator first: quarantined, then with an expired lease, the oldest first.
 
-    Completed records come in no order, because there may be millions. If one use of a key has records under several secrets,
-    the list has one of them. Raises `StoreUnavailable` if the store does not answer.
+    `newest`: the last used first. Otherwise completed records come in no order, because there may be millions. If one use of a
+    key has records under several secrets, the list has one of them. Raises `StoreUnavailable` if the store does not answer.
     """
-    if State.COMPLETED in wanted.states:
+    if State.COMPLETED in wanted.states and not wanted.newest:
         some = list(islice(_listed(recovery, State.COMPLETED, wanted, set()), limit + 1))
         ids = short_ids(handle_of(each.key) for each in some)
         return Listing(tuple(some[:limit]), None if len(some) > limit else 0, ids)
@@ -217,7 +250,7 @@ def listing(recovery: Recovery, wanted: Browsing, *, limit: int, journals: Journ
                 yield each
             whole = whole and len(handles) - before < MOST_LISTED
 
-    first = nsmallest(limit, listed(), key=urgency)
+    first = nsmallest(limit, listed(), key=order_of(wanted))
     return Listing(tuple(first), len(handles) - len(first) if whole else None, short_ids(handles))
 
 

@@ -34,6 +34,18 @@ def seconds_of(typed: str) -> float | None:
     return None if match is None else float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
+def epoch_of(typed: str) -> float | None:
+    """Return the time that a person typed, in seconds since the epoch: `2026-01-15`, `2026-01-15T09:30`. None: it is none.
+
+    It is in UTC unless it names another offset.
+    """
+    try:
+        found = datetime.fromisoformat(typed)
+        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
 def format_edge(seconds: float | None, *, over: str = "", none: str = "-") -> str:
     """Return an upper edge of a histogram as a person reads it: `7.5 ms`, `1.5 s`, `60 s` past the last.
 

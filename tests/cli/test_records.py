@@ -55,8 +55,8 @@ def test_a_list_has_a_line_for_each_record_in_its_state() -> None:
 
     assert ["id", "state", "request", "tenant", "first", "used", "lease"] == head.split()
     assert f"{handle_of(key)[:8]} quarantined POST pay acme 1 min ago ended 1 min ago" == " ".join(line.split())
-    assert "principal attempt owner seen reason" == " ".join(wide_head.split()[7:])
-    assert f"{' '.join(line.split())} alice 1 1 min ago lease-expired" == " ".join(wide_line.split())
+    assert "status completed principal attempt owner seen reason" == " ".join(wide_head.split()[7:])
+    assert f"{' '.join(line.split())} - - alice 1 1 min ago lease-expired" == " ".join(wide_line.split())
 
 
 def test_machines_get_the_whole_record() -> None:
