@@ -258,14 +258,10 @@ def resolve_command(
         (done, forced), said = _freed(case, force=force, yes=yes, word=word), _RELEASED
     elif verdict == "happened":
         stored, dropped = (_value(given, about), []) if of_message else _result(given, policy)
-        left = undone(operator.recorded_of(case.first)[1], policy.step_rules)
-        _ask(
-            case,
-            policy,
-            *([f"These effects will never happen: {', '.join(map(clean, left))}."] if left else []),
-            f"Give this {'value' if of_message else 'response'} to retries from now on?",
-            yes=yes,
-        )
+        left = ", ".join(map(clean, undone(operator.recorded_of(case.first)[1], policy.step_rules)))
+        never = [f"No retry goes on then. These effects never happen, unless they did already: {left}."] if left else []
+        what = "value" if of_message else "response"
+        _ask(case, policy, *never, f"Give this {what} to retries from now on?", yes=yes)
         done = records.complete(operator.settler(), case, stored, word, keep=policy.keep, remember=policy.remember)
         if dropped:
             notes.append(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.")

@@ -29,6 +29,7 @@ from flask_idempotency.operations.browse import Place, version_of
 from flask_idempotency.operations.records import Case, RecordView, Refused
 from flask_idempotency.web import operator
 from flask_idempotency.web.client_keys import uses_of
+from flask_idempotency.web.recorded_steps import undone
 
 CHANGED: Final = "It has changed since you opened the form."
 MOST: Final = 50
@@ -37,7 +38,10 @@ MOST: Final = 50
 _CHOSEN: Final = re.compile(rf"[a-z2-7]{{77}}:[0-9a-f]{{32}}(?: [a-z2-7]{{77}}:[0-9a-f]{{32}}){{0,{MOST - 1}}}")
 
 VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
-    "happened": ("Each happened", "Retries get `response-not-kept` with the status that you give. No view runs again."),
+    "happened": (
+        "Each happened",
+        "Retries get the status that you give, without a body (response-not-kept). No view runs again.",
+    ),
     "never": ("None happened", "Each key is released: the next retry runs the request."),
 }
 
@@ -136,6 +140,8 @@ def _change(visit: Visit, case: Case, reason: str, *, status: int | None) -> Non
     operator.check_cache(case)
     if status is not None:
         records.check_quarantined(case)
+        if left := undone(operator.recorded_of(case.first)[1], policy.step_rules):
+            raise Refused(f"Some effects would never happen: {', '.join(left)}. Settle its step, or use its own form.")
         stored, _ = operator.response_for(policy, status, None)
         if about.method == MESSAGE:
             stored = operator.value_for(about, None, named="The value")

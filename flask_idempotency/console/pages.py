@@ -19,8 +19,9 @@ from flask_idempotency.assembly import identities
 from flask_idempotency.console import charts
 from flask_idempotency.console.access import Action, Stopped, may
 from flask_idempotency.console.visit import FRESH_SECONDS, ConsoleResponse, Visit
+from flask_idempotency.console.wording import now_of, readable
 from flask_idempotency.engine.activity import CALLERS
-from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts
+from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts, Verdict
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.journal import EMPTY
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
@@ -295,7 +296,13 @@ def _tenants_of(visit: Visit, views: Sequence[RecordView]) -> list[str]:
     """Return the tenants to choose from: those of the operator, or those of the records on this page."""
     if visit.tenants is not None:
         return sorted(visit.tenants)[:MOST_CHOICES]
-    return sorted({view.tenant for view in views if view.tenant and len(view.tenant) <= LONGEST_CHOICE})
+    return sorted(
+        {
+            view.tenant
+            for view in views
+            if view.tenant and len(view.tenant) <= LONGEST_CHOICE and view.tenant == readable(view.tenant).strip()
+        }
+    )
 
 
 def _time(typed: str) -> float | None:
@@ -330,7 +337,7 @@ def record(visit: Visit, handle: str) -> str:
         if not entries:
             raise visit.not_found()
         episodes = life_of(None, Policy(), journal=EMPTY, steps=(), audit=entries)
-        return visit.render("gone.html", handle=handle, episodes=episodes)
+        return visit.render("gone.html", handle=handle, episodes=episodes, now=None)
     found, view = seen.found, seen.view
     about = found.record.info
     policy = operator.policy_for(about)
@@ -339,6 +346,7 @@ def record(visit: Visit, handle: str) -> str:
         "record.html",
         view=view,
         short=view.handle[:8],
+        now=now_of(view),
         episodes=life_of(found.record, policy, journal=journal, steps=steps, audit=entries),
         audit=audit is not None,
         known=is_known(current_app, operator.state().loaders.operations, about),
@@ -467,4 +475,7 @@ def health(visit: Visit) -> str:
         # Without a store the page says so itself.
         with suppress(StoreUnavailable):
             keep_health(log, owner_mark(operator.settings().namespace), report)
-    return visit.render("health.html", report=report)
+    worst = list(reversed(Verdict))
+    return visit.render(
+        "health.html", report=report, findings=sorted(report.findings, key=lambda each: worst.index(each.verdict))
+    )

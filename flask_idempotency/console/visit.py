@@ -22,7 +22,7 @@ from werkzeug.exceptions import HTTPException
 from flask_idempotency.console import access, wording
 from flask_idempotency.console.access import Action, Attempts, Authorize, Operator, Stopped
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.errors import ConfigurationError
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.records import RecordView, Refused, key_of
@@ -51,7 +51,14 @@ MEDIA_TYPES: Final[Mapping[str, str]] = {
     "console.css": "text/css",
     "console.js": "text/javascript",
     "icon.svg": "image/svg+xml",
+    **{f"icon-{count}.svg": "image/svg+xml" for count in ("1", "2", "3", "4", "5", "6", "7", "8", "9", "more")},
 }
+"""The files of the console. An icon with a number says how many requests need a person."""
+
+_BADGE: Final = (
+    '<circle cx="22" cy="10" r="10" fill="#a4161a"/><text x="22" y="15" fill="#fff" font-family="sans-serif" font-size="15" '
+    'font-weight="bold" text-anchor="middle">{}</text></svg>'
+)
 
 
 class ConsoleResponse(Response):
@@ -83,7 +90,10 @@ def add_missing_headers(response: Response) -> Response:
 @lru_cache
 def static_file(name: str) -> tuple[bytes, str]:
     """Return a file of the console, and its hash."""
-    content = files("flask_idempotency.console").joinpath("static", name).read_bytes()
+    plain, _, count = name.removesuffix(".svg").partition("-")
+    content = files("flask_idempotency.console").joinpath("static", f"{plain}.svg" if count else name).read_bytes()
+    if count:
+        content = content.replace(b"</svg>", _BADGE.format("+" if count == "more" else count).encode())
     return content, sha256(content).hexdigest()[:16]
 
 
@@ -323,8 +333,19 @@ class Visit:
             fields += hidden.format(current_app.config.get("WTF_CSRF_FIELD_NAME") or "csrf_token", csrf())
         return fields
 
+    def _waiting(self) -> int:
+        """Return how many requests have an unknown outcome. 0 for an operator of some tenants, and if the store cannot tell."""
+        recovery = current_app.extensions["idempotency"].built.recovery
+        if not self.everything or recovery is None:
+            return 0
+        try:
+            return int(recovery.counts().quarantined)
+        except StoreUnavailable:
+            return 0
+
     def render(self, template: str, **values: Any) -> str:
-        """Render a page. Each has the navigation of what this operator may see."""
+        """Render a page. Each has the navigation of what this operator may see, and how many requests need a person."""
+        waiting = self._waiting()
         return _pages.get_template(template).render(
             visit=self,
             url=self.url,
@@ -333,6 +354,8 @@ class Visit:
             here=SECTIONS.get(endpoint := (request.endpoint or "").rpartition(".")[2], endpoint),
             enabled=current_app.extensions["idempotency"].settings.enabled,
             application=current_app.name,
+            waiting=waiting,
+            icon=f"icon-{waiting if waiting < 10 else 'more'}.svg" if waiting else "icon.svg",
             **values,
         )
 

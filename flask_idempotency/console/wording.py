@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from markupsafe import Markup, escape
 
 from flask_idempotency.engine.escape import printable, printable_lines
-from flask_idempotency.operations.records import Condition
-from flask_idempotency.operations.times import format_duration, moment
+from flask_idempotency.operations.records import Condition, RecordView
+from flask_idempotency.operations.times import epoch_of, format_duration, moment
 
 LONGEST_NAME: Final = 80
 """Characters of a name that a page shows. The rest is in its title."""
@@ -90,10 +91,35 @@ def number(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
 
 
+def now_of(view: RecordView) -> float:
+    """Return the store's time when this record was read, in seconds since the epoch."""
+    return (epoch_of(view.requested_at) or 0.0) + view.first_used_ago
+
+
+def when(at: str | float | None, now: float | None = None) -> Markup:
+    """Return a time of the store as people read it: `14:02:31, 41 min ago`, with the day if that is another one than now.
+
+    The exact time is its title, and what screen readers read.
+    """
+    seconds = epoch_of(at) if isinstance(at, str) else at
+    if seconds is None:
+        return NONE
+    time, exact = datetime.fromtimestamp(seconds, tz=UTC), moment(seconds)
+    today = None if now is None else datetime.fromtimestamp(now, tz=UTC)
+    day = "" if today is not None and today.date() == time.date() else f"{time.day} {time:%b} "
+    day += f"{time.year} " if day and (today is None or today.year != time.year) else ""
+    away = 0.0 if now is None else now - seconds
+    rest = "" if now is None else f", {ago(away)}" if away >= 0 else f", in {format_duration(-away, units=1)}"
+    shown = Markup(
+        '<time datetime="{0}" title="{0}"><span aria-hidden="true">{1}</span><span class="sr">{0}</span></time>{2}'
+    )
+    return shown.format(exact, f"{day}{time:%H:%M:%S}", rest)
+
+
 def state(condition: Condition) -> Markup:
     return Markup('<span class="state {}">{}</span>').format(condition.tone, condition.value)
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    each.__name__: each for each in (name, whole, lines, ago, duration, number, state, moment)
+    each.__name__: each for each in (name, whole, lines, ago, duration, number, state, now_of, when)
 }

@@ -11,7 +11,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from tests.browser.chromium import Browser
 from tests.browser.console_site import CONSOLE, Site
 
-RECORD: Final = f"main a[href^='{CONSOLE}/records/']"
+RECORD: Final = f"main tbody a[href^='{CONSOLE}/records/']"
 RESPONSE: Final = '{"status": "paid"}'
 REASON: Final = "Ticket 4711: the bank has the payment."
 
@@ -69,9 +69,17 @@ def walk(browser: Browser, site: Site) -> Iterator[str]:
     for words in ("Tenants", "Endpoints", "Health", "Records"):
         browser.leave_by(link(browser, words).click)
         yield words.lower()
+    browser.follow("main a[href$='/records/find']")
+    yield "find a key"
+    browser.leave_by(link(browser, "Records").click)
+    browser.follow("main a[href*='/records/all/settle']")
+    yield "settle a list"
     record = open_first(browser, site, "quarantined")
     yield "record"
-    browser.follow("main a[href$='/settle']")
+    browser.follow("main a[href*='/steps/']")
+    yield "settle a step"
+    browser.driver.get(record)
+    browser.follow("main .actions a[href$='/settle']")
     yield "settle"
     fill_in(browser, "happened", status="99")
     send(browser)
@@ -101,7 +109,10 @@ PAGES: Final = (
     "endpoints",
     "health",
     "records",
+    "find a key",
+    "settle a list",
     "record",
+    "settle a step",
     "settle",
     "settle, with a fault",
     "settle, before it is done",

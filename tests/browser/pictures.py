@@ -20,7 +20,7 @@ WRITE: Final = "WRITE_PICTURES"
 PAGES: Final = ("overview", "record", "settle")
 SCHEMES: Final = ("light", "dark")
 WIDTH: Final = 1200
-HEIGHTS: Final = range(500, 1601)
+HEIGHTS: Final = range(500, 1801)
 LARGEST_BYTES: Final = 150_000
 COLOURS: Final = 256
 """Of a picture with a palette. A page has a few dozen, and the edges of its letters some hundred between these."""

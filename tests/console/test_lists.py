@@ -12,6 +12,7 @@ from flask_idempotency.engine.model import State
 from flask_idempotency.operations.records import key_of
 from tests.console.rig import ANN, HANDLE, LIMITED, VIEWER, Rig, hidden, rig
 from tests.console.test_pages import claim, made, outline
+from tests.console.test_settle import in_two_steps
 
 __all__ = ["made"]
 
@@ -50,7 +51,7 @@ def test_completed_records_come_newest_first_and_others_as_they_need_a_person() 
         made.clock.advance(60)
     browser = made.browser()
 
-    ages = re.findall(r"<time [^>]*>(\d+) min ago", browser.get("/records?state=completed").text)
+    ages = re.findall(r'"First used">.*?</time>, (\d+) min ago', browser.get("/records?state=completed").text)
 
     assert ["6", "7", "8", "9", "10"] == ages
     assert handles == shown(browser.get("/records?state=quarantined"))
@@ -262,6 +263,27 @@ def test_a_record_with_a_warning_or_a_change_stays_as_it_is() -> None:
     assert "has changed since you opened the form" in page.text
     assert made.store.read(key_of(running)) is not None
     assert 2 == len(settled(made))
+
+
+def test_a_request_with_a_step_in_doubt_is_not_settled_with_others() -> None:
+    """Its other effects would never happen, and no page has named them."""
+    made = rig()
+    in_doubt, _ = in_two_steps(made)
+    many(made, 1)
+    browser = made.browser()
+    fields = {
+        **browser.form("/records/all/settle"),
+        "verdict": "happened",
+        "status": "201",
+        "reason": "r",
+        "typed": "2",
+    }
+
+    page = browser.post("/records/all/settle", fields)
+
+    assert "Settled: 1." in page.text
+    assert "Some effects would never happen: send (in doubt), ship (not begun)." in page.text
+    assert {in_doubt} == made.handles()
 
 
 def test_a_list_counts_each_change_of_the_operator() -> None:

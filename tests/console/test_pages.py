@@ -9,6 +9,7 @@ from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import fakeredis
 import pytest
@@ -167,6 +168,37 @@ def test_the_overview_is_quiet_when_all_is_in_order() -> None:
     assert "Janitor late" not in page
 
 
+def test_the_title_and_the_icon_have_the_number_that_need_a_person() -> None:
+    made = rig()
+    calm = made.browser().get("/").text
+    assert "<title>Overview ·" in calm
+    assert re.search(r'rel="icon" href="[^"]*/icon\.svg\?', calm)
+    for number in range(2):
+        made.quarantined(f"key-{number}")
+
+    for path in ("/", "/records", "/health"):
+        page = made.browser().get(path).text
+        icon = re.search(r'rel="icon" href="/idempotency([^"]*/icon-2\.svg\?v=[0-9a-f]+)"', page)
+        assert "<title>(2) " in page
+        assert icon is not None
+        drawn = made.browser().get(icon[1])
+        assert (200, "image/svg+xml") == (drawn.status_code, drawn.mimetype)
+        assert "2" == list(ElementTree.fromstring(drawn.text))[-1].text  # noqa: S314 - our own icon
+    assert "<title>Records ·" in made.browser(LIMITED).get("/records").text
+
+
+def test_a_time_is_short_and_the_exact_one_is_for_readers_of_screens() -> None:
+    made = rig()
+    made.quarantined()
+    made.clock.advance(41 * 60 + 3)
+
+    page = made.browser().get("/records").text
+
+    exact = "2001-09-09T01:46:40.000Z"
+    shown = f'<time datetime="{exact}" title="{exact}"><span aria-hidden="true">01:46:40</span><span class="sr">{exact}</span>'
+    assert f"{shown}</time>, 41 min ago" in page
+
+
 def test_a_stuck_request_is_shown_as_stuck() -> None:
     made = rig()
     handle = made.quarantined()
@@ -239,7 +271,7 @@ def test_the_overview_sums_up_what_was_counted(made: Rig) -> None:
 
     assert "1,200 new, 34 replayed, 0 conflicts, 5 mismatches. Runs that ended in quarantine: 0." in page
     assert "half of 1,200 requests took less than 20 ms, and 99 in 100 less than 20 ms" in page
-    assert re.search(r'<th scope="row"><bdi>pay</bdi></th><td class="number">1,239</td>', page)
+    assert re.search(r'<th scope="row"[^>]*><bdi>pay</bdi></th><td [^>]*>1,239</td>', page)
     assert 3 == page.count('role="img"')
 
 
@@ -251,7 +283,9 @@ def test_the_columns_of_an_endpoint_add_up_to_its_requests() -> None:
 
     page = made.browser().get("/").text
 
-    rows = re.findall(r'<tr[^>]*><th scope="row">(.*?)</th>(.*?)</tr>', page.partition('id="busiest"')[2])
+    rows = re.findall(
+        r'<tr[^>]*><th scope="row" data-label="Endpoint">(.*?)</th>(.*?)</tr>', page.partition('id="busiest"')[2]
+    )
     numbers = {unescape(re.sub("<.*?>", "", name)): re.findall(r">(\d+)</td>", row) for name, row in rows}
     assert {"pay", "refund", "All 2"} <= set(numbers)
     for name in ("pay", "refund", "All 2"):
@@ -507,7 +541,7 @@ def test_endpoints_are_those_of_the_policy_command() -> None:
     page = made.browser().get("/endpoints").text
 
     assert "idempotency_console" not in page  # its own views are none of the application's
-    row = re.search(r'<th scope="row"><bdi>pay</bdi></th>(.*?)</tr>', page, re.DOTALL)
+    row = re.search(r'<th scope="row"[^>]*><bdi>pay</bdi></th>(.*?)</tr>', page, re.DOTALL)
     assert row is not None
     cells = re.findall(r"<td[^>]*>(.*?)</td>", row[1])
     assert ["POST", "enforce", "yes", "plain", "quarantined", "1 h", "30 s", "yes"] == cells[:8]
@@ -528,10 +562,10 @@ def test_endpoints_show_what_enforcing_would_have_done() -> None:
 
     page = unescape(made.browser().get("/endpoints").text)
 
-    row = re.search(r'<th scope="row"><bdi>pay</bdi></th>(.*?)</tr>', page, re.DOTALL)
+    row = re.search(r'<th scope="row"[^>]*><bdi>pay</bdi></th>(.*?)</tr>', page, re.DOTALL)
     assert row is not None
-    assert ["102", "99", "7", "0", "2"] == re.findall(r'<td class="number">(.*?)</td>', row[1])
-    assert "<td>observe</td>" in row[1]
+    assert ["102", "99", "7", "0", "2"] == re.findall(r'<td class="number"[^>]*>(.*?)</td>', row[1])
+    assert ">observe</td>" in row[1]
     reasons = [each["reason"] for each in json.loads(told.stdout)["endpoints"]["pay"]["suggestions"]]
     assert reasons
     assert all(reason in page for reason in reasons)

@@ -439,7 +439,7 @@ def test_the_form_for_the_whole_request_names_what_will_never_happen() -> None:
         assert "never happen" in text
         assert "send (in doubt)" in text
         assert "ship (not begun)" in text
-    assert "These effects will never happen: send (in doubt), ship (not begun)." in told.output
+    assert "never happen, unless they did already: send (in doubt), ship (not begun)." in told.output
 
 
 def test_records_under_two_secrets_are_settled_together() -> None:

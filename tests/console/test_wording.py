@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from flask_idempotency.console.wording import LONGEST_NAME, LONGEST_TEXT, MOST_MARKS, finalize, name
+from flask_idempotency.console.wording import LONGEST_NAME, LONGEST_TEXT, MOST_MARKS, finalize, name, when
 
 MARK = "\u0301"
 
@@ -45,3 +47,29 @@ def test_marks_of_a_long_name_stay_in_its_line() -> None:
 def test_other_text_of_a_page_stays_in_its_line_too() -> None:
     assert str(finalize("e" + MARK * 9)).count(MARK) == MOST_MARKS
     assert len(str(finalize("w" * 10_000))) == LONGEST_TEXT
+
+
+NOON = 1_736_942_400.0
+"""2025-01-15 12:00 UTC."""
+
+
+@pytest.mark.parametrize(
+    ("at", "now", "shown"),
+    (
+        (NOON, NOON + 2463, "12:00:00, 41 min ago"),
+        (NOON + 90, NOON, "12:01:30, in 1 min"),
+        (NOON, NOON + 86400, "15 Jan 12:00:00, 1 d ago"),
+        (NOON, NOON + 366 * 86400, "15 Jan 2025 12:00:00, 366 d ago"),
+        (NOON, None, "15 Jan 2025 12:00:00"),
+        ("2025-01-15T12:00:00.250Z", NOON + 1.25, "12:00:00, 1 s ago"),
+        ("2025-01-15T23:59:59.999Z", NOON + 43200, "15 Jan 23:59:59, 0 s ago"),
+        (None, NOON, "–"),
+        ("no time", NOON, "–"),
+    ),
+)
+def test_a_time_stands_as_people_read_it(at: str | float | None, now: float | None, shown: str) -> None:
+    """Without the exact time, which its title and a part for screen readers have."""
+    whole = str(when(at, now))
+
+    assert shown == re.sub("<.*?>", "", re.sub('<span class="sr">.*?</span>', "", whole))
+    assert ("<time " in whole) == (shown != "–")

@@ -17,6 +17,9 @@ function isBusy(part) {
 }
 
 function replace(fresh) {
+  document.title = fresh.title;
+  const [icon, shown] = [fresh, document].map((each) => each.querySelector("link[rel=icon]"));
+  if (icon && shown && icon.getAttribute("href") !== shown.getAttribute("href")) shown.replaceWith(document.importNode(icon));
   for (const part of parts()) {
     const next = fresh.querySelector(`[data-live="${CSS.escape(part.dataset.live)}"]`);
     if (!next || isBusy(part) || next.innerHTML === part.innerHTML) continue;
