@@ -8,13 +8,14 @@ from __future__ import annotations
 import inspect
 import os
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
 from flask import Blueprint, Flask, Response, abort, request
+from flask_sqlalchemy import SQLAlchemy
 from werkzeug.test import TestResponse
 
 from flask_idempotency import Idempotency, durable_step, idempotent
@@ -26,6 +27,7 @@ from flask_idempotency.engine.capabilities import capabilities_of
 from flask_idempotency.engine.journal import Entry, JournalWrite, StepState
 from flask_idempotency.engine.keys import Scope, StorageKey, new_token, owner_mark, step_id
 from flask_idempotency.engine.model import ClaimRequest, Grant, OnExpiry, RequestInfo, StoredPayload
+from flask_idempotency.engine.outbox import Message, Undeliverable
 from flask_idempotency.operations import doctor
 from flask_idempotency.operations.records import RecordView
 from flask_idempotency.settings import Settings
@@ -186,6 +188,42 @@ class Site:
             app.register_blueprint(blueprint)
         for number, endpoint in enumerate(endpoints):
             app.add_url_rule(f"/hostile/{number}", endpoint, pay, methods=["POST"])
+
+
+class Refusing:
+    """An adapter that sends nothing: one topic is refused for good, and the others get no response."""
+
+    def send(self, messages: Sequence[Message]) -> list[Exception]:
+        gone = Undeliverable("the receiver answered 410")
+        return [gone if message.topic == "orders.created" else TimeoutError() for message in messages]
+
+
+def with_messages(folder: Path) -> Flask:
+    """Return an application with an inbox, and an outbox that has dead, failing and waiting messages."""
+    app = Flask("shop")
+    app.testing = True
+    app.config |= {
+        "SQLALCHEMY_DATABASE_URI": f"sqlite:///{folder / 'shop.db'}",
+        "IDEMPOTENCY_SECRET": b64encode(bytes(range(32))).decode(),
+        "IDEMPOTENCY_STORE": "flask-sqlalchemy://",
+    }
+    db = SQLAlchemy(app)
+    idempotency = Idempotency(app, principal=lambda: "alice")
+    idempotency.inbox("billing")
+    outbox = idempotency.outbox()
+    outbox.route("*", Refusing())
+    app.register_blueprint(Console(idempotency, authorize=authorize, allow_http=True))
+    upgraded = app.test_cli_runner().invoke(args=["idempotency", "db", "upgrade"])
+    assert upgraded.exit_code == 0, upgraded.output
+    with app.app_context():
+        for number in range(6):
+            topic = ("orders.created", "mail.receipts", "stock")[number % 3]
+            outbox.publish(topic, {"number": number}, key="one" if topic == "orders.created" else None)
+        db.session.commit()
+    relay = app.extensions["idempotency_outbox"].relay()
+    while relay.run_once() is not None:
+        pass
+    return app
 
 
 def authorize(action: str, record: RecordView | None) -> Operator | None:

@@ -30,7 +30,8 @@ from tests.browser.console_pages import (
     title,
     walk,
 )
-from tests.browser.console_site import CONSOLE, HOSTILE, Site, attack, fill, served
+from tests.browser.console_site import CONSOLE, HOSTILE, Site, attack, fill, served, with_messages
+from tests.browser.shop import serving
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +101,24 @@ def test_every_page_is_for_everyone(dana: Browser, shop: Site) -> None:
     assert tuple(titles) == PAGES
     assert all(titles.values())
     assert {name: each for name, each in faults.items() if each} == {}, "\n".join(chain(*faults.values()))
+
+
+def test_the_pages_of_messages_are_for_everyone(browser: Browser, shop: Site, tmp_path: Path) -> None:
+    """As the others: in each size and scheme axe-core finds nothing, and no text is cut."""
+    shop.sign_in(browser)
+    faults: dict[str, list[str]] = {}
+    with serving(with_messages(tmp_path)) as port:
+        for page in ("messages", "outbox", "outbox/retry?topic=mail.receipts", "outbox/discard?seq=1"):
+            browser.driver.get(f"http://127.0.0.1:{port}{CONSOLE}/{page}")
+            faults[page] = browser.messages()
+            for size, scheme in (("400 %", ""), ("phone", "dark"), ("desktop", "light")):
+                browser.resize(**SIZES[size])
+                faults[page] += [f"{size}: {each}" for each in cut(browser)]
+                if scheme:
+                    browser.scheme(scheme)
+                    faults[page] += [f"{size}, {scheme}: {each}" for each in violations(browser)]
+
+    assert {page: each for page, each in faults.items() if each} == {}, "\n".join(chain(*faults.values()))
 
 
 def complaints(browser: Browser, site: Site) -> list[str]:
