@@ -249,6 +249,22 @@ class FailingTopic:
 
 
 @valueclass(frozen=True, slots=True)
+class OutboxTopic:
+    """The messages of one topic that are not sent."""
+
+    topic: str
+    dead: int
+    failing: int
+    """Their last attempt failed, and they are tried again."""
+    waiting: int
+    """No attempt has failed for them."""
+    oldest: float
+    """Seconds since the first of them was published."""
+    error: str | None
+    """What stopped one of them."""
+
+
+@valueclass(frozen=True, slots=True)
 class OutboxRow:
     """What an operator may know of a message. Neither its body, nor its key, nor its headers."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from flask_idempotency.console import Console
 from flask_idempotency.engine.events import MessageSettled
 from flask_idempotency.engine.outbox import Message, Undeliverable
 from tests.console.rig import ANN, LIMITED, VIEWER, Browser, authorize
-from tests.outbox.conftest import Shop
+from tests.outbox.conftest import Shop, on_each
 
 
 def kill(message: Message) -> Exception | None:
@@ -51,6 +52,7 @@ def settled(shop: Shop) -> list[tuple[str, str, str, str]]:
     ]
 
 
+@on_each
 def test_the_page_sums_up_topics_and_shows_no_body_and_no_key(shop: Shop) -> None:
     browser = browser_of(shop)
     failed(shop)
@@ -65,6 +67,7 @@ def test_the_page_sums_up_topics_and_shows_no_body_and_no_key(shop: Shop) -> Non
     assert 'aria-current="page">Outbox</a>' in page.text
 
 
+@on_each
 def test_all_that_failed_of_a_topic_is_sent_again(shop: Shop) -> None:
     browser = browser_of(shop)
     failed(shop)
@@ -138,6 +141,18 @@ def test_an_operator_who_may_not_changes_nothing(shop: Shop, operator: str) -> N
     assert "Retry" not in seen.text
     assert {403} == {each.status_code for each in answers}
     assert [] == settled(shop)
+
+
+def test_the_command_has_the_same_topics(shop: Shop) -> None:
+    browser_of(shop)
+    failed(shop)
+
+    told = json.loads(shop.app.test_cli_runner().invoke(args=["idempotency", "outbox", "list", "--json"]).output)
+
+    assert [("orders", 1, 1, 1), ("refunds", 0, 1, 0)] == [
+        (each["topic"], each["dead"], each["failing"], each["waiting"]) for each in told["topics"]
+    ]
+    assert "too large" in told["topics"][0]["error"] + told["messages"][0]["error"]
 
 
 @pytest.mark.parametrize("fields", ({}, {"console_token": "0" * 64}))

@@ -23,6 +23,7 @@ from flask_idempotency.engine.outbox import (
     OutboxCounts,
     OutboxNames,
     OutboxRow,
+    OutboxTopic,
     StoredMessage,
     Topics,
     flaw_of,
@@ -316,6 +317,16 @@ class OutboxTable(SqlCapability):
             )
             for row in found
         ]
+
+    def topics(self) -> list[OutboxTopic]:
+        """Return the topics with messages that are not sent, those with dead and failing ones first."""
+        found = []
+        for row in self._rows(statements.topics, namespaces=self._namespaces):
+            dead, failing = int(row.dead), int(row.failing)
+            error = None if row.error is None else printable(_shown(row.error) or "")
+            oldest, name = max(row.oldest, 0) / 1e6, printable(_shown(row.topic) or "")
+            found.append(OutboxTopic(name, dead, failing, row.messages - dead - failing, oldest, error))
+        return sorted(found, key=lambda each: (-each.dead, -each.failing, each.topic))
 
     def rows(self, *, limit: int, only_dead: bool = False, topic: str | None = None) -> list[OutboxRow]:
         """Return the first messages that are not sent: dead ones first, then those whose last attempt failed."""

@@ -405,6 +405,24 @@ def rows(dialect: Dialect) -> sa.Select[Any]:
     )
 
 
+def topics(dialect: Dialect) -> sa.Select[Any]:
+    """Count the messages of each topic that are not sent: dead ones, and those whose last attempt failed."""
+    is_failing = sa.and_(_o.dead == _ZERO, _o.error.is_not(None))
+    return (
+        sa.select(
+            _text(dialect, _o.topic),
+            sa.func.count().label("messages"),
+            sa.func.sum(sa.case((_o.dead == _ZERO, _ZERO), else_=_ONE)).label("dead"),
+            sa.func.sum(sa.case((is_failing, _ONE), else_=_ZERO)).label("failing"),
+            (dialect.now - sa.func.min(_sane(dialect, _o.created_at))).label("oldest"),
+            _text(dialect, sa.func.min(_o.error), "error"),
+        )
+        .where(_o.published_at.is_(None), _is_ours())
+        .group_by(_o.topic)
+        .order_by(_o.topic)
+    )
+
+
 def failing(dialect: Dialect) -> sa.Select[Any]:
     """Count the messages of each topic whose last attempt failed, and that fail for longer than `since`."""
     now, since = dialect.now, bigint("since")

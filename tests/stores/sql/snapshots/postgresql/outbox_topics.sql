@@ -1,0 +1,3 @@
+SELECT idempotency_outbox.topic AS topic, count(*) AS messages, sum(CASE WHEN (idempotency_outbox.dead = 0) THEN 0 ELSE 1 END) AS dead, sum(CASE WHEN (idempotency_outbox.dead = 0 AND idempotency_outbox.error IS NOT NULL) THEN 1 ELSE 0 END) AS failing, coalesce(%(now)s::BIGINT, (extract(epoch from clock_timestamp()) * 1000000)::bigint) - min(least(greatest(idempotency_outbox.created_at, 0), 9223372036854775807)) AS oldest, min(idempotency_outbox.error) AS error
+FROM idempotency_outbox
+WHERE idempotency_outbox.published_at IS NULL AND (idempotency_outbox.namespace IS NULL OR idempotency_outbox.namespace IN (__[POSTCOMPILE_namespaces])) GROUP BY idempotency_outbox.topic ORDER BY idempotency_outbox.topic
