@@ -18,16 +18,7 @@ from flask_idempotency.assembly import Services
 from flask_idempotency.cli import cli
 from flask_idempotency.cli.context import Output, duration, prints_json, prints_output, wide_option
 from flask_idempotency.cli.output import Cell, Line, Style, Styled, ago, clean, say, table
-from flask_idempotency.engine.activity import (
-    CONFLICT,
-    ENDINGS,
-    MISMATCH,
-    NEW,
-    NOT_KEPT,
-    OUTCOMES,
-    QUARANTINED,
-    REPLAYED,
-)
+from flask_idempotency.engine import activity as names
 from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import owner_mark
 from flask_idempotency.operations import activity
@@ -168,8 +159,8 @@ _RARE: Final = (*("requests", "conflicts", "mismatches", "p95", "replay p50", "r
 
 _MORE_COUNTERS: Final = tuple(
     counter
-    for counter in (*OUTCOMES, *ENDINGS, NOT_KEPT)
-    if counter not in (NEW, REPLAYED, CONFLICT, MISMATCH, QUARANTINED)
+    for counter in (*names.OUTCOMES, *names.ENDINGS, names.NOT_KEPT)
+    if counter not in (names.NEW, names.REPLAYED, names.CONFLICT, names.MISMATCH, names.QUARANTINED)
 )
 """The counters that only a wide table shows. The others have a column in any case."""
 
@@ -230,7 +221,7 @@ def why_none() -> str:
 
 def _row(name: str, figures: activity.Figures) -> dict[str, Cell]:
     groups, new, replayed = figures.groups, figures.new_times, figures.replayed_times
-    quarantined = figures.of(QUARANTINED)
+    quarantined = figures.of(names.QUARANTINED)
     return {
         "endpoint": name,
         "requests": f"{figures.requests:,}",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any, Final, TypeAlias
 
-from flask import request
+from flask import Response, request
 
 from flask_idempotency.assembly import identities
 from flask_idempotency.console.access import HOUR_SECONDS, Action, Stopped, check_form, check_origin, form_of
@@ -31,7 +31,7 @@ from flask_idempotency.web import operator
 from flask_idempotency.web.purge import WIPED, Purge, cache_unknown, check_purge, purge_text
 from flask_idempotency.web.recorded_steps import result_of_step, settled_step, undone, view_of
 
-Page: TypeAlias = "str | tuple[str, int]"
+Page: TypeAlias = "Response | str | tuple[str, int]"
 
 PURGE_SECONDS: Final = 20.0
 """How long a purge may wipe within one request. Servers and proxies end a request after 30 s."""
@@ -147,9 +147,13 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
                 ) from None
         settled = []
         for each in steps:
-            same = [one for one in each if (one.name, one.item) == (step.name, step.item)]
+            # A step whose item is unreadable is like others of its name, so under another secret it cannot be told.
+            alike = [one for one in each if (one.name, one.stored_item) == (step.name, step.stored_item)]
+            if each is not steps[0] and len(alike) != 1:
+                raise Refused("This step cannot be told from others under another secret. Settle the whole request.")
+            same = step if each is steps[0] else alike[0]
             try:
-                settled.append([settled_step(one, rules, result, named="The result") for one in same])
+                settled.append([settled_step(same, rules, result, named="The result")])
             except Refused as refused:
                 raise Invalid(str(refused)) from None
         forced = verdict == "never" and bool(against)
@@ -277,6 +281,14 @@ def counted(visit: Visit, reason: str) -> AuditNote:
     return AuditNote(actor, reason)
 
 
+def line_of(fields: Mapping[str, str], name: str) -> str:
+    """Return a name in a form."""
+    line = records.one_line(fields.get(name, ""))
+    if line is None:
+        raise Invalid(f"{name} must be one line of at most {LONGEST_NAME} characters.")
+    return line
+
+
 # One record.
 
 
@@ -295,13 +307,15 @@ def _opened(
         raise visit.not_found()
     visit.admit_to(action, seen.found, seen.view)
     fields, case = posted(visit), case_of(visit, seen.found)
-    if fields is not None:
-        sent = fields.get("version", "").encode("utf-8", "surrogatepass")
-        about = part(case.first)
-        versions = [version_of(case, who.console, part=about) for who in identities(operator.settings())]
-        if not any(hmac.compare_digest(sent, each.encode()) for each in versions):
-            raise _changed(visit, case.first.key, seen.view)
+    if fields is not None and not is_version(fields.get("version", ""), case, part=part(case.first)):
+        raise _changed(visit, case.first.key, seen.view)
     return seen.view, case, fields
+
+
+def is_version(sent: str, case: Case, *, part: bytes = b"") -> bool:
+    """Return whether a form with this version is about the records as they are."""
+    versions = [version_of(case, who.console, part=part) for who in identities(operator.settings())]
+    return any(hmac.compare_digest(sent.encode("utf-8", "surrogatepass"), each.encode()) for each in versions)
 
 
 def case_of(visit: Visit, found: SeenRecord) -> Case:

@@ -92,8 +92,7 @@ class Console(Blueprint):
             ("/endpoints", pages.endpoints, ["GET"]),
             ("/messages", messages.messages, ["GET"]),
             ("/outbox", messages.outbox, ["GET"]),
-            ("/outbox/retry", messages.retry, ["GET", "POST"]),
-            ("/outbox/discard", messages.discard, ["GET", "POST"]),
+            ("/outbox/<verb>", messages.outbox_change, ["GET", "POST"]),
             ("/health", pages.health, ["GET"]),
         ):
             self.add_url_rule(path, view.__name__, self._served(view), methods=methods, provide_automatic_options=False)

@@ -7,20 +7,28 @@ overrule these.
 
 from __future__ import annotations
 
-import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from flask import Response, current_app
+from flask import current_app
 
-from flask_idempotency.assembly import identities
 from flask_idempotency.console.access import Action, Operator, Stopped
-from flask_idempotency.console.actions import STATUS, Invalid, Page, case_of, counted, form, posted, reason_of
+from flask_idempotency.console.actions import (
+    STATUS,
+    Invalid,
+    Page,
+    case_of,
+    counted,
+    form,
+    is_version,
+    line_of,
+    posted,
+    reason_of,
+)
 from flask_idempotency.console.pages import BULK, MOST_CHOICES, endpoints_of, filtered, look, see_other
 from flask_idempotency.console.visit import Visit
 from flask_idempotency.engine.errors import IdempotencyError
-from flask_idempotency.engine.keys import LONGEST_NAME
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.values import valueclass
@@ -46,41 +54,33 @@ VERDICTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def find(visit: Visit) -> Page | Response:
+def find(visit: Visit) -> Page:
     """Lead to the record of a client's key. The key is in no address, and no page shows it."""
     visit.admit()
     fields = posted(visit)
+    key = "" if fields is None else fields.get("key", "").strip()
+    shown = {"endpoints": endpoints_of(), "tenants": sorted(visit.tenants or ())[:MOST_CHOICES]}
 
-    def do(fields: Mapping[str, str]) -> Page | Response:
-        named = {name: fields.get(name, "").strip() or None for name in ("tenant", "principal", "endpoint")}
-        if any(
-            value is not None and (len(value) > LONGEST_NAME or not value.isprintable()) for value in named.values()
-        ):
-            raise Invalid(f"A name is one line of at most {LONGEST_NAME} characters.")
+    def do(fields: Mapping[str, str]) -> Page:
+        named = {name: line_of(fields, name) or None for name in ("tenant", "principal", "endpoint")}
         cases = list[Case]()
         if visit.tenants is None or named["tenant"] in visit.tenants:
             try:
-                cases = uses_of(fields.get("key", "").strip(), **named)
+                cases = uses_of(key, **named)
             except Refused as refused:
                 raise Invalid(str(refused)) from None
-        handles = [records.handle_of(case.first.key) for case in cases]
-        if not handles:
+        uses = [(case.first.record.info.operation, records.handle_of(case.first.key)) for case in cases]
+        if not uses:
             raise Invalid(
                 "There is no record of this key: it was never used, was released, or expired; or it is of another caller. "
                 "Check the tenant and the principal."
             )
-        if len(handles) == 1:
-            return see_other(visit.url("record", handle=handles[0]))
-        uses = [(case.first.record.info.operation, handle) for case, handle in zip(cases, handles, strict=True)]
-        return visit.render("find.html", **shown, said={**named, "key": ""}, fault=None, uses=uses)
+        if len(uses) == 1:
+            return see_other(visit.url("record", handle=uses[0][1]))
+        return visit.render("find.html", **shown, said=fields, fault=None, uses=uses)
 
-    shown = {"endpoints": endpoints_of(), "tenants": sorted(visit.tenants or ())[:MOST_CHOICES]}
-    try:
-        return visit.render("find.html", **shown, said={}, fault=None, uses=[]) if fields is None else do(fields)
-    except Invalid as invalid:
-        # Without the key: the next person at this screen must not read it.
-        said = {**(fields or {}), "key": ""}
-        return visit.render("find.html", **shown, said=said, fault=str(invalid), uses=[]), 400
+    # Without the key: the next person at this screen must not read it.
+    return form(visit, "find.html", None if fields is None else {**fields, "key": ""}, do, **shown, uses=[])
 
 
 def bulk(visit: Visit, verb: str) -> Page:
@@ -89,8 +89,15 @@ def bulk(visit: Visit, verb: str) -> Page:
     if verb not in BULK:
         raise visit.not_found()
     action: Action = "settle" if verb == "settle" else "release"
-    fields = posted(visit)
-    chosen = _listed(visit, action) if fields is None else _carried(visit, action, fields)
+    fields, named = posted(visit), list[tuple[str, str | None]]()
+    if fields is None:
+        _, views = look(visit, filtered(visit).wanted, Place())
+        named += [(view.handle, None) for view in views if view.condition in BULK[action]]
+    elif _CHOSEN.fullmatch(fields.get("chosen", "")):
+        named += [
+            (handle, version) for handle, _, version in (each.partition(":") for each in fields["chosen"].split())
+        ]
+    chosen = _chosen(visit, action, named[:MOST])
     if not chosen:
         raise Stopped(409, "There is nothing to change", f"No record of this list is yours to {action} now.")
     shown = {
@@ -114,8 +121,10 @@ def bulk(visit: Visit, verb: str) -> Page:
         for each in chosen:
             try:
                 visit.operator = each.operator
-                if not _is(each.version, each.case):
+                if not is_version(each.version, each.case):
                     raise Refused(CHANGED)
+                if action == "settle":
+                    records.check_quarantined(each.case)
                 _change(visit, each.case, reason, status=int(status) if happened else None)
                 done += 1
             except Stopped as stopped:
@@ -124,9 +133,7 @@ def bulk(visit: Visit, verb: str) -> Page:
                 left.append((each.view, str(refused)))
             except IdempotencyError as error:  # its text may name a server
                 current_app.logger.warning("the console could not change a record: %s", cause_of(error))
-                left.append(
-                    (each.view, "The store or the key provider did not answer: it may have changed. Look at it.")
-                )
+                left.append((each.view, "The store or the key provider did not answer. Look whether it has changed."))
         visit.admit()
         return visit.render("bulk_done.html", verb=action, done=done, left=left)
 
@@ -139,7 +146,6 @@ def _change(visit: Visit, case: Case, reason: str, *, status: int | None) -> Non
     policy = operator.policy_for(about)
     operator.check_cache(case)
     if status is not None:
-        records.check_quarantined(case)
         if left := undone(operator.recorded_of(case.first)[1], policy.step_rules):
             raise Refused(f"Some effects would never happen: {', '.join(left)}. Settle its step, or use its own form.")
         stored, _ = operator.response_for(policy, status, None)
@@ -166,56 +172,23 @@ class Chosen:
     version: str
 
 
-def _listed(visit: Visit, action: Action) -> list[Chosen]:
-    """Return the records of the filter in the address to which the operator may do this."""
-    _, views = look(visit, filtered(visit).wanted, Place())
+def _chosen(visit: Visit, action: Action, named: Iterable[tuple[str, str | None]]) -> list[Chosen]:
+    """Return the records of these handles to which the operator may do this. Without a version they have the present one.
+
+    Stops the request with the last refusal if there is none.
+    """
     chosen, refused = list[Chosen](), None
-    for view in views:
-        if len(chosen) < MOST and view.condition in BULK[action]:
-            try:
-                found = _found(visit, action, view.handle)
-            except Stopped as stopped:
-                refused = stopped
-                continue
-            except Refused:  # of another application
-                continue
-            if found is not None:
-                chosen.append(Chosen(*found, version_of(found[1], operator.identity().console)))
+    for handle, version in named:
+        try:
+            seen = visit.find(handle)
+            if seen.found is not None and seen.view is not None:
+                visit.admit_to(action, seen.found, seen.view)
+                case = case_of(visit, seen.found)
+                version = version or version_of(case, operator.identity().console)
+                chosen.append(Chosen(seen.view, case, visit.operator, version))
+        except (Stopped, Refused) as error:
+            refused = error
     visit.admit()
     if refused is not None and not chosen:
         raise refused
     return chosen
-
-
-def _carried(visit: Visit, action: Action, fields: Mapping[str, str]) -> list[Chosen]:
-    """Return the records that this form carries. Stops one that the console did not make."""
-    if not _CHOSEN.fullmatch(fields.get("chosen", "")):
-        raise Stopped(400, "This is no form of the console", "It names no records. Nothing was changed.")
-    chosen = list[Chosen]()
-    for each in fields["chosen"].split(" "):
-        handle, _, version = each.partition(":")
-        try:
-            found = _found(visit, action, handle)
-        except Stopped as stopped:
-            if stopped.status == 403:
-                raise
-            found = None
-        if found is not None:
-            chosen.append(Chosen(*found, version))
-    visit.admit()
-    return chosen
-
-
-def _found(visit: Visit, action: Action, handle: str) -> tuple[RecordView, Case, Operator | None] | None:
-    """Return this record for an operator who may do this to it, and its case. None: it is gone."""
-    seen = visit.find(handle)
-    if seen.found is None or seen.view is None:
-        return None
-    visit.admit_to(action, seen.found, seen.view)
-    return seen.view, case_of(visit, seen.found), visit.operator
-
-
-def _is(version: str, case: Case) -> bool:
-    """Return whether this is the version of the records as they are."""
-    ours = [version_of(case, who.console) for who in identities(operator.settings())]
-    return any(hmac.compare_digest(version.encode(), each.encode()) for each in ours)

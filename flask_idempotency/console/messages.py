@@ -15,14 +15,20 @@ from flask_idempotency.console.pages import SPANS, span_of
 from flask_idempotency.console.visit import Visit
 from flask_idempotency.engine.events import MessageSettled
 from flask_idempotency.engine.keys import owner_mark
-from flask_idempotency.engine.outbox import TOPIC, OutboxRow
+from flask_idempotency.engine.outbox import TOPIC
 from flask_idempotency.operations.activity import Figures, summary
 from flask_idempotency.operations.outbox import outbox_view, retry_failed
-from flask_idempotency.operations.records import AuditNote, Refused
+from flask_idempotency.operations.records import Refused
 from flask_idempotency.web import operator, policy_table
 
 ROWS: Final = 50
 """Messages that the page lists."""
+SEQ: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+CHANGES: Final = {
+    "retry": ("retried", operator.NO_MESSAGE),
+    "discard": ("discarded", operator.MESSAGE_NOT_FAILED),
+}
+"""What can be done with a message: how it is published, and why it may be refused."""
 MOST_RETRIED: Final = 500
 """Messages that one form looks at: each that is retried is a call of the database."""
 
@@ -37,67 +43,38 @@ def outbox(visit: Visit) -> str:
     return visit.render("outbox.html", view=view, change=visit.may("outbox"))
 
 
-def retry(visit: Visit) -> Page:
-    """Let one message, the failed ones of a topic, or all failed ones be sent now."""
+def outbox_change(visit: Visit, verb: str) -> Page:
+    """Send a message now, the failed ones of a topic or all failed ones; or discard one message."""
     visit.admit_to_all()
     visit.admit_to("outbox")
     fields = posted(visit)
-    seq, topic = _named(fields)
-    services = operator.outbox_of()
-
-    def do(fields: Mapping[str, str]) -> Page:
-        note = counted(visit, reason_of(fields))
-
-        def published(row: OutboxRow) -> None:
-            _publish(row.topic, row.seq, "retried", note)
-
-        if seq is not None:
-            topic_of = services.table.retry(seq)
-            if topic_of is None:
-                raise Refused(operator.NO_MESSAGE)
-            _publish(topic_of, seq, "retried", note)
-            return visit.render("outbox_done.html", said=f"Message {seq} is due now.", more=False)
-        done = retry_failed(services.table, topic or None, published, limit=MOST_RETRIED)
-        said = f"Messages that are due now: {len(done.retried):,}."
-        return visit.render("outbox_done.html", said=said, more=done.more)
-
-    return form(visit, "outbox_change.html", fields, do, verb="retry", seq=seq, topic=topic)
-
-
-def discard(visit: Visit) -> Page:
-    """Delete one message whose last attempt failed."""
-    visit.admit_to_all()
-    visit.admit_to("outbox")
-    fields = posted(visit)
-    seq, _ = _named(fields)
-    if seq is None:
+    named = request.args if fields is None else fields
+    seq, topic = named.get("seq", ""), named.get("topic", "")
+    if verb not in CHANGES or not (SEQ.fullmatch(seq) if verb == "discard" or seq else TOPIC.fullmatch(topic or "-")):
         raise Stopped(400, "That is no message", "Choose one on the page of the outbox. Nothing was changed.")
+    services, (past, refusal) = operator.outbox_of(), CHANGES[verb]
 
     def do(fields: Mapping[str, str]) -> Page:
         reason = reason_of(fields)
-        if fields.get("typed") != str(seq):
+        if verb == "discard" and fields.get("typed") != seq:
             raise Invalid("Type the number of the message, exactly. Nothing was changed.")
         note = counted(visit, reason)
-        topic = operator.outbox_of().table.discard(seq)
-        if topic is None:
-            raise Refused(operator.MESSAGE_NOT_FAILED)
-        _publish(topic, seq, "discarded", note)
-        return visit.render("outbox_done.html", said=f"Message {seq} is deleted.", more=False)
 
-    return form(visit, "outbox_change.html", fields, do, verb="discard", seq=seq, topic="")
+        def published(name: str, number: int) -> None:
+            services.observers(MessageSettled("", name, number, past, note.actor, note.reason))
 
+        if not seq:
+            done = retry_failed(
+                services.table, topic or None, lambda row: published(row.topic, row.seq), limit=MOST_RETRIED
+            )
+            return visit.render("outbox_done.html", said=f"Messages retried: {len(done.retried):,}.", more=done.more)
+        change = services.table.retry if verb == "retry" else services.table.discard
+        if (name := change(int(seq))) is None:
+            raise Refused(refusal)
+        published(name, int(seq))
+        return visit.render("outbox_done.html", said=f"Message {seq}: {past}.", more=False)
 
-def _named(fields: Mapping[str, str] | None) -> tuple[int | None, str]:
-    """Return the number or the topic that the address or the form names."""
-    named = request.args if fields is None else fields
-    seq, topic = named.get("seq", ""), named.get("topic", "")
-    if not re.fullmatch(r"(?:[1-9][0-9]{0,17})?", seq, re.ASCII) or (topic and not TOPIC.fullmatch(topic)):
-        raise Stopped(400, "That is no message", "Choose one on the page of the outbox. Nothing was changed.")
-    return (int(seq) if seq else None), topic
-
-
-def _publish(topic: str, seq: int, verb: str, note: AuditNote) -> None:
-    operator.outbox_of().observers(MessageSettled("", topic, seq, verb, note.actor, note.reason))
+    return form(visit, "outbox_change.html", fields, do, verb=verb, seq=seq, topic=topic)
 
 
 def messages(visit: Visit) -> str:

@@ -74,10 +74,10 @@ ORDERS: Final = ("", "urgent", "newest")
 """The orders of a list. Empty: the newest first of completed records, and otherwise those that need a person most."""
 PSEUDONYM: Final = re.compile(r"[a-z2-7]{24}")
 
-CHANGES: Final[tuple[Action, ...]] = ("settle", "release")
-BULK: Final[Mapping[str, frozenset[Condition]]] = dict(
-    zip(CHANGES, (frozenset({Condition.QUARANTINED}), UNFINISHED), strict=True)
-)
+BULK: Final[Mapping[Action, frozenset[Condition]]] = {
+    "settle": frozenset({Condition.QUARANTINED}),
+    "release": UNFINISHED,
+}
 """What can be done to a whole list, and to records in which states."""
 
 
@@ -240,8 +240,9 @@ def records(visit: Visit) -> str | Response:
         tenant_url=lambda name: _address(visit, {**kept, "tenant": name}),
         bulk=[
             (verb, visit.url("bulk", verb=verb) + f"?{urlencode(kept)}")
-            for verb, first in ((verb, next((v for v in views if v.condition in BULK[verb]), None)) for verb in CHANGES)
-            if not cursor and first is not None and may(visit.mounted.authorize, verb, first)
+            for verb, states in BULK.items()
+            for first in [view for view in views if view.condition in states][:1]
+            if not cursor and may(visit.mounted.authorize, verb, first)
         ],
         page=page,
         more=more,
@@ -296,13 +297,8 @@ def _tenants_of(visit: Visit, views: Sequence[RecordView]) -> list[str]:
     """Return the tenants to choose from: those of the operator, or those of the records on this page."""
     if visit.tenants is not None:
         return sorted(visit.tenants)[:MOST_CHOICES]
-    return sorted(
-        {
-            view.tenant
-            for view in views
-            if view.tenant and len(view.tenant) <= LONGEST_CHOICE and view.tenant == readable(view.tenant).strip()
-        }
-    )
+    met = {view.tenant for view in views if view.tenant and len(view.tenant) <= LONGEST_CHOICE}
+    return sorted(each for each in met if each == readable(each).strip())
 
 
 def _time(typed: str) -> float | None:

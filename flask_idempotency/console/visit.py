@@ -403,7 +403,6 @@ SECTIONS: Final[Mapping[str, str]] = {
     "settle_step": "records",
     "release": "records",
     "purge": "tenants",
-    "retry": "outbox",
-    "discard": "outbox",
+    "outbox_change": "outbox",
 }
 """The page of the navigation to which another page belongs."""

@@ -75,7 +75,7 @@ def test_all_that_failed_of_a_topic_is_sent_again(shop: Shop) -> None:
 
     done = browser.post("/outbox/retry", {**browser.form("/outbox/retry?topic=orders"), "reason": "repaired"})
 
-    assert "Messages that are due now: 2." in done.text
+    assert "Messages retried: 2." in done.text
     assert {("retried", "orders", ANN, "repaired")} == set(settled(shop))
     shop.drain()
     assert sorted((b'"dead"', b'"behind"', b'"later"')) == sorted(shop.sent.bodies)
