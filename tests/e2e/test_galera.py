@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 import pytest
+from sqlalchemy import create_engine, update
 
 from tests.e2e.books import Books
 from tests.e2e.conftest import Figures, Serve
@@ -21,7 +22,8 @@ from tests.e2e.customers import Customers, judge
 from tests.e2e.ledger import Ledger
 from tests.e2e.processes import Server
 from tests.e2e.purchases import Crowd, Purchase, assert_paid_once
-from tests.e2e.shop import APPLICATION
+from tests.e2e.shop import APPLICATION, Account
+from tests.e2e.test_lost_commits import attempt
 from tests.e2e.test_transactional_kills import Doom
 from tests.lab.galera import Balancer, GaleraCluster, GaleraNode
 from tests.sql_backends import make_tables
@@ -204,6 +206,29 @@ def judge_shops(
         "views entered again": sum(number > 1 for number in runs),
         "told": dict(told),
     }
+
+
+def test_rows_that_another_node_has_changed_first_are_not_committed_and_the_retry_pays(
+    galera: GaleraCluster, lines: list[Balancer], books: Books, name: str, serve_once: Serve, ledger: Ledger
+) -> None:
+    """The view is not run again in its own request: its client is told to try again, and the key is free at once."""
+    (shop,) = shops_of(serve_once, lines[:1], name, app=APPLICATION)
+    purchase, engine = Purchase(), create_engine(galera.nodes[1].url(name))
+
+    def change(by: int) -> None:
+        with engine.begin() as there:
+            there.execute(update(Account).values(balance=Account.balance + by))
+
+    refused = attempt(purchase, shop, ledger, lambda: change(1))
+    runs = ledger.runs(purchase.order.case)
+    change(-1)
+    engine.dispose()
+    again = purchase.attempt(shop.port)
+
+    assert (1, (503, "transaction-conflict")) == (runs, refused.told)
+    assert again is not None
+    assert (201, False, 2) == (again.status, again.replayed, ledger.runs(purchase.order.case))
+    assert_paid_once(books, shop.port, [purchase])
 
 
 @pytest.mark.timeout(300)
