@@ -191,10 +191,8 @@ def packets(connection: Connection) -> Finding:
 
 
 _NODE: Final = (
-    "SELECT lower(variable_name), variable_value FROM information_schema.global_status"
-    " WHERE variable_name IN ('wsrep_cluster_size', 'wsrep_local_state_comment')"
-    " UNION ALL SELECT lower(variable_name), variable_value FROM information_schema.session_variables"
-    " WHERE variable_name IN ('wsrep_sync_wait', 'innodb_autoinc_lock_mode')"
+    "SHOW GLOBAL STATUS WHERE variable_name IN ('wsrep_cluster_size', 'wsrep_local_state_comment')",
+    "SHOW VARIABLES WHERE variable_name IN ('wsrep_sync_wait', 'innodb_autoinc_lock_mode')",
 )
 _WITHOUT_KEY: Final = (
     "SELECT t.table_name FROM information_schema.tables t LEFT JOIN information_schema.table_constraints c"
@@ -210,7 +208,7 @@ def galera(connection: Connection) -> Finding:
     """
     if "ON" not in (connection.exec_driver_sql(mysql.IN_CLUSTER).first() or ()):
         return Finding("galera", Verdict.FINE, "The server is no node of a Galera cluster.")
-    node = {str(name): str(value) for name, value in connection.exec_driver_sql(_NODE)}
+    node = {str(name): str(value) for show in _NODE for name, value in connection.exec_driver_sql(show)}
     size, state = int(node["wsrep_cluster_size"]), printable(node["wsrep_local_state_comment"])
     said = f"This is a node of a Galera cluster of {size}, and its state is {state}"
     advice = []
