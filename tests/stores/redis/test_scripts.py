@@ -340,6 +340,7 @@ def every_operation(store: RedisStore, cache: RedisReplayCache, clock: FrozenClo
     store.quarantine(held, stand(store, clock, held, "in flight"), "unclear")
     store.recovery.scan(State.QUARANTINED, limit=10)
     store.recovery.next_for_resolver(horizon=1e10, least=1, most=2, limit=10)
+    stand(store, clock, a_key(), "in flight")
     store.recovery.counts()
     store.recovery.resolve(seen(store, held), token=a_token(), payload=PAYLOAD, keep=KEEP)
     remembered, token_of_it = a_key(), a_token()

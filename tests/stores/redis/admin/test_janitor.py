@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ from flask_idempotency.engine.quota import Drift, Quota, Usage
 from flask_idempotency.stores.redis import layout
 from flask_idempotency.stores.redis.admin import data_keys
 from flask_idempotency.stores.redis.admin.janitor import FREED_MS, PARTITIONS_AT_ONCE, RECORDS_AT_ONCE
+from flask_idempotency.stores.redis.executor import Call, ScriptExecutor
+from flask_idempotency.stores.redis.scripts import Script
 from flask_idempotency.stores.redis.store import RedisStore
 from flask_idempotency.testing import FrozenClock, TcpProxy
 from flask_idempotency.testing.contract.support import (
@@ -156,6 +158,27 @@ def test_an_unreadable_record_stays_and_is_skipped(
     standing_now = store.recovery.counts()
     assert standing_now.lapsed + standing_now.quarantined == 1
     assert before == (redis_client.dump(name), indexed(redis_client, key))
+
+
+def test_a_count_runs_no_script_where_there_is_nothing(
+    store: RedisStore, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The console counts every few seconds, and a script in each partition took a third of a second."""
+    for place in (3, 700):
+        stand(store, clock, in_partition(place), "in flight")
+    stand(store, clock, in_partition(900), "quarantined")
+    asked: list[Any] = []
+    run_all = ScriptExecutor.run_all
+
+    def noted(self: ScriptExecutor, script: Script, calls: Sequence[Call]) -> list[Any]:
+        asked.extend((script.name, call.keys[0]) for call in calls)
+        return run_all(self, script, calls)
+
+    monkeypatch.setattr(ScriptExecutor, "run_all", noted)
+
+    assert UnfinishedCounts(in_flight=2, quarantined=1, quarantined_for=0.0) == store.recovery.counts()
+    assert [("count_unfinished", layout.indexes_in(place)[0]) for place in (3, 700)] == asked[:2]
+    assert ["oldest_quarantined"] == [name for name, _ in asked[2:]]
 
 
 def test_an_index_of_another_type_is_corrupt(store: RedisStore, redis_client: redis.Redis) -> None:
