@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 
 from flask_idempotency.engine.store import Clock, Store, store_time
 from flask_idempotency.stores.sql.database import Database
+from flask_idempotency.stores.sql.mysql import NUMBERED
 from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from tests.lab.mariadb import MariaDbServer
@@ -48,10 +49,19 @@ class SqlStores:
         self._file = f"sqlite:///{folder / 'records.sqlite'}?timeout=60"
         self._made_file = False
 
-    def lend(self, url: str, *, strategy: str = "insert", driver_cursor: bool = True) -> Callable[[Clock], Store]:
+    def lend(
+        self,
+        url: str,
+        *,
+        strategy: str = "insert",
+        driver_cursor: bool = True,
+        prepare: Callable[[SqlStore], None] | None = None,
+    ) -> Callable[[Clock], Store]:
         made = url, strategy, driver_cursor
         if made not in self._made:
             self._made[made] = Lent(url, strategy, driver_cursor=driver_cursor)
+            if prepare is not None:
+                prepare(self._made[made].store)
         return self._made[made].to
 
     def lend_file(self, *, driver_cursor: bool = True) -> Callable[[Clock], Store]:
@@ -150,11 +160,18 @@ def maria_database(mariadb_server: MariaDbServer) -> MariaDatabase:
     return MariaDatabase(mariadb_server)
 
 
-def mariadb(strategy: str) -> Callable[[pytest.FixtureRequest, ExitStack], Callable[[Clock], Store]]:
+def count_by_a_row(store: SqlStore) -> None:
+    """Let fences of this store come from a row, as on MySQL and in Galera: see `mysql.has_sequences`."""
+    event.listen(store.database.engine, "connect", lambda _, record: record.info.pop(NUMBERED, None))
+
+
+def mariadb(
+    strategy: str, *, by_row: bool = False
+) -> Callable[[pytest.FixtureRequest, ExitStack], Callable[[Clock], Store]]:
     def backend(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Clock], Store]:
         database: MariaDatabase = request.getfixturevalue("maria_database")
         stores: SqlStores = request.getfixturevalue("sql_stores")
-        return stores.lend(database.get(), strategy=strategy)
+        return stores.lend(database.get(), strategy=strategy, prepare=count_by_a_row if by_row else None)
 
     return backend
 

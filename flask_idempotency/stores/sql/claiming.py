@@ -41,6 +41,7 @@ from flask_idempotency.stores.sql.database import TRIES, Database, transaction
 from flask_idempotency.stores.sql.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 from flask_idempotency.stores.sql.driver import RecordConnection
 from flask_idempotency.stores.sql.errors import is_lock_timeout, is_serialization_failure
+from flask_idempotency.stores.sql.mysql import NUMBERED
 from flask_idempotency.stores.sql.quota import checked, is_narrow, rate, within
 from flask_idempotency.stores.sql.rows import Row, escape, is_gone, row_of, unescape
 from flask_idempotency.stores.sql.schema import COMPLETED, FAILED, NEW_KEYS, QUARANTINE, QUARANTINED, RELEASED, TAKEOVER
@@ -172,18 +173,23 @@ class ClaimWriter:
         self._reclaim = statements.reclaim(dialect)
         self._take_over = statements.take_over(dialect)
         self._quarantine = statements.quarantine_expired(dialect)
+        self._insert_numbered = statements.insert(dialect, numbered=True) if dialect.name == MYSQL else self._insert
         self._within = dialect.name == POSTGRESQL
         if self._within:
             self._insert_within = quota.insert_within(dialect)
             self._reclaim_within = quota.reclaim_within(dialect)
 
     def insert(
-        self, connection: RecordConnection, query: ClaimQuery, *, fence: int | None = None
+        self, connection: RecordConnection, query: ClaimQuery, *, fence: int | None = None, numbered: bool = False
     ) -> StoreOutcome | None:
-        """Insert the first claim of a key that has no row. None: another worker was faster, or the quota is near."""
+        """Insert the first claim of a key that has no row. None: another worker was faster, or the quota is near.
+
+        `numbered`: on MariaDB, take the fence from the sequence.
+        """
         if self._within and query.must_wait:
             return None
-        statement = self._insert_within if self._within and query.quota is not None else self._insert
+        plain = self._insert_numbered if numbered else self._insert
+        statement = self._insert_within if self._within and query.quota is not None else plain
         granted = connection.execute(statement, {**query.parameters, "my_fence": fence}).scalar_one_or_none()
         return None if granted is None else Grant(query.token, fence or granted, 1, query.lease / 1_000_000)
 
@@ -396,6 +402,9 @@ class InsertInTurn:
 
     SQLite has one lock. On MySQL a claim locks the row of the last fence, which puts all grants in turn, and then that of
     its key. It does not wait for the latter, which a worker's transaction may hold for long.
+
+    MariaDB has sequences: there one statement claims a new key, as on PostgreSQL, and only claims within a quota go in turn.
+    Such a fence is taken when its row is written, or under the lock of that row: see `statements._fence`.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -403,12 +412,18 @@ class InsertInTurn:
         self._in_turn = dialect.name == MYSQL
         self._read_again = statements.read_locked(dialect) if self._in_turn else self._read
         self._next_fence = statements.next_fence(dialect)
+        self._next_number = statements.next_number(dialect)
         self._standing = quota.tenant_counts(dialect)
         self._book = completion.book(dialect)
         self._writer = ClaimWriter(dialect)
 
     def claim(self, connection: RecordConnection, query: ClaimQuery, *, joined: bool = False) -> StoreOutcome:
         """Claim the key. `joined`: in the caller's transaction, which keeps others from writing on SQLite."""
+        numbered = self._in_turn and NUMBERED in connection.info
+        if numbered and query.quota is None:
+            granted = self._writer.insert(connection, query, numbered=True)
+            if granted is not None:
+                return granted
         found = connection.execute(self._read, query.parameters).one_or_none()
         if found is not None:
             outcome = classify(row_of(found), query)
@@ -416,11 +431,11 @@ class InsertInTurn:
                 return outcome
         with nullcontext() if joined else transaction(connection):
             fence = None
-            if self._in_turn or (found is None and query.quota is None):
+            if query.quota is not None if numbered else self._in_turn or (found is None and query.quota is None):
                 # On MySQL no other claim is granted from here on, so that the counts of a quota stay right.
                 fence = connection.execute(self._next_fence, query.parameters).scalar_one()
             if found is None and query.quota is None:
-                granted = self._writer.insert(connection, query, fence=fence)
+                granted = self._writer.insert(connection, query, fence=fence, numbered=numbered)
                 if granted is not None:
                     return granted
                 # Another worker was faster.
@@ -437,10 +452,17 @@ class InsertInTurn:
                 refused = self._refuse_or_count(connection, query)
                 if refused is not None:
                     return refused
-            if fence is None and outcome is not Move.QUARANTINE:
+            if numbered:
+                # The former number was for the turn. Another may have been granted since, and the row is locked now.
+                fence = (
+                    None
+                    if row is None or outcome is Move.QUARANTINE
+                    else connection.execute(self._next_number).scalar_one()
+                )
+            elif fence is None and outcome is not Move.QUARANTINE:
                 fence = connection.execute(self._next_fence, query.parameters).scalar_one()
             if row is None:
-                written = self._writer.insert(connection, query, fence=fence)
+                written = self._writer.insert(connection, query, fence=fence, numbered=numbered)
             else:
                 written = self._writer.write(connection, outcome, row, query, fence=fence)
             return written or InFlight(RETRY_SECONDS)

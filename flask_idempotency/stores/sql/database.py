@@ -479,6 +479,8 @@ def _renew(engine: Engine) -> None:
         leave_to_parent(engine)
 
 
+_BEGIN: Final = {POSTGRESQL: "BEGIN ISOLATION LEVEL READ COMMITTED", SQLITE: "BEGIN IMMEDIATE"}
+
 _OPEN: Final = "flask_idempotency_open"
 """The entry of a connection's `info` while `transaction` has begun one there by itself."""
 
@@ -490,14 +492,19 @@ def transaction(connection: RecordConnection, *, joins: bool = False) -> Iterato
     Each statement sees what other transactions committed before it. `joins`: be part of one that is open on MySQL.
     """
     if isinstance(connection, DriverConnection):
+        if joins and connection.open:
+            yield
+            return
         # SQLite: see below.
-        in_file = connection.dialect.name == SQLITE
-        connection.command("BEGIN IMMEDIATE" if in_file else "BEGIN ISOLATION LEVEL READ COMMITTED")
+        connection.command(_BEGIN.get(connection.dialect.name, "START TRANSACTION"))
+        connection.open = True
         try:
             yield
         except BaseException:
             connection.undo()
             raise
+        finally:
+            connection.open = False
         connection.command("COMMIT")
         return
     if connection.in_nested_transaction():

@@ -1,4 +1,4 @@
-"""Send the statements of the request path through the cursor of the driver: psycopg 3 and sqlite3.
+"""Send the statements of the request path through the cursor of the driver: psycopg 3, PyMySQL and sqlite3.
 
 SQLAlchemy compiles each statement once, pools the connections and classifies the errors. What its own `Connection` adds to
 every statement (an execution context, a description of each column, a result, rows, a rollback at the end) takes longer than
@@ -19,7 +19,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from flask_idempotency.stores.sql.naming import NamedConnection
 
-DRIVERS: Final = ("psycopg", "pysqlite")
+DRIVERS: Final = ("psycopg", "pymysql", "pysqlite")
 """SQLAlchemy's names of the drivers whose cursors this module uses."""
 
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -28,7 +28,10 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 class Rows(list[Any]):
     """The rows of a statement, with the methods of SQLAlchemy's `Result` that the request path needs."""
 
-    __slots__ = ()
+    __slots__ = ("lastrowid", "rowcount")
+
+    rowcount: int
+    lastrowid: int | None
 
     def all(self) -> list[Any]:
         return self
@@ -57,22 +60,35 @@ class Rows(list[Any]):
 class Text:
     """A compiled statement: its SQL, the parameters that it sets itself, and the type of its rows."""
 
-    __slots__ = ("defaults", "row", "sql")
+    sql: str
+    row: Callable[[Any], Any] | None
+    defaults: dict[str, Any]
+    names: tuple[str, ...] | None
+
+    __slots__ = ("defaults", "names", "row", "several", "sql")
 
     def __init__(self, statement: Any, dialect: EngineDialect, schema: str | None) -> None:
+        self.sql, self.row, self.defaults, self.names = "", None, {}, None
+        self.several: Any | None = statement if hasattr(statement, "tries") else None
+        """A `Write`, which sends its statements itself."""
+        if self.several is not None:
+            return
         names: dict[str, Any] = {}
         if schema is not None:
             names = {"schema_translate_map": {None: schema}, "render_schema_translate": True}
         compiled = statement.compile(dialect=dialect, **names)
         assert isinstance(compiled, SQLCompiler)  # noqa: S101 - no statement of ours is DDL
-        self.sql: str = compiled.string
-        assert compiled.positiontup is None  # noqa: S101 - both drivers take parameters by name
-        self.defaults: dict[str, Any | None] = {
-            name: bind.value for name, bind in compiled.binds.items() if not bind.required
-        }
+        self.sql = compiled.string
+        assert compiled.positiontup is None  # noqa: S101 - each driver takes parameters by name
+        assert not compiled.post_compile_params  # noqa: S101 - no statement of the request path has a list
+        if dialect.driver == "pymysql":
+            # It escapes all that it gets.
+            self.names = tuple(compiled.binds)
+        self.defaults = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
         columns = tuple(statement.exported_columns.keys())
         row: Any = namedtuple("Row", columns)  # type: ignore[misc]
-        self.row: Callable[[Any], Any] | None = row._make if columns else None
+        if columns:
+            self.row = row._make
 
 
 class Driver:
@@ -127,12 +143,21 @@ class DriverCursor(ABC):
         """Send a statement, and return all its rows."""
         text = self._driver.texts.get(statement) or self._driver.compile(statement)
         row = text.row
+        if text.several is not None:
+            return text.several.send_on(self, parameters)  # type: ignore[no-any-return]
         try:
-            self._cursor.execute(text.sql, {**text.defaults, **parameters} if text.defaults else parameters)
+            given = {**text.defaults, **parameters} if text.defaults else parameters
+            self._cursor.execute(text.sql, given if text.names is None else {name: given[name] for name in text.names})
             # Fetch all: SQLite keeps a read transaction open until a statement has returned its last row.
             return Rows() if row is None else Rows(map(row, self._cursor.fetchall()))
         except BaseException as error:  # noqa: BLE001 - `_fail` raises it
             self._fail(error, text.sql)
+
+    def change(self, statement: Any, parameters: Mapping[str, Any]) -> Rows:
+        """Send a statement, and return its rows with the number of changed ones and what it passed to LAST_INSERT_ID."""
+        rows = self.execute(statement, parameters)
+        rows.rowcount, rows.lastrowid = self._cursor.rowcount, self._cursor.lastrowid
+        return rows
 
     @abstractmethod
     def _fail(self, error: BaseException, sql: str) -> NoReturn:
@@ -145,11 +170,13 @@ class DriverConnection(DriverCursor):
     Close `held` at the end; no transaction may be open then.
     """
 
-    __slots__ = ("_raw", "dialect", "held")
+    __slots__ = ("_raw", "dialect", "held", "open")
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.dialect: EngineDialect = driver.dialect
+        self.open: bool = False
+        """True while `transaction` has begun one here."""
         self.held: Any = None
         self._raw: Any = None
         try:
@@ -163,6 +190,10 @@ class DriverConnection(DriverCursor):
                 driver.engine.pool._invalidate(self.held, error)
                 self.held.close()
             raise driver.wrapped(error, None, disconnected=disconnected) from error
+
+    @property
+    def info(self) -> Any:
+        return self.held.info
 
     def command(self, sql: str) -> None:
         """Send SQL without parameters and rows, such as BEGIN."""

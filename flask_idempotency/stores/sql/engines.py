@@ -248,8 +248,10 @@ def _engine_for_records(base: Engine, dialect: Dialect, preparing: Preparing | N
         event.listen(pool, "connect", _know_server())
     options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
     if dialect.name == SQLITE and base.driver in DRIVERS:
-        # Both drivers then take parameters by name, as the statements have them.
+        # Each driver then takes parameters by name, as the statements have them.
         options["paramstyle"] = "named"
+    elif base.driver == "pymysql":
+        options["paramstyle"] = "pyformat"
     engine = create_engine(base.url, pool=pool, **options)
     if dialect.name == MYSQL:
         # Ours is never open when a connection returns. Older SQLAlchemy does not know this, and sends a ROLLBACK.

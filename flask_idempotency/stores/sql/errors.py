@@ -119,7 +119,8 @@ MYSQL_CONTENDED: Final = frozenset({1213, 1020})
 _MYSQL_LOCK_TIMEOUT: Final = 1205
 """The server rolled only the statement back. The caller must roll back the transaction."""
 _MYSQL_DUPLICATE: Final = 1062
-_MYSQL_NO_TABLE_OR_COLUMN: Final = frozenset({1146, 1054, 1932})
+_MYSQL_NO_SEQUENCE: Final = 4091
+_MYSQL_NO_TABLE_OR_COLUMN: Final = frozenset({1146, 1054, 1932, _MYSQL_NO_SEQUENCE})
 _MYSQL_NOT_PERMITTED: Final = frozenset({1044, 1142, 1143})
 _MYSQL_DAMAGE: Final = frozenset({1690, 1264})
 """A number is out of range."""
@@ -202,6 +203,11 @@ def is_missing_table(error: DBAPIError) -> bool:
     if sqlstate(error) in _NO_TABLE_OR_COLUMN or mysql_code(error) in _MYSQL_NO_TABLE_OR_COLUMN:
         return True
     return isinstance(error, OperationalError) and any(text in str(error.orig) for text in _SQLITE_NO_TABLE)
+
+
+def is_missing_sequence(error: DBAPIError) -> bool:
+    """Return True if MariaDB has no such sequence."""
+    return mysql_code(error) == _MYSQL_NO_SEQUENCE
 
 
 def is_retryable(error: BaseException) -> bool:

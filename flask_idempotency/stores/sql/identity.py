@@ -10,11 +10,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.stores.sql import schema, statements
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, POSTGRESQL, RANDOM_MYSQL, SQLITE, kind_of
+from flask_idempotency.stores.sql.errors import is_missing_sequence
+from flask_idempotency.stores.sql.mysql import NUMBERED
 from flask_idempotency.stores.sql.naming import named, prefix
 from flask_idempotency.stores.sql.schema import FENCES, SEEDED, VERSION
 
@@ -68,6 +71,12 @@ _NAME_MYSQL: Final = (
     + " ON DUPLICATE KEY UPDATE name = VALUES(name)"
 )
 _NAMES: Final = {POSTGRESQL: _NAME_POSTGRESQL, SQLITE: _NAME_SQLITE, MYSQL: _NAME_MYSQL}
+_LAST_FENCE: Final = (
+    f"SELECT greatest({DIALECTS[MYSQL].clock},"  # noqa: S608 - our own words
+    " coalesce((SELECT value FROM {schema}idempotency_meta WHERE name = 'fence'), 0))"
+)
+# It reads the whole table, so only where the sequence was lost.
+_HIGHEST_FENCE: Final = "SELECT coalesce(max(fence), 0) FROM {schema}idempotency_records"
 # In a statement of its own, after the lock: `setval` is visible immediately, also before its transaction ends.
 _RAISE_FENCES: Final = text(
     "SELECT setval(to_regclass(:name), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
@@ -91,9 +100,28 @@ def prepare(connection: Connection) -> None:
     # A database at an older version keeps it until a migration has added what this release needs.
     if missing.old and not schema.lacks(connection).parts:
         write_version(connection)
+    if NUMBERED in connection.info:
+        raise_sequence(connection)
     # Last: afterwards this connection no longer commits each statement by itself.
     if missing.low_fences:
         _raise_fences(connection)
+
+
+def raise_sequence(connection: Connection) -> None:
+    """MariaDB: set the sequence of fences to the clock, and make it if it is missing. It never falls.
+
+    Alembic makes no sequence. In Galera or after a restore, other numbers may be higher: those of the row of the last fence.
+    """
+    name = f"{prefix(connection)}{FENCES}"
+    least = connection.execute(named(connection, _LAST_FENCE)).scalar_one()
+    try:
+        # SETVAL takes a literal only, and does nothing if the sequence is higher.
+        connection.exec_driver_sql(f"SELECT SETVAL({name}, {least})")
+    except DBAPIError as error:
+        if not is_missing_sequence(error):
+            raise
+        least = max(least, connection.execute(named(connection, _HIGHEST_FENCE)).scalar_one() + 1)
+        connection.exec_driver_sql(f"CREATE SEQUENCE IF NOT EXISTS {name} START WITH {least} ENGINE=InnoDB")
 
 
 def write_version(connection: Connection) -> None:

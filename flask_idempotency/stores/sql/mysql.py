@@ -11,7 +11,7 @@ The facts are in `research/correctness.md`, section 1.3. Their defaults differ f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -23,6 +23,9 @@ from flask_idempotency.stores.sql.dialects import LOCK_TIMEOUT_MS, MYSQL, kind_o
 
 RECORDS: Final = "flask_idempotency_records"
 """The entry of a connection's `info` that shows that it was opened for records."""
+
+NUMBERED: Final = "flask_idempotency_numbered"
+"""The entry of a connection's `info` that shows that fences come from a sequence there."""
 
 _OLDEST: Final = {"MariaDB": (10, 6), "MySQL": (8, 0, 13)}
 """Both have FOR UPDATE SKIP LOCKED from there on, and enforce what a row must hold."""
@@ -73,6 +76,17 @@ def faults(settings: Mapping[Any, Any]) -> Iterator[str]:
         )
 
 
+GALERA: Final = "SHOW GLOBAL VARIABLES LIKE 'wsrep_on'"
+
+
+def has_sequences(version: str, galera: Sequence[str] | None) -> bool:
+    """Return True if the numbers of a sequence rise on this server. MySQL has none, and in Galera each node has its own.
+
+    Pass the row of `GALERA`, which a server without that part lacks.
+    """
+    return "mariadb" in version.lower() and (galera is None or galera[1].upper() != "ON")
+
+
 # All databases of the server share one space of these names.
 _TURN: Final = "sha1(concat('flask-idempotency outbox of ', database()))"
 
@@ -96,10 +110,12 @@ def in_turn(connection: Connection) -> Iterator[bool]:
 
 
 def prepare_connection(connection: Any, record: Any) -> None:
-    """Set up a new connection for records. Raise `ConfigurationError` if its server cannot keep claims."""
+    """Set up a new connection for records. Raise `ConfigurationError` if its server cannot keep claims.
+
+    SQLAlchemy closes the connection then, and PyMySQL refuses to close one a second time.
+    """
     # Only PyMySQL shows what it has asked for. SQLAlchemy asks for it, unless an application connects by itself.
     if not getattr(connection, "client_flag", FOUND_ROWS) & FOUND_ROWS:
-        connection.close()
         raise ConfigurationError(
             "IDEMPOTENCY_STORE: the driver counts only rows whose values differ, so a repeated write would look like a lost "
             "claim. Add client_flag=CLIENT.FOUND_ROWS where the application's connections are made."
@@ -108,7 +124,6 @@ def prepare_connection(connection: Any, record: Any) -> None:
     cursor.execute(READ_SETTINGS)
     found = dict(zip([column[0] for column in cursor.description], cursor.fetchone(), strict=True))
     if fault := next(faults(found), None):
-        connection.close()
         raise ConfigurationError(f"IDEMPOTENCY_STORE: {fault}")
     cursor.execute(IN_CLUSTER)
     if "ON" in (cursor.fetchone() or ()):
@@ -124,5 +139,8 @@ def prepare_connection(connection: Any, record: Any) -> None:
         cursor.execute(f"SET SESSION wsrep_sync_wait = {SYNC_WAIT}, wsrep_dirty_reads = OFF")
     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT_MS // 1000}")
+    cursor.execute(GALERA)
+    if has_sequences(str(found["version"]), cursor.fetchone()):
+        record.info[NUMBERED] = True
     cursor.close()
     record.info[RECORDS] = True

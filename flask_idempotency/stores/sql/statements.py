@@ -191,6 +191,11 @@ def _fence(dialect: Dialect) -> sa.ColumnElement[int]:
     return bigint("my_fence")
 
 
+def next_number(_: Dialect) -> sa.Select[Any]:
+    """MariaDB: take the next fence from the sequence, under the lock of the row that gets it."""
+    return sa.select(fences.next_value())
+
+
 def _new(dialect: Dialect) -> dict[str, sa.ColumnElement[Any]]:
     """Return the values that every grant writes, to a new row or an old one."""
     names = ("token", "fingerprint", "on_expiry", "tenant", "principal", "method", "endpoint")
@@ -221,10 +226,10 @@ def regranted(
     )
 
 
-def insert(dialect: Dialect, *, within: sa.Select[Any] | None = None) -> Any:
+def insert(dialect: Dialect, *, within: sa.Select[Any] | None = None, numbered: bool = False) -> Any:
     """Insert the row of a new key, if `within` has a row. Return no row if another worker was faster.
 
-    For a known key, the database does not run `within`.
+    For a known key, the database does not run `within`. `numbered`: on MariaDB, take the fence from the sequence.
     """
     # Set the lock timeout here, where no replay passes: it takes a third as long as a replay.
     moment = dialect.moment(bounded=True).subquery("moment")
@@ -236,11 +241,16 @@ def insert(dialect: Dialect, *, within: sa.Select[Any] | None = None) -> Any:
         "requested_at": moment.c.now,
         "lease_expires_at": moment.c.now + bigint("lease"),
     }
+    if numbered:
+        # The reply brings the number, as it does for `next_fence`.
+        values["fence"] = sa.func.last_insert_id(fences.next_value())
     # Without this WHERE, every replay would take a number from the sequence.
     unless_there = ~sa.exists(sa.select(sa.literal_column("1")).select_from(records).where(is_mine()))
     source = sa.select(*values.values()).select_from(moment).where(unless_there)
     if within is not None:
         source = source.where(sa.exists(within))
+    if numbered:
+        return Write(sa.insert(records).from_select(list(values), source), numbers=True)
     return upserted(dialect, records, values, ("record_id",), source=source, proof=(_r.fence,))
 
 

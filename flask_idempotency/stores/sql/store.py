@@ -7,7 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from flask_idempotency.engine.errors import CorruptRecord, LeaseLost, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, LeaseLost, StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey, paused_token
 from flask_idempotency.engine.model import (
     VOID,
@@ -179,6 +179,10 @@ class SqlStore:
                 outcome = self.database.send(self._claim_without_lock, query, locked)
         except CorruptRecord:
             self.responses.mark_unreadable(request.key)
+            raise
+        except ConfigurationError:
+            # A table or the sequence of fences is gone: the next claim prepares the database again.
+            self._prepared = False
             raise
         if isinstance(outcome, Grant):
             low = outcome.fence < SEEDED

@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 from flask_idempotency.stores.sql.database import transaction
 from flask_idempotency.stores.sql.dialects import POSTGRESQL, Dialect, commits_each_statement
-from flask_idempotency.stores.sql.driver import Rows
+from flask_idempotency.stores.sql.driver import DriverConnection, DriverCursor, Rows
 from flask_idempotency.stores.sql.errors import is_duplicate
 
 _CHANGED: Final = (1,)
@@ -36,7 +36,7 @@ _ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1", sa.BigInteger)
 class Written(Rows):
     """What a `Write` returns, with the attributes of SQLAlchemy's result that callers use."""
 
-    __slots__ = ("rowcount",)
+    __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,6 +69,7 @@ class Write:
         self.before: sa.Select[Any] | None = before
         self.unless: sa.Select[Any] | None = unless
         self.numbers: bool = numbers
+        self._several = len(self.tries) > 1 or self.read is not None or self.before is not None
 
     def _execute_on_connection(self, connection: sa.Connection, parameters: Any, options: Any) -> Written:
         """Be executed: SQLAlchemy calls this for each of its statements."""
@@ -79,17 +80,24 @@ class Write:
                 self._write(send, given, written)
         return written
 
+    def send_on(self, cursor: DriverCursor, parameters: Mapping[str, Any]) -> Written:
+        """Be executed on a cursor of the driver. Only a connection for records is not in a transaction already."""
+        written = Written()
+        alone = self._several and isinstance(cursor, DriverConnection)
+        with transaction(cursor, joins=True) if alone else nullcontext():  # type: ignore[arg-type]
+            self._write(cursor.change, parameters, written)
+        return written
+
     def _execute_on_scalar(self, connection: sa.Connection, parameters: Any, options: Any) -> Any | None:
         return self._execute_on_connection(connection, parameters, options).scalar()
 
     def _atomic(self, connection: sa.Connection) -> AbstractContextManager[None]:
-        several = len(self.tries) > 1 or self.read is not None or self.before is not None
-        if not several or connection.in_nested_transaction() or not commits_each_statement(connection):
+        if not self._several or connection.in_nested_transaction() or not commits_each_statement(connection):
             return nullcontext()
         return transaction(connection, joins=True)
 
     def _write(self, send: Callable[..., Any], given: Mapping[str, Any], written: Written) -> None:
-        if self.unless is not None and send(self.unless, given).first() is not None:
+        if self.unless is not None and send(self.unless, given).all():
             return
         if self.before is not None:
             keys: list[Any] = [key[0] if len(key) == 1 else tuple(key) for key in send(self.before, given)]

@@ -27,7 +27,7 @@ from flask_idempotency.stores.sql.schema import SEEDED
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 from tests.lab.mariadb import MariaDbServer, StartMariaDb
-from tests.sql_backends import make_tables
+from tests.sql_backends import count_by_a_row, make_tables
 from tests.stores.sql.conftest import MakeEngine
 from tests.stores.sql.counting import sent
 from tests.tooling.processes import eventually
@@ -153,11 +153,16 @@ def test_whole_numbers_are_divided_as_such(make_engine: MakeEngine) -> None:
         assert 0 == connection.scalar(quotient, {"one": 59_999_999, "other": 60_000_000})
 
 
-def test_fences_rise_over_a_restart_and_lost_rows(start_mariadb: StartMariaDb) -> None:
+@pytest.mark.parametrize(
+    "lost", ("DELETE FROM idempotency_meta WHERE name = 'fence'", "DROP SEQUENCE idempotency_fence_numbers_number_seq")
+)
+def test_fences_rise_over_a_restart_and_lost_rows(start_mariadb: StartMariaDb, lost: str) -> None:
     server = start_mariadb()
     with server.database() as name:
         make_tables(server.url(name))
         store = SqlStore(Database(server.url(name)))
+        if lost.startswith("DELETE"):
+            count_by_a_row(store)
         engine = create_engine(server.url(name))
 
         def fence() -> int:
@@ -169,7 +174,10 @@ def test_fences_rise_over_a_restart_and_lost_rows(start_mariadb: StartMariaDb) -
         second = fence()
         with engine.begin() as connection:
             connection.execute(text("UPDATE idempotency_records SET fence = fence + 9000000000000"))
-            connection.execute(text("DELETE FROM idempotency_meta WHERE name = 'fence'"))
+            connection.execute(text(lost))
+        if lost.startswith("DROP"):
+            with pytest.raises(ConfigurationError):
+                fence()
         third = fence()
         store.close()
         engine.dispose()
@@ -407,23 +415,26 @@ def test_an_upgrade_makes_and_repairs_the_tables(mariadb_server: MariaDbServer) 
         store.close()
 
 
+@pytest.mark.parametrize("last", ("COMMIT", "INSERT"))
 def test_a_claim_whose_commit_lost_its_reply_is_granted_to_the_same_worker(
-    open_real: Callable[..., SqlStore], monkeypatch: pytest.MonkeyPatch
+    open_real: Callable[..., SqlStore], last: str
 ) -> None:
-    """The claim is a transaction here, and its COMMIT may be done although the connection broke."""
+    """It may be done although the connection broke: a statement that commits by itself, or the COMMIT of a transaction."""
     store, key, token = open_real(), a_key(), a_token()
+    if last == "COMMIT":
+        count_by_a_row(store)
     granted(store.claim(a_request(a_key()), token=a_token(), lease=LEASE))
     lost: list[str] = []
 
     @event.listens_for(store.database.engine, "after_cursor_execute")
     def lose_the_reply(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if statement == "COMMIT" and not lost:
-            lost.append(statement)
+        if statement.startswith(last) and not lost:
+            lost.append(last)
             raise pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query")
 
     grant = granted(store.claim(a_request(key), token=token, lease=LEASE))
 
-    assert (["COMMIT"], token, 1) == (lost, grant.token, grant.attempt)
+    assert ([last], token, 1) == (lost, grant.token, grant.attempt)
 
 
 @pytest.mark.parametrize("scheme", ("mysql+pymysql", "mariadb+pymysql"))
@@ -485,10 +496,19 @@ def test_a_worker_that_has_locked_one_task_locks_another(open_real: Callable[...
     assert [False, False] == [log.lock(name, a_token(), lease=LEASE) for name in ("one", "two")]
 
 
+@pytest.mark.parametrize(
+    ("by_row", "claim", "replay"),
+    (
+        (False, ["INSERT"], ["INSERT", "SELECT"]),
+        (True, ["SELECT", "START", "UPDATE", "INSERT", "COMMIT"], ["SELECT"]),
+    ),
+)
 def test_a_first_claim_and_a_replay_take_as_many_statements_as_the_guide_says(
-    open_real: Callable[..., SqlStore],
+    open_real: Callable[..., SqlStore], by_row: bool, claim: list[str], replay: list[str]
 ) -> None:
     store, key, token = open_real(), a_key(), a_token()
+    if by_row:
+        count_by_a_row(store)
     store.claim(a_request(a_key()), token=a_token(), lease=LEASE)
     with sent(store) as first:
         granted(store.claim(a_request(key), token=token, lease=LEASE))
@@ -497,8 +517,9 @@ def test_a_first_claim_and_a_replay_take_as_many_statements_as_the_guide_says(
     with sent(store) as replayed:
         store.claim(a_request(key), token=a_token(), lease=LEASE)
 
-    assert ["SELECT", "START", "UPDATE", "INSERT", "COMMIT"] == [each.split()[0] for each in first]
-    assert (["UPDATE"], ["SELECT"]) == ([each.split()[0] for each in completed], [each.split()[0] for each in replayed])
+    assert (claim, ["UPDATE"], replay) == tuple(
+        [each.split()[0] for each in sent] for sent in (first, completed, replayed)
+    )
 
 
 def test_a_locked_row_is_no_new_key_of_a_quota(open_real: Callable[..., SqlStore], database_url: str) -> None:

@@ -90,6 +90,7 @@ NOT_ON_ALL: dict[Made, tuple[str, ...]] = {
     statements.has_written: ONLY_POSTGRESQL,
     statements.end_wait_silently: ONLY_POSTGRESQL,
     statements.next_fence: NOT_POSTGRESQL,
+    statements.next_number: ONLY_MYSQL,
     statements.reconciling: ONLY_MYSQL,
     quota.insert_within: ONLY_POSTGRESQL,
     quota.reclaim_within: ONLY_POSTGRESQL,
@@ -118,6 +119,7 @@ def named() -> dict[str, tuple[Made, tuple[str, ...]]]:
         for made in public(module):
             if made not in (completion.complete, completion.resolve):
                 found[f"{folder}{made.__name__}"] = made, NOT_ON_ALL.get(made, ALL)
+    found["insert_numbered"] = partial(statements.insert, numbered=True), ONLY_MYSQL
     for form in FORMS:
         options: dict[str, Any] = dict.fromkeys(form, True)
         found["_".join(("complete", *form))] = partial(completion.complete, **options), ALL

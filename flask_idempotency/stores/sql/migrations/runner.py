@@ -14,7 +14,7 @@ from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.stores.sql import schema
 from flask_idempotency.stores.sql.dialects import DIALECTS, MYSQL, RANDOM_MYSQL, SQLITE, SUPPORTED, kind_of
 from flask_idempotency.stores.sql.errors import is_lock_timeout
-from flask_idempotency.stores.sql.identity import write_version
+from flask_idempotency.stores.sql.identity import raise_sequence, write_version
 from flask_idempotency.stores.sql.migrations import (
     m0001_tables,
     m0002_outbox,
@@ -24,6 +24,7 @@ from flask_idempotency.stores.sql.migrations import (
     m0006_remembered,
 )
 from flask_idempotency.stores.sql.migrations.step import Step
+from flask_idempotency.stores.sql.mysql import GALERA, has_sequences
 from flask_idempotency.stores.sql.naming import Catalogue, find, named
 
 LOCK_MS: Final = 2000
@@ -255,6 +256,9 @@ def _upgrade(connection: Connection) -> list[str]:
                 for statement in _MYSQL_ROWS:
                     connection.exec_driver_sql(statement)
                 write_version(connection)
+                version, galera = (connection.exec_driver_sql(each).first() for each in ("SELECT version()", GALERA))
+                if version is not None and has_sequences(version[0], galera):
+                    raise_sequence(connection)
             else:
                 connection.execute(_WRITE_VERSION, {"version": LATEST})
     return done

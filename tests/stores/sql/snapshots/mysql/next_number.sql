@@ -1,0 +1,1 @@
+SELECT nextval(idempotency_fence_numbers_number_seq) AS next_value_1
