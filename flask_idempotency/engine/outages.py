@@ -9,7 +9,13 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final, Literal, TypeAlias
 
-from flask_idempotency.engine.errors import IdempotencyError, KeyProviderUnavailable, StoreDataLoss, StoreUnavailable
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    IdempotencyError,
+    KeyProviderUnavailable,
+    StoreDataLoss,
+    StoreUnavailable,
+)
 
 INTERVAL_SECONDS: Final = 10
 """An outage lasts minutes: a line every ten seconds shows when it began and ended, and does not flood the log."""
@@ -108,7 +114,7 @@ class OutageLog:
         self._next = float("-inf")
         self._suppressed = 0
 
-    def refused(self, operation: str, error: StoreUnavailable) -> None:
+    def refused(self, operation: str, error: StoreUnavailable | ConfigurationError) -> None:
         """Log this refusal, or count it. Names no key and quotes no server text."""
         with self._lock:
             now = self._monotonic()
@@ -123,6 +129,6 @@ class OutageLog:
             self._said,
             "key provider" if isinstance(error, KeyProviderUnavailable) else "store",
             # Its text is ours alone, and says what to do.
-            error if isinstance(error, StoreDataLoss) else cause_of(error),
+            error if isinstance(error, StoreDataLoss | ConfigurationError) else cause_of(error),
             f"; {more} more since the last such line" if more else "",
         )

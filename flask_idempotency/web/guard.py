@@ -30,6 +30,7 @@ from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.ending import ELSEWHERE, NOT_REACHED, decide, settle, stopped_short, vanished, with_rows
 from flask_idempotency.engine.engine import Engine, Outcome, Replay
 from flask_idempotency.engine.errors import (
+    ConfigurationError,
     CorruptRecord,
     IdempotencyError,
     InheritedConnection,
@@ -70,6 +71,7 @@ from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded
 from flask_idempotency.web.problems import (
     CONFLICT_RETRY_SECONDS,
     POLICY_PATH,
+    STORE_RETRY_SECONDS,
     Problem,
     failure,
     refusal,
@@ -262,6 +264,8 @@ class Guard:
             outcome = self.engine.claim(requests[0], policy, former=requests[1:], quota=quota)
         except StoreUnavailable as error:
             return self._store_failed(state, error)
+        except ConfigurationError as error:
+            return self._unusable(state, error)
         except CorruptRecord as error:
             return self._refuse(state, failure(error))
         if isinstance(outcome, Claim):
@@ -496,6 +500,17 @@ class Guard:
             return self._refuse(state, failure(error))
         state.phase, state.transactions = Phase.UNPROTECTED, self.engine.transactions
         return None
+
+    def _unusable(self, state: RequestState, error: ConfigurationError) -> Response:
+        """Refuse a request whose claim found a fault of the store, and log the remedy. In debug mode and in tests, raise it.
+
+        Such a request never runs: the store would grant its retry once the fault is repaired.
+        """
+        if self._app.debug or self._app.testing:
+            raise error
+        self._observers(StoreFailed(state.record, state.operation, error=cause_of(error), unprotected=False))
+        self._outages.refused(state.operation, error)
+        return self._refuse(state, Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS))
 
     def _body_failed(self, state: RequestState, error: BodyNotKept) -> Response:
         """Refuse a request whose body no temporary file takes. What was read of it cannot be put back for a view."""

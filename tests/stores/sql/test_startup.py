@@ -200,6 +200,22 @@ def test_a_request_without_a_schema_is_refused_with_the_same_remedy(url: str) ->
         post(app)
 
 
+def test_such_a_request_gets_a_problem_and_the_log_the_remedy(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where no developer looks on. It never runs, even if the policy lets requests run while the store is away."""
+    app = make_app(url, IDEMPOTENCY_ON_STORE_DOWN="allow")
+    app.view_functions["index"] = lambda: pytest.fail("it ran")
+    caplog.clear()
+
+    answers = [app.test_client().post("/", headers={"Idempotency-Key": "one"}) for _ in range(2)]
+
+    for answer in answers:
+        assert (503, "application/problem+json") == (answer.status_code, answer.mimetype)
+        assert ("store-unavailable", "2") == (answer.get_json()["code"], answer.headers["Retry-After"])
+    [line] = caplog.messages
+    assert "was refused with 503" in line
+    assert "run `flask idempotency db upgrade`" in line
+
+
 def test_an_application_starts_without_its_database(caplog: pytest.LogCaptureFixture) -> None:
     """What is down may come back. The password is in no line of the log."""
     with caplog.at_level(logging.WARNING, "flask_idempotency"):
