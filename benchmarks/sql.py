@@ -1,4 +1,4 @@
-"""Records in SQL, on PostgreSQL and SQLite: times and counts of each path, beside the same statements by hand."""
+"""Records in SQL, on PostgreSQL, MariaDB and SQLite: times and counts of each path, beside the same statements by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks import apps, report, sql_apps
 from benchmarks.harness import BARE, FIRST, NO_KEY, OUTCOMES, REPLAY, Case, Cores, Timing, call, measure
 from benchmarks.paths import keyed_cases, no_key_case
 from benchmarks.report import Row, Section, Verdict, at_most
-from benchmarks.sql_apps import MISSING, POSTGRESQL, Database, NotEmpty, SqlApp
+from benchmarks.sql_apps import MARIADB, MISSING, NO_MARIADB, POSTGRESQL, Database, NotEmpty, SqlApp
 
 BUSINESS = "business alone"
 BY_HAND, BY_HAND_TRANSACTIONAL = "by hand", "by hand, transactional"
@@ -55,7 +55,9 @@ def sections(url: str | None, redis_url: str, cores: Cores, *, rounds: int, requ
         ]
 
     with _postgresql(url, cores) as database:
-        shown = [_missing()] if database is None else both(database)
+        shown = [_missing(POSTGRESQL, MISSING)] if database is None else both(database)
+    with sql_apps.mariadb(cores) as database:
+        shown += [_missing(MARIADB, NO_MARIADB)] if database is None else both(database)
     with sql_apps.sqlite() as file:
         return [*shown, *both(file)]
 
@@ -79,9 +81,9 @@ def _postgresql(url: str | None, cores: Cores) -> Iterator[Database | None]:
         sys.exit(str(error))
 
 
-def _missing() -> Section:
-    print(MISSING, file=sys.stderr)
-    return Section(f"Records in {POSTGRESQL}", MISSING)
+def _missing(kind: str, why: str) -> Section:
+    print(why, file=sys.stderr)
+    return Section(f"Records in {kind}", why)
 
 
 @contextmanager
@@ -179,6 +181,9 @@ def _timed_row(timing: Timing, timings: Timings, kind: str) -> Row:
     if timing.case.app == TRANSACTIONAL:
         most = report.SQL_CPU_TO_BY_HAND[kind]
         verdicts = [at_most(f"CPU ≤ {most} × by hand", ratio, most)]
+    elif kind == MARIADB and path == (PLAIN, FIRST):
+        wall, most = timing.ratio_to(floor), report.MARIADB_FIRST_TO_BY_HAND
+        verdicts = [at_most(f"≤ {most} × by hand", wall, most)]
     elif path == (TIERED, REPLAY):
         verdicts = [at_most("CPU = on Redis", ratio, report.TIERED_TO_REDIS)]
     return Row(f"{timing.case.app}: {timing.case.path}", cells, verdicts)
@@ -242,7 +247,7 @@ class Statements:
 
 def _counted(database: Database, redis_url: str) -> Section:
     shown = Section(f"Statements and commits on {database.kind}", COUNTED_NOTE)
-    commits_of = _xids if database.kind == POSTGRESQL else _commit_frames
+    commits_of = {POSTGRESQL: _xids, MARIADB: _transactions}.get(database.kind, _commit_frames)
     with (
         sql_cases(database, _patient(redis_url)) as cases,
         commits_of(database.url) as commits,
@@ -307,6 +312,25 @@ def _xids(url: str) -> Iterator[Commits]:
             before, last = last, int(connection.execute(following).scalar_one())
         return last - before
 
+    yield commits
+    engine.dispose()
+
+
+@contextmanager
+def _transactions(url: str) -> Iterator[Commits]:
+    """Count by InnoDB's own counter of transactions that wrote."""
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    counted = text("SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rw_commits'")
+    last = 0
+
+    def commits() -> int:
+        nonlocal last
+        with engine.connect() as connection:
+            before, last = last, int(connection.execute(counted).scalar_one())
+        return last - before
+
+    with engine.connect() as connection:
+        connection.execute(text("SET GLOBAL innodb_monitor_enable = 'trx_rw_commits'"))
     yield commits
     engine.dispose()
 

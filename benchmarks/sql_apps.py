@@ -1,4 +1,4 @@
-"""The payments service on a SQL database, and the databases for a run: a PostgreSQL, and a SQLite file.
+"""The payments service on a SQL database, and the databases for a run: a PostgreSQL, a MariaDB, and a SQLite file.
 
 By hand is what a good engineer who knows SQLAlchemy writes in two hooks, with what `by_hand` has on Redis. The record uses
 Core, compiled once, on an engine that commits every statement. The rows use Flask-SQLAlchemy's session, and with transactional
@@ -22,12 +22,14 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Engine,
     Integer,
     LargeBinary,
     NullPool,
     String,
     Table,
+    Text,
     bindparam,
     create_engine,
     delete,
@@ -46,12 +48,16 @@ from flask_idempotency.stores.sql.database import Database as SqlDatabase
 from flask_idempotency.stores.sql.schema import metadata as records_metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.stores.sql.transactional.session import TransactionalSqlStore
+from tests.lab import mariadb as lab_mariadb
 from tests.lab.postgres import PostgresServer, installation
 
-POSTGRESQL, SQLITE = "PostgreSQL", "SQLite"
+POSTGRESQL, MARIADB, SQLITE = "PostgreSQL", "MariaDB", "SQLite"
 MISSING = (
     "NOT MEASURED: there is no PostgreSQL on this machine. `python3 run.py setup` installs the pinned one. Or name yours with "
     "--database-url or DATABASE_URL."
+)
+NO_MARIADB = (
+    "NOT MEASURED: there is no MariaDB on this machine. Install your system's package, such as Debian's mariadb-server."
 )
 
 
@@ -65,30 +71,34 @@ class Payment(Base):
     __tablename__ = "benchmark_payments"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    account: Mapped[str]
+    account: Mapped[str] = mapped_column(String(64))
     amount: Mapped[int]
-    currency: Mapped[str]
-    description: Mapped[str]
+    currency: Mapped[str] = mapped_column(String(3))
+    description: Mapped[str] = mapped_column(String(500))
 
 
 metadata = Base.metadata
 _keys = Table(
     "benchmark_keys",
     metadata,
-    Column("key", String, primary_key=True),
-    Column("fingerprint", String, nullable=False),
-    Column("token", LargeBinary, nullable=False),
+    Column("key", String(255), primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("token", LargeBinary(16), nullable=False),
     Column("expires_at", BigInteger, nullable=False),
     Column("status", Integer),
-    Column("headers", String),
+    Column("headers", Text),
     Column("body", LargeBinary),
 )
 _mine = _keys.c.key == bindparam("my_key", type_=String)
 
-# Text works on both databases. SQLAlchemy 2.0 compiles its ON CONFLICT again at every execution.
+# Text works on PostgreSQL and SQLite. SQLAlchemy 2.0 compiles its ON CONFLICT again at every execution.
 _CLAIM = text(
     "INSERT INTO benchmark_keys (key, fingerprint, token, expires_at) VALUES (:key, :fingerprint, :token, :expires_at) "
     "ON CONFLICT DO NOTHING RETURNING key"
+)
+_CLAIM_MARIADB = text(
+    "INSERT IGNORE INTO benchmark_keys (`key`, fingerprint, token, expires_at) "
+    "VALUES (:key, :fingerprint, :token, :expires_at)"
 )
 _READ = select(_keys.c.fingerprint, _keys.c.expires_at, _keys.c.status, _keys.c.headers, _keys.c.body).where(_mine)
 _FORGET = delete(_keys).where(_mine, _keys.c.expires_at < bindparam("now"))
@@ -127,6 +137,12 @@ def by_hand(url: str, gate: Gate, *, transactional: bool = False) -> SqlApp:
     """Return the service with two hooks by hand. `transactional` puts the view's row and the response in one commit."""
     engine, db = _autocommit(url), _db() if transactional else None
     app, engines = (bare(gate=gate), ()) if db is None else _with_rows(bare(lambda: _paid_into(db), gate=gate), db, url)
+    ignores = engine.dialect.name == "mysql"
+
+    def is_new(connection: Connection, claim: dict[str, object]) -> bool:
+        if ignores:
+            return connection.execute(_CLAIM_MARIADB, claim).rowcount == 1
+        return connection.execute(_CLAIM, claim).one_or_none() is not None
 
     @app.before_request
     def before() -> Response | None:
@@ -139,12 +155,12 @@ def by_hand(url: str, gate: Gate, *, transactional: bool = False) -> SqlApp:
         claim = {"key": key, "fingerprint": mine, "token": token, "expires_at": now + UNRENEWED_SECONDS * 1000}
         g.claim = key, token
         with engine.connect() as connection:
-            if connection.execute(_CLAIM, claim).one_or_none():
+            if is_new(connection, claim):
                 return None
             stored = connection.execute(_READ, {"my_key": key}).one_or_none()
             if stored is None or stored.expires_at < now:
                 connection.execute(_FORGET, {"my_key": key, "now": now})
-                if connection.execute(_CLAIM, claim).one_or_none():
+                if is_new(connection, claim):
                     return None
         g.pop("claim")
         if stored is None:
@@ -249,6 +265,23 @@ def postgresql(url: str | None, cores: Cores) -> Iterator[Database | None]:
         pin(server.pid, cores.store)
         with _tables(server.url(name)):
             yield Database(POSTGRESQL, server.url(name), f"{_settings(server.url(name))}, the tests' one")
+
+
+@contextmanager
+def mariadb(cores: Cores) -> Iterator[Database | None]:
+    """Yield the tests' MariaDB with our tables, on the core of the store, or None where there is none."""
+    if lab_mariadb.installation() is None:
+        yield None
+        return
+    with lab_mariadb.MariaDbServer(lab_mariadb.require_mariadb()) as server, server.database() as name:
+        pin(server.pid, cores.store)
+        with _tables(server.url(name)):
+            shown = "SELECT concat(version(), ', innodb_flush_log_at_trx_commit ', @@innodb_flush_log_at_trx_commit)"
+            engine = _autocommit(server.url(name))
+            with engine.connect() as connection:
+                settings = connection.execute(text(shown)).scalar_one()
+            engine.dispose()
+            yield Database(MARIADB, server.url(name), f"{settings}, the tests' one")
 
 
 @contextmanager

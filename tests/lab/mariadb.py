@@ -62,6 +62,10 @@ class MariaDbServer:
             raise
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
