@@ -90,9 +90,9 @@ def test_statements_commits_and_trips_are_counted_path_by_path(
         "ours, transactional: first": (3, 2, 5),
         "ours, transactional: replay": (1, 0, 1),
     }
-    counts = {row["case"]: (row["statements"], row["commits"]) for row in mariadb["rows"]}
+    pairs = {row["case"]: (row["statements"], row["commits"]) for row in mariadb["rows"]}
     assert {
-        case: counts[case] for case in counts if case.startswith(("business", "by hand", "ours, i", "ours, tr"))
+        case: pairs[case] for case in pairs if case.startswith(("business", "by hand", "ours, i", "ours, tr"))
     } == {
         "business alone: POST, no key": (1, 1),
         "by hand: first": (2, 2),
