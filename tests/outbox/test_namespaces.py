@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.outbox import Undeliverable
 from flask_idempotency.maintenance.relay import HOLD_SECONDS, RelayReport
 from flask_idempotency.stores.sql.schema import metadata
@@ -40,6 +41,24 @@ def test_an_id_belongs_to_a_tenant(shop: Shop) -> None:
     assert [("refund-7", tenant) for tenant in ("acme", "globex", None)] == [
         (message.message_id, message.tenant) for message in shop.sent.messages
     ]
+
+
+@on_each
+def test_a_space_at_the_end_makes_another_name(open_shop: OpenShop, database_url: str) -> None:
+    """The collation of MariaDB and MySQL takes the two for one. Tenants are keyed hashes, and a namespace is refused."""
+    first, second = (open_shop(IDEMPOTENCY_NAMESPACE=name) for name in ("shop", "shop "))
+    if database_url.startswith("mysql"):
+        for use in (second.publish, second.drain):
+            with pytest.raises(ConfigurationError, match="IDEMPOTENCY_NAMESPACE ends in a space"):
+                use()
+        second = open_shop(IDEMPOTENCY_NAMESPACE="other")
+    for tenant in ("acme", "acme "):
+        first.publish("orders", tenant, message_id="7", tenant=tenant)
+    second.publish("orders", "other", message_id="7", tenant="acme")
+
+    assert (2, 1) == (first.table.counts().waiting, second.table.counts().waiting)
+    assert (2, 1) == (first.drain().sent, second.drain().sent)
+    assert ["acme", "acme "] == [message.tenant for message in first.sent.messages]
 
 
 def test_an_id_belongs_to_a_namespace(open_shop: OpenShop) -> None:

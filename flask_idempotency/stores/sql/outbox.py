@@ -34,11 +34,13 @@ from flask_idempotency.stores.sql.admin.grants import OUTBOX_NUMBERS, to_publish
 from flask_idempotency.stores.sql.capability import Make, SqlCapability
 from flask_idempotency.stores.sql.database import Database, refuse_inherited, transaction
 from flask_idempotency.stores.sql.dialects import (
+    MYSQL,
     POSTGRESQL,
     SQLITE,
     commits_each_statement,
     dialect_of,
     in_microseconds,
+    kind_of,
 )
 from flask_idempotency.stores.sql.engines import without_logging
 from flask_idempotency.stores.sql.errors import explained, forbidden, lacks_grants
@@ -154,7 +156,16 @@ class OutboxTable(SqlCapability):
         connection = session.connection(bind_arguments={"bind": engine})
         refuse_inherited(connection)
         _refuse_autocommit(connection)
+        self._refuse_spaces(connection)
         return connection
+
+    def _refuse_spaces(self, connection: sa.Connection) -> None:
+        """On MySQL, refuse a namespace that ends in a space. All other names have no space, or are keyed hashes there."""
+        if kind_of(connection.dialect.name) == MYSQL and any(each.endswith(" ") for each in self._names.namespaces):
+            raise ConfigurationError(
+                "IDEMPOTENCY_NAMESPACE ends in a space. MariaDB and MySQL compare names without it, so a relay would take the "
+                "messages of the namespace without a space. Remove it."
+            )
 
     def publish(
         self,
@@ -257,6 +268,7 @@ class OutboxTable(SqlCapability):
 
     def claim(self, holder: bytes, *, topics: Topics, limit: int, hold: float) -> Sequence[StoredMessage]:
         def work(connection: sa.Connection) -> list[Any]:
+            self._refuse_spaces(connection)
             with in_turn(connection) as mine, transaction(connection):
                 if not mine:
                     return []
