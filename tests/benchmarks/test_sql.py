@@ -91,9 +91,7 @@ def test_statements_commits_and_trips_are_counted_path_by_path(
         "ours, transactional: replay": (1, 0, 1),
     }
     pairs = {row["case"]: (row["statements"], row["commits"]) for row in mariadb["rows"]}
-    assert {
-        case: pairs[case] for case in pairs if case.startswith(("business", "by hand", "ours, i", "ours, tr"))
-    } == {
+    assert {case: pairs[case] for case in pairs if case.startswith(("business", "by hand", "ours, i", "ours, tr"))} == {
         "business alone: POST, no key": (1, 1),
         "by hand: first": (2, 2),
         # INSERT IGNORE begins a transaction that writes, and finds that there is nothing to write.

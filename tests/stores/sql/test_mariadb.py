@@ -16,7 +16,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
-from flask_idempotency.engine.model import Grant, InFlight, OnExpiry, Record
+from flask_idempotency.engine.keys import StorageKey
+from flask_idempotency.engine.model import Expired, Grant, InFlight, OnExpiry, Record
 from flask_idempotency.engine.quota import NewKeys, Quota
 from flask_idempotency.stores.sql import claiming, errors, mysql
 from flask_idempotency.stores.sql.claiming import STRATEGIES, strategy_of
@@ -26,6 +27,7 @@ from flask_idempotency.stores.sql.migrations import LATEST
 from flask_idempotency.stores.sql.schema import SEEDED
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
+from flask_idempotency.testing.doubles import FrozenClock
 from tests.lab.mariadb import MariaDbServer, StartMariaDb
 from tests.sql_backends import count_by_a_row, make_tables
 from tests.stores.sql.conftest import MakeEngine
@@ -151,6 +153,22 @@ def test_whole_numbers_are_divided_as_such(make_engine: MakeEngine) -> None:
     quotient = select(DIALECTS[MYSQL].quotient(bigint("one"), bigint("other")))
     with make_engine().connect() as connection:
         assert 0 == connection.scalar(quotient, {"one": 59_999_999, "other": 60_000_000})
+
+
+@pytest.mark.parametrize(
+    ("version", "galera", "expected"),
+    (
+        ("10.11.19-MariaDB-0+deb12u1", ("wsrep_on", "OFF"), True),
+        ("11.4.2-MariaDB", None, True),
+        ("10.11.19-MariaDB-0+deb12u1", ("wsrep_on", "ON"), False),
+        ("8.4.0", None, False),
+    ),
+)
+def test_only_a_single_mariadb_counts_by_a_sequence(
+    version: str, galera: tuple[str, str] | None, expected: bool
+) -> None:
+    """The nodes of a cluster take numbers apart from each other, and MySQL has no sequences."""
+    assert expected is mysql.has_sequences(version, galera)
 
 
 @pytest.mark.parametrize(
@@ -557,3 +575,44 @@ def test_a_response_that_is_too_large_for_a_statement_is_not_stored_in_part(star
         assert (token, None) == (found.token, found.payload)
         store.complete(key, token, PAYLOAD, keep=KEEP)
         store.close()
+
+
+def test_a_pass_over_responses_does_not_read_those_that_are_removed(open_real: Callable[..., SqlStore]) -> None:
+    """PostgreSQL has an index without them. Here a pass begins a minute before the place that the last one has reached."""
+    clock = FrozenClock()
+    store = open_real(clock=lambda: clock.now)
+
+    def stored(*, keep: float) -> StorageKey:
+        key, token = a_key(), a_token()
+        granted(store.claim(a_request(key), token=token, lease=LEASE))
+        store.complete(key, token, PAYLOAD, keep=keep, remember=86_400)
+        return key
+
+    def passed() -> tuple[int, int]:
+        read = "SELECT variable_value FROM information_schema.session_status WHERE variable_name = 'Handler_read_next'"
+        before = int(store.database.run(lambda connection: connection.exec_driver_sql(read).scalar_one()))
+        removed = store.expiry.sweep(horizon=clock.now, limit=25)
+        return removed, int(
+            store.database.run(lambda connection: connection.exec_driver_sql(read).scalar_one())
+        ) - before
+
+    for _ in range(60):
+        stored(keep=10)
+    clock.advance(100)
+    locked = stored(keep=1)
+    clock.advance(10)
+    with store.database.base.connect() as holder:
+        holder.execute(text("SELECT * FROM idempotency_records WHERE record_id = :rid FOR UPDATE"), {"rid": locked.rid})
+        assert [25, 25, 10] == [passed()[0] for _ in range(3)]
+    late = stored(keep=1)
+    clock.advance(20)
+    (both, _), (none, read) = passed(), passed()
+    clock.advance(-20)
+    early = stored(keep=0.000001)
+    clock.advance(1)
+    (again, _) = passed()
+
+    assert (2, 0, 1) == (both, none, again)
+    assert read < 20
+    for key in (locked, late, early):
+        assert isinstance(store.claim(a_request(key), token=a_token(), lease=LEASE), Expired)

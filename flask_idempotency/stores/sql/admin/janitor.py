@@ -60,6 +60,7 @@ from flask_idempotency.stores.sql.schema import (
     RECORDS,
     RELEASED,
     TAKEOVER,
+    meta,
     records,
     tasks,
 )
@@ -191,11 +192,35 @@ class SqlExpiry(SqlCapability):
         for make in (delete_expired, remove_responses, *SWEPT):
             if removed >= limit:
                 return removed
-            removed += self._change(make, my_horizon=in_microseconds(horizon), my_limit=limit - removed)
+            if make is remove_responses and self._database.dialect.name == MYSQL:
+                removed += self._remove_in_order(in_microseconds(horizon), limit - removed)
+            else:
+                removed += self._change(make, my_horizon=in_microseconds(horizon), my_limit=limit - removed)
         if removed >= limit:
             return removed
         # Quota buckets have no index by time, so this reads all of them. Do it once, when nothing else is left.
         return removed + self._ledger.sweep(limit=limit - removed, horizon=horizon)
+
+    def _remove_in_order(self, horizon: int, limit: int) -> int:
+        """Remove a batch of responses, and note up to where none is left. MySQL has no index of those that are left alone."""
+        found = self._rows(remove_responses, my_horizon=horizon, my_limit=limit)
+        until = max(row.response_expires_at for row in found) if len(found) >= limit else horizon
+        self._change(note_removed, my_until=until)
+        return len(found)
+
+
+REMOVED: Final = "responses_removed"
+"""The row of `idempotency_meta` on MySQL with the time up to which responses were removed."""
+
+REMOVED_AGAIN: Final = 60_000_000
+"""A minute: a row that was locked when others of its time were removed is looked at for so long. After that its response
+goes with its record."""
+
+
+def note_removed(dialect: Dialect) -> Any:
+    """MySQL: note up to where responses were removed, by the server's clock."""
+    until = dialect.smaller(bigint("my_until"), dialect.now)
+    return upserted(dialect, meta, {"name": word(REMOVED), "value": until}, ("name",), {"value": "excluded.value"})
 
 
 def delete_expired(dialect: Dialect) -> Any:
@@ -216,7 +241,13 @@ def remove_responses(dialect: Dialect) -> Any:
     empty = sa.literal_column("''::bytea" if dialect.name == POSTGRESQL else "x''", sa.LargeBinary)
     # As a record of an erased tenant: the release before refuses it, and never runs it again.
     gone = {"response": empty, "response_size": ZERO, "wrapping_key_id": word(""), "data_key_number": ZERO}
-    return of_chosen(dialect, first, lambda these: sa.update(records).where(these, expired).values(gone))
+    shown: tuple[sa.ColumnElement[Any], ...] = ()
+    if dialect.name == MYSQL:
+        # Not where the clock was set back since.
+        noted = sa.and_(meta.c.name == word(REMOVED), meta.c.value <= horizon)
+        since = sa.select(meta.c.value - sa.literal_column(str(REMOVED_AGAIN))).where(noted).scalar_subquery()
+        first, shown = first.where(_r.response_expires_at > sa.func.coalesce(since, ZERO)), (_r.response_expires_at,)
+    return of_chosen(dialect, first, lambda these: sa.update(records).where(these, expired).values(gone), *shown)
 
 
 def has_overdue(dialect: Dialect) -> sa.Select[Any]:
