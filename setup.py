@@ -13,7 +13,7 @@ EXTRAS = {
     "redis": ["redis>=6.4,<9"],  # PYSEC-2023-312 names what is before 6.2
     "sql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2"],
     "postgresql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2", "psycopg[binary]>=3.2.1,<4"],
-    "mysql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2", "PyMySQL>=1.2,<2"],  # before: CVE-2024-36039
+    "mysql": ["flask-sqlalchemy>=3.1,<4", "SQLAlchemy>=2.0.23,<2.2", "PyMySQL>=1.1.1,<2"],  # before: CVE-2024-36039
     "crypto": ["cryptography>=50"],  # CVE-2026-69247 (GHSA-g6cj-pr64-35w5); before: CVE-2026-39892, CVE-2026-26007
     # kombu's transport for Redis imports packaging, and requires it with an extra of its own only.
     "celery": ["celery>=5.6.3,<6", "packaging>=23"],
