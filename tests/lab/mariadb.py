@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,9 @@ SETTINGS: Final = (
     "--performance-schema=off",
 )
 """With the default of old servers for text, so that a table or a connection that names none shows."""
+
+DRIVER: Final = os.environ.get("MARIADB_DRIVER", "mysql+pymysql")
+"""Set it to hold another driver to the same tests. PyPI has no wheel of mysqlclient for Linux; Debian has python3-mysqldb."""
 
 READY: Final = "ready for connections"
 
@@ -75,7 +79,7 @@ class MariaDbServer:
         return {"TMPDIR": str(self.folder)}
 
     def url(self, database: str) -> str:
-        return f"mysql+pymysql://root@127.0.0.1:{self.port}/{database}"
+        return f"{DRIVER}://root@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str) -> None:
         self.execute(f"CREATE DATABASE {name}")

@@ -136,6 +136,8 @@ _SQLITE_NO_TABLE: Final = ("no such table: idempotency_", "no such column: ", "h
 def mysql_code(error: DBAPIError) -> int:
     """Return the number of an error of MariaDB or MySQL. It is 0 for errors of other databases."""
     given = getattr(error.orig, "args", ())
+    # The connectors of MariaDB and of MySQL have it in an attribute.
+    given = (getattr(error.orig, "errno", None) or given[0],) if given else ()
     code = given[0] if given and type(error.orig).__module__.startswith(_MYSQL_DRIVERS) else 0
     return code if isinstance(code, int) else 0
 

@@ -30,6 +30,10 @@ _NO_PARAMETERS: Final[Sequence[Mapping[str, Any]]] = ({},)
 
 _EXCLUDED: Final = re.compile(r"excluded\.(\w+)")
 
+_BYTES: Final = sa.LargeBinary
+
+_LAST_NUMBER: Final = sa.select(sa.func.last_insert_id().label("number"))
+
 _ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1", sa.BigInteger)
 
 
@@ -112,7 +116,8 @@ class Write:
             if done is not None and done.rowcount:
                 written.rowcount += done.rowcount
                 if self.numbers:
-                    written.append((done.lastrowid,))
+                    # SQLAlchemy passes it on from most drivers, and not from MariaDB's own.
+                    written.append((done.lastrowid or send(_LAST_NUMBER, given).scalar_one(),))
                 else:
                     written += found if first else (_CHANGED,) if self.read is None else send(self.read, given).all()
                 return
@@ -208,7 +213,9 @@ def upserted(
     tries: list[Any] = [insert.from_select(list(values), source)]
     if where:
         missing = {name: sa.null() for name in sets or () if name not in values}
-        excluded = sa.select(*(new.label(name) for name, new in {**values, **missing}.items())).subquery("excluded")
+        # Some drivers send bytes as a bare string, which is text here.
+        kept = {name: sa.cast(new, _BYTES) if isinstance(new.type, _BYTES) else new for name, new in values.items()}
+        excluded = sa.select(*(new.label(name) for name, new in {**kept, **missing}.items())).subquery("excluded")
         same = [table.c[name] == excluded.c[name] for name in keys]
         change = sa.update(table).where(*same, _text(f"({where})", binds))
         change = change.ordered_values(*((table.c[name], _text(new, binds)) for name, new in (sets or {}).items()))
