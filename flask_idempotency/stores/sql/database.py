@@ -322,8 +322,12 @@ class Database:
                     cursor = DriverConnection(driver)
                     try:
                         return work(cursor, *arguments)
-                    except BaseException:
-                        cursor.undo()
+                    except BaseException as error:
+                        if isinstance(error, DBAPIError) and is_apart(error):
+                            # A new connection may lead to another node.
+                            cursor.held.invalidate(error)
+                        else:
+                            cursor.undo()
                         raise
                     finally:
                         cursor.held.close()

@@ -76,15 +76,14 @@ def faults(settings: Mapping[Any, Any]) -> Iterator[str]:
         )
 
 
-GALERA: Final = "SHOW GLOBAL VARIABLES LIKE 'wsrep_on'"
+def is_in_cluster(found: Sequence[Any] | None) -> bool:
+    """Return True if the server is a node of a Galera cluster. Pass the row of `IN_CLUSTER`."""
+    return found is not None and str(found[1]).upper() == "ON"
 
 
-def has_sequences(version: str, galera: Sequence[str] | None) -> bool:
-    """Return True if the numbers of a sequence rise on this server. MySQL has none, and in Galera each node has its own.
-
-    Pass the row of `GALERA`, which a server without that part lacks.
-    """
-    return "mariadb" in version.lower() and (galera is None or galera[1].upper() != "ON")
+def has_sequences(version: str, *, in_cluster: bool) -> bool:
+    """Return True if the numbers of a sequence rise on this server. MySQL has none, and in Galera each node has its own."""
+    return "mariadb" in version.lower() and not in_cluster
 
 
 # All databases of the server share one space of these names.
@@ -126,10 +125,10 @@ def prepare_connection(connection: Any, record: Any) -> None:
     if fault := next(faults(found), None):
         raise ConfigurationError(f"IDEMPOTENCY_STORE: {fault}")
     cursor.execute(IN_CLUSTER)
-    if "ON" in (cursor.fetchone() or ()):
+    in_cluster = is_in_cluster(cursor.fetchone())
+    if in_cluster:
         cursor.execute("SELECT @@session.wsrep_on")
         if not cursor.fetchone()[0]:
-            connection.close()
             raise ConfigurationError(
                 "IDEMPOTENCY_STORE: wsrep_on is OFF for this connection to a node of a Galera cluster, so no other node would "
                 "learn of its claims, and would grant them too. Leave wsrep_on as it is where connections are made."
@@ -139,8 +138,7 @@ def prepare_connection(connection: Any, record: Any) -> None:
         cursor.execute(f"SET SESSION wsrep_sync_wait = {SYNC_WAIT}, wsrep_dirty_reads = OFF")
     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT_MS // 1000}")
-    cursor.execute(GALERA)
-    if has_sequences(str(found["version"]), cursor.fetchone()):
+    if has_sequences(str(found["version"]), in_cluster=in_cluster):
         record.info[NUMBERED] = True
     cursor.close()
     record.info[RECORDS] = True

@@ -206,7 +206,7 @@ def galera(connection: Connection) -> Finding:
 
     Outside the majority, the store does not answer, and so this is not asked.
     """
-    if "ON" not in (connection.exec_driver_sql(mysql.IN_CLUSTER).first() or ()):
+    if not mysql.is_in_cluster(connection.exec_driver_sql(mysql.IN_CLUSTER).first()):
         return Finding("galera", Verdict.FINE, "The server is no node of a Galera cluster.")
     node = {str(name): str(value) for show in _NODE for name, value in connection.exec_driver_sql(show)}
     size, state = int(node["wsrep_cluster_size"]), printable(node["wsrep_local_state_comment"])

@@ -24,7 +24,7 @@ from flask_idempotency.stores.sql.migrations import (
     m0006_remembered,
 )
 from flask_idempotency.stores.sql.migrations.step import Step
-from flask_idempotency.stores.sql.mysql import GALERA, has_sequences
+from flask_idempotency.stores.sql.mysql import IN_CLUSTER, has_sequences, is_in_cluster
 from flask_idempotency.stores.sql.naming import Catalogue, find, named
 
 LOCK_MS: Final = 2000
@@ -256,8 +256,8 @@ def _upgrade(connection: Connection) -> list[str]:
                 for statement in _MYSQL_ROWS:
                     connection.exec_driver_sql(statement)
                 write_version(connection)
-                version, galera = (connection.exec_driver_sql(each).first() for each in ("SELECT version()", GALERA))
-                if version is not None and has_sequences(version[0], galera):
+                version = str(connection.exec_driver_sql("SELECT version()").scalar_one())
+                if has_sequences(version, in_cluster=is_in_cluster(connection.exec_driver_sql(IN_CLUSTER).first())):
                     raise_sequence(connection)
             else:
                 connection.execute(_WRITE_VERSION, {"version": LATEST})
