@@ -95,9 +95,7 @@ const isReplayed = (headers) =>
 // Seconds or NaN. Dates count from the response's.
 const retryAfter = (headers) => {
   const text = headers.get("Retry-After");
-  return /^\d+(\.\d+)?$/.test(text)
-    ? +text
-    : Math.max(0, Date.parse(text) - (Date.parse(headers.get("Date")) || Date.now())) / 1000;
+  return text > 0 ? +text : Math.max(0, Date.parse(text) - (Date.parse(headers.get("Date")) || Date.now())) / 1000;
 };
 
 const verdictOf = ({ status, headers }, text) => {
@@ -156,7 +154,7 @@ export async function send(name, url, init = {}, options) {
     // The first click may have ended it.
     read(name, shared) ?? write(name, shared, entry);
     const { key, opening } = entry, headers = new Headers(init.headers);
-    let { doubt } = entry, counted = 0, waits = 0;
+    let { doubt } = entry, counted = 0, waits = 0, cause;
     const settle = (keep) => {
       if (read(name, shared)?.key !== key) return;
       keep ? write(name, shared, { ...entry, state: "done", opening: doubt ? 0 : opening }) : drop(name, shared);
@@ -164,26 +162,27 @@ export async function send(name, url, init = {}, options) {
     headers.set(header, key);
     if (field) init.body.set(field, key);
     for (;;) {
-      let response, cause, verdict;
+      let response, verdict = "retry";
       try {
+        // A refused connection looks like a lost reply. While no HEAD gets through, no attempt is spent.
+        if (cause) await fetch(url, { method: "HEAD", mode: "no-cors", signal });
+        cause = void counted++;
         response = await fetch(url, { method: "POST", ...init, headers, signal });
         // A new Response would have no url.
         const body = await response.clone().blob();
         if (isTorn(response, body.size)) throw new TypeError("torn");
         verdict = verdictOf(response, await body.text());
       } catch (error) {
-        verdict = "retry";
-        response = undefined;
-        cause = error;
+        response = void (cause = error);
       }
-      const running = verdict === "in-flight", undone = verdict === "undone", paused = verdict === "paused";
-      const lost = verdict === "retry" || paused;
+      const running = verdict === "in-flight", paused = verdict === "paused", lost = paused || verdict === "retry";
       doubt ||= running || lost;
-      if (running || ((undone || lost) && ++counted < attempts)) {
-        const seconds = (response && retryAfter(response.headers)) || +running;
-        const wait = seconds * 1000 + Math.random() * [100, 200, 400][Math.min(waits++, 2)];
-        if (Date.now() + wait < end && !signal.aborted) {
-          await new Promise((resolve) => (setTimeout(resolve, wait), (signal.onabort = resolve)));
+      if (running ? counted-- : (lost || verdict === "undone") && counted < attempts) {
+        const wait =
+          ((response && retryAfter(response.headers)) || +running) * 1000 +
+          Math.random() * (100 << Math.min(waits++, response ? 2 : 5));
+        if (!signal.aborted && Date.now() + wait < end) {
+          await new Promise((resolve) => setTimeout((signal.onabort = resolve), wait));
           if (!signal.aborted) continue;
         }
       }
@@ -200,7 +199,7 @@ export async function send(name, url, init = {}, options) {
         }
       }
       if (verdict === "done") settle(shared);
-      if (undone || /^re/.test(verdict)) verdict = doubt ? "outcome-unknown" : "refused";
+      if (/^re|^u/.test(verdict)) verdict = doubt ? "outcome-unknown" : "refused";
       if (/^refused|voided/.test(verdict)) settle();
       throw new IdempotencyError(verdict, key, cause, response);
     }

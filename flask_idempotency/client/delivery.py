@@ -8,6 +8,7 @@ calls it in a thread.
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Iterable
 from contextvars import ContextVar, Token
 from typing import Any, Final, NoReturn, Self, TypeAlias
@@ -71,6 +72,12 @@ def raised_in(error: BaseException | None, *functions: str) -> bool:
             trace = trace.tb_next
         error = error.__cause__ or error.__context__
     return False
+
+
+def _is_of_tls(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def may_be_answered(error: ClientError) -> bool:
@@ -189,10 +196,15 @@ class Delivery:
         `sent` says whether a byte of the request may have left this machine. Raises the error that ends the call.
         """
         self._sent += 1
-        self._attempts += 1
         self._doubt = self._doubt or sent
         self._last = None
-        wait = self._next(None, cost=LOST_REPLY_COST if sent else RETRY_COST) if again else None
+        # A service that restarts refuses connections. Such a try brings it no load, so only the deadline bounds those. A
+        # certificate that does not verify will not do so later.
+        away = not sent and not _is_of_tls(error)
+        self._attempts += not away
+        wait = None
+        if again and not (away and self._retries.attempts == 1):
+            wait = self._next(None, cost=LOST_REPLY_COST if sent else 0 if away else RETRY_COST, counts=not away)
         self._observe(error, wait)
         if wait is None:
             if self._doubt:
@@ -270,7 +282,7 @@ class Delivery:
         """Return how long to wait for the next attempt, or None if there is none."""
         if not self._repeatable or (counts and self._attempts >= self._retries.attempts):
             return None
-        wait = self._retries.wait(self._waits, retry_after)
+        wait = self._retries.wait(self._waits, retry_after, growing=not counts and retry_after is None)
         if wait >= self.remaining or not self._rules.budget.take(cost):
             return None
         self._waits += 1

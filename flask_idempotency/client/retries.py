@@ -13,6 +13,8 @@ __all__ = ["LONGEST_SECONDS", "Attempt", "Budget", "Retries", "Timing"]
 
 LONGEST_SECONDS: Final = 1e6
 """No call and no pause lasts longer: a socket takes no timeout above 24 days. The service has forgotten the key by then."""
+LONGEST_GROWN_SECONDS: Final = 5.0
+"""How long a call waits at most before it tries to connect again: as much later than a service that restarts."""
 RETRY_COST: Final = 5
 LOST_REPLY_COST: Final = 10
 """A server that loses replies is usually overloaded, so those retries use up the budget faster. AWS SDKs do the same."""
@@ -53,21 +55,24 @@ class Timing:
 class Retries:
     """When a transport sends a request again, and for how long.
 
-    Each wait is the service's `Retry-After`, plus a random part of `backoff`. Answers that an earlier attempt still runs do
-    not count as attempts: `deadline` bounds them.
+    Each wait is the service's `Retry-After`, plus a random part of `backoff`. Two things do not count as attempts, and only
+    `deadline` bounds them: a connection that could not be opened, and the answer that an earlier attempt still runs. With
+    `attempts=1`, a connection is tried once too.
 
     Raises `ValueError` for values that cannot hold, and `TypeError` for those that are no numbers.
     """
 
     attempts: int = 5
-    """The most attempts of one call, without those that found an earlier one still running."""
+    """The most attempts of one call that may have reached the service, without those that found an earlier one running."""
     backoff: tuple[float, ...] = (0.1, 0.2, 0.4)
-    """The longest random wait before the first retry, the second, and so on, in seconds. The last one repeats."""
+    """The longest random wait before the first retry, the second, and so on, in seconds. The last one repeats. While no
+    connection can be opened it doubles, up to 5 seconds."""
     deadline: float = 45.0
     """Seconds after which a call ends, at the latest after 1,000,000. It is longer than the service's default lease of 30, so
     that a call outlives a worker that died."""
     budget: int = 500
-    """Tokens that all calls of one transport share. A retry takes 5, or 10 after a lost reply; success returns them."""
+    """Tokens that all calls of one transport share. A retry takes 5, or 10 after a lost reply; success returns them.
+    A connection that could not be opened takes none."""
     observer: Callable[[Attempt], None] | None = None
     """Called after each attempt. The `error` of an attempt may hold the request: do not log it whole."""
     timing: Timing = field(default_factory=Timing, repr=False, kw_only=True)
@@ -90,9 +95,11 @@ class Retries:
         if self.budget < 0:
             raise ValueError(f"budget is {self.budget}. Give at least 0.")
 
-    def wait(self, retry: int, retry_after: float | None) -> float:
-        """Return the seconds to wait before this retry. The first one is number 0."""
+    def wait(self, retry: int, retry_after: float | None, *, growing: bool = False) -> float:
+        """Return the seconds to wait before this retry. The first one is number 0. `growing` doubles the last of `backoff`."""
         longest = self.backoff[min(retry, len(self.backoff) - 1)]
+        if growing and retry >= len(self.backoff):
+            longest = max(longest, min(longest * 2.0 ** min(retry + 1 - len(self.backoff), 30), LONGEST_GROWN_SECONDS))
         return (retry_after or 0.0) + self.timing.uniform(0.0, min(longest, LONGEST_SECONDS))
 
 

@@ -172,6 +172,8 @@ class CuttingProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._threads: list[threading.Thread] = []
         self._stopping = False
+        self.away = False
+        """Whether it hangs up on each request before it passes a byte on, as if no service were there."""
         self.port: int = self._listener.getsockname()[1]
         self.origin = f"{'https' if context else 'http'}://127.0.0.1:{self.port}"
         self.last_reply_bytes = 0
@@ -207,9 +209,9 @@ class CuttingProxy:
             stack.enter_context(client)
             # The server speaks HTTP/1.1 and Chromium does not pipeline, so requests and replies take turns.
             server = stack.enter_context(socket.create_connection(self._upstream))
-            while head := self._message(client):
+            while (head := self._message(client)) and not self.away:
                 server.sendall(head)
-                reply = self._message(server)
+                reply = self._message(server, body=not head.startswith(b"HEAD"))
                 cut = None
                 if head.startswith(b"POST"):
                     cut, self._cut = self._cut, None
@@ -219,18 +221,18 @@ class CuttingProxy:
                     return
 
     @staticmethod
-    def _message(source: socket.socket) -> bytes:
-        """Read one request or reply, by its `Content-Length`."""
+    def _message(source: socket.socket, *, body: bool = True) -> bytes:
+        """Read one request or reply, by its `Content-Length`. The reply to a HEAD has no body."""
         data = b""
         while b"\r\n\r\n" not in data:
             more = source.recv(65536)
             if not more:
                 return b""
             data += more
-        head, _, body = data.partition(b"\r\n\r\n")
+        head, _, begun = data.partition(b"\r\n\r\n")
         fields = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:])
-        missing = int(fields.get(b"content-length", b"0")) - len(body)
-        while missing > 0 and (more := source.recv(65536)):
+        missing = int(fields.get(b"content-length", b"0")) - len(begun)
+        while body and missing > 0 and (more := source.recv(65536)):
             data += more
             missing -= len(more)
         return data

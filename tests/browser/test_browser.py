@@ -91,6 +91,43 @@ def test_an_edit_is_refused_while_the_attempt_before_has_no_response(
     assert [] == page.evaluate("pending()")
 
 
+def test_a_service_that_restarts_costs_no_attempt(proxy: CuttingProxy, shop: Shop, new_page: NewPage) -> None:
+    page = new_page(proxy.origin)
+    page.evaluate("""() => {
+      const real = window.fetch;
+      Object.assign(window, { sent: [], fetch: (...given) => (sent.push(given[1].method), real(...given)) });
+      Math.random = () => 0.01;
+    }""")
+    proxy.away = True
+    try:
+        page.evaluate("() => { window.outcome = kind(send('invoice 17', '/payments', { body: '17 euros' })); }")
+        page.wait_for_function("sent.length > 12")
+        assert [] == shop.keys
+    finally:
+        proxy.away = False
+
+    assert 201 == page.evaluate("outcome")
+    assert (1, 1) == (len(shop.keys), len(shop.payments))
+    assert ["POST", "POST"] == page.evaluate("sent.filter((method) => method !== 'HEAD')")
+
+
+def test_requests_that_may_have_arrived_are_bounded(proxy: CuttingProxy, shop: Shop, new_page: NewPage) -> None:
+    page = new_page(proxy.origin)
+    lose = """async () => {
+      const real = window.fetch;
+      let lost = 0;
+      window.fetch = async (url, init) => {
+        const response = await real(url, init);
+        if (init.method === "POST" && ++lost) throw new TypeError("lost");
+        return response;
+      };
+      return [await kind(send("invoice 17", "/payments", { body: "17 euros" })), lost];
+    }"""
+
+    assert ["outcome-unknown", 5] == page.evaluate(lose)
+    assert (5, 1) == (len(shop.keys), len(shop.payments))
+
+
 @pytest.mark.parametrize("size", (8, 9_000_000))
 def test_a_corrected_file_of_the_same_name_and_length_is_an_edit(
     proxy: CuttingProxy, shop: Shop, new_page: NewPage, size: int
@@ -195,6 +232,7 @@ def test_a_replayed_refusal_ends_a_name_whatever_its_status_and_body(
             const keys = [], body = '{"code": "in-flight", "type": "https://docs.example/in-flight"}';
             const headers = { "Content-Type": "application/json", "Retry-After": "0", [marks[number % marks.length]]: "true" };
             window.fetch = async (url, init) => {
+              if (init.method === "HEAD") return own(url, init);
               keys.push(init.headers.get("Idempotency-Key"));
               if (keys.length === 1) throw new TypeError("lost");
               return new Response(body, { status, headers });

@@ -8,19 +8,25 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
+import requests
 from flask import Flask, request
 from werkzeug.serving import make_server
 
 from flask_idempotency import Idempotency
-from flask_idempotency.client import Ledger
+from flask_idempotency.client import Attempt, Ledger, Retries
+from flask_idempotency.client.httpx import IdempotentTransport
+from flask_idempotency.client.requests import IdempotentAdapter
 from tests.client.buyer import pay
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.client.buyer"])
 LONGEST = 60.0
+CALLS = 400
 PAID_A_ROUND = 5
 """New invoices of each round: more than a program pays before it is killed, or it would be killed too late."""
 
@@ -140,3 +146,54 @@ def test_a_killed_program_pays_each_invoice_once(shop: Shop, tmp_path: Path, lib
     assert killed > kills / 2
     assert shop.rows == Counter(names)
     assert Ledger(ledger).unsettled() == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["httpx", "requests"])
+def test_a_restart_of_ten_seconds_costs_no_call(kind: str) -> None:
+    paid: Counter[str] = Counter()
+    lock = threading.Lock()
+    app = Flask("shop")
+    Idempotency(app, store="memory://", secret="a secret of thirty-two characters!")
+
+    @app.post("/payments")
+    def create() -> tuple[str, int]:
+        with lock:
+            paid[request.get_data(as_text=True)] += 1
+        return "", 201
+
+    # It is bound and does not listen, so the port is taken and refuses connections.
+    port = socket.socket()
+    port.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{port.getsockname()[1]}/payments"
+    seen: list[Attempt] = []
+    retries = Retries(observer=seen.append)
+    transport = IdempotentTransport(retries=retries, limits=httpx.Limits())
+    http = httpx.Client(transport=transport, timeout=30)
+    adapter = IdempotentAdapter(retries=retries, pool_maxsize=CALLS)
+
+    def call(number: int) -> int:
+        if kind == "httpx":
+            return http.post(url, content=f"invoice {number}").status_code
+        with requests.Session() as session:
+            session.mount("http://", adapter)
+            return session.post(url, data=f"invoice {number}", timeout=30).status_code
+
+    with ThreadPoolExecutor(CALLS) as pool:
+        calls = [pool.submit(call, number) for number in range(CALLS)]
+        threading.Event().wait(10.0)
+        tried = len(seen)
+        port.close()
+        server = make_server("127.0.0.1", int(url.split(":")[2].split("/")[0]), app, threaded=True)
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        statuses = Counter(call.result(LONGEST) for call in calls)
+    server.shutdown()
+    serving.join(LONGEST)
+    server.server_close()
+    http.close()
+
+    assert statuses == {201: CALLS}
+    assert (len(paid), set(paid.values())) == (CALLS, {1})
+    assert tried >= CALLS  # each met the closed port
+    assert (transport if kind == "httpx" else adapter)._rules.budget.tokens == 500

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,7 +33,20 @@ from flask_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentT
 from flask_idempotency.client.requests import IdempotentAdapter
 from flask_idempotency.client.responses import REPLAY_MARKS
 from tests.client.conftest import EACH, MakeCaller
-from tests.client.scripted import KINDS, Caller, Clock, Drip, Drop, Line, ScriptedServer, Silence, problem, reply
+from tests.client.scripted import (
+    CERTIFICATES,
+    KINDS,
+    Caller,
+    Clock,
+    Drip,
+    Drop,
+    Line,
+    ScriptedServer,
+    Silence,
+    problem,
+    reply,
+)
+from tests.lab.tls import TlsFront
 
 JSON = {"amount": 5}
 BLOCKING = ("httpx", "requests")
@@ -265,7 +279,7 @@ def test_failures_to_the_end_leave_a_doubt(server: ScriptedServer, call: Caller)
 
 
 @EACH
-def test_nothing_is_sent_to_a_closed_port(server: ScriptedServer, call: Caller) -> None:
+def test_a_closed_port_is_tried_until_the_deadline(server: ScriptedServer, call: Caller, clock: Clock) -> None:
     url = server.url
     server.close()
 
@@ -273,6 +287,75 @@ def test_nothing_is_sent_to_a_closed_port(server: ScriptedServer, call: Caller) 
         call("POST", url, json=JSON)
 
     assert caught.value.__cause__ is not None
+    # The next wait would have ended after the deadline.
+    assert 40 < clock.now - 1000 <= 45
+    assert clock.longest[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+@EACH
+def test_one_attempt_tries_a_closed_port_once(server: ScriptedServer, make_caller: MakeCaller, clock: Clock) -> None:
+    server.close()
+
+    with pytest.raises(NotSent) as caught:
+        make_caller(attempts=1)("POST", server.url, json=JSON)
+
+    assert (caught.value.attempts, clock.pauses) == (1, [])
+
+
+class Restarting(httpx.BaseTransport):
+    """A service that refuses connections until some time of the clock, and then takes each request."""
+
+    def __init__(self, clock: Clock, *, until: float, first: Iterable[Exception | int] = ()) -> None:
+        self.clock, self.until, self.first = clock, until, list(first)
+        self.reached = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.clock.now < self.until:
+            raise httpx.ConnectError("Connection refused")
+        self.reached += 1
+        answer = self.first.pop(0) if self.first else 201
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx.Response(answer, json={})
+
+
+def test_no_call_is_given_up_while_a_service_restarts(clock: Clock) -> None:
+    service = Restarting(clock, until=1010)
+    transport = IdempotentTransport(service, retries=Retries(timing=clock.timing()))
+
+    with httpx.Client(transport=transport) as client:
+        for jitter in range(400):
+            clock.now, clock.jitter = 1000.0, 0.2 + jitter / 500
+            assert client.post("http://shop.example/payments", json=JSON).status_code == 201
+            assert clock.now - 1000 <= 15
+
+    assert service.reached == 400
+    assert transport._rules.budget.tokens == 500
+
+
+def test_requests_that_may_have_arrived_stay_bounded_after_a_restart(clock: Clock) -> None:
+    lost = httpx.ReadError("Connection reset")
+    service = Restarting(clock, until=1010, first=[lost] * 9)
+
+    transport = IdempotentTransport(service, retries=Retries(timing=clock.timing()))
+    with httpx.Client(transport=transport) as client, pytest.raises(OutcomeUnknown):
+        client.post("http://shop.example/payments", json=JSON)
+
+    assert service.reached == 5
+
+
+@pytest.mark.parametrize("kind", ["httpx", "requests"])
+def test_a_certificate_that_does_not_verify_is_not_tried_until_the_deadline(
+    kind: str, server: ScriptedServer, clock: Clock, tmp_path: Path
+) -> None:
+    retries = Retries(timing=clock.timing())
+    http = httpx.Client(transport=IdempotentTransport(retries=retries, verify=CERTIFICATES))
+    session = requests.Session()
+    session.mount("https://", IdempotentAdapter(retries=retries))
+    post = http.post if kind == "httpx" else session.post
+    with http, session, TlsFront(server.port, folder=tmp_path) as front, pytest.raises(NotSent) as caught:
+        post(f"https://127.0.0.1:{front.port}", json=JSON)
+
     assert caught.value.attempts == 5
 
 
@@ -284,7 +367,7 @@ def test_after_a_lost_reply_refused_connections_prove_nothing(server: ScriptedSe
     with pytest.raises(OutcomeUnknown) as caught:
         call("POST", server.url, json=JSON)
 
-    assert caught.value.attempts == 5
+    assert caught.value.attempts > 5
     assert len(server.seen) == 1
 
 
