@@ -31,6 +31,8 @@ EXTRAS = {
         "urllib3>=2.7,<3",  # CVE-2026-44431, CVE-2026-44432; before: CVE-2026-21441, CVE-2025-66471, CVE-2025-66418
     ],
     "metrics": ["prometheus_client>=0.20,<1"],
+    # Its instruments are those of the Prometheus metrics, whose module needs that library.
+    "otel": ["opentelemetry-api>=1.25,<2", "prometheus_client>=0.20,<1"],
 }
 
 SITE = "https://flask-idempotency.readthedocs.io"

@@ -105,7 +105,18 @@ DEPLOYMENT_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
     (
         "Application",
         "[Choose endpoints](../guides/endpoints.md).",
-        ("enabled", "guard", "namespace", "docs_url", "status_url", "browser_module", "publish", "metrics", "activity"),
+        (
+            "enabled",
+            "guard",
+            "namespace",
+            "docs_url",
+            "status_url",
+            "browser_module",
+            "publish",
+            "metrics",
+            "opentelemetry",
+            "activity",
+        ),
     ),
     (
         "Store",

@@ -202,6 +202,7 @@ if TYPE_CHECKING:
 
     # These need packages that are optional.
     from flask_idempotency.metrics import Meter
+    from flask_idempotency.otel import Telemetry
     from flask_idempotency.outbox import Outbox
 
 EXTENSION = "idempotency"
@@ -331,8 +332,8 @@ class Idempotency:
         callbacks = self._callbacks.set_up()
         if not settings.enabled and not settings.may_be_joint:
             return AppState(settings, callbacks, extension=self)
-        meter = _meter(app, settings)
-        counting = [] if meter is None else [meter.event]
+        meter, spans = _meter(app, settings), _telemetry(app, settings)
+        counting = [each.event for each in (meter, spans) if each is not None]
         observers = Observers([log_of(settings.namespace), sender_for(app), *counting])
         timing = None if meter is None else meter.call
         built = build(settings, observers=observers, database=ApplicationDatabase(app), timing=timing)
@@ -372,6 +373,7 @@ class Idempotency:
             activity=activity,
             lost_fields=lost_fields,
             observe=partial(_observer, built.observations),
+            tracing=spans,
         )
         hooks = Hooks(
             app,
@@ -617,3 +619,20 @@ def _meter(app: Flask, settings: Settings) -> Meter | None:
             "pip install 'flask-idempotency[metrics]'."
         ) from error
     return Meter(app, name=settings.namespace)
+
+
+def _telemetry(app: Flask, settings: Settings) -> Telemetry | None:
+    """Return what speaks to OpenTelemetry, or None if `IDEMPOTENCY_OPENTELEMETRY` is off: then it is not imported."""
+    if not settings.opentelemetry:
+        return None
+    try:
+        from flask_idempotency.otel import Telemetry
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("opentelemetry", "prometheus_client"):
+            raise
+        raise ConfigurationError(
+            f"IDEMPOTENCY_OPENTELEMETRY is True, and the package of {missing} is not installed: "
+            "pip install 'flask-idempotency[otel]'."
+        ) from error
+    return Telemetry(app, name=settings.namespace)

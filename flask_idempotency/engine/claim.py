@@ -198,6 +198,9 @@ class Claim:
     _journals: Journals | None = None
     """Set when a journal is to be removed with the completion."""
     kept: bool = False
+    taken_from = ""
+    """The trace of the claim that this one took over, if its record had one."""
+    kept = False
     """Whether the store has the response itself, and not only the fact of completion."""
     refused_point: LeaseLost | StoreUnavailable | None = None
     """The error that `point_of_no_return` raised last. The effect behind it has not happened."""
@@ -228,6 +231,8 @@ class Claim:
             self.contexts.append(SealContext(request.key, token, grant.fence, request.fingerprint))
             if grant.fence >= self.fence:
                 self.fence, self.attempt = grant.fence, grant.attempt
+            if grant.taken_from:
+                self.taken_from = grant.taken_from
 
     @property
     def key(self) -> StorageKey:

@@ -44,6 +44,7 @@ def claim_requests(
     timestamp: float | None,
     in_quota: bool = True,
     former_prints: Sequence[bytes] = (),
+    trace: str = "",
 ) -> list[ClaimRequest]:
     """Return one request for each identity, the newest first, with the fingerprint under that identity.
 
@@ -56,7 +57,7 @@ def claim_requests(
         pseudonym = identities[0].pseudonym
         tenant = "" if scope.tenant is None else pseudonym(tenant)
         principal = "" if scope.principal is None else pseudonym(principal)
-    info = RequestInfo(tenant, principal, method, operation)
+    info = RequestInfo(tenant, principal, method, operation, trace)
     on_expiry, waited_for = policy.on_expiry, policy.in_flight == "wait"
     requests = []
     for identity, fingerprint, former in zip(identities, prints, former_prints or (None,) * len(prints), strict=True):

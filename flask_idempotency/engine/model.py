@@ -45,6 +45,8 @@ class Grant:
     """Seconds left when the store granted it."""
     era: int = 0
     """Changes with each data loss of a store that detects it. Compare it for equality only."""
+    taken_from: str = field(default="", repr=False)
+    """The trace of the claim that this one took over, if its record had one."""
 
 
 @valueclass(frozen=True, slots=True)
@@ -230,6 +232,26 @@ class RequestInfo:
     method: str = ""
     operation: str = ""
     """The endpoint, as `url_for` takes it."""
+    trace: str = field(default="", repr=False)
+    """The span that holds the claim, as `traceparent` has it: 55 characters. Empty unless `IDEMPOTENCY_OPENTELEMETRY` is on.
+
+    A store keeps it behind the method, after a space. An earlier release shows both.
+    """
+
+    @property
+    def traced_method(self) -> str:
+        """Return method and trace as one text, for a store to keep. Ask for it only if there is a trace."""
+        return f"{self.method} {self.trace}"
+
+
+TRACED: Final = " 00-"
+"""How a trace begins behind a method: at this place from the end, if there is one."""
+TRACED_AT: Final = slice(-56, -52)
+
+
+def method_and_trace(text: str) -> tuple[str, str]:
+    """Return the two parts of what a store keeps of `RequestInfo.traced_method`."""
+    return (text[:-56], text[-55:]) if text[TRACED_AT] == TRACED else (text, "")
 
 
 NO_INFO = RequestInfo()

@@ -700,6 +700,12 @@ class Settings:
         repr=False,
     )
     metrics: bool = _option(False, fields.Boolean(), "Whether events and store calls are counted for Prometheus.")
+    opentelemetry: bool = _option(
+        False,
+        fields.Boolean(),
+        "Whether spans get the outcome, the attempt and the fence, replays and conflicts a link to the run that holds the "
+        "key, and events and store calls are counted through OpenTelemetry. See [traces](../operate/opentelemetry.md).",
+    )
     activity: bool | None = _option(
         None,
         fields.Boolean(allow_none=True),

@@ -51,6 +51,7 @@ from flask_idempotency.engine.model import (
     ClaimRequest,
     InFlight,
     OverQuota,
+    Record,
     State,
     StoredResponse,
     Unknown,
@@ -127,6 +128,14 @@ class Observing(Protocol):
     def drop(self, state: RequestState, error: BaseException | None) -> None: ...
 
 
+class Tracing(Protocol):
+    """What a guard calls for the spans of an application with OpenTelemetry. Nothing of it raises: see `otel.py`."""
+
+    def trace(self) -> str: ...
+
+    def decided(self, outcome: Outcome, holder: Callable[[], Record | None]) -> None: ...
+
+
 class Guard:
     """Claim keys and end claims, for one application. What belongs to one request is in its `RequestState`.
 
@@ -145,10 +154,12 @@ class Guard:
         activity: Activity | None = None,
         lost_fields: LostFields | None = None,
         observe: Callable[[Guard], Observing] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """`observe` makes the observer. None: this guard is that of an observer."""
         self.engine = engine
         self._observe = observe
+        self._tracing = tracing
         self._observer: Observing | None = None
         self._making = Lock()
         self.activity = activity
@@ -247,6 +258,7 @@ class Guard:
                 operation=state.operation,
                 hashed=settings.hash_identities,
                 timestamp=key_timestamp(state.client_key),
+                trace="" if self._tracing is None else self._tracing.trace(),
             )
             if settings.former_identity is not None:
                 requests = self._with_former(settings.former_identity, state, request, scope, requests)
@@ -268,6 +280,8 @@ class Guard:
             return self._unusable(state, error)
         except CorruptRecord as error:
             return self._refuse(state, failure(error))
+        if self._tracing is not None:
+            self._tracing.decided(outcome, partial(self.engine.read, requests[0].key))
         if isinstance(outcome, Claim):
             state.claim, state.oldest, state.phase = outcome, self._identities[-1], Phase.CLAIMED
             if outcome.steps is not None:

@@ -204,6 +204,10 @@ import prometheus_client
 assert pay(IDEMPOTENCY_METRICS=True) == [201, 201]
 assert b"idempotency_replays_total{" in prometheus_client.generate_latest()
 """,
+    "otel": """
+from opentelemetry import trace
+assert pay(IDEMPOTENCY_OPENTELEMETRY=True) == [201, 201]
+""",
     "zstd": """
 from flask_idempotency.codec.compression import COMPRESSIONS
 assert pay(IDEMPOTENCY_COMPRESSION="zstd") == [201, 201]

@@ -300,7 +300,8 @@ class MemoryStore:
         if before is None and self.journals.kept:
             self.journals.drop(request.key)
         self._put(request.key, record)
-        return _grant_of(record, now)
+        grant = _grant_of(record, now)
+        return replace(grant, taken_from=before.info.trace) if before is not None and before.info.trace else grant
 
     def _quarantine(self, key: StorageKey, record: Record, reason: str) -> str:
         self._put(key, replace(record, state=State.QUARANTINED, reason=reason, remembered_until=None))

@@ -48,6 +48,7 @@ from flask_idempotency.engine.model import (
     SealedBy,
     State,
     StoredPayload,
+    method_and_trace,
     skeleton_of,
 )
 from flask_idempotency.engine.quota import Quota, bucket_width_ms
@@ -88,8 +89,11 @@ NUMBERS = {state: number for number, state in _STATES.items()}
 
 def about_bytes(about: RequestInfo) -> bytes:
     """Encode the request's texts for a record, after their length. Cut a text that is too long, and end it in "…"."""
-    texts = about.tenant, about.principal, about.method, about.operation
-    encode = _texts if len(about.tenant) + len(about.principal) <= _CACHED_SIZE else _texts.__wrapped__
+    texts = about.tenant, about.principal, about.traced_method if about.trace else about.method, about.operation
+    # A text with a trace is a new one in each request.
+    encode = (
+        _texts if not about.trace and len(about.tenant) + len(about.principal) <= _CACHED_SIZE else _texts.__wrapped__
+    )
     return encode(*texts)
 
 
@@ -251,7 +255,17 @@ def _info(fields: bytes) -> RequestInfo:
         texts.append(fields[start:at].decode("utf-8", "surrogatepass"))
     if at != len(fields):
         raise CorruptRecord("the texts in the record in Redis end in the wrong place")
-    return RequestInfo(*texts)
+    tenant, principal, method, operation = texts
+    method, trace = method_and_trace(method)
+    return RequestInfo(tenant, principal, method, operation, trace)
+
+
+def trace_in(fields: bytes) -> str:
+    """Return the trace in the texts of a claim that was taken over. Empty if there is none, or it cannot be read."""
+    try:
+        return _info.__wrapped__(fields).trace
+    except (CorruptRecord, UnicodeDecodeError):
+        return ""
 
 
 def encode(record: Record, *, tid: bytes) -> bytes:
@@ -261,7 +275,7 @@ def encode(record: Record, *, tid: bytes) -> bytes:
     """
     sizes = len(record.token), len(record.fingerprint), len(tid)
     about = record.info
-    texts = about.tenant, about.principal, about.method, about.operation
+    texts = about.tenant, about.principal, about.traced_method, about.operation
     fits = sizes == (TOKEN_BYTES, FINGERPRINT_BYTES, TID_BYTES) and not record.erased
     if not fits or any(len(text.encode("utf-8", "surrogatepass")) > ABOUT_TEXT_BYTES for text in texts):
         raise ValueError("a token, a fingerprint, a tenant or a text does not fit, or the record is erased")

@@ -52,6 +52,7 @@ from flask_idempotency.stores.redis.encoding import (
     reason_bytes,
     reason_of,
     remembering,
+    trace_in,
 )
 from flask_idempotency.stores.redis.erasure import decode_erasure, with_erasure
 from flask_idempotency.stores.redis.eviction import Eviction
@@ -233,8 +234,9 @@ class RedisStore:
             self.data_loss.granted(request, grant)
             return grant
         match result:
-            case [b"CLAIMED", fence, attempt, left, era]:
-                grant = Grant(token, fence, attempt, left / 1_000_000, era)
+            case [b"CLAIMED", fence, attempt, left, era, *before]:
+                trace = trace_in(before[0]) if before else ""
+                grant = Grant(token, fence, attempt, left / 1_000_000, era, trace)
                 self.data_loss.granted(request, grant)
                 return grant
             case [b"REPLAYED", data, now, *erasure]:

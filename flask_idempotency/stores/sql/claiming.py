@@ -32,6 +32,7 @@ from flask_idempotency.engine.model import (
     RequestInfo,
     Unknown,
     Voided,
+    method_and_trace,
 )
 from flask_idempotency.engine.quota import Quota, window_of
 from flask_idempotency.engine.store import StoreOutcome
@@ -72,8 +73,10 @@ class ClaimQuery:
         """True if a new key needs the tenant's lock, because a limit of the quota is no higher than its margin."""
         return self.quota is not None and self.parameters["my_margin"] > 0 and is_narrow(self.quota)
 
-    def granted(self, fence: int, *, attempt: int) -> Grant:
-        return Grant(self.token, fence, attempt, self.lease / 1_000_000)
+    def granted(self, fence: int, *, attempt: int, before: Row | None = None) -> Grant:
+        """`before` is the row that this claim takes over."""
+        trace = "" if before is None else method_and_trace(unescape(before.method))[1]
+        return Grant(self.token, fence, attempt, self.lease / 1_000_000, taken_from=trace)
 
 
 def claim_query(
@@ -89,7 +92,7 @@ def claim_query(
         "my_on_expiry": TAKEOVER if request.on_expiry is OnExpiry.TAKEOVER else QUARANTINE,
         "my_tenant": escape(about.tenant),
         "my_principal": escape(about.principal),
-        "my_method": escape(about.method),
+        "my_method": escape(about.traced_method if about.trace else about.method),
         "my_endpoint": escape(about.operation),
         "my_in_quota": 0 if quota is None else 1,
         "my_awaited": 1 if request.notify_on_completion else None,
@@ -222,10 +225,11 @@ class ClaimWriter:
             return None
         if move is Move.QUARANTINE:
             return Unknown(statements.LEASE_EXPIRED)
+        before = row if move is Move.TAKE_OVER else None
         if fence is not None:
             # Compared with what was read, so that the attempt is known.
-            return query.granted(fence, attempt=row.attempt + 1 if move is Move.TAKE_OVER else 1)
-        return query.granted(written.fence, attempt=written.attempt)
+            return query.granted(fence, attempt=1 if before is None else row.attempt + 1, before=before)
+        return query.granted(written.fence, attempt=written.attempt, before=before)
 
 
 Once: TypeAlias = Callable[[RecordConnection, ClaimQuery], StoreOutcome | None]

@@ -13,12 +13,15 @@ from flask_idempotency.engine.model import (
     CORRUPT,
     LARGEST_PAYLOAD,
     LATEST,
+    TRACED,
+    TRACED_AT,
     OnExpiry,
     Record,
     RequestInfo,
     SealedBy,
     State,
     StoredPayload,
+    method_and_trace,
     skeleton_of,
 )
 from flask_idempotency.stores.sql.schema import (
@@ -133,6 +136,9 @@ class Row(NamedTuple):
             until = self.expires_at / 1_000_000
             if deadline <= self.now:
                 payload = skeleton_of(payload)
+        method, trace = unescape(self.method), ""
+        if method[TRACED_AT] == TRACED:
+            method, trace = method_and_trace(method)
         return Record(
             state=_STATES[self.state],
             token=self.token,
@@ -140,9 +146,7 @@ class Row(NamedTuple):
             attempt=self.attempt,
             fingerprint=self.fingerprint,
             on_expiry=_RULES[self.on_expiry],
-            info=RequestInfo(
-                unescape(self.tenant), unescape(self.principal), unescape(self.method), unescape(self.endpoint)
-            ),
+            info=RequestInfo(unescape(self.tenant), unescape(self.principal), method, unescape(self.endpoint), trace),
             requested_at=self.requested_at / 1_000_000,
             deadline=deadline / 1_000_000,
             remaining=(deadline - self.now) / 1_000_000,

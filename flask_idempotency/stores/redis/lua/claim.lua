@@ -7,7 +7,8 @@
 --   with a quota also: [13 records, 14 bytes, 15 in_flight, 16 new_keys, 17 window], '' for no limit; without one, 13 is '-'
 --   if callers follow: [18 how many, then so many tenants and principals that show the caller, then those that show no caller]
 -- Returns: {fence, lost_at_ms} of a first attempt, with the lease that it asked for
---   | {'CLAIMED', fence, attempt, lease_left, lost_at_ms} | {'REPLAYED', record, now, erasure or false}
+--   | {'CLAIMED', fence, attempt, lease_left, lost_at_ms, [info of the claim that this one took over]}
+--   | {'REPLAYED', record, now, erasure or false}
 --   | {'OTHER-CALLER', requested_at_ms} | {'CALLER-UNKNOWN'} | {'EXPIRED', requested_at_ms}
 --   | {'IN-FLIGHT', lease_left} | {'MISMATCHED' or 'VOIDED', requested_at_ms} | {'UNKNOWN', reason} | {'CORRUPT'}
 --   | {'CANCELLED'}
@@ -24,7 +25,7 @@ local name, token, lease = ARGV[2], ARGV[3], tonumber(ARGV[7])
 -- What the writes at the end need: the rules below decide it.
 local is_free, fence, lost_at
 local last_fence, attempt, requested, counted = 0, 1, math.floor(now / 1000), false
-local quota, add_to_quota
+local quota, add_to_quota, info_before
 
 -- fast path: replays, and claims of a free key. What differs in any point is left to the rules.
 if not bytes then
@@ -160,6 +161,7 @@ if not is_free then
   last_fence = record and read_number(bytes, 18, 24) or 0
   if takeover then
     attempt, requested, counted = math.min(string.byte(bytes, 25) + 1, 255), requested_at(record), record.counted
+    info_before = string.sub(bytes, 81, record.head)
   elseif ARGV[13] and ARGV[13] ~= '-' then
     -- @include lib/quota
     quota = read_quota(KEYS[6], KEYS[5], { ARGV[13], ARGV[14], ARGV[15], ARGV[16], ARGV[17] }, now)
@@ -222,4 +224,4 @@ redis.call(
 if attempt == 1 then
   return { next_fence, lost_at or 0 }
 end
-return { 'CLAIMED', next_fence, attempt, lease, lost_at or 0 }
+return { 'CLAIMED', next_fence, attempt, lease, lost_at or 0, info_before }

@@ -1,0 +1,198 @@
+"""Tell OpenTelemetry what became of each request: attributes and links of the current span, and metrics.
+
+Needs `opentelemetry-api`: pip install 'flask-idempotency[otel]'. It makes no span and sets up no SDK: your instrumentation of
+Flask does that. A span gets no key, tenant or principal. The metrics are those of `metrics.py`, with the same labels, without
+the times of store calls: OpenTelemetry's instrumentations of redis and SQLAlchemy measure those.
+
+A record keeps the span of the run that holds its key, as `traceparent` has it. Requests that meet the record link to it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from threading import Lock
+from typing import Final
+from weakref import WeakSet
+
+from flask import Flask
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from flask_idempotency.engine import events
+from flask_idempotency.engine.claim import Claim
+from flask_idempotency.engine.engine import Outcome, Replay
+from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
+from flask_idempotency.engine.escape import printable
+from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.model import InFlight, Record
+from flask_idempotency.metrics import APP, COUNTED, FAMILIES, GAUGES, Gauges, Uncounted
+
+__all__: list[str] = []
+
+OUTCOME: Final = "idempotency.outcome"
+"""`first`, `takeover`, `replayed`, or the code of the problem that refused the request."""
+ATTEMPT: Final = "idempotency.attempt"
+FENCE: Final = "idempotency.fence"
+ENDING: Final = "idempotency.ending"
+"""`completed`, `released`, `quarantined` or `paused`: what became of the record when the view had ended."""
+MET_AS: Final = "idempotency.met_as"
+"""On a link: `replay`, `conflict` or `resume`."""
+
+_ENDINGS: Final = (events.Completed, events.Released, events.Quarantined, events.Paused)
+_COUNTERS: Final = [short for short, about in FAMILIES.items() if not about.buckets]
+_UNITS: Final = {"seconds": "s", "bytes": "By"}
+
+_log = logging.getLogger("flask_idempotency")
+
+
+class Telemetry:
+    """What one application tells OpenTelemetry."""
+
+    def __init__(self, app: Flask, *, name: str) -> None:
+        """`name` is the value of the attribute `app` of each metric."""
+        self._name = printable(name)
+        self._histograms = _histograms()
+        self._counts: dict[str, dict[tuple[str, ...], float]] = {family: {} for family in _COUNTERS}
+        self._known: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
+        self._lock = Lock()
+        _counting().add(self)
+        _gauges().add(app, name=self._name)
+
+    def trace(self) -> str:
+        """Return the current span as `traceparent` has it, for a record. Empty if there is none."""
+        here = trace.get_current_span().get_span_context()
+        return f"00-{here.trace_id:032x}-{here.span_id:016x}-{here.trace_flags:02x}" if here.is_valid else ""
+
+    def decided(self, outcome: Outcome, holder: Callable[[], Record | None]) -> None:
+        """Link the current span to the run that this request met. `holder` reads the record, for a conflict alone."""
+        try:
+            span = trace.get_current_span()
+            if not span.is_recording():
+                return
+            if isinstance(outcome, Claim):
+                met_as, found = "resume", outcome.taken_from
+            elif isinstance(outcome, Replay):
+                met_as, found = "replay", outcome.record.info.trace
+                span.set_attributes({ATTEMPT: outcome.record.attempt, FENCE: outcome.record.fence})
+            elif isinstance(outcome, InFlight):
+                record = holder()
+                met_as, found = "conflict", "" if record is None else record.info.trace
+            else:
+                return
+            context = _context_of(found)
+            if context is not None:
+                span.add_link(context, {MET_AS: met_as})
+        except (StoreUnavailable, CorruptRecord):
+            pass  # the request has its outcome
+        except Exception:  # noqa: BLE001 - whatever it is, the payment goes on
+            _log.exception("a span could not be linked")
+
+    def event(self, event: Event) -> None:
+        """Count this event, and note on the current span what it says of the request."""
+        kind, counted = type(event), COUNTED[type(event)]
+        span = trace.get_current_span()
+        if isinstance(event, events.ClaimGranted):
+            outcome = "takeover" if event.attempt > 1 else "first"
+            span.set_attributes({OUTCOME: outcome, ATTEMPT: event.attempt, FENCE: event.fence})
+        elif isinstance(event, events.ReplayServed):
+            span.set_attribute(OUTCOME, "replayed")
+        elif isinstance(event, _ENDINGS):
+            span.set_attribute(ENDING, kind.__name__.lower())
+        if isinstance(counted, Uncounted):
+            return
+        for counts in counted:
+            for values, amount in counts.samples(event):
+                if counts.family == "refusals":
+                    span.set_attribute(OUTCOME, values[0])
+                about = FAMILIES[counts.family]
+                folded = about.folded(values)
+                if about.buckets:
+                    self._histograms[counts.family].record(amount, self._attributes(counts.family, folded))
+                    continue
+                # A counter of the SDK takes 15 µs for each sample. This one is read when the SDK collects.
+                with self._lock:
+                    known = self._counts[counts.family]
+                    known[folded] = known.get(folded, 0.0) + amount
+
+    def observations(self, family: str) -> list[Observation]:
+        """Return the counts of this family so far."""
+        with self._lock:
+            known = list(self._counts[family].items())
+        return [Observation(count, self._attributes(family, values)) for values, count in known]
+
+    def _attributes(self, family: str, values: tuple[str, ...]) -> dict[str, str]:
+        found = self._known.get((family, values))
+        if found is None:
+            labels = zip(FAMILIES[family].labels, map(printable, values), strict=True)
+            found = self._known[family, values] = {APP: self._name, **dict(labels)}
+        return found
+
+
+def _context_of(text: str) -> SpanContext | None:
+    """Return the span of a record. None: it has none, or not one that this release wrote."""
+    version, _, rest = text.partition("-")
+    parts = rest.split("-")
+    if version != "00" or [len(part) for part in parts] != [32, 16, 2]:
+        return None
+    try:
+        trace_id, span_id, flags = (int(part, 16) for part in parts)
+    except ValueError:
+        return None
+    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return context if context.is_valid else None
+
+
+@cache
+def _meter() -> metrics.Meter:
+    # One for the process: an SDK warns of a second instrument of the same name. It follows a provider that is set later.
+    return metrics.get_meter("flask_idempotency")
+
+
+@cache
+def _histograms() -> dict[str, metrics.Histogram]:
+    """Return the histograms by the short names of their families."""
+    made = {}
+    for short, about in FAMILIES.items():
+        if about.buckets and short != "store_call_duration_seconds":
+            name, _, unit = short.rpartition("_")
+            made[short] = _meter().create_histogram(
+                f"idempotency.{name}",
+                unit=_UNITS[unit],
+                description=about.help,
+                explicit_bucket_boundaries_advisory=about.buckets,
+            )
+    return made
+
+
+@cache
+def _counting() -> WeakSet[Telemetry]:
+    """Return the applications of this process, whose counts an SDK reads when it collects."""
+    apps = WeakSet[Telemetry]()
+
+    def read(family: str, _: CallbackOptions) -> Iterable[Observation]:
+        for app in list(apps):
+            yield from app.observations(family)
+
+    for short in _COUNTERS:
+        about = FAMILIES[short].help
+        _meter().create_observable_counter(f"idempotency.{short}", [partial(read, short)], description=about)
+    return apps
+
+
+@cache
+def _gauges() -> Gauges:
+    """Return what reads the stores when an SDK collects, at most once in ten seconds."""
+    gauges = Gauges()
+
+    def read(name: str, _: CallbackOptions) -> Iterable[Observation]:
+        for family in gauges.collect():
+            if family.name == name:
+                yield from (Observation(sample.value, sample.labels) for sample in family.samples)
+
+    for name, (about, _) in GAUGES.items():
+        shown = f"idempotency.{name.removeprefix('idempotency_')}"
+        _meter().create_observable_gauge(shown, [partial(read, name)], description=about)
+    return gauges
