@@ -110,6 +110,7 @@ DEPLOYMENT_TOPICS: Sequence[tuple[str, str, Sequence[str]]] = (
             "guard",
             "namespace",
             "docs_url",
+            "problem_pages",
             "status_url",
             "browser_module",
             "publish",
@@ -285,7 +286,8 @@ def problems() -> str:
     return (
         f"# Problems\n\n{NOTICE}\n"
         "Your client got a refusal with a `code`: its page shows what happened and what to send next.\n"
-        "Each is an RFC 9457 problem document. Its `type` is `IDEMPOTENCY_DOCS_URL` followed by the code.\n\n"
+        "Each is an RFC 9457 problem document. Its `type` is `IDEMPOTENCY_DOCS_URL` followed by the code. "
+        "While you set none, `Link` leads to a page that the application serves itself.\n\n"
         "You can send the same request with the same key again: it does not run twice while the service keeps the key (24 "
         "hours by default). There are three exceptions: after `commit-unknown`, because that request has no key; after "
         "`memory-lost`, once an operator accepts the risk; and after a response with `Idempotency-Status: unprotected`.\n\n"

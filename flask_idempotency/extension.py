@@ -49,6 +49,7 @@ from flask_idempotency.web.hooks import Hooks
 from flask_idempotency.web.monitors import shape_watch_of, watch_of
 from flask_idempotency.web.policies import Policies, mark_configured
 from flask_idempotency.web.principals import identifies
+from flask_idempotency.web.problem_pages import serve_pages
 from flask_idempotency.web.responses import LostFields
 
 
@@ -308,6 +309,8 @@ class Idempotency:
         self._apps.add(app)
         if self._outbox is not None:
             self._serve_outbox(app, self._outbox)
+        if settings.serves_problem_pages:
+            serve_pages(app)
         if settings.publish and settings.enabled:
             from flask_idempotency.openapi.policy_document import publish  # for the applications that want it
 

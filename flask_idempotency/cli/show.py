@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, fields
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ from flask_idempotency.web import client_keys, operator, policy_table
 from flask_idempotency.web.janitor import downstream_key
 
 _RARE_OF_POLICIES: Final = ("keep", "lease", "max runtime", "profile", "resolver")
+_OFTEN_EMPTY: Final = ("form field", "waits")
 _RARE_OF_RECORDS: Final = ("status", "completed", "principal", "attempt", "owner seen", "reason")
 """The columns that only a wide table has."""
 
@@ -65,7 +67,9 @@ def policy_command(endpoint: str | None, wide: bool) -> Output:
         raise Refused(client_keys.UNKNOWN_ENDPOINT)
     rows = [row for row in policy_table.policy_rows(rules) if endpoint in (None, row.endpoint)]
     if endpoint is None:
-        rare = () if wide else _RARE_OF_POLICIES
+        rare: Collection[str] = () if wide else _RARE_OF_POLICIES
+        # Most applications have neither a form nor an endpoint that waits.
+        rare = {*rare, *(name for name in _OFTEN_EMPTY if all(_as_line(row)[name] == "-" for row in rows))}
         parts = [table(map(_as_line, rows), without=rare), table(map(_consumer_line, inboxes), without=rare)]
     else:
         parts = [*map(_policy_lines, rows), *map(_consumer_lines, inboxes)]
@@ -114,6 +118,8 @@ def _as_line(row: policy_table.PolicyRow) -> dict[str, str]:
         "required": "yes" if policy.required else "no",
         "effects": policy.effects,
         "on abandoned": policy_table.abandoned(policy) if guarded and policy.mode == "enforce" else "-",
+        "form field": policy.form_field or "-",
+        "waits": format_duration(policy.wait) if policy.in_flight == "wait" else "-",
         "keep": format_duration(policy.keep),
         "lease": format_duration(policy.lease),
         "profile": policy.profile,

@@ -197,10 +197,9 @@ class Claim:
     """Whether a release has paused it, because the store has recorded an effect: the next retry resumes."""
     _journals: Journals | None = None
     """Set when a journal is to be removed with the completion."""
-    kept: bool = False
-    taken_from = ""
+    taken_from: str = ""
     """The trace of the claim that this one took over, if its record had one."""
-    kept = False
+    kept: bool = False
     """Whether the store has the response itself, and not only the fact of completion."""
     refused_point: LeaseLost | StoreUnavailable | None = None
     """The error that `point_of_no_return` raised last. The effect behind it has not happened."""

@@ -549,6 +549,13 @@ class Settings:
         "Lets `required` start where the store is, or may be, reached over a network without TLS.",
     )
     docs_url: str = _option(DOCS_URL, fields.String(), "The URL that the `type` of a problem begins with.")
+    problem_pages: bool = _option(
+        True,
+        fields.Boolean(),
+        "Whether a client that prefers `text/html`, such as a browser with a form, gets a page in place of a problem "
+        "document; and whether the application serves a page on each problem, below `/.well-known/idempotency/problems/`, "
+        "to which `Link` leads. It does not if you set `IDEMPOTENCY_DOCS_URL`.",
+    )
     publish: bool = _option(
         False,
         fields.Boolean(),
@@ -739,6 +746,11 @@ class Settings:
     def of_application(self) -> bool:
         """Return whether the store is the database that Flask-SQLAlchemy keeps for the application."""
         return isinstance(self.store, str) and self.store.startswith("flask-sqlalchemy:")
+
+    @property
+    def serves_problem_pages(self) -> bool:
+        """Return whether the application serves the pages that `Link` leads to, because no site is named that has them."""
+        return self.enabled and self.problem_pages and self.docs_url == DOCS_URL
 
     @property
     def may_be_joint(self) -> bool:

@@ -69,6 +69,7 @@ from flask_idempotency.web.callbacks import (
     with_former,
 )
 from flask_idempotency.web.principals import Credentials, UnknownCaller, bounded, load_principal
+from flask_idempotency.web.problem_pages import PAGES_PATH, as_page, prefers_page
 from flask_idempotency.web.problems import (
     CONFLICT_RETRY_SECONDS,
     POLICY_PATH,
@@ -160,6 +161,7 @@ class Guard:
         self.engine = engine
         self._observe = observe
         self._tracing = tracing
+        self._serves_pages = settings.serves_problem_pages
         self._observer: Observing | None = None
         self._making = Lock()
         self.activity = activity
@@ -439,7 +441,8 @@ class Guard:
 
     def _render(self, problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response]) -> Response:
         """Render a problem as the application's own renderer puts it, or else the profile."""
-        if self._settings.publish:
+        settings = self._settings
+        if settings.publish:
             problem = replace(problem, policy_url=context.get().request.root_path + POLICY_PATH)
         own: Any = self._callbacks.problem_renderer
         if own is not None:
@@ -455,7 +458,12 @@ class Guard:
                     return response
             except Exception:  # noqa: BLE001 - a refusal in the wrong dialect is better than a request that is run
                 _log.exception("the problem renderer failed on %s", problem.code)
-        return render(problem, profile=profile, docs_url=docs_url, response_class=response_class)
+        request: Request = context.get().request
+        pages = request.root_path + PAGES_PATH if self._serves_pages else ""
+        made = render(problem, profile=profile, docs_url=docs_url, response_class=response_class, pages_url=pages)
+        if settings.problem_pages and "html" in request.environ.get("HTTP_ACCEPT", "") and prefers_page(request):
+            return as_page(made, problem, response_class)
+        return made
 
     def problem(self, problem: Problem, policy: Policy) -> Response:
         """Build the response for a request that is closed by a fault of its policy."""

@@ -607,12 +607,19 @@ def step_problem(error: IdempotencyError) -> Problem:
             return Problem("outcome-unknown")
 
 
-def render(problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response]) -> Response:
-    """Render the problem in the profile's dialect, with its header fields. Caches must not store it."""
+def render(
+    problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response], pages_url: str = ""
+) -> Response:
+    """Render the problem in the profile's dialect, with its header fields. Caches must not store it.
+
+    `Link` leads to the page at `pages_url`, if there is one, and else to that at `docs_url`.
+    """
     status = problem.status_in(profile)
     content, (media_type, (link, described), *rest) = _document(
         problem.code, problem.text, status, profile.body, docs_url
     )
+    if pages_url:
+        described = f'<{pages_url}{problem.code}>; rel="describedby"'
     if problem.status_url or problem.policy_url:
         # One line: many clients show only the first of several.
         described += f", {problem.links}"

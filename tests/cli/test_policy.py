@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -254,3 +255,20 @@ def test_inboxes_are_listed_below_the_endpoints() -> None:
     assert "max_result" in run(world, "policy", "inbox:billing").output
     assert [] == said(run(world, "policy", "inbox:billing", "--json"))["endpoints"]
     assert "--app" in refusal(run(world, "policy", "inbox:mail"))
+
+
+def test_a_table_shows_the_form_field_and_how_long_a_duplicate_waits() -> None:
+    """Only if an endpoint has one."""
+    world = new_world(Flask("tests.web.app"))
+    world.app.post("/plain", endpoint="plain")(lambda: "done")
+    assert {"form field", "waits"} & set(re.split(r"  +", run(world, "policy").output.splitlines()[0])) == set()
+
+    world = new_world(Flask("tests.web.app"))
+    world.app.post("/plain", endpoint="plain")(lambda: "done")
+    world.app.post("/form", endpoint="form")(
+        idempotent(form_field="order_key", in_flight="wait", wait=7)(lambda: "done")
+    )
+    head, form, plain = (re.split(r"  +", line.strip()) for line in sorted(run(world, "policy").output.splitlines()))
+
+    rows = [dict(zip(head, row, strict=False)) for row in (form, plain)]
+    assert [("order_key", "7 s"), ("-", "-")] == [(row["form field"], row["waits"]) for row in rows]

@@ -1,0 +1,78 @@
+"""Show a problem as a page to people: in place of the document to a browser that submits a form, and where its link leads.
+
+A page has no script, no style and no field of the request. All text comes from the table of problems, and from `detail`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from flask import Flask, Request
+from markupsafe import Markup, escape
+from werkzeug.exceptions import NotFound
+from werkzeug.wrappers import Response
+
+from flask_idempotency.web.browser import DAY_SECONDS, public_response
+from flask_idempotency.web.problems import PROBLEMS, Problem, build
+
+PAGES_PATH: Final = "/.well-known/idempotency/problems/"
+"""Where the application serves a page on each problem, unless IDEMPOTENCY_DOCS_URL names another place."""
+
+ENDPOINT: Final = "idempotency_problem"
+
+_HTML: Final = ("text/html", "application/xhtml+xml")
+_JSON: Final = ("application/problem+json", "application/json")
+_CODE: Final = re.compile("`([^`]*)`")
+
+_PAGE: Final = Markup(
+    '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">\n'
+    "<title>{title}</title>\n<h1>{title}</h1>\n{paragraphs}</html>\n"
+)
+
+
+def prefers_page(request: Request) -> bool:
+    """Return whether this client likes a page better than a document. A client that takes anything gets the document."""
+    quality = request.accept_mimetypes.quality
+    return max(map(quality, _HTML)) > max(map(quality, _JSON))
+
+
+def as_page(response: Response, problem: Problem, response_class: type[Response]) -> Response:
+    """Return this response with a page in place of the document: the same status and the same header fields."""
+    row = PROBLEMS[problem.code]
+    again = ""
+    if row.retry:
+        pause = f" after {response.headers['Retry-After']} seconds" if "Retry-After" in response.headers else ""
+        again = f"You may send the same form again{pause}: go back, and do not change it. It is not carried out twice."
+    content = _page(row.title, problem.text, again, f"Code `{row.code}`, status {response.status_code}.")
+    fields = [(name, value) for name, value in response.headers if name not in ("Content-Type", "Content-Length")]
+    return build(response_class, content, response.status_code, [("Content-Type", "text/html; charset=utf-8"), *fields])
+
+
+def serve_pages(app: Flask) -> None:
+    """Serve a page on each problem, on every host and subdomain that the application serves."""
+    url = f"{PAGES_PATH}<code>"
+    if app.url_map.host_matching or app.subdomain_matching:
+        from flask_idempotency.web.key_status import route_everywhere  # for the applications that have several hosts
+
+        route_everywhere(app, url, ENDPOINT, _show)
+    else:
+        app.add_url_rule(url, ENDPOINT, _show)
+
+
+def _show(code: str, **_: Any) -> Response:
+    row = PROBLEMS.get(code)
+    if row is None:
+        raise NotFound
+    content = _page(row.title, row.happened, f"What to do: {row.remedy}", f"Code `{code}`. Send it again? {row.again}.")
+    return public_response(content, "text/html", max_age=DAY_SECONDS)
+
+
+# It belongs into no document of an API. APIFlask lists every other route.
+_show._spec = {"hide": True}  # type: ignore[attr-defined]
+
+
+def _page(title: str, *texts: str) -> bytes:
+    shown = [_CODE.sub(r"<code>\1</code>", str(escape(text))) for text in texts if text]
+    paragraphs = "".join(f"<p>{text}</p>\n" for text in shown)
+    return _PAGE.format(title=title, paragraphs=Markup(paragraphs)).encode()  # noqa: S704 - escaped above

@@ -1,0 +1,167 @@
+"""What a person sees of a refusal, and where the link of a problem leads."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from flask import Flask, Response
+
+from flask_idempotency import Idempotency, idempotent
+from flask_idempotency.settings.options import DOCS_URL
+from flask_idempotency.settings.profiles import PROFILES
+from flask_idempotency.web.problem_pages import PAGES_PATH, as_page
+from flask_idempotency.web.problems import PROBLEMS, Problem, render
+from tests.apps import World, new_world
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+LINK = re.compile(r'<([^>]*)>; rel="describedby"')
+
+
+def shop(**settings: Any) -> World:
+    world = new_world(**settings)
+
+    @world.view()
+    @idempotent(required=True, form_field="idempotency_key")
+    def pay() -> str:
+        return "paid"
+
+    return world
+
+
+def ask(world: World, accept: str | None, **options: Any) -> Any:
+    headers = {} if accept is None else {"Accept": accept}
+    return world.post("/", None, headers=headers, **options)
+
+
+@pytest.mark.parametrize("profile", ("ietf", "stripe", "x-idempotency", "playbook"))
+def test_a_browser_gets_a_page_with_the_same_status_and_header_fields(profile: str) -> None:
+    world = shop(profile=profile)
+
+    document, page = ask(world, None), ask(world, BROWSER, data={"amount": "5"})
+
+    assert page.status_code == document.status_code == 400
+    assert page.mimetype == "text/html"
+    fields = [
+        [(name, value) for name, value in each.headers if not name.startswith("Content-")] for each in (document, page)
+    ]
+    assert fields[0] == fields[1]
+    assert "<h1>Idempotency key missing</h1>" in page.text
+    assert "<code>missing-key</code>, status 400" in page.text
+    assert world.runs == []
+
+
+@pytest.mark.parametrize(
+    ("accept", "html"),
+    (
+        (BROWSER, True),
+        ("text/html", True),
+        ("application/xhtml+xml", True),
+        ("*/*", False),
+        ("application/json", False),
+        ("application/json, text/html", False),
+        ("application/problem+json, text/html;q=0.9", False),
+        ("text/html;q=0", False),
+        ("text/plain", False),
+        ("html", False),
+        (None, False),
+    ),
+)
+def test_others_get_the_document(accept: str | None, html: bool) -> None:
+    assert (ask(shop(), accept).mimetype == "text/html") is html
+
+
+def test_it_may_be_switched_off() -> None:
+    world = shop(problem_pages=False)
+
+    answer = ask(world, BROWSER)
+
+    assert answer.mimetype == "application/problem+json"
+    assert "readthedocs" in answer.headers["Link"]
+    assert world.client().get(PAGES_PATH + "in-flight").status_code == 404
+
+
+def test_a_renderer_of_the_application_comes_first() -> None:
+    world = new_world(init=False)
+    world.idempotency.problem_renderer(lambda problem, **_: ("ours", problem.status))
+    world.idempotency.init_app(world.app)
+    world.view()(idempotent(required=True)(lambda: "paid"))
+
+    assert ask(world, BROWSER).text == "ours"
+
+
+def test_a_page_has_no_script_and_escapes_each_text() -> None:
+    problem = Problem("in-flight", "<script>alert(1)</script>\n& `<b>`", retry_after=2)
+    document = render(problem, profile=PROFILES["ietf"], docs_url=DOCS_URL, response_class=Response)
+
+    page = as_page(document, problem, Response).get_data(as_text=True)
+
+    assert re.findall("<(script|b|style|link|img|iframe|form)", page) == []
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\n&amp; <code>&lt;b&gt;</code>" in page
+
+
+def test_a_page_has_nothing_of_the_request() -> None:
+    world = shop()
+    headers = {"Accept": BROWSER, "User-Agent": "<i>agent"}
+
+    answers = [world.post("/?query=<i>", "k", headers=headers, data={"a": each}) for each in ("<i>1", "<i>2")]
+
+    assert [answer.status_code for answer in answers] == [200, 422]
+    assert "<i>" not in answers[1].text
+    assert "&lt;i" not in answers[1].text
+
+
+def test_a_retry_is_told_that_it_may_come_again() -> None:
+    world = new_world()
+    seen = []
+
+    @world.view()
+    def pay() -> str:
+        seen.append(world.post("/", "k", headers={"Accept": BROWSER}))
+        return "paid"
+
+    world.post("/", "k")
+
+    (conflict,) = seen
+    assert conflict.status_code == 409
+    assert f"You may send the same form again after {conflict.headers['Retry-After']} seconds" in conflict.text
+
+
+@pytest.mark.parametrize("code", PROBLEMS)
+def test_each_link_leads_to_a_page(code: str) -> None:
+    world = shop()
+
+    answer = world.client().get(PAGES_PATH + code)
+
+    assert (answer.status_code, answer.mimetype) == (200, "text/html")
+    assert PROBLEMS[code].title in unescape(answer.text)
+    assert "`" not in answer.text
+
+
+def test_the_link_of_a_problem_leads_to_its_page_where_the_application_is_mounted() -> None:
+    world = shop()
+    found = LINK.search(ask(world, None, base_url="http://shop.example/api").headers["Link"])
+
+    assert found is not None
+    assert found[1] == f"/api{PAGES_PATH}missing-key"
+    assert world.client().get(PAGES_PATH + "missing-key").status_code == 200
+    assert world.client().get(PAGES_PATH + "other").status_code == 404
+
+
+def test_a_named_site_is_linked_and_nothing_is_served() -> None:
+    world = shop(docs_url="https://pay.example/errors#")
+
+    assert "https://pay.example/errors#missing-key" in ask(world, None).headers["Link"]
+    assert world.client().get(PAGES_PATH + "missing-key").status_code == 404
+
+
+def test_an_application_of_several_hosts_serves_its_pages_on_each() -> None:
+    app = Flask("shop", host_matching=True, static_folder=None)
+    app.testing = True
+    Idempotency(app, secret="s-9f2c47d1e8b35a60", principal=lambda: "alice")
+
+    for host in ("a.example", "b.example"):
+        answer = app.test_client().get(PAGES_PATH + "in-flight", base_url=f"http://{host}")
+        assert answer.status_code == 200
