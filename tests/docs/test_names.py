@@ -18,10 +18,11 @@ import flask_idempotency
 import janitor
 from docs.commands import subcommands
 from docs.generate import PART
-from flask_idempotency import Idempotency, UnknownOutcome, current_claim
+from flask_idempotency import Idempotency, UnknownOutcome, current_claim, otel
 from flask_idempotency.cli import cli as group
 from flask_idempotency.logs import LOGGER
 from flask_idempotency.maintenance.janitor import Task
+from flask_idempotency.metrics import FAMILIES, GAUGES
 from flask_idempotency.settings.options import DeploymentSchema, PolicySchema
 from flask_idempotency.settings.profiles import PROFILES
 from flask_idempotency.signals import SIGNALS
@@ -163,8 +164,11 @@ def test_a_keyword_that_a_page_gives_to_a_policy_is_there() -> None:
 
 
 def test_what_a_page_names_in_python_is_there() -> None:
-    """Or is the name of a logger or of a task of Celery's."""
+    """Or is the name of a logger, of a task of Celery's, or of an attribute or metric of OpenTelemetry."""
     others = {LOGGER, *(f"flask_idempotency.{task}" for task in get_args(Task))}
+    others |= {otel.OUTCOME, otel.ATTEMPT, otel.FENCE, otel.ENDING, otel.MET_AS}
+    others |= {f"idempotency.{name.removesuffix('_bytes').removesuffix('_seconds')}" for name in FAMILIES}
+    others |= {name.replace("_", ".", 1) for name in GAUGES}
     roots = {"flask_idempotency": flask_idempotency, "current_claim": type(current_claim), "idempotency": Idempotency}
     missing = {}
     for name, pages in mentioned(DOTTED).items():

@@ -26,6 +26,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 WALKS = (HERE / "start" / "first-endpoint.md", HERE / "start" / "existing-application.md")
+REDIS_WALK = HERE / "start" / "local-redis.md"
 """tests/docs/test_first_ten_minutes.py follows them: a block that names a file is that file."""
 
 BLOCKS = [
@@ -33,7 +34,7 @@ BLOCKS = [
     for path in MARKDOWN
     if path != ROOT / "README.md"  # tests/tooling/test_readme.py: each of its blocks is a file of its own
     for number, block in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")))
-    if not (path in WALKS and named_file(block))
+    if not (path in (*WALKS, REDIS_WALK) and named_file(block))
     if "import schemathesis" not in block  # tests/example_app/test_openapi_tools.py: it has an environment of its own
 ]
 
@@ -71,6 +72,35 @@ def test_a_generated_part_replaces_the_lines_between_its_marks(monkeypatch: pyte
     page = "before\n<!-- generated: walk -->\nold\nolder\n<!-- end of walk -->\nafter\n"
 
     assert with_parts(page) == page.replace("old\nolder\n", "new\n")
+
+
+GUIDES = sorted(path for path in (HERE / "guides").glob("*.md") if path.name != "index.md")
+FIRST_EXAMPLE_LINE = 13
+"""The shortest working example of a guide begins here at the latest, behind a sentence or two."""
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_a_guide_opens_with_what_it_is_for_and_an_example(guide: Path) -> None:
+    title, empty, purpose, *rest = guide.read_text(encoding="utf-8").splitlines()
+
+    assert (title[:2], empty) == ("# ", "")
+    assert re.match(r"[A-Za-z`].*[.:]$", purpose)
+    assert "```" in "".join(line[:3] for line in rest[: FIRST_EXAMPLE_LINE - 3])
+
+
+def test_the_three_minutes_lead_to_every_page() -> None:
+    """Without the lists of contents, which only the site shows."""
+    found, waiting = set[Path](), [WALKS[0]]
+    while waiting:
+        page = waiting.pop()
+        if page in found or page.suffix != ".md":
+            continue
+        found.add(page)
+        waiting += [(page.parent / link).resolve() for link in LINK.findall(page.read_text(encoding="utf-8"))]
+
+    # A contributor finds the other pages of that folder in its list.
+    others = {path for path in HERE.rglob("*.md") if path.parent.name != "contributing"}
+    assert [] == sorted(others - found)
 
 
 def test_links_between_pages_lead_somewhere() -> None:
