@@ -82,6 +82,7 @@ COUNTERS: Mapping[type[Event], Counters] = MappingProxyType(
         events.Quarantined: _one(names.QUARANTINED),
         events.Reaped: _one(names.QUARANTINED),
         events.Paused: _one(names.PAUSED),
+        events.StepDoubtful: lambda event: (f"{names.IN_DOUBT}{event.step}"[: names.LONGEST_COUNTER],),
         events.Observation: _observed,
     }
 )

@@ -173,6 +173,9 @@ UNKEPT: Final = "unkept:"
 """The beginning of a counter for each response header that the view sets and a replay lacks. Its name follows. A process
 counts each once."""
 
+IN_DOUBT: Final = "in-doubt:"
+"""The beginning of a counter for each step that a worker left in doubt. The step's name follows."""
+
 # The counters of requests that are only observed, in `mode` `observe` or `warn`.
 
 WOULD: Final = "would:"
@@ -211,3 +214,8 @@ RAN_TIME: Final = "ran:"
 def would(outcome: str, caller: str) -> str:
     """Return the counter of an observed request."""
     return f"{WOULD}{outcome}@{caller}"
+
+
+def without_key(caller: str) -> str:
+    """Return the counter of an enforced request that lacked its key, by kind of caller. `MISSING_KEY` counts it too."""
+    return f"{MISSING_KEY}@{caller}"

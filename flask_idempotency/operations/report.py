@@ -1,5 +1,6 @@
 """Report what enforcing would have done, or did, at each endpoint, and suggest its policy with reasons.
 
+No suggestion loosens a policy: tests/operations/advice.py has each sentence with a test that following it keeps every promise.
 It reads the counters of activity. Observed and enforced requests have the same counters here, so an endpoint that was switched
 to `enforce` within the span has one row. A suggestion rests on what was counted, and its reason says what that is.
 """
@@ -49,6 +50,10 @@ class EndpointReport:
     """How long after the first request concurrent duplicates came: numbers by slot."""
     ran: Mapping[int, int]
     """How long views ran."""
+    keyless: Mapping[str, int]
+    """Requests without a key, observed and enforced, by the kind of caller. An earlier release did not count the latter."""
+    in_doubt: Mapping[str, int]
+    """How often each step was left in doubt by its worker. One whose worker vanished is not counted."""
 
     def of(self, *outcomes: str) -> int:
         """Return how many requests had one of these outcomes."""
@@ -99,6 +104,8 @@ def report(log: ActivityLog, owner: bytes, *, seconds: float = DEFAULT_SPAN) -> 
 def _read(counters: Mapping[str, int]) -> EndpointReport:
     counts: dict[str, int] = {}
     callers: dict[str, dict[str, int]] = {}
+    keyless: dict[str, int] = {}
+    in_doubt: dict[str, int] = {}
     slots: dict[str, dict[int, int]] = {names.APART_TIME: {}, names.RAN_TIME: {}, names.NEW_TIME: {}}
     for counter, number in counters.items():
         outcome, _, caller = counter.removeprefix(WOULD).partition("@")
@@ -106,6 +113,12 @@ def _read(counters: Mapping[str, int]) -> EndpointReport:
             counts[outcome] = counts.get(outcome, 0) + number
             of_caller = callers.setdefault(caller, {})
             of_caller[outcome] = of_caller.get(outcome, 0) + number
+            if outcome in _WITHOUT_KEY:
+                keyless[caller] = keyless.get(caller, 0) + number
+        elif counter == names.without_key(caller):
+            keyless[caller] = keyless.get(caller, 0) + number
+        elif counter.startswith(names.IN_DOUBT):
+            in_doubt[counter.removeprefix(names.IN_DOUBT)] = number
         elif counter in _COUNTED:
             counts[counter] = counts.get(counter, 0) + number
         else:
@@ -115,7 +128,7 @@ def _read(counters: Mapping[str, int]) -> EndpointReport:
     ran = slots[names.RAN_TIME]
     for slot, number in slots[names.NEW_TIME].items():
         ran[slot] = ran.get(slot, 0) + number
-    return EndpointReport(counts, callers, slots[names.APART_TIME], ran)
+    return EndpointReport(counts, callers, slots[names.APART_TIME], ran, keyless, in_doubt)
 
 
 # Suggestions.
@@ -130,7 +143,7 @@ def suggestions(found: EndpointReport, policy: Policy, *, joint: bool) -> list[S
         few = f"Only {_counted(found.seen, 'request')} came: wait for more before you decide anything."
         return [Suggestion("", "", few)]
     made = (_of_required(found, policy), _of_waiting(found, policy), _of_effects(found, policy, joint=joint))
-    scope = 'one key on several endpoints (scope="operation"), or ' if policy.scope == "key" else ""
+    scope = "one key for several endpoints, which they must not, or " if policy.scope == "key" else ""
     # By caller: an enforced request over its quota was refused, and that is no advice for it.
     unrecorded = sum(counts.get(names.OVER_QUOTA, 0) for counts in found.callers.values())
     counted = (
@@ -145,8 +158,9 @@ def suggestions(found: EndpointReport, policy: Policy, *, joint: bool) -> list[S
             "have. Retries get `response-not-kept` instead of it.",
         ),
         (
-            *(found.of(names.SETS_COOKIE), "response", "", "@exempt"),
-            "set a cookie or changed the session, which no replay carries. Exempt the view if it signs users in or out.",
+            *(found.of(names.SETS_COOKIE), "response", "", ""),
+            "set a cookie or changed the session, which no replay carries. Set what a retry needs too in an after_request "
+            "hook: hooks run on replays.",
         ),
         (
             *(found.of(names.BAD_REQUEST), "request", "", ""),
@@ -177,7 +191,7 @@ def _of_required(found: EndpointReport, policy: Policy) -> Suggestion | None:
     by_caller = [(caller, *found.keyed_of(caller)) for caller in CALLERS if found.callers.get(caller)]
     # An enforced request without a key is counted only where a key is required.
     keyed, seen = (sum(column) for column in list(zip(*by_caller, strict=True))[1:]) if by_caller else (0, 0)
-    if policy.required and not by_caller:
+    if policy.required:
         keyed, seen = found.keyed, found.seen
     if not seen or (policy.required and keyed == seen):
         return None
@@ -185,11 +199,14 @@ def _of_required(found: EndpointReport, policy: Policy) -> Suggestion | None:
     said = f"{keyed:,} of {seen:,} requests carried a key" + (f" ({shares})." if shares else ".")
     if keyed == seen:
         return Suggestion("required", "True", f"{said} So requiring one refuses none of these.")
-    if not keyed:
-        return Suggestion("required", "False", f"{said} Until clients send keys, nothing is protected.")
+    # The credential is all that is counted of a client: a name in a counter would let clients fill the store.
+    named = ", ".join(f"{found.keyless[caller]:,} by {caller}" for caller in CALLERS if found.keyless.get(caller))
+    came = f" Without one came: {named}." if named else ""
     if policy.required:
-        return Suggestion("required", "False", f"{said} Requiring one refuses the others with 400.")
-    return Suggestion("required", "False", f"{said} Require it when the others have learnt to send one.")
+        return Suggestion("required", "", f"{said}{came} They get 400 and run nothing. Let these clients send a key.")
+    if not keyed:
+        return Suggestion("required", "", f"{said}{came} Until clients send keys, nothing is protected.")
+    return Suggestion("required", "", f"{said}{came} Let these clients send a key, and then set required=True.")
 
 
 def _of_waiting(found: EndpointReport, policy: Policy) -> Suggestion | None:
@@ -213,6 +230,17 @@ def _of_effects(found: EndpointReport, policy: Policy, *, joint: bool) -> Sugges
     quarantined, met = found.of(names.QUARANTINED), found.of(names.UNKNOWN)
     if not quarantined and not met:
         return None
+    ended = f"{_counted(quarantined, 'key')} ended in quarantine" if quarantined else "no key ended in quarantine"
+    said = f"{ended} (an exception, a 5xx or a worker that vanished), and {_counted(met, 'retry', 'retries')} met such a key. "
+    if policy.effects == "steps":
+        # Another kind of effects would forget what is recorded: only the step that was in doubt can become a better one.
+        left = "; ".join(f"{step}, {number:,} times" for step, number in sorted(found.in_doubt.items()))
+        said += f"Steps left in doubt: {left}. " if left else ""
+        said += (
+            "A plain step is in doubt until an operator or a resolver settles it: `flask idempotency show` names it. Give it a "
+            "resolver, name errors that are harmless, or give its effect a downstream key."
+        )
+        return Suggestion("steps", "", said[0].upper() + said[1:])
     possible = (
         '"transactional" if all its effects are rows of your database, which also has the records; "deduplicated" if each '
         "effect carries a downstream key or a marker row"
@@ -220,12 +248,10 @@ def _of_effects(found: EndpointReport, policy: Policy, *, joint: bool) -> Sugges
         else '"deduplicated" if each effect carries a downstream key or a marker row ("transactional" is not possible: the '
         "store is not in your database)"
     )
-    ended = f"{_counted(quarantined, 'key')} ended in quarantine" if quarantined else "no key ended in quarantine"
-    said = (
-        f"{ended} (an exception, a 5xx or a worker that vanished), and {_counted(met, 'retry', 'retries')} met such a key. "
-        f'Under effects="{policy.effects}" an operator or a resolver settles each. What the view does is not counted: declare '
-        f'{possible}; "marked" if it can name its point of no return.'
-    )
+    said += f'Under effects="{policy.effects}" an operator or a resolver settles each.'
+    if policy.effects in ("plain", "marked"):
+        said += f" What the view does is not counted: declare {possible}"
+        said += '; "marked" if it can name its point of no return.' if policy.effects == "plain" else "."
     return Suggestion("effects", "", said[0].upper() + said[1:])
 
 

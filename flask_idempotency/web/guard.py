@@ -24,7 +24,7 @@ from werkzeug.wrappers import Response
 from flask_idempotency.activity import Activity
 from flask_idempotency.assembly import is_process_local
 from flask_idempotency.codec import canonical
-from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME, STORE_FAILED
+from flask_idempotency.engine.activity import BAD_REQUEST, MISSING_KEY, NEW_TIME, STORE_FAILED, without_key
 from flask_idempotency.engine.claim import Claim
 from flask_idempotency.engine.claim_requests import claim_requests
 from flask_idempotency.engine.ending import ELSEWHERE, NOT_REACHED, decide, settle, stopped_short, vanished, with_rows
@@ -216,6 +216,8 @@ class Guard:
             if policy.form_field is not None and request.mimetype in FORM_TYPES:
                 state.body = read_body(request, most=policy.max_request_body)  # read already, for the key
             if not values:
+                if policy.required and self.activity is not None:
+                    self.activity.count(state.operation, without_key(self._credentials.kind_of(request)))
                 return self._run_without_key(state, required=policy.required)
             if self.activity is not None:
                 state.began = perf_counter()

@@ -72,7 +72,9 @@ def test_the_page_shows_callers_and_suggestions(world: World) -> None:
     output = run(world, "report").output
 
     assert "pay       cookie         109       99" in output
-    assert "required=False" in output
+    assert "required            199 of 209 requests carried a key (99 of 109 by cookie" in output
+    assert "Without one came: 10 by cookie. Let these clients send a key" in output
+    assert "required=False" not in output
     assert 'in_flight="wait"' in output
     assert "safe:" not in output
 

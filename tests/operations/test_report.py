@@ -11,6 +11,7 @@ import pytest
 
 from flask_idempotency.engine.activity import would
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.step_rules import Step
 from flask_idempotency.operations.report import EndpointReport, as_object, report, suggestions
 from flask_idempotency.operations.times import format_edge
 from flask_idempotency.stores.memory import MemoryStore
@@ -80,23 +81,38 @@ def test_keys_on_all_requests_suggest_that_they_are_required() -> None:
     assert {} == said(KEYED, required=True)
 
 
-def test_missing_keys_are_told_by_caller() -> None:
+def test_clients_without_a_key_are_named_by_what_they_carry() -> None:
     counts = {NEW: 30, would("unkeyed", "cookie"): 10, would("new", "authorization"): 60}
 
-    value, reason = said(counts)["required"]
-    assert "False" == value
-    assert "90 of 100 requests carried a key (30 of 40 by cookie; 60 of 60 by authorization)." in reason
-
-
-def test_a_required_key_that_is_missing_is_told() -> None:
-    value, reason = said({NEW: 90, would("missing-key", "cookie"): 10}, required=True)["required"]
-
-    assert ("False", True) == (value, reason.endswith("Requiring one refuses the others with 400."))
-    assert "90 of 100 requests carried a key. " in said({"new": 90, "missing-key": 10}, required=True)["required"][1]
-
-
-def test_no_key_at_all_protects_nothing() -> None:
+    assert said(counts)["required"] == (
+        "",
+        "90 of 100 requests carried a key (30 of 40 by cookie; 60 of 60 by authorization). Without one came: 10 by cookie. "
+        "Let these clients send a key, and then set required=True.",
+    )
     assert "Until clients send keys, nothing is protected." in said({would("unkeyed", "cookie"): 50})["required"][1]
+
+
+@pytest.mark.parametrize(
+    ("counts", "named"),
+    (
+        ({NEW: 90, would("missing-key", "cookie"): 10}, " (90 of 100 by cookie). Without one came: 10 by cookie."),
+        ({"new": 90, "missing-key": 10, "missing-key@api-key": 10}, ". Without one came: 10 by api-key."),
+        (
+            {NEW: 50, "new": 40, "missing-key": 10, "missing-key@other": 10},
+            " (50 of 50 by cookie). Without one came: 10 by other.",
+        ),
+        ({"new": 90, "missing-key": 10}, "."),  # counted by an earlier release
+    ),
+)
+def test_a_required_key_stays_required(counts: dict[str, int], named: str) -> None:
+    """A client that forgets its key must not be a reason to protect none."""
+    told = said(counts, required=True)
+    assert told == {
+        "required": (
+            "",
+            f"90 of 100 requests carried a key{named} They get 400 and run nothing. Let these clients send a key.",
+        )
+    }
 
 
 def test_an_enforced_endpoint_without_a_required_key_suggests_nothing_about_it() -> None:
@@ -139,6 +155,37 @@ def test_quarantines_say_why_and_what_else_there_is(joint: bool, expected: str) 
     assert "effects" not in said(KEYED)
 
 
+def test_an_endpoint_with_durable_steps_keeps_them_and_hears_which_one_was_in_doubt() -> None:
+    counts = {"new": 100, "quarantined": 3, "in-doubt:charge": 2, "in-doubt:ship": 1}
+
+    value, reason = said(
+        counts, effects="steps", steps=(Step("charge", effects="plain"), Step("ship", effects="plain"))
+    )["steps"]
+    assert not value
+    assert "Steps left in doubt: charge, 2 times; ship, 1 times." in reason
+    assert not any(kind in reason for kind in ("transactional", "deduplicated", "marked", "effects="))
+    # The worker vanished, and no one counted which step it left.
+    assert (
+        "in doubt:"
+        not in said({"new": 100, "unknown": 1}, effects="steps", steps=(Step("charge", effects="plain"),))["steps"][1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("effects", "weaker"),
+    (
+        ("marked", ('"marked"',)),
+        ("deduplicated", ("declare", '"marked"')),
+        ("transactional", ("declare", '"marked"', '"deduplicated"')),
+    ),
+)
+def test_no_kind_of_effects_is_advised_that_promises_less(effects: Any, weaker: tuple[str, ...]) -> None:
+    _, reason = said({"new": 100, "quarantined": 3}, joint=True, effects=effects)["effects"]
+
+    told = reason.replace(f'Under effects="{effects}" ', "")
+    assert not [each for each in weaker if each in told]
+
+
 def test_mismatches_are_not_explained_by_more_than_is_known() -> None:
     _, reason = said(KEYED | {would("mismatch", "cookie"): 2})["ignore_fields"]
 
@@ -146,8 +193,8 @@ def test_mismatches_are_not_explained_by_more_than_is_known() -> None:
         "2 requests had the key of another request: another payload, path or query. The counts do not tell which."
         in reason
     )
-    assert 'scope="operation"' in reason
-    assert 'scope="operation"' not in said(KEYED | {"mismatch": 2}, scope="operation")["ignore_fields"][1]
+    assert "one key for several endpoints, which they must not" in reason  # another scope would rename every key
+    assert "several endpoints" not in said(KEYED | {"mismatch": 2}, scope="operation")["ignore_fields"][1]
 
 
 def test_other_findings_have_their_sentence() -> None:

@@ -155,7 +155,7 @@ def test_refusals_are_counted_and_not_measured(monkeypatch: pytest.MonkeyPatch) 
 
     assert counted.counts() == {
         "pay": {"new": 1, "completed": 1, new(0.5): 1, "conflict": 1, "mismatch": 1},
-        "refund": {"missing-key": 1, "bad-request": 2},
+        "refund": {"missing-key": 1, "missing-key@anonymous": 1, "bad-request": 2},
     }
 
 
