@@ -110,7 +110,7 @@ cli.add_command(keys)
 
 
 @keys.command("generate", with_appcontext=False)
-@click.option("--kid", help="The id of the key; today's date unless given. It is no secret.")
+@click.option("--kid", help="The id of the key; today's date and a random suffix unless given. It is no secret.")
 def generate(kid: str | None) -> None:
     """Print a new key, as one line of a ring.
 
@@ -139,7 +139,8 @@ def generate(kid: str | None) -> None:
 def status() -> Output:
     """Show what each ring key protects, and which you may remove.
 
-    Read-only. Exits with 1 if a response is sealed under a key that the ring lacks: it cannot be opened.
+    Read-only. Exits with 1 if a response is sealed under a key that the ring lacks, or if a key does not
+    open the data keys that name it: such responses cannot be opened.
 
     \b
     Example:
@@ -166,6 +167,8 @@ def status() -> Output:
 def _verdict(key: admin.KeyStatus) -> Cell:
     if not key.known:
         return Styled("NOT IN THE RING: put it back, after the newest", Style.BAD)
+    if key.unopened:
+        return Styled("DOES NOT OPEN its data keys: the store's were wrapped by another key of this id", Style.BAD)
     if key.newest:
         return Styled("newest", Style.GOOD)
     return "may go: nothing is sealed under it" if key.may_go else "in use"

@@ -42,10 +42,11 @@ from flask_idempotency.engine.errors import (
     IdempotencyError,
     KeyProviderUnavailable,
     ResponseUnavailable,
+    RingMismatch,
     StoreUnavailable,
 )
 from flask_idempotency.engine.forks import after_fork
-from flask_idempotency.engine.keys import KeyedDigest, StorageKey, encode, keyed_digest
+from flask_idempotency.engine.keys import KeyedDigest, StorageKey, data_key_context, encode, keyed_digest
 from flask_idempotency.engine.model import ERASED, SealedBy, State, StoredPayload, StoredResponse
 from flask_idempotency.engine.outbox import Message, StoredMessage, Undeliverable
 from flask_idempotency.engine.store import SealContext, StepContext
@@ -142,7 +143,6 @@ TRIES: Final = 8
 
 ResultT = TypeVar("ResultT")
 
-_LABEL: Final = b"flask_idempotency/data-key/1"
 _SEALING: Final = None
 """The cache name of the key that seals. It is no number, so no response can name it."""
 
@@ -261,7 +261,7 @@ class DataKeyring:
 
     def _make(self, tid: bytes, kid: str, tenant: TenantKeys) -> UnwrappedKey:
         key, number = self._randomness(KEY_BYTES), tenant.last + self._step()
-        context = _context(tid, number, kid, tenant)
+        context = data_key_context(tid, number, kid, tenant.store)
         wrapped = _provider_call(lambda: bytes(self._provider.wrap(kid, key, context=context)))
         if len(wrapped) > LARGEST_WRAPPED:
             raise KeyProviderUnavailable(
@@ -294,20 +294,25 @@ class DataKeyring:
             return known
         if not KID.fullmatch(found.kid) or len(found.wrapped) > LARGEST_WRAPPED:
             raise CorruptRecord("this package did not write a wrapped data key that the store has")
-        context = _context(tid, found.number, found.kid, tenant)
-        key = _provider_call(lambda: bytes(self._provider.unwrap(found.kid, found.wrapped, context=context)))
+        context = data_key_context(tid, found.number, found.kid, tenant.store)
+        try:
+            key = _provider_call(lambda: bytes(self._provider.unwrap(found.kid, found.wrapped, context=context)))
+        except CorruptRecord as error:
+            is_listed = found.kid in _provider_call(self._provider.kids)
+            raise RingMismatch(
+                f"the key {found.kid!r} of the ring does not open a data key that names it: compare IDEMPOTENCY_KEY_RING with "
+                "that of other hosts, where another key may have this id"
+                if is_listed
+                else f"the key {found.kid!r} is not in the ring: put it back into IDEMPOTENCY_KEY_RING, after the newest"
+            ) from error
         if len(key) != KEY_BYTES:
-            raise CorruptRecord(f"the key {found.kid!r} of the ring unwrapped a text that is no data key")
+            raise RingMismatch(f"the key {found.kid!r} of the ring unwrapped a text that is no data key")
         unwrapped = UnwrappedKey(key, found.kid, found.number, tenant.store, found.wrapped)
         self._cache.put((tid, found.number), unwrapped, since=since)
         return unwrapped
 
     def _newest(self) -> str:
         return _provider_call(lambda: self._provider.newest)
-
-
-def _context(tid: bytes, number: int, kid: str, tenant: TenantKeys) -> bytes:
-    return encode(_LABEL, tenant.store, tid, b"%d" % number, kid.encode())
 
 
 def _provider_call(call: Callable[[], ResultT]) -> ResultT:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from flask_idempotency.codec.compression import COMPRESS_ABOVE, COMPRESSIONS, READERS, Compression
-from flask_idempotency.engine.errors import CorruptRecord, NotStorable
+from flask_idempotency.engine.errors import CorruptRecord, NotStorable, RingMismatch
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import StoredPayload, StoredResponse
 from flask_idempotency.engine.store import SealContext
@@ -83,7 +83,7 @@ class EnvelopeCodec:
 
     def open(self, payload: StoredPayload, binding: SealContext) -> StoredResponse:
         if payload.sealed_by is not None:
-            raise CorruptRecord(
+            raise RingMismatch(
                 "the response is encrypted, and this application has no key ring: set IDEMPOTENCY_KEY_RING"
             )
         return self.unwrap(payload.data, stated=payload)

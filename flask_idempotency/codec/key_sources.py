@@ -69,8 +69,11 @@ def load_ring(source: object) -> KeyProvider:
 
 
 def generate(kid: str | None = None, *, today: date | None = None) -> str:
-    """Return a new key as one line of a ring, `id:key`. Its id is the date, unless you give one."""
-    kid = (today or datetime.now(UTC).date()).isoformat() if kid is None else kid
+    """Return a new key as one line of a ring, `id:key`. Its id is the date and a random suffix, unless you give one.
+
+    The date alone would name two keys that were made on one day, and the ring of one host would not open those of another.
+    """
+    kid = f"{(today or datetime.now(UTC).date()).isoformat()}-{os.urandom(3).hex()}" if kid is None else kid
     key = os.urandom(KEY_BYTES)
     if faults := key_faults(kid, key):
         raise ConfigurationError(*faults)

@@ -20,7 +20,7 @@ from typing import Final
 from zlib import crc32
 
 from flask_idempotency.codec.compression import COMPRESS_ABOVE, COMPRESSIONS, READERS, Compression
-from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable, RingMismatch
 from flask_idempotency.engine.journal import LARGEST_ENTRY, LARGEST_ITEM
 from flask_idempotency.engine.model import ERASED, StoredPayload
 from flask_idempotency.engine.store import StepContext
@@ -48,7 +48,7 @@ class StepEnvelopes:
         if payload.sealed_by == ERASED:
             raise ResponseUnavailable(STEP_ERASED)
         if payload.sealed_by is not None:
-            raise CorruptRecord("the step is encrypted, and this application has no key ring: set IDEMPOTENCY_KEY_RING")
+            raise RingMismatch("the step is encrypted, and this application has no key ring: set IDEMPOTENCY_KEY_RING")
         return self.unwrap(payload.data)
 
     def wrap(self, item: bytes, result: bytes | None) -> bytes:

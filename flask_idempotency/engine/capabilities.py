@@ -538,6 +538,10 @@ class DataKeys(Protocol):
         """Return all data keys that another key than this one wraps, each with its `tid`."""
         ...
 
+    def sample(self, kid: str, *, limit: int) -> Sequence[tuple[bytes, DataKey]]:
+        """Return some data keys that this key wraps, at most `limit`, each with its `tid`. Skip unreadable ones."""
+        ...
+
     def shred(self, tid: bytes) -> int:
         """Erase the responses of this tenant: delete all its data keys, and return how many there were.
 

@@ -69,6 +69,13 @@ class KeyProviderUnavailable(StoreUnavailable):
         self.remedy = remedy
 
 
+class RingMismatch(KeyProviderUnavailable):
+    """The key ring of this process does not open what the store has. The record may be sound, so never quarantine it for this.
+
+    The text names the id of the key, and no secret: logs show it.
+    """
+
+
 class StoreDataLoss(StoreUnavailable):
     """The store does not know this key, and it has lost data: the request may have run before.
 

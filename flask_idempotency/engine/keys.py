@@ -213,6 +213,11 @@ def encode(*parts: bytes) -> bytes:
     return b"".join(pieces)
 
 
+def data_key_context(tid: bytes, number: int, kid: str, store: bytes) -> bytes:
+    """Return what the wrapping of a tenant's data key is bound to. It belongs to the stored format."""
+    return encode(b"flask_idempotency/data-key/1", store, tid, b"%d" % number, kid.encode())
+
+
 class Identity:
     """Derives every name from one secret: storage keys and their labels, fingerprints, downstream keys.
 

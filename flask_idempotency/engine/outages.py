@@ -13,6 +13,7 @@ from flask_idempotency.engine.errors import (
     ConfigurationError,
     IdempotencyError,
     KeyProviderUnavailable,
+    RingMismatch,
     StoreDataLoss,
     StoreUnavailable,
 )
@@ -67,8 +68,10 @@ def cause_of(error: BaseException) -> str:
     which may quote a statement, a row or an address. An error of ours is named by the error below it.
     """
     below = error
-    while isinstance(below, IdempotencyError) and below.__cause__ is not None:
+    while isinstance(below, IdempotencyError) and not isinstance(below, RingMismatch) and below.__cause__ is not None:
         below = below.__cause__
+    if isinstance(below, RingMismatch):
+        return str(below)  # the id of a key helps, and is no secret
     # SQLAlchemy wraps the error of the driver.
     driver = getattr(below, "orig", None)
     return _named(driver if isinstance(driver, BaseException) else below)

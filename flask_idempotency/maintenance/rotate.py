@@ -20,7 +20,13 @@ from flask_idempotency.engine.capabilities import (
     Responses,
     every,
 )
-from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, DataKeyMissing, KeyProviderUnavailable
+from flask_idempotency.engine.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    DataKeyMissing,
+    KeyProviderUnavailable,
+    RingMismatch,
+)
 from flask_idempotency.engine.journal import Journals, StepAnswer
 from flask_idempotency.engine.keys import StorageKey, successor
 from flask_idempotency.engine.model import ERASED, RequestInfo, State, StoredPayload
@@ -414,7 +420,7 @@ class _Resealing:
             return "wiped" if one.replace(wiped(one.payload)) else "passed_over"
         try:
             opened = one.open()
-        except CorruptRecord:
+        except (CorruptRecord, RingMismatch):
             return "unreadable"
         except KeyProviderUnavailable:
             return "blocked"

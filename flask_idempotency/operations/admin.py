@@ -25,9 +25,10 @@ from flask_idempotency.engine.capabilities import (
     TaskLog,
     UnfinishedCounts,
 )
-from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.journal import Journals
+from flask_idempotency.engine.keys import data_key_context
 from flask_idempotency.engine.quota import Quota, Usage
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations.identity import IdentityChange
@@ -77,6 +78,8 @@ class KeyStatus:
     data_keys: int
     newest: bool
     known: bool
+    unopened: int = 0
+    """Of a sample of these data keys: how many this key of the ring does not open, though it has the id that they name."""
 
     @property
     def may_go(self) -> bool:
@@ -93,8 +96,8 @@ class KeysReport:
 
     @property
     def in_order(self) -> bool:
-        """Return whether every sealed response can be opened."""
-        return all(key.known for key in self.keys)
+        """Return whether every sealed response can be opened, as far as a sample of the data keys shows."""
+        return all(key.known and not key.unopened for key in self.keys)
 
 
 class Ring(Protocol):
@@ -104,6 +107,12 @@ class Ring(Protocol):
     def newest(self) -> str: ...
 
     def kids(self) -> Sequence[str]: ...
+
+    def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes: ...
+
+
+SAMPLE: Final = 10
+"""Data keys of each key of the ring. A key service is asked for each, and a wrong ring opens none."""
 
 
 def keys_status(ring: Ring, responses: Responses, data_keys: DataKeys, journals: Journals | None = None) -> KeysReport:
@@ -121,11 +130,32 @@ def keys_status(ring: Ring, responses: Responses, data_keys: DataKeys, journals:
     missing = sorted({kid for counted in (records, wrapped) for kid, n in counted.items() if n} - set(known))
     return KeysReport(
         tuple(
-            KeyStatus(kid, records.get(kid, 0), wrapped.get(kid, 0), newest=kid == ring.newest, known=kid in known)
+            KeyStatus(
+                kid,
+                records.get(kid, 0),
+                wrapped.get(kid, 0),
+                newest=kid == ring.newest,
+                known=kid in known,
+                unopened=_unopened(ring, data_keys, kid) if kid in known and wrapped.get(kid) else 0,
+            )
             for kid in [*known, *missing]
         ),
         plain,
     )
+
+
+def _unopened(ring: Ring, data_keys: DataKeys, kid: str) -> int:
+    """Return how many of a sample of data keys the key of the ring with this id does not open. A service may be away: 0."""
+    unopened = 0
+    for tid, key in data_keys.sample(kid, limit=SAMPLE):
+        context = data_key_context(tid, key.number, kid, data_keys.read_keys(tid).store)
+        try:
+            ring.unwrap(kid, key.wrapped, context=context)
+        except CorruptRecord:
+            unopened += 1
+        except Exception:  # noqa: BLE001 - whatever a key service raises, it tells nothing about the key
+            break
+    return unopened
 
 
 _STATUS: Final = "`flask idempotency redis status`"

@@ -32,7 +32,7 @@ from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
-from flask_idempotency.operations.admin import Ring, keys_status, memory_status
+from flask_idempotency.operations.admin import SAMPLE, Ring, keys_status, memory_status
 from flask_idempotency.operations.records import is_paused_in
 from flask_idempotency.operations.times import format_duration
 
@@ -48,8 +48,6 @@ class KeyProvider(Ring, Protocol):
     """The part of a key ring that the checks use."""
 
     def wrap(self, kid: str, key: bytes, *, context: bytes) -> bytes: ...
-
-    def unwrap(self, kid: str, wrapped: bytes, *, context: bytes) -> bytes: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,6 +477,15 @@ def keys(
             Verdict.FAULT,
             f"Responses are sealed under keys that are not in the ring ({', '.join(missing)}), so they cannot be opened.",
             "Put those keys back into IDEMPOTENCY_KEY_RING, after the newest, and run `flask idempotency keys status`.",
+        )
+    if wrong := [key for key in report.keys if key.unopened]:
+        yield (
+            Verdict.FAULT,
+            "The ring does not open data keys of the store that name its key: "
+            f"{', '.join(f'{key.unopened} of {min(key.data_keys, SAMPLE)} under {key.kid}' for key in wrong)}. Two keys have "
+            "this id, or the store was damaged. New requests and retries of these tenants get 503, and no record is harmed.",
+            "Put the ring into IDEMPOTENCY_KEY_RING that sealed them: compare it with that of other hosts, and with the one "
+            "before the last change. Then run `flask idempotency keys status`.",
         )
     if encryption == "required" and report.plain_records:
         yield (

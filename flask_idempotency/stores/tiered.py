@@ -357,6 +357,7 @@ class CachedDataKeys:
         self.disable = keys.disable
         self.delete = keys.delete
         self.wrapped_by_other = keys.wrapped_by_other
+        self.sample = keys.sample
         self.count = keys.count
 
     def shred(self, tid: bytes) -> int:

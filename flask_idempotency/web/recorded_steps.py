@@ -14,6 +14,7 @@ from flask_idempotency.engine.errors import (
     NotStorable,
     ResponseUnavailable,
     ResultNotRebuilt,
+    RingMismatch,
 )
 from flask_idempotency.engine.journal import EMPTY, LARGEST_RESULT, Entry, Journal, Journals
 from flask_idempotency.engine.policy import Policy
@@ -80,7 +81,7 @@ def _stored_item(found: SeenRecord, entry: Entry, journal: Journal, codec: Codec
     try:
         item, _ = codec.steps.open(entry.payload, entry.context(found.key, found.record.fingerprint))
         values.decode_item(item)
-    except (CorruptRecord, ResponseUnavailable):
+    except (CorruptRecord, ResponseUnavailable, RingMismatch):
         return None
     return item
 

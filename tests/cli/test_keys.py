@@ -43,10 +43,12 @@ def disabled() -> World:
 
 
 def test_generate_prints_one_line_of_a_ring_and_no_two_alike() -> None:
-    """With today's date for an id; and needs no application, for the first key is made before there is a ring."""
+    """Its id is today's date and a random suffix. It needs no application: the first key is made before there is a ring."""
     lines = [CliRunner().invoke(cli, ["keys", "generate"]).output for _ in range(2)]
 
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d:[A-Za-z0-9+/]{43}=\n", line) for line in lines)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d-[0-9a-f]{6}:[A-Za-z0-9+/]{43}=\n", line) for line in lines)
+    # Two rings of one day must not have one id and other bytes.
+    assert lines[0].partition(":")[0] != lines[1].partition(":")[0]
     assert lines[0] != lines[1]
     assert 32 == len(b64decode(lines[0].partition(":")[2]))
     assert lines[0].partition(":")[0] == load_ring(lines[0]).newest
@@ -108,6 +110,44 @@ def test_a_key_that_the_ring_has_not_is_a_fault() -> None:
         (key["kid"], key["known"], key["newest"], key["may_go"]) for key in json.loads(told.stdout)["keys"]
     ]
     assert "NOT IN THE RING" in run(shop({"new": NEW}, store=before.store), "keys", "status").output
+
+
+def test_a_ring_with_the_same_id_and_another_key_is_a_fault() -> None:
+    """Two keys of one day were given one id. Every request gets 503, and no check that compares ids sees why."""
+    before = shop({"2026-11-28": OLD})
+    assert 200 == before.post(key="a").status_code
+    world = shop({"2026-11-28": NEW}, store=before.store)
+
+    told, machine = run(world, "keys", "status"), run(world, "keys", "status", "--json")
+
+    assert (1, 1) == (told.exit_code, machine.exit_code)
+    assert "DOES NOT OPEN its data keys" in told.output
+    assert [(1, True)] == [(key["unopened"], key["known"]) for key in json.loads(machine.stdout)["keys"]]
+    doctor = run(world, "doctor", "--json")
+    (found,) = [each for each in json.loads(doctor.stdout)["findings"] if each["check"] == "keys"]
+    assert ("fault", True) == (found["verdict"], "1 of 1 under 2026-11-28" in found["text"])
+    assert 0 == run(shop({"2026-11-28": OLD}, store=before.store), "keys", "status").exit_code
+
+
+def test_a_ring_that_opens_nothing_harms_no_record(caplog: pytest.LogCaptureFixture) -> None:
+    before = shop({"2026-11-28": OLD})
+    first = before.post(key="a")
+    for ring in ({"2026-11-28": NEW}, {"other": NEW}, None):
+        world = shop(ring, store=before.store, encryption="on" if ring else "off")
+        caplog.clear()
+
+        retry = world.post(key="a")
+
+        assert (503, "store-unavailable") == (retry.status_code, retry.get_json()["code"])
+        named = "IDEMPOTENCY_KEY_RING" if ring is None else "the key '2026-11-28'"
+        assert named in caplog.text
+        assert not [key for key in (OLD, NEW) if key in caplog.text]
+    again = before.post(key="a")
+    assert (first.status_code, first.data, "true") == (
+        again.status_code,
+        again.data,
+        again.headers["Idempotency-Replayed"],
+    )
 
 
 def test_plain_records_are_counted_too() -> None:

@@ -120,6 +120,9 @@ class Shelf:
     def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         return self.inner.wrapped_by_other(kid)
 
+    def sample(self, kid: str, *, limit: int) -> Sequence[tuple[bytes, DataKey]]:
+        return self.inner.sample(kid, limit=limit)
+
     def shred(self, tid: bytes) -> int:
         return self.inner.shred(tid)
 

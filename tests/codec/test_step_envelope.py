@@ -15,7 +15,7 @@ from flask_idempotency.codec.encryption import DataKeyring, EncryptedCodec
 from flask_idempotency.codec.envelope import EnvelopeCodec
 from flask_idempotency.codec.step_envelope import StepEnvelopes
 from flask_idempotency.engine.capabilities import DataKey, TenantKeys
-from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable
+from flask_idempotency.engine.errors import CorruptRecord, NotStorable, ResponseUnavailable, RingMismatch
 from flask_idempotency.engine.journal import LARGEST_ENTRY, LARGEST_ITEM
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.model import ERASED, SealedBy, StoredPayload
@@ -159,8 +159,8 @@ def test_a_planted_plain_step_is_corrupt_where_encryption_is_required() -> None:
     assert (b"", b'{"id":"ch_1"}') == codec(plain_allowed=True).steps.open(planted, CONTEXT)
 
 
-def test_a_sealed_step_is_corrupt_without_a_key_ring() -> None:
-    with pytest.raises(CorruptRecord, match="KEY_RING"):
+def test_a_sealed_step_waits_for_its_key_ring() -> None:
+    with pytest.raises(RingMismatch, match="KEY_RING"):
         STEPS.open(codec().steps.seal(b"", b"1", CONTEXT), CONTEXT)
 
 

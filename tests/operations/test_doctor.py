@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +12,16 @@ import pytest
 
 from flask_idempotency.codec.key_sources import load_ring
 from flask_idempotency.codec.keyring import KeyRing
-from flask_idempotency.engine.capabilities import Finding, RecordPage, TaskLog, TaskReport, Verdict
-from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.capabilities import (
+    DataKey,
+    Finding,
+    RecordPage,
+    TaskLog,
+    TaskReport,
+    TenantKeys,
+    Verdict,
+)
+from flask_idempotency.engine.errors import ConfigurationError, CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.step_rules import Step
@@ -326,14 +334,27 @@ NEW = KeyStatus("new", 5, 1, newest=True, known=True)
 
 def ring(*keys: KeyStatus) -> Any:
     """The part of a key ring that says which keys there are."""
-    return SimpleNamespace(newest=keys[0].kid, kids=lambda: [key.kid for key in keys if key.known])
+    return SimpleNamespace(newest=keys[0].kid, kids=lambda: [key.kid for key in keys if key.known], unwrap=unwrap)
 
 
-def stored(*keys: KeyStatus, plain: int = 0) -> tuple[Any, Any]:
+def unwrap(kid: str, wrapped: bytes, *, context: bytes) -> bytes:
+    """Open the data keys of `stored`, but for those that are damaged, and those of a service that is away."""
+    if wrapped == b"other":
+        raise CorruptRecord("another key")
+    if wrapped == b"away":
+        raise TimeoutError
+    return b"k" * 32
+
+
+def stored(*keys: KeyStatus, plain: int = 0, data_keys: Sequence[bytes] = (b"ok",)) -> tuple[Any, Any]:
     """Responses and data keys of a store in these numbers."""
     return (
         SimpleNamespace(count=lambda: {**{key.kid: key.records for key in keys}, "": plain}),
-        SimpleNamespace(count=lambda: {key.kid: key.data_keys for key in keys}),
+        SimpleNamespace(
+            count=lambda: {key.kid: key.data_keys for key in keys},
+            sample=lambda kid, limit: [(b"t", DataKey(1, kid, wrapped)) for wrapped in data_keys][:limit],
+            read_keys=lambda tid: TenantKeys(b"store"),
+        ),
     )
 
 
@@ -367,6 +388,24 @@ def test_an_unusable_newest_key_is_a_fault(error: Exception | None) -> None:
 
     assert Verdict.FAULT is worst(found)
     assert "arn:" not in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("data_keys", "verdict"),
+    (
+        ([b"ok"] * 9, Verdict.FINE),
+        ([b"ok", b"other"], Verdict.FAULT),
+        ([b"other"] * 50, Verdict.FAULT),
+        ([b"away", b"other"], Verdict.FINE),  # `newest-key` reports a service that is away
+    ),
+)
+def test_a_key_that_does_not_open_what_names_it_is_a_fault(data_keys: Sequence[bytes], verdict: Verdict) -> None:
+    many = KeyStatus("new", 0, len(data_keys), newest=True, known=True)
+    (found,) = keys(ring(many), *stored(many, data_keys=data_keys), encryption="on")
+
+    assert verdict is found.verdict
+    if verdict is Verdict.FAULT:
+        assert f"{'1 of 2' if len(data_keys) == 2 else '10 of 10'} under new" in found.text
 
 
 @pytest.mark.parametrize(

@@ -369,6 +369,11 @@ class MemoryDataKeys:
         with self._shared.lock:
             return [(tid, key) for tid, each in self._tenants.items() for key in self._listed(each) if key.kid != kid]
 
+    def sample(self, kid: str, *, limit: int) -> Sequence[tuple[bytes, DataKey]]:
+        with self._shared.lock:
+            every = ((tid, key) for tid, each in self._tenants.items() for key in self._listed(each) if key.kid == kid)
+            return list(islice(every, limit))
+
     def shred(self, tid: bytes) -> int:
         with self._shared.lock:
             tenant = self._of(tid)

@@ -167,6 +167,18 @@ class DataKeysContract:
         assert (1, near(5)) == (found_here[other].number, found_here[other].closed_for)
         assert [key.number for tenant, key in store.data_keys.wrapped_by_other("2025-11") if tenant == tid] == [2]
 
+    def test_some_keys_under_a_key_of_the_ring_are_found(self, store: DataKeyStore) -> None:
+        """So that an operator learns whether the ring opens them."""
+        tids, kid = [a_key().tid for _ in range(3)], a_token().hex()
+        for tid in tids:
+            add(store, tid, 1, "2025-11"), add(store, tid, 2, kid)
+        every, some = (store.data_keys.sample(kid, limit=limit) for limit in (9, 2))
+
+        assert sorted(tids) == sorted(tid for tid, _ in every)
+        assert {DataKey(2, kid, WRAPPED)} == {key for _, key in every}
+        assert (len(some), {*some} <= {*every}) == (2, True)
+        assert list(store.data_keys.sample(a_token().hex(), limit=9)) == []
+
     def test_a_retired_key_is_gone_and_its_number_is_not_given_again(self, store: DataKeyStore) -> None:
         """Harmless when repeated, and for a number that never was. One that may still seal is not retired."""
         tid = a_key().tid

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Final
 
 from flask_idempotency.engine.capabilities import LARGEST_WRAPPED, Answer, DataKey, Page, TenantKeys
@@ -56,6 +56,9 @@ class RedisDataKeys:
 
     def wrapped_by_other(self, kid: str) -> Sequence[tuple[bytes, DataKey]]:
         return [(tid, key) for tid, key in self._all() if key.kid != kid]
+
+    def sample(self, kid: str, *, limit: int) -> Sequence[tuple[bytes, DataKey]]:
+        return list(islice(((tid, key) for tid, key in self._all() if key.kid == kid), limit))
 
     def shred(self, tid: bytes) -> int:
         return int(self._server.run(scripts.DATA_KEYS_SHRED, (layout.data_keys(tid),)))

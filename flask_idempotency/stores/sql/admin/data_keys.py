@@ -140,6 +140,10 @@ class SqlDataKeys(SqlCapability):
             )
         return found
 
+    def sample(self, kid: str, *, limit: int) -> Sequence[tuple[bytes, DataKey]]:
+        rows = self._rows(wrapped_by, my_wrapping_key_id=kid, my_limit=limit, long=True)
+        return readable(rows, lambda row: (row.tenant_id, _key(row)))
+
     def shred(self, tid: bytes) -> int:
         dialect = self._database.dialect
         parameters = {"my_tenant_id": tid, "now": self._now()}
@@ -246,6 +250,12 @@ def wrapped_by_other(dialect: Dialect) -> sa.Select[Any]:
     """Select the data keys of all tenants that are not wrapped by this key of the ring."""
     others = sa.select(_k.tenant_id, *_shown(dialect)).where(_k.wrapping_key_id != string("my_wrapping_key_id"))
     return others.order_by(_k.tenant_id, _k.number)
+
+
+def wrapped_by(dialect: Dialect) -> sa.Select[Any]:
+    """Select some data keys that this key of the ring wraps."""
+    some = sa.select(_k.tenant_id, *_shown(dialect)).where(_k.wrapping_key_id == string("my_wrapping_key_id"))
+    return some.limit(integer("my_limit"))
 
 
 def count_keys(dialect: Dialect) -> sa.Select[Any]:
