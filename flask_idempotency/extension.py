@@ -236,6 +236,8 @@ class AppState:
     """The object that was set up on the application. One of a module serves every application of its factory."""
     checks: list[Callable[[], Iterable[Finding]]] = field(default_factory=list)
     """Checks for `flask idempotency doctor` that others have added, such as those of Celery workers."""
+    app: Flask | None = None
+    """None: it is disabled."""
 
     @cached_property
     def consumers(self) -> ConsumerServices:
@@ -243,6 +245,13 @@ class AppState:
         from flask_idempotency.consumers.services import ConsumerServices  # for the applications that have consumers
 
         return ConsumerServices.of(self.settings, self.built, self.loaders.operations, self.observers)
+
+    @cached_property
+    def due_tasks(self) -> Mapping[str, float]:
+        """Seconds between two runs of each task that should run. Ask when the application is complete."""
+        from flask_idempotency.web.janitor import due_tasks  # for a scrape and the console, and no request
+
+        return {} if self.app is None else due_tasks(self.app)
 
     @property
     def engine(self) -> Engine | None:
@@ -403,6 +412,7 @@ class Idempotency:
             activity,
             lost_fields,
             self,
+            app=app,
         )
 
     def _check_policies(self, settings: Settings, offered: Mapping[str, bool]) -> None:

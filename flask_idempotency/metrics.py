@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import product
+from math import inf
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, get_args
@@ -32,6 +33,7 @@ from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
 from flask_idempotency.engine.journal import Effects
 from flask_idempotency.engine.outbox import OutboxCounts
+from flask_idempotency.engine.tasks import late_tasks
 from flask_idempotency.maintenance.finish import FinishReport
 from flask_idempotency.maintenance.janitor import TASKS, ExpireReport, ReconcileReport
 from flask_idempotency.maintenance.reap import ReapReport
@@ -247,7 +249,11 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "idempotency_store_up": ("1 if the store responded to the last scrape, else 0.", ()),
     "idempotency_unsettled_records": ("Records that are not completed.", ("state",)),
     "idempotency_unsettled_age_seconds": ("How long the oldest of them has had no worker.", ("state",)),
-    "idempotency_task_age_seconds": ("Time since a task last reported.", ("task",)),
+    "idempotency_task_age_seconds": (
+        "Time since a task last reported. Infinite for one that should run and never did.",
+        ("task",),
+    ),
+    "idempotency_task_interval_seconds": ("Time between two runs of each task that should run.", ("task",)),
     "idempotency_outbox_messages": ("Messages that are not sent yet.", ("state",)),
     "idempotency_outbox_age_seconds": ("How long the oldest message has been due.", ()),
     "idempotency_clock_skew_seconds": ("How far the store's clock was ahead of the janitor's host.", ()),
@@ -301,7 +307,7 @@ class Gauges(Collector):
         built: Services | None = getattr(app.extensions.get("idempotency"), "built", None)
         if built is None:
             return None
-        reading = _ask(built, app.extensions.get("idempotency_outbox"))
+        reading = _ask(built, app.extensions.get("idempotency_outbox"), app.extensions["idempotency"])
         # Keep a failure too: more questions do not end an outage.
         self._read[name] = self._monotonic(), reading
         return reading
@@ -330,7 +336,7 @@ def gauges_of(app: Flask) -> Gauges:
     return gauges
 
 
-def _ask(built: Services, outbox: Any) -> Reading:
+def _ask(built: Services, outbox: Any, state: Any) -> Reading:
     read: Reading = []
     if outbox is not None:
         # It may be in another database than the store.
@@ -352,6 +358,10 @@ def _ask(built: Services, outbox: Any) -> Reading:
             ("unsettled_age_seconds", ("lapsed",), standing.lapsed_for or 0.0),
             ("unsettled_age_seconds", ("quarantined",), standing.quarantined_for or 0.0),
         ]
+    if built.tasks is not None and state.due_tasks:
+        late = late_tasks(last, state.due_tasks, heartbeat_interval=state.settings.heartbeat_interval)
+        read += [("task_age_seconds", (each.task,), inf) for each in late if each.ago is None]
+        read += [("task_interval_seconds", (task,), every) for task, every in state.due_tasks.items()]
     read += [("task_age_seconds", (task,), last[task].ago) for task in TASKS if task in last]
     skew_ms = last["heartbeat"].whole("skew_ms") if "heartbeat" in last else None
     return read if skew_ms is None else [*read, ("clock_skew_seconds", (), skew_ms / 1000)]

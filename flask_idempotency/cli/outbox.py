@@ -43,7 +43,7 @@ _LEFT: Final = {
 
 
 @cli.command("relay")
-@click.option("--once", is_flag=True, help="Send what is due now, and end: for cron.")
+@click.option("--once", is_flag=True, help="Try each message that is due now once, and end: for cron.")
 @click.option(
     "--poll",
     type=click.FloatRange(0.05, 60),
@@ -70,13 +70,8 @@ def relay_command(once: bool, poll: float) -> Output:
             raise Refused(" ".join(faults))
         relay = services.relay()
         if once:
-            total = RelayReport()
-            while not stop.is_set:
-                report = relay.run_once(stopped=lambda: stop.is_set, wait=WAIT_SECONDS)
-                if report is None:
-                    break
-                total += report
-            total += relay.finish()
+            total = relay.once(stopped=lambda: stop.is_set, wait=WAIT_SECONDS)
+            _reporter()(total)
         else:
             total = run(relay, stop=stop, poll=poll, on_pass=_reporter())
     return Output(_counted(total), [f"Sent: {total.sent}. Delayed: {total.delayed}. Dead: {total.dead}."])

@@ -28,6 +28,7 @@ from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
 from flask_idempotency.engine.operations import MESSAGE
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.quota import LIMITS, Quota
+from flask_idempotency.engine.tasks import late_tasks
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.activity import summary
 from flask_idempotency.operations.admin import TenantUsage, quota_show
@@ -113,7 +114,7 @@ def overview(visit: Visit) -> str:
         states=None if counts is None else charts.shares(_states(counts, completed)),
         urgent=urgent,
         ids=short_ids(view.handle for view in urgent),
-        janitor=_janitor(parts.tasks),
+        janitor=None if parts.tasks is None else _janitor(parts.tasks),
         health=kept,
         look=kept is None or kept.ago > FRESH_SECONDS,
         outcome_words=charts.WORDS,
@@ -149,14 +150,12 @@ def _seen(visit: Visit, found: Sequence[SeenRecord]) -> list[RecordView]:
     return [view for each in found if visit.sees(each, view := operator.show_of(each)) is not None]
 
 
-def _janitor(tasks: TaskLog | None) -> dict[str, Any] | None:
-    """Return when the janitor's tasks last ran, and whether it is late. None: this store keeps no task log."""
-    if tasks is None:
-        return None
-    ago = {name: each.ago for name, each in tasks.reports().items()}
-    silence, interval = min(ago.values(), default=None), operator.settings().heartbeat_interval
-    late = interval is not None and (silence is None or silence > 2 * interval)
-    return {"silence": silence, "late": late, "tasks": sorted(ago.items())}
+def _janitor(tasks: TaskLog) -> dict[str, Any]:
+    """Return when each task last ran, also those that should and never did, and which are late."""
+    last, due, interval = tasks.reports(), operator.state().due_tasks, operator.settings().heartbeat_interval
+    late = [] if interval is None else late_tasks(last, due, heartbeat_interval=interval)
+    never: dict[str, float | None] = {each.task: None for each in late}
+    return {"late": late, "tasks": sorted({**never, **{name: each.ago for name, each in last.items()}}.items())}
 
 
 # Records.

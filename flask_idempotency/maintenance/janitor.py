@@ -21,6 +21,7 @@ from flask_idempotency.engine.errors import KeyProviderUnavailable, StoreUnavail
 from flask_idempotency.engine.events import Event, TaskRun
 from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.outages import cause_of
+from flask_idempotency.engine.tasks import beating
 
 Task: TypeAlias = Literal["reap", "finish", "expire", "rotate", "reconcile", "heartbeat", "relay"]
 TASKS: Final[tuple[Task, ...]] = ("reap", "finish", "expire", "rotate", "reconcile", "heartbeat", "relay")
@@ -249,6 +250,8 @@ class HeartbeatReport:
     """How far the store's clock is ahead of this host's."""
     stepped_ms: int = 0
     """How much that changed since the last heartbeat. A store's clock that jumps ends lives and leases."""
+    beating_s: int = 0
+    """Whole seconds since the first heartbeat: a daily task that never ran may still be due."""
     finished: bool = True
 
 
@@ -257,7 +260,7 @@ def heartbeat(last: Mapping[str, TaskReport], *, store_now: float, host_now: flo
     skew_ms = round((store_now - host_now) * 1000)
     entry = last.get("heartbeat")
     before = None if entry is None else entry.whole("skew_ms")
-    return HeartbeatReport(skew_ms, stepped_ms=0 if before is None else skew_ms - before)
+    return HeartbeatReport(skew_ms, 0 if before is None else skew_ms - before, round(beating(last) or 0.0))
 
 
 TENANTS_AT_ONCE: Final = 20

@@ -42,6 +42,9 @@ CALL_SECONDS: Final = 20.0
 WAIT_SECONDS: Final = 0.25
 """A task of the janitor looks for new messages after this, while calls are under way."""
 
+AGAIN_SECONDS: Final = 30.0
+"""How long a run of `once` puts off a message that it has tried: about as long as cron takes to run the next."""
+
 SLOW_SECONDS: Final = 1.0
 """A receiver that takes as long as this gets one call at a time."""
 
@@ -237,6 +240,9 @@ class Relay:
         monotonic: Callable[[], float] = time.monotonic,
         calls: Calls | None = None,
     ) -> None:
+        self._failed: dict[int, tuple[str, str]] | None = None
+        """In a run of `once`: the messages that were not sent, with the pattern of their route and the error."""
+        self._sent = Counter[str]()
         self._queue = queue
         self._routes = routes
         self._adopt = adopt
@@ -306,6 +312,26 @@ class Relay:
             # What has not begun. The next claim finds it again.
             self._give_back()
         return self._report(counts)
+
+    def once(self, *, stopped: Callable[[], bool], wait: float) -> RelayReport:
+        """Try each message that is due once, and wait for the calls. Log a line for each route and outcome, not each message.
+
+        A message that fails comes due again within seconds: a run would try it until its receiver is repaired.
+        """
+        self._failed, total = {}, RelayReport()
+        self._sent.clear()
+        while not stopped():
+            report = self.run_once(stopped=stopped, wait=wait)
+            if report is None:
+                break
+            total += report
+        total += self.finish()
+        for pattern, number in self._sent.items():
+            _log.info("%d messages of %s were sent", number, pattern)
+        for (pattern, error), number in Counter(self._failed.values()).items():
+            _log.warning("%d messages of %s were not sent (%s)", number, pattern, error)
+        self._failed = None
+        return total
 
     def finish(self) -> RelayReport:
         """Wait for the calls that are under way, for `CALL_SECONDS` at most."""
@@ -394,6 +420,12 @@ class Relay:
                     waiting.append(each)
                     continue
                 lanes.add(lane)
+            if self._failed and each.seq in self._failed:
+                # Its regular pause is over. Another pause keeps it from being claimed again and again in this run.
+                later.setdefault(AGAIN_SECONDS, []).append(each.seq)
+                if lane is not None:
+                    one.barred.add(lane)
+                continue
             receiver = one.receivers.get(each.seq)
             if not batch and not self._has_room(route, None, now):
                 waiting.append(each)
@@ -482,6 +514,7 @@ class Relay:
         confirmed = [each.seq for each, result in zip(chosen, results, strict=True) if result is None]
         if confirmed:
             counts["sent"] += len(confirmed)
+            self._sent[one.route.pattern] += len(confirmed)
             if self._queue.confirm(one.holder, confirmed) != len(confirmed):
                 # This host was suspended, and its clock with it: other relays send the rest.
                 one.began = self._monotonic() - PASS_SECONDS
@@ -494,9 +527,14 @@ class Relay:
                 self._queue.bury(one.holder, each.seq, error=error)
                 counts["dead"] += 1
                 self._observers(MessageDead("", each.message.topic, each.seq, error))
+                if self._failed is not None:
+                    self._failed[each.seq] = one.route.pattern, error
             else:
                 self._queue.delay(one.holder, each.seq, pause=pause_after(each.attempts), error=error)
                 counts["delayed"] += 1
+                if self._failed is not None:
+                    self._failed[each.seq] = one.route.pattern, error
+                    continue
                 facts = each.seq, each.message.topic, error, each.attempts + 1
                 _log.warning("message %d of %s was not sent (%s), attempt %d", *facts)
         if untried:

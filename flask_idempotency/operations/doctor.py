@@ -32,6 +32,7 @@ from flask_idempotency.engine.journal import Journals
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.policy import Policy
+from flask_idempotency.engine.tasks import MISSED, late_tasks, silence_of
 from flask_idempotency.operations.admin import SAMPLE, Ring, keys_status, memory_status
 from flask_idempotency.operations.records import is_paused_in
 from flask_idempotency.operations.times import format_duration
@@ -510,12 +511,6 @@ def keys(
 
 # The janitor: whether it runs, runs every task, and keeps up.
 
-MISSED: Final = 3
-"""Intervals without a run before a finding: one may be late, and one unlucky."""
-
-SOON_SECONDS: Final = 600.0
-"""A task with a longer interval may not have run yet since the janitor first started."""
-
 _START = (
     "Start a janitor (`celery -A flask_idempotency.janitor worker -B`; with a SQL store set IDEMPOTENCY_BROKER_URL first), or "
     "have cron run `flask idempotency reap` and `flask idempotency expire`. If you want none, set "
@@ -527,12 +522,12 @@ _START = (
 def janitor(
     task_log: TaskLog, *, heartbeat_interval: float | None = None, process_local: bool = False
 ) -> Iterator[Found]:
-    """Report whether a janitor has run lately. Any task counts, also one that cron runs: cron has no heartbeat."""
+    """Report whether a janitor has run lately. Any task but `relay` counts: cron has no heartbeat. `tasks` looks at each."""
     if process_local or heartbeat_interval is None:
         why = "no other process sees these records" if process_local else "IDEMPOTENCY_HEARTBEAT_INTERVAL is None"
         yield Verdict.FINE, f"No janitor is expected: {why}.", ""
         return
-    silence = min((entry.ago for entry in task_log.reports().values()), default=None)
+    silence = silence_of(task_log.reports())
     if silence is None:
         yield Verdict.FAULT, "No janitor has ever reported to this store.", _START
     elif silence > 2 * heartbeat_interval:
@@ -551,26 +546,27 @@ def tasks(
     heartbeat_interval: float | None = None,
     process_local: bool = False,
 ) -> Iterator[Found]:
-    """Report scheduled tasks that did not run. `intervals` are seconds.
-
-    No task is late before the janitor itself would be, two heartbeats after its last report: cron runs once a minute.
-    """
+    """Report each scheduled task that did not run, by its own last run. `intervals` are seconds."""
     if heartbeat_interval is None or process_local:
         return
-    last, late = task_log.reports(), list[Found]()
-    for task, seconds in intervals.items():
-        if task == "finish":
-            continue  # by `finish`
-        entry, due = last.get(task), f"The task {task} is due every {format_duration(seconds)}"
-        remedy = (
-            f"See why in the janitor's log, or run `flask idempotency {task}` by hand. If it should run less often, set "
-            f"IDEMPOTENCY_{task.upper()}_INTERVAL to that."
+    last = task_log.reports()
+    if silence_of(last) is None:
+        # `janitor` reports that, and a relay needs none.
+        intervals = {task: seconds for task, seconds in intervals.items() if task == "relay"}
+    late = [
+        each for each in late_tasks(last, intervals, heartbeat_interval=heartbeat_interval) if each.task != "finish"
+    ]
+    for task, every, ago in late:
+        ran = "never ran" if ago is None else f"last ran {format_duration(ago)} ago"
+        command = "relay --once" if task == "relay" else task
+        yield (
+            Verdict.FAULT,
+            f"The task {task} is due every {format_duration(every)}, and {ran}.",
+            f"See why in the janitor's log, and run `flask idempotency {command}` by hand or by cron. If it should run less "
+            f"often, set IDEMPOTENCY_{task.upper()}_INTERVAL to that.",
         )
-        if entry is None and seconds <= SOON_SECONDS and last:
-            late.append((Verdict.ADVICE, f"{due}, and never ran.", remedy))
-        elif entry is not None and entry.ago > max(MISSED * seconds, 2 * heartbeat_interval):
-            late.append((Verdict.FAULT, f"{due}, and last ran {format_duration(entry.ago)} ago.", remedy))
-    yield from late or [(Verdict.FINE, "Every task that ran once has run on time since.", "")]
+    if not late:
+        yield Verdict.FINE, "Every task has run on time.", ""
 
 
 @check("finish", asks_store=True, fine="No endpoint waits for a janitor that does not finish its requests.")

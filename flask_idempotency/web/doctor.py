@@ -21,7 +21,6 @@ from flask import Flask
 from flask_idempotency.assembly import Services, is_process_local
 from flask_idempotency.engine.activity import HOUR, UNKEPT, merged
 from flask_idempotency.engine.capabilities import Finding, Verdict
-from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.keys import StorageKey, owner_mark
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
@@ -43,7 +42,7 @@ from flask_idempotency.settings import Settings, derived_secret
 from flask_idempotency.settings.profiles import lost_names
 from flask_idempotency.settings.security import exposure, is_same, secret_weaknesses
 from flask_idempotency.web.callbacks import Callbacks
-from flask_idempotency.web.janitor import intervals, unknown_consumers, work_of
+from flask_idempotency.web.janitor import due_tasks, unknown_consumers
 from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.policies import Policies
 from flask_idempotency.web.request_body import MEMORY_BYTES, BodyNotKept, TemporaryBody
@@ -88,11 +87,7 @@ class Application(Target):
 
     @property
     def intervals(self) -> Mapping[str, float]:
-        try:
-            work = work_of(self.app, self.services, self.settings, self.callbacks, self.policies, lambda event: None)
-        except ConfigurationError:
-            return {}  # a fault of the resolvers, which another check reports
-        return {task: every for task, every in intervals(self.settings).items() if task in work and task != "heartbeat"}
+        return due_tasks(self.app)
 
 
 def run_checks(

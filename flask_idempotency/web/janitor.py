@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flask import Flask
 
-from flask_idempotency.assembly import Services, identities
+from flask_idempotency.assembly import Services, identities, is_process_local
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import DataLossDetected, Event
@@ -103,6 +103,21 @@ def janitor_of(app: Flask, *, host_clock: Callable[[], float] = time.time) -> Ja
     built: Services = state.built
     work = work_of(app, built, state.settings, state.loaders, state.policies, state.observers)
     return Janitor(work, task_log=built.tasks, observers=state.observers, host_clock=host_clock)
+
+
+def due_tasks(app: Flask) -> dict[str, float]:
+    """Return the seconds between two runs of each task that should run for this application. Cron has no heartbeat.
+
+    Empty: none is expected, or its resolvers have a fault, which `doctor` reports.
+    """
+    settings: Settings = app.extensions["idempotency"].settings
+    if settings.heartbeat_interval is None or is_process_local(settings):
+        return {}
+    try:
+        work = janitor_of(app).tasks
+    except ConfigurationError:
+        return {}
+    return {task: every for task, every in intervals(settings).items() if task in work and task != "heartbeat"}
 
 
 def settler_of(built: Services, settings: Settings, observers: Callable[[Event], None]) -> Settler | None:

@@ -21,6 +21,7 @@ from flask_idempotency.engine.capabilities import TaskLog
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.events import Event, JanitorMissing
 from flask_idempotency.engine.outages import cause_of
+from flask_idempotency.engine.tasks import silence_of
 from flask_idempotency.operations.identity import (
     FORMER_LOADER,
     LOADER,
@@ -106,7 +107,8 @@ def _kinds_before(
 class JanitorMonitor:
     """Publish `JanitorMissing` once when no janitor has reported for two intervals.
 
-    Any task counts, also one that cron runs: cron has no heartbeat. After a report, the next silence is published again.
+    Any task but `relay` counts, also one that cron runs: cron has no heartbeat. After a report, the next silence is
+    published again.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class JanitorMonitor:
                 self._began = now
                 return
         try:
-            silence = min((entry.ago for entry in self._task_log.reports().values()), default=None)
+            silence = silence_of(self._task_log.reports())
         except Exception as error:  # noqa: BLE001 - the response is ready, and a monitor must not spoil it
             _log.debug("It is unknown whether a janitor runs (%s).", cause_of(error))
             return

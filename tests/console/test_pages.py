@@ -155,7 +155,21 @@ def test_the_overview_names_what_needs_a_person(made: Rig) -> None:
 
     assert "1 request with an unknown outcome" in page
     assert f"/idempotency/records/{handle}" in page
-    assert "No task of a janitor has ever reported" in page
+
+
+def test_the_overview_names_each_task_that_does_not_run(tmp_path: Path) -> None:
+    made = rig(f"sqlite:///{tmp_path}/s.db")
+    state = made.app.extensions["idempotency"]
+    state.built.schema.upgrade()
+    state.built.tasks.report("relay", "{}")
+    state.built.tasks.report("expire", "{}")
+
+    page = made.browser().get("/").text
+
+    assert "reap is due every 10 s, and never ran" in page
+    assert "expire is due" not in page
+    assert 1 == page.count("<dd>never ran</dd>")
+    assert "No request waits for you" not in page
 
 
 def test_the_overview_is_quiet_when_all_is_in_order() -> None:
@@ -165,7 +179,7 @@ def test_the_overview_is_quiet_when_all_is_in_order() -> None:
     page = made.browser().get("/").text
 
     assert "No request waits for you" in page
-    assert "Janitor late" not in page
+    assert "Task late" not in page
 
 
 def test_the_title_and_the_icon_have_the_number_that_need_a_person() -> None:

@@ -282,9 +282,10 @@ def test_the_first_heartbeat_has_a_skew_and_no_step() -> None:
 def test_a_clock_jump_between_heartbeats_is_a_step() -> None:
     last = before('{"skew_ms":-250,"stepped_ms":0,"finished":true}')
 
-    assert HeartbeatReport(skew_ms=-250, stepped_ms=0) == heartbeat(last, store_now=1999.75, host_now=2000.0)
-    assert HeartbeatReport(172_800_000, stepped_ms=172_800_250) == heartbeat(last, store_now=174800.0, host_now=2000.0)
-    assert HeartbeatReport(-3_600_000, stepped_ms=-3_599_750) == heartbeat(last, store_now=0.0, host_now=3600.0)
+    beating_s = round(last["heartbeat"].ago)
+    assert HeartbeatReport(-250, 0, beating_s) == heartbeat(last, store_now=1999.75, host_now=2000.0)
+    assert HeartbeatReport(172_800_000, 172_800_250, beating_s) == heartbeat(last, store_now=174800.0, host_now=2000.0)
+    assert HeartbeatReport(-3_600_000, -3_599_750, beating_s) == heartbeat(last, store_now=0.0, host_now=3600.0)
 
 
 def test_an_unreadable_last_heartbeat_is_no_step() -> None:
@@ -292,7 +293,7 @@ def test_an_unreadable_last_heartbeat_is_no_step() -> None:
     reports = ("", "{}", "[]", "null", "not json", '{"skew_ms":"1"}', '{"skew_ms":null}', '{"skew_ms":1.5}')
     for report in reports:
         found = heartbeat(before(report), store_now=1001.0, host_now=1000.0)
-        assert (report, HeartbeatReport(skew_ms=1000), True) == (report, found, found.finished)
+        assert (report, HeartbeatReport(skew_ms=1000, beating_s=60), True) == (report, found, found.finished)
 
 
 # expire

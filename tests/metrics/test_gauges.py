@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +103,26 @@ def test_a_store_without_unfinished_records_shows_0(store: Store) -> None:
 
     assert 0.0 == read_now["unsettled_records", "quarantined"] == read_now["unsettled_age_seconds", "quarantined"]
     assert not [name for name in read_now if name[0] in ("task_age_seconds", "clock_skew_seconds")]
+
+
+def test_each_task_that_should_run_has_its_own_age(tmp_path: Path) -> None:
+    """One alert compares each with its interval. A task that never ran is infinitely old, whatever else runs."""
+    app = Flask("shop")
+    app.config.update(TESTING=True, IDEMPOTENCY_STORE=f"sqlite:///{tmp_path}/s.db", IDEMPOTENCY_NAMESPACE="shop")
+    Idempotency(app, secret="s-9f2c47d1e8b35a60", quota_records=5)
+    state = app.extensions["idempotency"]
+    state.built.schema.upgrade()
+    state.built.tasks.report("heartbeat", '{"beating_s":1000}')
+    state.built.tasks.report("reap", "{}")
+    read_now = read(gauges_of(app))
+
+    assert {"reap": 10.0, "expire": 60.0, "reconcile": 86400.0} == {
+        name[1]: value for name, value in read_now.items() if name[0] == "task_interval_seconds"
+    }
+    ages = {name[1]: value for name, value in read_now.items() if name[0] == "task_age_seconds"}
+    # A daily task may be about to run for the first time.
+    assert ({"reap", "heartbeat", "expire"}, inf) == ({*ages}, ages["expire"])
+    assert ages["reap"] < 100
 
 
 def test_an_unreadable_heartbeat_shows_no_skew(store: Store) -> None:

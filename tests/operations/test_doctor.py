@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
@@ -448,6 +449,11 @@ def log(reports: Mapping[str, TaskReport]) -> Any:
     return SimpleNamespace(reports=lambda: reports)
 
 
+def beating(seconds: float) -> dict[str, TaskReport]:
+    """The heartbeat of a janitor that began so long ago."""
+    return {"heartbeat": TaskReport(1.0, json.dumps({"beating_s": round(seconds) - 1}))}
+
+
 DONE, CUT = '{"removed":1,"finished":true}', '{"removed":1,"finished":false}'
 
 
@@ -458,6 +464,10 @@ DONE, CUT = '{"removed":1,"finished":true}', '{"removed":1,"finished":false}'
         pytest.param({"heartbeat": TaskReport(59.0, "{}")}, Verdict.FINE, id="lately"),
         pytest.param({"heartbeat": TaskReport(61.0, "{}")}, Verdict.FAULT, id="long ago"),
         pytest.param({"heartbeat": TaskReport(9e9, "{}"), "expire": TaskReport(5.0, "{}")}, Verdict.FINE, id="by cron"),
+        pytest.param({"relay": TaskReport(1.0, "{}")}, Verdict.FAULT, id="a relay is no janitor"),
+        pytest.param(
+            {"relay": TaskReport(1.0, "{}"), "reap": TaskReport(61.0, "{}")}, Verdict.FAULT, id="beside a relay"
+        ),
     ),
 )
 def test_a_janitor_is_missed_after_two_intervals(last: dict[str, TaskReport], verdict: Verdict) -> None:
@@ -473,13 +483,33 @@ def test_no_janitor_is_missed_if_none_is_expected() -> None:
     (
         pytest.param({"expire": TaskReport(179.0, DONE), "rotate": TaskReport(9.0, DONE)}, Verdict.FINE, id="in time"),
         pytest.param({"expire": TaskReport(181.0, DONE), "rotate": TaskReport(9.0, DONE)}, Verdict.FAULT, id="late"),
-        pytest.param({"rotate": TaskReport(9.0, DONE)}, Verdict.ADVICE, id="never, though due every minute"),
-        pytest.param({"expire": TaskReport(9.0, DONE)}, Verdict.FINE, id="never, and due every day"),
+        pytest.param({"rotate": TaskReport(9.0, DONE)}, Verdict.FAULT, id="never, though due every minute"),
+        pytest.param({"expire": TaskReport(9.0, DONE)}, Verdict.FAULT, id="never, by cron, which has no heartbeat"),
+        pytest.param({"expire": TaskReport(9.0, DONE), **beating(3 * 86400)}, Verdict.FINE, id="never, and due today"),
+        pytest.param({"expire": TaskReport(9.0, DONE), **beating(3 * 86401)}, Verdict.FAULT, id="never in three days"),
+        pytest.param({**beating(170)}, Verdict.FINE, id="none yet, of a janitor that starts"),
+        pytest.param({**beating(181)}, Verdict.FAULT, id="none, of a janitor that runs"),
         pytest.param({}, Verdict.FINE, id="no janitor at all is another check's"),
+        pytest.param({"relay": TaskReport(9.0, DONE)}, Verdict.FINE, id="nor beside a relay"),
     ),
 )
 def test_a_late_task_is_reported(last: dict[str, TaskReport], verdict: Verdict) -> None:
     assert verdict is worst(tasks(log(last), {"expire": 60.0, "rotate": 86400.0}, heartbeat_interval=30.0))
+
+
+def test_each_task_has_its_own_age() -> None:
+    """One that runs hides none that does not."""
+    last = {"reap": TaskReport(1.0, DONE), "expire": TaskReport(500.0, DONE), **beating(9e5)}
+    every = {"reap": 10.0, "expire": 60.0, "rotate": 86400.0, "relay": 5.0, "finish": 15.0}
+    found = tasks(log(last), every, heartbeat_interval=30.0)
+
+    assert [
+        (FAULT, "The task expire is due every 1 min, and last ran 8 min 20 s ago."),
+        (FAULT, "The task rotate is due every 1 d, and never ran."),
+        (FAULT, "The task relay is due every 5 s, and never ran."),
+    ] == [(each.verdict, each.text) for each in found]
+    assert "`flask idempotency relay --once`" in found[2].remedy
+    assert [FAULT] == [each.verdict for each in tasks(log({}), {"relay": 5.0}, heartbeat_interval=30.0)]
 
 
 @pytest.mark.parametrize(("ago", "verdict"), ((119.0, Verdict.FINE), (121.0, Verdict.FAULT)))

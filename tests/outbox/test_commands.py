@@ -55,6 +55,48 @@ def test_relay_once_sends_what_is_due(shop: Shop) -> None:
     assert {"sent": 0, "delayed": 0, "dead": 0} == json.loads(run(shop, "relay", "--once", "--json").output)
 
 
+@on_each
+def test_relay_once_tries_each_message_once_and_logs_a_line_for_each_outcome(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if each attempt takes so long that the first message is due again before the last was tried."""
+    tried: list[bytes] = []
+
+    def fail(message: Message) -> Exception | None:
+        tried.append(message.body)
+        shop.clock.advance(60)
+        return TimeoutError() if message.body != b"5" else None
+
+    shop.sent.fail = fail
+    for number in range(5):
+        shop.publish("orders", number)
+    shop.publish("orders", 5)
+    shop.publish("orders", 6, key="one")
+    shop.publish("orders", 7, key="one")  # behind the one before, which fails
+    with caplog.at_level("INFO", logger="flask_idempotency"):
+        result = run(shop, "relay", "--once")
+
+    assert (0, "Sent: 1. Delayed: 6. Dead: 0.") == (result.exit_code, result.output.strip())
+    assert [str(number).encode() for number in range(7)] == sorted(tried)
+    assert ["1 messages of * were sent", "6 messages of * were not sent (TimeoutError)"] == [
+        record.getMessage() for record in caplog.records if "messages of" in record.getMessage()
+    ]
+    assert not [record for record in caplog.records if record.getMessage().startswith("message ")]
+    shop.sent.fail = lambda message: None
+    shop.clock.advance(600)
+    assert RelayReport(7) == shop.drain()
+
+
+def test_relay_once_counts_as_a_run(shop: Shop) -> None:
+    """Cron may run it. Without a report, `doctor` would say that no relay runs."""
+    tasks = shop.app.extensions["idempotency"].built.tasks
+    assert "relay" not in tasks.reports()
+    shop.publish("orders", 1)
+    for sent in (1, 0):
+        assert 0 == run(shop, "relay", "--once").exit_code
+        assert (sent, True) == (tasks.reports()["relay"].whole("sent"), tasks.reports()["relay"].facts()["finished"])
+
+
 def test_relay_once_waits_for_the_calls_under_way(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have begun when no time is left to wait for them."""
     monkeypatch.setattr("flask_idempotency.cli.outbox.WAIT_SECONDS", 0)

@@ -262,7 +262,7 @@ def test_a_janitor_that_never_reported_is_a_fault(shared: Store) -> None:
 
 def test_only_tasks_with_work_are_missed(shared: Store) -> None:
     """Nobody rotates where nothing is encrypted, and nobody recounts where there are no quotas."""
-    book_in(shared, "shop").report("heartbeat", "{}")
+    book_in(shared, "shop").report("heartbeat", '{"beating_s":1000}')
 
     said = found(of_function(reconcile_interval=10, rotate_interval=10), "tasks")
     counted = found(of_function(reconcile_interval=10, quota_records=5), "tasks")

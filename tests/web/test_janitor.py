@@ -97,6 +97,14 @@ def test_any_task_is_a_sign_of_a_janitor(watched: Watched, task: str) -> None:
     assert 0 == watched.look_after(60)
 
 
+def test_a_relay_is_no_sign_of_a_janitor(watched: Watched) -> None:
+    watched.look_after(0)
+    watched.clock.advance(1)
+    watched.book.report("relay", "{}")
+
+    assert 1 == watched.look_after(60)
+
+
 def test_a_silence_after_a_report_is_published_again(watched: Watched) -> None:
     """With how long it has lasted. In between there is nothing to tell."""
     watched.look_after(0)
