@@ -203,7 +203,11 @@ class GivenStep:
     metavar="FILE",
     help="The body of the response; - reads standard input. Default: no body.",
 )
-@click.option("--content-type", metavar="TYPE", help="The type of the body. Default: that of the application.")
+@click.option(
+    "--content-type",
+    metavar="TYPE",
+    help="The type of the body. Default: application/json for JSON, else that of the application.",
+)
 @click.option(
     "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header of the response; repeat it for more."
 )
@@ -258,10 +262,13 @@ def resolve_command(
         (done, forced), said = _freed(case, force=force, yes=yes, word=word), _RELEASED
     elif verdict == "happened":
         stored, dropped = (_value(given, about), []) if of_message else _result(given, policy)
-        left = ", ".join(map(clean, undone(operator.recorded_of(case.first)[1], policy.step_rules)))
-        never = [f"No retry goes on then. These effects never happen, unless they did already: {left}."] if left else []
+        shown = [] if of_message else [f"Response: {operator.described(stored)}"]
+        if stored.body:
+            shown.append(f"Body: {clean(stored.body.decode(errors='replace')[:SHOWN])}")
+        if left := ", ".join(map(clean, undone(operator.recorded_of(case.first)[1], policy.step_rules))):
+            shown.append(f"No retry goes on then. These effects never happen, unless they did already: {left}.")
         what = "value" if of_message else "response"
-        _ask(case, policy, *never, f"Give this {what} to retries from now on?", yes=yes)
+        _ask(case, policy, *shown, f"Give this {what} to retries from now on?", yes=yes)
         done = records.complete(operator.settler(), case, stored, word, keep=policy.keep, remember=policy.remember)
         if dropped:
             notes.append(f"Headers that this endpoint does not keep, and retries do not get: {', '.join(dropped)}.")
@@ -277,6 +284,9 @@ def resolve_command(
         said = "Reopened: retries get the stored response."
     return _output(done, _VERBS[verdict or ""], said, forced=forced, notes=notes)
 
+
+SHOWN: Final = 1000
+"""Characters of a body that the question shows."""
 
 _VERBS: Final = {"never": "released", "happened": "completed", "resume": "resumed", "reopen": "reopened"}
 

@@ -391,7 +391,7 @@ def _consequence(verdict: str, stored: StoredResponse | None, *, message: bool) 
         return VERDICTS[verdict][1]
     if message:
         return f"The next delivery gets {'this value' if stored.kept else 'no value'}, and the work does not run again."
-    what = f"{stored.status}" if stored.kept else f"`response-not-kept` with status {stored.status}"
+    what = operator.described(stored) if stored.kept else f"`response-not-kept` with status {stored.status}"
     return f"Retries get {what}, and the view does not run again."
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from flask_idempotency.engine.audit import SAYS_NEVER, SAYS_UNKNOWN, AuditTrail, says_never_happened
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
-from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError
+from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, RingMismatch
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.journal import EMPTY, Journal, Journals
 from flask_idempotency.engine.keys import LONGEST_NAME, TID_BYTES, Identity, Scope, StorageKey
@@ -588,7 +588,7 @@ def reopen(
     def reopened(found: SeenRecord) -> bool:
         try:
             return settler.reopen(found, keep=keep, remember=remember, **asdict(word))
-        except CorruptRecord as error:
+        except (CorruptRecord, RingMismatch) as error:
             if found is not case.first:
                 return False
             raise Refused(f"It cannot be reopened: {error}. Nothing was changed.") from error

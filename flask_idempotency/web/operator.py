@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -356,19 +357,30 @@ def response_for(
 ) -> tuple[StoredResponse, list[str]]:
     """Return the response that retries will get, and the names of the header fields that they will not.
 
-    None as the body is a response without one; retries then get `response-not-kept`, unless the status has no body.
+    None as the body is a response without one; retries then get `response-not-kept`, unless the status has no body. Without a
+    type, a body that is JSON is `application/json`, and any other has the type of the application's responses.
     """
     response = current_app.response_class(body or b"", status=status)
     if content_type is not None:
         response.content_type = content_type
     elif body is None:
         del response.headers["Content-Type"]
+    else:
+        with suppress(ValueError, RecursionError):
+            json.loads(body)
+            response.content_type = "application/json"
     for name, value in fields:
         response.headers.add(name, value)
     result = result_of(current_app, response, policy)
     kept = {name.lower() for name, _ in result.metadata}
     dropped = [name for name, _ in fields if name.lower() not in kept]
     return (result.without_body() if body is None and result.status not in (204, 304) else result), dropped
+
+
+def described(stored: StoredResponse) -> str:
+    """Return the status, type and size of this response, as retries get them."""
+    media_type = next((value for name, value in stored.metadata if name.lower() == "content-type"), "no type")
+    return f"{stored.status}, {media_type}, {len(stored.body):,} bytes" if stored.body else f"{stored.status}"
 
 
 def is_erased(case: Case) -> bool:

@@ -87,6 +87,25 @@ def test_an_answer_that_is_given_is_every_retrys(tmp_path: Path) -> None:
     assert 1 == len(world.runs)
 
 
+@pytest.mark.parametrize(
+    ("body", "media_type"), (('{"id": 7}', "application/json"), ("paid\x1b[2J", "text/html; charset=utf-8"))
+)
+def test_a_body_without_a_type_is_json_if_it_can_be_and_is_shown_first(
+    tmp_path: Path, body: str, media_type: str
+) -> None:
+    world = unknown()
+    (tmp_path / "answer").write_text(body)
+
+    told = run(
+        world, *RESOLVE[:-1], "--happened", "--status", "201", "--body-file", str(tmp_path / "answer"), typed="y\n"
+    )
+
+    assert f"Response: 201, {media_type}, {len(body)} bytes\n" in told.output
+    assert f"Body: {body[:4]}" in told.output
+    assert "\x1b" not in told.output
+    assert media_type == paid(world).content_type
+
+
 def test_a_body_may_come_from_standard_input() -> None:
     """As it is: bytes, not text."""
     world = unknown()
@@ -205,12 +224,13 @@ def test_what_never_happened_is_refused_while_the_owner_may_live() -> None:
 
 
 def sealed_and_lost() -> World:
-    """A payment whose answer nobody could open, because a key was missing in the ring; and the ring without it."""
+    """A payment that an earlier release quarantined, because a key was missing in the ring; and the ring without it."""
     world = shop(encryption="on", key_ring={"old": OLD})
     paid(world)
-    world = shop(store=world.store, encryption="on", key_ring={"new": NEW})
-    assert 500 == paid(world).status_code
-    return world
+    (kept,) = world.store.responses.scan(limit=10).answers
+    assert kept.record.payload is not None
+    world.store.mark_corrupt(kept.key, kept.record.payload)
+    return shop(store=world.store, encryption="on", key_ring={"new": NEW})
 
 
 def test_an_answer_that_opens_again_is_given_again() -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
@@ -517,14 +518,29 @@ def test_the_key_provider_is_away() -> None:
 
 
 def test_a_record_that_cannot_be_read_is_dead() -> None:
-    """It is sealed with a key of the same name and other bytes, so it looks damaged."""
+    world = encrypted()
+    process(world, world.idempotency.inbox("billing"))
+    (kept,) = world.store.responses.scan(limit=10).answers
+    payload = kept.record.payload
+    assert payload is not None
+    assert world.store.responses.replace(kept.key, payload, replace(payload, data=payload.data[::-1]))
+    other = encrypted(store=world.store)
+    inbox = other.idempotency.inbox("billing")
+
+    assert [Dead("record-corrupt")] * 2 == [process(other, inbox), process(other, inbox)]
+    assert [] == other.runs
+
+
+def test_a_record_that_another_ring_sealed_is_kept_for_later() -> None:
+    """One worker with a wrong ring must not bury the messages of all."""
     world = encrypted()
     process(world, world.idempotency.inbox("billing"))
     other = encrypted(key_ring={"k": "4" * 43 + "="}, store=world.store)
     inbox = other.idempotency.inbox("billing")
 
-    assert [Dead("record-corrupt")] * 2 == [process(other, inbox), process(other, inbox)]
+    assert [Later(2.0, "store-unavailable")] * 2 == [process(other, inbox), process(other, inbox)]
     assert [] == other.runs
+    assert isinstance(process(world, world.idempotency.inbox("billing")), Processed)
 
 
 def encrypted(**settings: Any) -> World:

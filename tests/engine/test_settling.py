@@ -17,6 +17,7 @@ from flask_idempotency.engine.errors import (
     KeyProviderUnavailable,
     LeaseLost,
     NotApplied,
+    RingMismatch,
     StoreUnavailable,
 )
 from flask_idempotency.engine.events import Event, Observers, Resolved
@@ -211,7 +212,7 @@ def test_a_freed_key_runs_again_and_is_told(desk: Desk, forced: bool) -> None:
 def test_an_answer_that_can_be_opened_again_is_reopened(desk: Desk) -> None:
     damaged, _ = desk.condemned()
     desk.turn("2026")
-    with pytest.raises(CorruptRecord):
+    with pytest.raises(RingMismatch):
         desk.settler.reopen(damaged, keep=KEEP, **WHY)
     assert (damaged, []) == (desk.seen(damaged.key), desk.events)
 
