@@ -565,13 +565,21 @@ class _Served:
             text = f"Redis delivers {some(above)} again while it runs: visibility_timeout is {timeout:g} s."
             yield _advice(text, remedy)
         ahead = conf.worker_prefetch_multiplier
-        waiting = [name for name, limit in limits.items() if name not in above and limit * (1 + ahead) >= timeout]
+        # 0 reserves without a limit.
+        waiting = [
+            name
+            for name, limit in limits.items()
+            if name not in above and (not ahead or limit * (1 + ahead) >= timeout)
+        ]
         if waiting:
             text = (
-                f"Redis may deliver again what a worker has reserved and not begun: {ahead} messages may wait for "
-                f"{some(waiting)}, and visibility_timeout is {timeout:g} s."
+                f"Redis may deliver again what a worker has reserved and not begun: {ahead or 'any number of'} "
+                f"message{'' if ahead == 1 else 's'} may wait for {some(waiting)}, and visibility_timeout is {timeout:g} s."
             )
-            yield _advice(text, "Set worker_prefetch_multiplier = 1, or a longer visibility_timeout.")
+            least = 2 * max(limits[name] for name in waiting)
+            longer = f'broker_transport_options = {{"visibility_timeout": …}} above {least:g} s'
+            enough = "Set worker_prefetch_multiplier = 1" + (f", and {longer}" if least >= timeout else "")
+            yield _advice(text, f"Set {longer}." if ahead == 1 else f"{enough}.")
 
 
 def _advice(text: str, remedy: str) -> Finding:

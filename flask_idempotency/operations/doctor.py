@@ -76,6 +76,11 @@ class Target:
     journals: Journals | None = None
 
     @property
+    def ran(self) -> Mapping[str, float]:
+        """Seconds that a request of each endpoint is known to have run at least: the longest of the last days."""
+        return {}
+
+    @property
     def endpoints(self) -> Sequence[Endpoint]:
         """Every guarded endpoint, once for each policy of its methods."""
         raise NotImplementedError
@@ -314,8 +319,13 @@ def gunicorn_timeout(command_line: str) -> float | None:
 
 
 @check("worker-timeout", fine="No worker is killed while a view may still run.")
-def worker_timeout(endpoints: Iterable[Endpoint], *, worker_timeout: float | None = None) -> Iterator[Found]:
-    """Report whether a server kills workers while a view may still run."""
+def worker_timeout(
+    endpoints: Iterable[Endpoint], ran: Mapping[str, float], *, worker_timeout: float | None = None
+) -> Iterator[Found]:
+    """Report whether a server kills workers while a view may still run.
+
+    It is a fault if a view is known to run for so long: by what was counted, or by a `max_runtime` that someone has set.
+    """
     seconds = worker_timeout
     if seconds is None:
         yield (
@@ -329,16 +339,20 @@ def worker_timeout(endpoints: Iterable[Endpoint], *, worker_timeout: float | Non
     if not cut:
         return
     grave = [each for each in cut if each.policy.effects in ("plain", "marked") or each.policy.has_plain_step]
+    known = [
+        each for each in grave if ran.get(each.name, 0.0) >= seconds or each.policy.max_runtime != Policy().max_runtime
+    ]
     longest = max(each.policy.max_runtime for each in cut)
     what = (
         "a request that is killed leaves an unknown outcome"
         if grave
         else "the retry of a request that is killed runs it again"
     )
+    more = "" if known or not grave else " None is known to run for so long."
     yield (
-        Verdict.FAULT if grave else Verdict.ADVICE,
-        f"Workers are killed after {seconds:g} s, and views may run for {longest:g} s (max_runtime): {what}. This concerns "
-        f"{_named(grave or cut)}.",
+        Verdict.FAULT if known else Verdict.ADVICE,
+        f"Workers are killed after {seconds:g} s, and views may run for {longest:g} s (max_runtime): {what}.{more} This "
+        f"concerns {_named(known or grave or cut)}.",
         "Give workers longer than max_runtime (gunicorn's --timeout), or lower IDEMPOTENCY_MAX_RUNTIME to what a view really "
         "takes, below that timeout.",
     )

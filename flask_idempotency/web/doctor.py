@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -19,8 +20,9 @@ from urllib.parse import urlsplit
 from flask import Flask
 
 from flask_idempotency.assembly import Services, is_process_local
-from flask_idempotency.engine.activity import HOUR, UNKEPT, merged
+from flask_idempotency.engine.activity import EDGES, HOUR, NEW_TIME, UNKEPT, merged
 from flask_idempotency.engine.capabilities import Finding, Verdict
+from flask_idempotency.engine.errors import StoreUnavailable
 from flask_idempotency.engine.keys import StorageKey, owner_mark
 from flask_idempotency.engine.model import OnExpiry
 from flask_idempotency.engine.policy import Policy
@@ -84,6 +86,23 @@ class Application(Target):
             if not resolved.exempt and (endpoint := Endpoint(name, resolved.policy)) not in found:
                 found.append(endpoint)
         return found
+
+    @property
+    def ran(self) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        with suppress(StoreUnavailable):  # what is not known is no fault
+            for endpoint, counters in self._counted().items():
+                slots = [int(name.removeprefix(NEW_TIME)) for name in counters if name.startswith(NEW_TIME)]
+                found[endpoint] = EDGES[max(slots) - 1] if max(slots, default=0) else 0.0
+        return found
+
+    def _counted(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the counters of each endpoint in the last days. Raises `StoreUnavailable`. Empty: nothing is counted."""
+        log = None if self.settings.activity is False else self.services.activity
+        if log is None:
+            return {}
+        page = log.read(owner_mark(self.settings.namespace), length=HOUR, seconds=SEEN_SECONDS)
+        return merged(bucket.counts for bucket in page.buckets)
 
     @property
     def intervals(self) -> Mapping[str, float]:

@@ -602,12 +602,12 @@ def test_the_worker_timeout_is_read_from_gunicorns_arguments() -> None:
 
 def test_a_worker_timeout_below_max_runtime_is_a_fault_if_outcomes_become_unknown() -> None:
     for effects in ("plain", "marked"):
-        found = worker_timeout([endpoint(effects=effects, max_runtime=60.0)], worker_timeout=30.0)
+        found = worker_timeout([endpoint(effects=effects, max_runtime=60.0)], {}, worker_timeout=30.0)
 
         assert FAULT is worst(found)
         assert all(text in found[0].text for text in ("30 s", "60 s", "pay"))
     for effects in ("deduplicated", "transactional"):
-        assert ADVICE is worst(worker_timeout([endpoint(effects=effects)], worker_timeout=30.0))
+        assert ADVICE is worst(worker_timeout([endpoint(effects=effects)], {}, worker_timeout=30.0))
 
 
 @pytest.mark.parametrize(
@@ -618,23 +618,35 @@ def test_a_worker_timeout_below_max_runtime_is_a_fault_if_outcomes_become_unknow
 def test_a_worker_timeout_below_max_runtime_is_a_fault_if_a_step_may_be_in_doubt(step: Step, verdict: Verdict) -> None:
     policy = Policy(effects="steps", steps=(step,))
 
-    assert verdict is worst(worker_timeout([Endpoint("pay", policy)], worker_timeout=30.0))
+    assert verdict is worst(worker_timeout([Endpoint("pay", policy)], {"pay": 60.0}, worker_timeout=30.0))
+
+
+@pytest.mark.parametrize(
+    ("ran", "verdict"),
+    (({}, Verdict.ADVICE), ({"pay": 5.0, "other": 60.0}, Verdict.ADVICE), ({"pay": 30.0}, Verdict.FAULT)),
+    ids=("unknown", "quick", "measured"),
+)
+def test_gunicorns_default_is_advice_for_views_that_end_in_seconds(ran: dict[str, float], verdict: Verdict) -> None:
+    """Every newcomer has it, and the default of `max_runtime` says nothing of a view."""
+    (found,) = worker_timeout([endpoint()], ran, worker_timeout=30.0)
+
+    assert (verdict, verdict is Verdict.ADVICE) == (found.verdict, "None is known to run for so long." in found.text)
 
 
 def test_a_worker_timeout_above_max_runtime_is_fine() -> None:
     for seconds in (60.0, inf):
-        assert FINE is worst(worker_timeout([endpoint(max_runtime=60.0)], worker_timeout=seconds))
+        assert FINE is worst(worker_timeout([endpoint(max_runtime=60.0)], {}, worker_timeout=seconds))
 
 
 def test_a_timeout_that_is_not_configured_is_unknown() -> None:
-    assert Verdict.UNKNOWN is worst(worker_timeout([endpoint()], worker_timeout=None))
+    assert Verdict.UNKNOWN is worst(worker_timeout([endpoint()], {}, worker_timeout=None))
     assert Verdict.UNKNOWN is worst(proxy_timeout([endpoint(in_flight="wait")], proxy_timeout=None))
 
 
 def test_a_finding_names_only_the_first_endpoints() -> None:
     every = [endpoint(f"pay{number}") for number in range(8)]
 
-    assert "pay0, pay1, pay2, pay3, pay4 and 3 more." in worker_timeout(every, worker_timeout=1.0)[0].text
+    assert "pay0, pay1, pay2, pay3, pay4 and 3 more." in worker_timeout(every, {}, worker_timeout=1.0)[0].text
 
 
 def test_a_proxy_timeout_must_exceed_the_wait_of_a_duplicate() -> None:

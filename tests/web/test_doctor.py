@@ -91,7 +91,8 @@ CASES: list[tuple[str, Verdict, dict[str, Any]]] = [
     ("secret", FINE, {"secret": OWN}),
     ("secret", FINE, {"secret": OWN, "config": {"SECRET_KEY": None}}),
     ("worker-timeout", UNKNOWN, {}),
-    ("worker-timeout", FAULT, {"worker_timeout": 30}),
+    ("worker-timeout", ADVICE, {"worker_timeout": 30}),
+    ("worker-timeout", FAULT, {"worker_timeout": 30, "max_runtime": 60}),
     ("worker-timeout", FINE, {"worker_timeout": 30, "max_runtime": 30}),
     ("worker-timeout", FINE, {"worker_timeout": 0}),
     ("proxy-timeout", FINE, {}),
@@ -118,7 +119,7 @@ CASES: list[tuple[str, Verdict, dict[str, Any]]] = [
 
 
 def test_every_parameter_of_a_check_is_an_attribute_of_the_application() -> None:
-    known = {*Application.__dataclass_fields__, "endpoints", "intervals"}
+    known = {*Application.__dataclass_fields__, "endpoints", "intervals", "ran"}
 
     for each in _registered:
         parameters = signature(each.look).parameters.items()
@@ -226,10 +227,10 @@ def test_an_allowed_plaintext_connection_is_fine(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("option", "setting", "arguments", "verdict"),
     (
-        pytest.param({}, None, "-t 30", FAULT, id="gunicorn's"),
+        pytest.param({}, None, "-t 30", ADVICE, id="gunicorn's"),
         pytest.param({}, None, "-t 30 --threads 4", FINE, id="gunicorn's, with threads"),
         pytest.param({}, 901, "-t 30", FINE, id="the setting goes before gunicorn's"),
-        pytest.param({"worker_timeout": 30.0}, 901, "-t 901", FAULT, id="the option goes before both"),
+        pytest.param({"worker_timeout": 30.0}, 901, "-t 901", ADVICE, id="the option goes before both"),
         pytest.param({"worker_timeout": 0.0}, 30, "-t 30", FINE, id="never"),
     ),
 )

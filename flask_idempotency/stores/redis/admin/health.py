@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from flask_idempotency.engine.capabilities import Finding, Verdict
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.stores.redis.eviction import REMEDY, evicts
@@ -21,6 +22,12 @@ FULL: Final = 0.95
 LAG_SECONDS: Final = 10
 """A replica reports once a second."""
 
+SAMPLED: Final = 1000
+"""Keys: less than a millisecond of the server's time."""
+
+_OURS: Final = re.compile(rb"^idm\d|^_kombu|^unacked|celery|^idempotency")
+"""Records, and what Celery keeps where the store is the broker of the janitor. Neither empties a database."""
+
 _SECTIONS: Final = "memory", "persistence", "replication"
 _WRITES: Final = {
     "rdb_last_bgsave_status": "its last snapshot",
@@ -29,7 +36,8 @@ _WRITES: Final = {
 }
 _ORDER: Final = list(Verdict)
 _GRANT: Final = (
-    "Allow its user to read it, with ACL SETUSER … +info +config|get, or check it by hand: see docs/guides/redis.md."
+    "Allow its user to read it, with ACL SETUSER … +info +config|get +scan, or check it by hand: see "
+    "docs/guides/redis.md."
 )
 
 
@@ -39,6 +47,8 @@ class _Look:
 
     info: Mapping[str, Any]
     config: Mapping[str, str]
+    others: int | None
+    """Of `SAMPLED` keys or fewer: how many belong to another program. None: its ACL refuses to say."""
 
 
 class RedisHealth:
@@ -50,14 +60,21 @@ class RedisHealth:
     def findings(self) -> Sequence[Finding]:
         looks = [self._look(node) for _, node in self._server.primaries()]
         replication = partial(_replication, awaited=self._server.replication.replicas)
-        checks = _eviction, _persistence, _errors, _memory, replication
+        checks = _eviction, _persistence, _errors, _memory, replication, _shared
         return [_worst([check(look) for look in looks]) for check in checks]
 
     def _look(self, node: Any) -> _Look:
         info = dict[str, Any]()
         for section in _SECTIONS:
             info.update(self._read(self._server.client.info, section, node))
-        return _Look(info, self._read(self._server.client.config_get, "appendfsync", node))
+        try:
+            _, keys = self._server.scan(0, b"*", SAMPLED, node=node)
+            others = sum(1 for key in keys if not _OURS.search(key))
+        except (StoreUnavailable, ConfigurationError) as error:
+            if not isinstance(cause := error.__cause__, Exception) or not self._server.errors.is_refusal(cause):
+                raise
+            others = None
+        return _Look(info, self._read(self._server.client.config_get, "appendfsync", node), others)
 
     def _read(self, command: Callable[..., Any], what: str, node: Any) -> Mapping[str, Any]:
         errors = self._server.errors
@@ -190,6 +207,21 @@ def _replication(look: _Look, *, awaited: int) -> Finding:
             remedy += " At least set min-replicas-to-write to 1 or more, and min-replicas-max-lag to a few seconds."
         return Finding("replication", Verdict.ADVICE, text, remedy)
     return Finding("replication", Verdict.FINE, "Its replicas keep up." if replicas else "It has no replicas.")
+
+
+def _shared(look: _Look) -> Finding:
+    if look.others is None:
+        return _unknown("shared", "whether it holds keys of other programs")
+    if not look.others:
+        return Finding("shared", Verdict.FINE, "It holds no key of another program, as far as a sample shows.")
+    return Finding(
+        "shared",
+        Verdict.ADVICE,
+        f"Its database holds keys of other programs, {look.others} in a sample. If one of them empties it, as `cache.clear()` "
+        "of Flask-Caching may, every new key gets 503 until you acknowledge the loss.",
+        "Give the other program a Redis of its own, or at least another database (another number at the end of its URL). Do "
+        "not move these records: another database knows no key, and retries would run again.",
+    )
 
 
 def _replicas(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

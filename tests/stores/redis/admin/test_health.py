@@ -25,7 +25,7 @@ from tests.lab.redis import RedisServers, StartRedis
 from tests.tooling.processes import eventually
 
 GOOD = "--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "1gb"
-CHECKS = ["eviction", "persistence", "persistence-errors", "memory", "replication"]
+CHECKS = ["eviction", "persistence", "persistence-errors", "memory", "replication", "shared"]
 
 
 @contextmanager
@@ -58,6 +58,25 @@ def test_a_recommended_server_is_fine(start_redis: StartRedis, redis_kind: str) 
 
     assert (CHECKS, {}) == (list(told), worse(told))
     assert {finding.remedy for finding in told.values()} == {""}
+
+
+def test_a_database_that_other_programs_use_is_advised_against(start_redis: StartRedis, redis_kind: str) -> None:
+    """`cache.clear()` empties it. The keys of Celery where this Redis is the janitor's broker are no such thing."""
+    server = start_redis(redis_kind, *GOOD)
+    with redis.Redis.from_url(server.url) as client, a_store(server.url) as store:
+        key = a_key()
+        granted(store.claim(a_request(key), token=a_token(), lease=LEASE))
+        for ours in ("_kombu.binding.idempotency", "idempotency", "unacked_index", "celery-task-meta-1"):
+            client.set(ours, "x")
+        assert {} == worse(findings_of(server.url))
+
+        for number in range(5):
+            client.set(f"flask_cache_alice-{number}", "secret")
+        found = findings_of(server.url)["shared"]
+        assert (Verdict.ADVICE, True) == (found.verdict, "5 in a sample" in found.text)
+        assert not [each for each in ("alice", "secret", "flask_cache") if each in found.text + found.remedy]
+        # Following it keeps the records where they are: the other program alone moves.
+        assert "Do not move these records" in found.remedy
 
 
 SETTINGS = (
@@ -158,7 +177,12 @@ def test_a_replica_that_is_behind_is_found(
 
 def test_a_server_that_refuses_the_commands_is_unknown(start_redis: StartRedis, redis_kind: str) -> None:
     server = start_redis(redis_kind, *GOOD)
-    for refused, unknown in ((("-info", "-config"), CHECKS), (("-info",), CHECKS), (("-config",), ["persistence"])):
+    for refused, unknown in (
+        (("-info", "-config"), CHECKS[:-1]),
+        (("-info",), CHECKS[:-1]),
+        (("-config",), ["persistence"]),
+        (("-scan",), ["shared"]),
+    ):
         with redis.Redis.from_url(server.url) as client:
             client.acl_setuser(
                 "app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", *refused], reset=True
@@ -172,7 +196,7 @@ def test_a_server_that_refuses_the_commands_is_unknown(start_redis: StartRedis, 
 def test_the_rights_in_the_remedy_are_enough(start_redis: StartRedis, redis_kind: str) -> None:
     server = start_redis(redis_kind, *GOOD)
     with redis.Redis.from_url(server.url) as client:
-        client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+info", "+config|get")
+        client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+info", "+config|get", "+scan")
 
     assert {} == worse(findings_of(server.url.replace("://", "://app:pw@")))
 
@@ -211,6 +235,10 @@ def test_the_worst_primary_is_reported(redis_servers: RedisServers, start_redis:
         def config_get(self, pattern: Any = "*", *args: Any, target_nodes: Any = None, **options: Any) -> Any:
             with redis.Redis.from_url(target_nodes.server.url) as client:
                 return client.config_get(pattern)
+
+        def execute_command(self, *args: Any, target_nodes: Any = None, **options: Any) -> Any:
+            with redis.Redis.from_url((good if target_nodes is None else target_nodes.server).url) as client:
+                return client.execute_command(*args, **options)
 
     told = findings_of(Both())
 
