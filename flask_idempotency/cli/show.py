@@ -33,9 +33,8 @@ from flask_idempotency.operations.records import (
     Condition,
     RecordView,
     Refused,
-    believed_in,
     changes_of,
-    never_happened,
+    resolver_of,
 )
 from flask_idempotency.operations.times import format_duration
 from flask_idempotency.web import client_keys, operator, policy_table
@@ -170,15 +169,20 @@ def _as_object(row: policy_table.PolicyRow) -> dict[str, object]:
 
 # `flask idempotency list` and `show`
 
-_PAUSED: Final = Condition.PAUSED.value
+_STATES: Final = {
+    **{each.value.replace(" ", "-"): frozenset({each}) for each in Condition},
+    State.PROCESSING.value: CONDITIONS[State.PROCESSING],
+}
+"""What `--state` takes, with the states that an operator sees."""
 
 
 @cli.command("list")
 @click.option(
     "--state",
     "of_state",
-    type=click.Choice([*(state.value for state in State), _PAUSED]),
-    help="Only records in this state. `paused`: a retry goes on after recorded steps.",
+    type=click.Choice(list(_STATES)),
+    help="Only records in this state, as the list and `stats` name it. `processing`: those in flight, paused, or with an "
+    "expired lease.",
 )
 @tenant_options
 @click.option(
@@ -221,12 +225,11 @@ def list_command(
     """
     everybody = tenant is None and not no_tenant
     whose = None if everybody else chosen(tenant, no_tenant=no_tenant)
-    journals = operator.built().journals if of_state == _PAUSED else None
-    if of_state == _PAUSED and journals is None:
+    conditions = UNFINISHED if of_state is None else _STATES[of_state]
+    # Only a journal tells a paused request from one whose lease expired.
+    journals = operator.built().journals if len({Condition.PAUSED, Condition.LEASE_EXPIRED} & conditions) == 1 else None
+    if conditions == {Condition.PAUSED} and journals is None:
         raise Refused("The store of this application keeps no steps, so no request of it is paused.")
-    conditions = (
-        UNFINISHED if of_state is None else CONDITIONS[State(of_state)] if of_state != _PAUSED else {Condition.PAUSED}
-    )
     wanted = Browsing(
         conditions,
         (None,) if everybody else operator.tids(whose),
@@ -269,14 +272,14 @@ def show_command(named: record_options.RecordOptions, downstream: str | None, it
     case = record_options.find_record(named, whole=False)
     shown = operator.show_of(case.first, steps=True)
     changes = changes_of(operator.built().audit, case.first.key)
-    wait = believed_in(operator.built().audit, case.first, operator.policy_for(case.first.record.info))
+    said = resolver_of(operator.built().audit, case.first, operator.policy_for(case.first.record.info))
     found: dict[str, Any] = {
         **asdict(shown),
         "also": list(case.also),
         "changes": None if changes is None else list(map(asdict, changes)),
-        "resolver": None if wait is None else {"verdict": "never-happened", "believed_in": wait},
+        "resolver": None if said is None else asdict(said),
     }
-    more = [] if wait is None else [("unresolved", never_happened(wait))]
+    more = [] if said is None else [("unresolved", said.text)]
     more += [("also under", handle) for handle in case.also]
     if downstream is not None:
         found["downstream_key"] = _downstream_key(case.first, downstream, item)

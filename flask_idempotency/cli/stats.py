@@ -25,7 +25,7 @@ from flask_idempotency.operations import activity
 from flask_idempotency.operations.admin import Stats, stats
 from flask_idempotency.operations.health import KeptHealth, kept_health
 from flask_idempotency.operations.identity import IdentityChange, look
-from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.records import Condition, Refused
 from flask_idempotency.operations.times import format_duration, format_edge, moment
 from flask_idempotency.web.monitors import shape_in
 from flask_idempotency.web.operator import built, policies, recovery, settings, state
@@ -95,6 +95,7 @@ def stats_command(quick: bool, since: float | None, watch: bool, wide: bool) -> 
         ledger=parts.ledger,
         tasks=parts.tasks,
         identity=_identity(parts),
+        journals=parts.journals,
     )
     log = parts.shared_task_log
     health = None if log is None else kept_health(log, owner_mark(settings().namespace))
@@ -110,11 +111,19 @@ def _health_lines(health: KeptHealth) -> Iterator[Line]:
 
 def _stats_lines(shown: Stats, *, quick: bool) -> Iterator[Line]:
     counts = shown.standing
+    expired = max(counts.lapsed - shown.paused, 0)
     yield _count("in flight", counts.in_flight)
     for name, number, seconds, style in (
-        ("lease expired", counts.lapsed, counts.lapsed_for, Style.WARNING),
+        (Condition.LEASE_EXPIRED.value, expired, counts.lapsed_for if expired else None, Style.WARNING),
+        *(
+            [(Condition.PAUSED.value, shown.paused, None if expired else counts.lapsed_for, Style.WARNING)]
+            if shown.paused
+            else []
+        ),
         ("quarantined", counts.quarantined, counts.quarantined_for, Style.BAD),
     ):
+        if name == Condition.PAUSED.value and not number:
+            continue
         oldest = "" if seconds is None else f", the oldest for {format_duration(seconds)}"
         yield Styled(_count(name, number) + oldest, style if number else None)
     yield _count("completed", shown.completed, "not counted" if quick else "not known")

@@ -50,6 +50,8 @@ from flask_idempotency.operations.records import (
     Condition,
     RecordView,
     Refused,
+    paused_among,
+    resolver_of,
     short_ids,
 )
 from flask_idempotency.operations.report import report
@@ -65,6 +67,8 @@ SPANS: Final = {"1h": 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "30d": 30 * 864
 
 MOST_URGENT: Final = 5
 """Quarantined records that the overview names."""
+MOST_PAUSED: Final = 200
+"""Expired leases whose journals the overview reads."""
 MOST_TENANTS: Final = 50
 """Tenants on one page."""
 MOST_CHOICES: Final = 200
@@ -99,9 +103,10 @@ def overview(visit: Visit) -> str:
     began = time.perf_counter()
     now = parts.tasks.now() if parts.tasks is not None else None
     took = time.perf_counter() - began
-    counts, completed, urgent = None, None, list[RecordView]()
+    counts, completed, paused, urgent = None, None, 0, list[RecordView]()
     if parts.recovery is not None:
         counts, completed = parts.recovery.counts(), parts.recovery.about_completed()
+        paused = paused_among(parts.recovery, parts.journals, most=MOST_PAUSED) if counts.lapsed else 0
         if counts.quarantined:
             urgent = _seen(visit, oldest_quarantined(parts.recovery, limit=MOST_URGENT))
     kept = None if parts.shared_task_log is None else kept_health(parts.shared_task_log, owner)
@@ -111,7 +116,8 @@ def overview(visit: Visit) -> str:
         "overview.html",
         counts=counts,
         completed=completed,
-        states=None if counts is None else charts.shares(_states(counts, completed)),
+        paused=paused,
+        states=None if counts is None else charts.shares(_states(counts, completed, paused)),
         urgent=urgent,
         ids=short_ids(view.handle for view in urgent),
         janitor=None if parts.tasks is None else _janitor(parts.tasks),
@@ -136,10 +142,11 @@ def span_of(default: str) -> str:
     return span
 
 
-def _states(counts: UnfinishedCounts, completed: int | None) -> list[tuple[str, int, str]]:
+def _states(counts: UnfinishedCounts, completed: int | None, paused: int) -> list[tuple[str, int, str]]:
     shown = [
         ("quarantined", counts.quarantined, "bad"),
-        ("lease expired", counts.lapsed, "warning"),
+        ("lease expired", max(counts.lapsed - paused, 0), "warning"),
+        *([("paused", paused, "warning")] if paused else []),
         ("in flight", counts.in_flight, "active"),
     ]
     return shown if completed is None else [*shown, ("completed", completed, "good")]
@@ -348,6 +355,7 @@ def record(visit: Visit, handle: str) -> str:
         abandoned=policy_table.abandoned(policy),
         failed=policy_table.failed(policy),
         policy=_policy_lines(about.operation, about.method, policy),
+        said=resolver_of(audit, found, policy),
         settle=view.condition is Condition.QUARANTINED and may(visit.mounted.authorize, "settle", view),
         release=may(visit.mounted.authorize, "release", view),
         foreign=_is_foreign(found),

@@ -22,7 +22,9 @@ JANITOR: Final = "janitor"
 
 SAYS_NEVER: Final = "says-never-happened"
 SAYS_UNKNOWN: Final = "says-still-unknown"
-"""The verbs of what a resolver last said of a key that it did not resolve. Neither is a change."""
+SAYS_FAILED: Final = "resolver-failed"
+SAYS: Final = (SAYS_NEVER, SAYS_UNKNOWN, SAYS_FAILED)
+"""The verbs of what a resolver last said of a key that it did not resolve, or that it failed. None is a change."""
 
 LONGEST_ACTOR: Final = 200
 LONGEST_REASON: Final = 1000
@@ -37,7 +39,7 @@ class AuditEntry:
     """`completed`, `released`, `reopened`, `resumed`, `voided`, `finished`, `gave-up`, or a step's `completed` or
     `never-happened`.
 
-    Or `SAYS_NEVER` or `SAYS_UNKNOWN`."""
+    Or one of `SAYS`."""
     was: str
     """The state of the record before."""
     actor: str
@@ -92,12 +94,17 @@ class AuditTrail(Protocol):
         ...
 
 
-def says_never_happened(audit: AuditTrail | None, key: StorageKey, *, since: float) -> bool:
-    """Return whether the resolver last said that this request never happened. It is not believed yet.
+def last_said(audit: AuditTrail | None, key: StorageKey, *, since: float) -> AuditEntry | None:
+    """Return what the resolver last said of this request, or that it failed. None: it was not called, or resolved it.
 
     `since` is when the record was first used: what a resolver said of an earlier life does not count. Raises
     `StoreUnavailable` if the store does not answer.
     """
     entries = () if audit is None else audit.entries(key)
-    said = [entry.verb for entry in entries if entry.verb in (SAYS_NEVER, SAYS_UNKNOWN) and entry.at >= since]
-    return said[-1:] == [SAYS_NEVER]
+    return next((entry for entry in reversed(entries) if entry.verb in SAYS and entry.at >= since), None)
+
+
+def says_never_happened(audit: AuditTrail | None, key: StorageKey, *, since: float) -> bool:
+    """Return whether the resolver last said that this request never happened. It is not believed yet. See `last_said`."""
+    said = last_said(audit, key, since=since)
+    return said is not None and said.verb == SAYS_NEVER

@@ -14,11 +14,9 @@ from typing import Any, TypeAlias
 
 from flask_idempotency.engine.audit import (
     RESOLVER,
-    SAYS_NEVER,
-    SAYS_UNKNOWN,
     AuditEntry,
     AuditTrail,
-    says_never_happened,
+    last_said,
 )
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.claim import SealedResponse
@@ -330,14 +328,14 @@ class Settler:
         entry = AuditEntry(verb, seen.record.state.value, actor, reason, forced=forced, certain=certain)
         self._keep(seen.key, entry)
 
-    def note(self, seen: SeenRecord, *, never_happened: bool) -> None:
-        """Remember what the resolver said of this record, which it did not resolve, so that `show` can say it.
+    def note(self, seen: SeenRecord, verb: str, reason: str = "asked") -> None:
+        """Remember what the resolver said of this record, one of `audit.SAYS`, so that `show` and the console can say it.
 
         Raises `StoreUnavailable` if the store does not answer.
         """
-        if says_never_happened(self._audit, seen.key, since=seen.record.requested_at) != never_happened:
-            verb = SAYS_NEVER if never_happened else SAYS_UNKNOWN
-            self._keep(seen.key, AuditEntry(verb, seen.record.state.value, RESOLVER, "asked"))
+        said = last_said(self._audit, seen.key, since=seen.record.requested_at)
+        if said is None or (said.verb, said.reason) != (verb, reason):
+            self._keep(seen.key, AuditEntry(verb, seen.record.state.value, RESOLVER, reason))
 
     def _keep(self, key: StorageKey, entry: AuditEntry) -> None:
         """Add this entry to the audit trail. The change has happened by now, so no error may hide that."""

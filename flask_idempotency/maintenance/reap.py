@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from flask_idempotency.engine.audit import RESOLVER
+from flask_idempotency.engine.audit import RESOLVER, SAYS_FAILED, SAYS_NEVER, SAYS_UNKNOWN
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.errors import (
     ConfigurationError,
@@ -186,6 +187,8 @@ def _call(
     def failed(error: Exception, why: str) -> str:
         _log.error("The resolver of %s failed or returned an impossible value: %s", endpoint, why)
         observers(ResolverAsked(label(found.key), endpoint, answer=cause_of(error)))
+        with suppress(StoreUnavailable):  # the next step of the run meets it
+            context.settler.note(found, SAYS_FAILED, cause_of(error))
         return "failed"
 
     def recorded_as(name: str) -> str:
@@ -206,7 +209,7 @@ def _call(
         policy = context.policy_of(found.record.info)
         outcome = _apply(found, journal, resolution, policy, context, horizon=horizon)
         if isinstance(outcome, float) or outcome == "unknown":
-            context.settler.note(found, never_happened=isinstance(outcome, float))
+            context.settler.note(found, SAYS_NEVER if isinstance(outcome, float) else SAYS_UNKNOWN)
     except (KeyProviderUnavailable, NotApplied) as error:
         # This may concern one tenant's keys or one response's cache. Other keys that are due must not wait.
         return failed(error, str(error))

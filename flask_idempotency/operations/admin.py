@@ -32,7 +32,7 @@ from flask_idempotency.engine.keys import data_key_context
 from flask_idempotency.engine.quota import Quota, Usage
 from flask_idempotency.engine.store import Schema
 from flask_idempotency.operations.identity import IdentityChange
-from flask_idempotency.operations.records import Refused
+from flask_idempotency.operations.records import Refused, paused_among
 from flask_idempotency.operations.times import format_duration
 
 # Erase a tenant.
@@ -375,6 +375,8 @@ class Stats:
     tasks: Mapping[str, LastRun] | None
     identity: tuple[IdentityChange, ...] | None = None
     """Changes of the identity of keys whose retries are still at risk."""
+    paused: int = 0
+    """Of `standing.lapsed`: how many are paused after recorded steps, of the first 2,000."""
 
 
 def stats(
@@ -385,6 +387,7 @@ def stats(
     ledger: Ledger | None,
     tasks: TaskLog | None,
     identity: tuple[IdentityChange, ...] | None = None,
+    journals: Journals | None = None,
 ) -> Stats:
     """Return the statistics of this store. Pass no `responses` to be quick: their count takes long.
 
@@ -399,6 +402,7 @@ def stats(
         if tasks is None
         else {task: LastRun(entry.ago, entry.facts()) for task, entry in tasks.reports().items()},
         identity=identity,
+        paused=paused_among(recovery, journals),
     )
 
 

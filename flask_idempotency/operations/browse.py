@@ -15,7 +15,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
-from flask_idempotency.engine.audit import JANITOR, RESOLVER, AuditEntry
+from flask_idempotency.engine.audit import JANITOR, RESOLVER, SAYS_FAILED, SAYS_NEVER, SAYS_UNKNOWN, AuditEntry
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.journal import MOST_TRIES, Journal, Journals
 from flask_idempotency.engine.keys import KeyedDigest, encode
@@ -361,6 +361,8 @@ def timeline(
         who = _ACTORS.get(entry.actor, f"Operator {entry.actor}")
         whole = {each: f"{each} it" for each in ("completed", "released", "reopened", "resumed", "finished")}
         whole["gave-up"] = "gave up: no try has finished it"
+        whole |= {SAYS_NEVER: "says that it never happened", SAYS_UNKNOWN: "says that it is still unknown"}
+        whole[SAYS_FAILED] = "failed"
         verb = f"settled step {entry.step} as {entry.verb}" if entry.step else whole.get(entry.verb, entry.verb)
         said = [f"It was {entry.was}. Reason: {entry.reason}."]
         said += ["A warning was overruled."] if entry.forced else []

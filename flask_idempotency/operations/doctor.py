@@ -697,7 +697,7 @@ def lapsed(recovery: Recovery, task_log: TaskLog, *, journals: Journals | None =
             Verdict.ADVICE,
             f"{_keys(forgotten)} waiting for more than {format_duration(RETRIED_SECONDS)} for a retry that takes over: only a "
             "retry ends this, and until then it is unknown whether the work was done.",
-            "List the keys with `flask idempotency list --state processing`, and run `flask idempotency release` for those "
+            "List the keys with `flask idempotency list --state lease-expired`, and run `flask idempotency release` for those "
             "that no client retries.",
         )
 

@@ -16,14 +16,14 @@ from itertools import pairwise
 from math import ceil, inf
 from typing import Final
 
-from flask_idempotency.engine.audit import SAYS_NEVER, SAYS_UNKNOWN, AuditTrail, says_never_happened
+from flask_idempotency.engine.audit import SAYS, SAYS_FAILED, SAYS_NEVER, SAYS_UNKNOWN, AuditTrail, last_said
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord, every
 from flask_idempotency.engine.errors import CorruptRecord, IdempotencyError, RingMismatch
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.journal import EMPTY, Journal, Journals
 from flask_idempotency.engine.keys import LONGEST_NAME, TID_BYTES, Identity, Scope, StorageKey
 from flask_idempotency.engine.lease import idle_seconds, max_remaining, releasable_in
-from flask_idempotency.engine.model import ERASED, VOIDED, OnExpiry, Record, State, StoredResponse
+from flask_idempotency.engine.model import ERASED, LATEST, VOIDED, OnExpiry, Record, State, StoredResponse
 from flask_idempotency.engine.policy import Policy
 from flask_idempotency.engine.recovery import SettledStep, Settler, resume_fault
 from flask_idempotency.engine.values import valueclass
@@ -179,7 +179,7 @@ def changes_of(audit: AuditTrail | None, key: StorageKey) -> tuple[ChangeView, .
     return tuple(
         ChangeView(**{**asdict(entry), "at": moment(entry.at), "step": entry.step or None})
         for entry in audit.entries(key)
-        if entry.verb not in (SAYS_NEVER, SAYS_UNKNOWN)
+        if entry.verb not in SAYS
     )
 
 
@@ -189,15 +189,40 @@ def never_happened(believed_in: float) -> str:
     return f"the resolver says it never happened; believed {when}"
 
 
-def believed_in(audit: AuditTrail | None, found: SeenRecord, policy: Policy) -> float | None:
-    """Return in how many seconds the resolver is believed, who says that this request never happened. None: it does not.
+@valueclass(frozen=True, slots=True)
+class ResolverView:
+    """What the resolver last said of a quarantined request."""
+
+    verdict: str
+    """`never-happened`, `still-unknown` or `failed`."""
+    believed_in: float | None
+    """Seconds until a "never happened" is believed. 0: when the janitor calls it next."""
+    error: str | None
+    """What the resolver failed with."""
+
+    @property
+    def text(self) -> str:
+        if self.believed_in is not None:
+            return never_happened(self.believed_in)
+        if self.error is not None:
+            return f"the resolver failed ({self.error}), and is called again; the janitor's log says how"
+        return "the resolver says that it is still unknown, and is called again"
+
+
+_VERDICTS: Final = {SAYS_NEVER: "never-happened", SAYS_UNKNOWN: "still-unknown", SAYS_FAILED: "failed"}
+
+
+def resolver_of(audit: AuditTrail | None, found: SeenRecord, policy: Policy) -> ResolverView | None:
+    """Return what the resolver last said of this request. None: it was not called, or the request is not quarantined.
 
     Raises `StoreUnavailable` if the store does not answer.
     """
     record = found.record
-    if record.state is not State.QUARANTINED or not says_never_happened(audit, found.key, since=record.requested_at):
+    said = last_said(audit, found.key, since=record.requested_at) if record.state is State.QUARANTINED else None
+    if said is None:
         return None
-    return max_remaining(record, max_runtime=policy.max_runtime)
+    wait = max_remaining(record, max_runtime=policy.max_runtime) if said.verb == SAYS_NEVER else None
+    return ResolverView(_VERDICTS[said.verb], wait, said.reason if said.verb == SAYS_FAILED else None)
 
 
 def handle_of(key: StorageKey) -> str:
@@ -277,6 +302,21 @@ _ORDER: Final = list(Condition)
 def urgency(found: SeenRecord) -> tuple[int, float, bytes]:
     """Return what sorts records: those first that need an operator most, the oldest first."""
     return _ORDER.index(condition(found.record)), found.record.requested_at, found.key.rid
+
+
+def paused_among(recovery: Recovery, journals: Journals | None, *, most: int = 2000) -> int:
+    """Return how many requests with an expired lease are paused, of the first `most` that it finds.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    paused, looked, after = 0, 0, b""
+    while journals is not None and looked < most:
+        page = recovery.expired_leases(horizon=LATEST, after=after, limit=200)
+        paused, looked = paused + sum(is_paused_in(each, journals) for each in page.found), looked + 200
+        if page.after is None:
+            break
+        after = page.after
+    return paused
 
 
 def is_paused_in(found: SeenRecord, journals: Journals) -> bool:

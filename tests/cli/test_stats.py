@@ -51,6 +51,7 @@ def test_machines_get_numbers() -> None:
         "tasks": {},
         "identity": [],
         "health": None,
+        "paused": 0,
     } == said(run(world, "stats", "--json"))
 
 

@@ -79,6 +79,31 @@ def test_list_finds_paused_requests_alone() -> None:
     assert 1 == run(world, "list").output.count("paused")
 
 
+def test_stats_and_list_have_one_set_of_names() -> None:
+    """A paused request waits for its retry. Counted as "lease expired", it looked like a worker that vanished."""
+    world, _ = doing(reserve=FINISHED)
+    vanished(world, "other", on_expiry=OnExpiry.TAKEOVER, endpoint="refund")
+    world.clock.advance(LEASE + 1)
+    vanished(world, "third", endpoint="ship")
+
+    states = {
+        name: sorted(each["endpoint"] for each in said(run(world, "list", "--state", name, "--json"))["records"])
+        for name in ("paused", "lease-expired", "in-flight", "processing", "completed", "quarantined")
+    }
+    stats = run(world, "stats").output
+
+    assert {
+        "paused": ["pay"],
+        "lease-expired": ["refund"],
+        "in-flight": ["ship"],
+        "processing": ["pay", "refund", "ship"],
+        "completed": [],
+        "quarantined": [],
+    } == states
+    assert ["in flight: 1", "lease expired: 1, the oldest for 1 s", "paused: 1"] == stats.splitlines()[:3]
+    assert 1 == said(run(world, "stats", "--json"))["paused"]
+
+
 def test_a_step_that_happened_is_settled_with_its_result() -> None:
     """Its late worker has lost, and the command says it once."""
     world, token = in_doubt(reserve=FINISHED, charge=BEGUN)

@@ -129,6 +129,42 @@ def test_reap_asks_resolvers_and_says_what_they_knew() -> None:
     assert "The log says which resolver failed" in told.output
 
 
+def test_show_says_what_a_resolver_answered_last() -> None:
+    """Once, however often it answers the same. What it settles is a change, as ever."""
+    world = apps.shop()
+    answers: list[Resolution | Exception] = [StillUnknown(), StillUnknown(), TimeoutError("secret"), Happened("paid")]
+
+    def resolver(unknown: UnknownOutcome) -> Resolution:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    world.idempotency.resolver("pay")(resolver)
+    show = ("show", *apps.ALICES)
+    apps.lapsed(world)
+    assert "resolver" not in run(world, *show).output
+
+    told = []
+    for _ in range(3):
+        world.clock.advance(3600)
+        run(world, "reap")
+        told.append(next(line for line in run(world, *show).output.splitlines() if line.startswith("unresolved")))
+    assert [
+        "the resolver says that it is still unknown, and is called again",
+        "the resolver says that it is still unknown, and is called again",
+        "the resolver failed (TimeoutError), and is called again; the janitor's log says how",
+    ] == [line.partition(":")[2].strip() for line in told]
+    assert "secret" not in "".join(told)
+    entries = world.store.audit.entries(apps.key_of(world, "k"))
+    assert ["says-still-unknown", "resolver-failed"] == [entry.verb for entry in entries]
+
+    world.clock.advance(3600)
+    run(world, "reap")
+    assert "unresolved" not in run(world, *show).output
+    assert "completed by resolver" in run(world, *show).output
+
+
 def test_reap_and_show_say_when_a_resolver_is_believed() -> None:
     """Its "never happened" is no "still unknown": the next retry runs soon, and no operator needs to look."""
     world = apps.shop()
@@ -150,10 +186,12 @@ def test_reap_and_show_say_when_a_resolver_is_believed() -> None:
         reaped, seen = (object_of(run(world, *command, "--json")) for command in (("reap",), show))
         return (reaped["never_happened"], round(reaped["believed_in"])), seen["resolver"]
 
-    assert ((1, 360), {"verdict": "never-happened", "believed_in": 360.0}) == asked(300)
+    never = {"verdict": "never-happened", "believed_in": 360.0, "error": None}
+    assert ((1, 360), never) == asked(300)
     world.clock.advance(360)
     assert "the resolver says it never happened; believed at its next call" in run(world, *show).output
-    assert ((0, 0), None) == asked(3600)  # it has changed its mind
+    # It has changed its mind.
+    assert ((0, 0), {"verdict": "still-unknown", "believed_in": None, "error": None}) == asked(3600)
     world.clock.advance(3600)
     assert "1 released" in run(world, "reap").output
 

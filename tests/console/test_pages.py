@@ -19,9 +19,11 @@ from flask_idempotency.assembly import build_store
 from flask_idempotency.engine.activity import ENDINGS, NEW_TIME, OUTCOMES
 from flask_idempotency.engine.capabilities import Finding, Verdict
 from flask_idempotency.engine.keys import owner_mark
+from flask_idempotency.maintenance.janitor import Batcher
 from flask_idempotency.operations.activity import GROUPS
 from flask_idempotency.operations.health import HEALTH
 from flask_idempotency.operations.records import key_of
+from flask_idempotency.web.janitor import janitor_of
 from tests.console.rig import ANN, HANDLE, LIMITED, Rig, rig
 from tests.lab.programs import REDIS_KINDS
 
@@ -155,6 +157,24 @@ def test_the_overview_names_what_needs_a_person(made: Rig) -> None:
 
     assert "1 request with an unknown outcome" in page
     assert f"/idempotency/records/{handle}" in page
+
+
+def test_a_record_shows_what_its_resolver_said() -> None:
+    made = rig()
+    answers = [StillUnknown()]
+    made.idempotency.resolver("pay")(lambda unknown: answers.pop())
+    handle = made.quarantined()
+    janitor = janitor_of(made.app)
+
+    pages = []
+    for _ in range(2):
+        made.clock.advance(60)
+        janitor.run("reap", Batcher())
+        pages.append(made.browser().get(f"/records/{handle}").text)
+
+    assert "the resolver says that it is still unknown, and is called again" in pages[0]
+    assert "A resolver says that it is still unknown" in pages[0]
+    assert "the resolver failed (IndexError), and is called again" in pages[1]
 
 
 def test_the_overview_names_each_task_that_does_not_run(tmp_path: Path) -> None:
