@@ -694,7 +694,7 @@ class JanitorMissing(Event):
     LEVELS: ClassVar[tuple[int, ...]] = (logging.WARNING,)
     SENTENCE: ClassVar[str] = (
         "No janitor has reported for two intervals. Run `celery -A flask_idempotency.janitor worker -B`, or let cron run "
-        "`flask idempotency reap` and `expire` and set IDEMPOTENCY_HEARTBEAT_INTERVAL to their interval (None: no warning)."
+        "`flask idempotency reap` and `expire` and set IDEMPOTENCY_HEARTBEAT_INTERVAL to their interval."
     )
 
     seconds: float

@@ -150,7 +150,9 @@ def _call(look: Callable[..., Iterable[Finding]], target: Target, names: Sequenc
 
 def cannot(name: str, port: str) -> Finding:
     """Return the finding of a check that needs a part which this store lacks."""
-    remedy = "Set IDEMPOTENCY_STORE to a store of this package, or add that to yours."
+    remedy = (
+        "Add that to your store. Those of this package (IDEMPOTENCY_STORE) have it, and know none of the keys of yours."
+    )
     return Finding(name, Verdict.UNKNOWN, f"This store cannot tell: it has no `{port}`.", remedy)
 
 
@@ -400,7 +402,7 @@ def lease(endpoints: Iterable[Endpoint]) -> Iterator[Found]:
 
 _GRANT = (
     "Let its user run INFO (ACL SETUSER … +info), then acknowledge the change with `flask idempotency redis ack`. If a "
-    "service forbids INFO in scripts, set IDEMPOTENCY_STORE to a database."
+    "service forbids INFO in scripts, start new applications with a database: another store would know none of these keys."
 )
 
 
@@ -527,8 +529,7 @@ def keys(
 
 _START = (
     "Start a janitor (`celery -A flask_idempotency.janitor worker -B`; with a SQL store set IDEMPOTENCY_BROKER_URL first), or "
-    "have cron run `flask idempotency reap` and `flask idempotency expire`. If you want none, set "
-    "IDEMPOTENCY_HEARTBEAT_INTERVAL to None."
+    "have cron run `flask idempotency reap` and `flask idempotency expire`."
 )
 
 
@@ -607,8 +608,7 @@ def finish(
         Verdict.FAULT,
         f'The task finish {ran}, and finish="janitor" needs it: {_named(waiting)}. A request that stops between two steps '
         "waits for its client.",
-        "Let a janitor of this release run it: restart it, register its tasks, or have cron run `flask idempotency finish`. "
-        "Or leave finish= out.",
+        "Let a janitor of this release run it: restart it, register its tasks, or have cron run `flask idempotency finish`.",
     )
 
 

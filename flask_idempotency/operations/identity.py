@@ -314,7 +314,8 @@ def _difference(shape: IdentityShape, other: IdentityShape, *, certain: bool) ->
     remedy = f"Undo the change, or {' and '.join(steps)}, until then.{kept}"
     if now.owner != before.owner:
         remedy += " If that is another application in the same store, you need not act"
-        remedy += "; give each Flask application another name." if certain else "."
+        apart = "; set IDEMPOTENCY_NAMESPACE of each to what it has now, and give each Flask application another name."
+        remedy += apart if certain else "."
     return "; ".join(whats), remedy
 
 

@@ -385,7 +385,7 @@ def resolvers(app: Flask, callbacks: Callbacks, endpoints: Iterable[Endpoint]) -
         )
         remedy = (
             "Register @idempotency.resolver(…) that finds out what happened, or be ready for `flask idempotency resolve`; or "
-            'declare effects="deduplicated" or "transactional" where that is true.'
+            'declare effects="deduplicated" or "transactional", of the view or of its plain steps, where that is true.'
         )
         findings.append(Finding("resolvers", Verdict.ADVICE, text, remedy))
     return findings or [
@@ -420,7 +420,10 @@ def outbox(outbox: OutboxTable) -> list[Finding]:
     counts = outbox.counts()
     if counts.dead:
         text = f"Messages that can never be sent: {counts.dead}. Later ones of their topics and keys wait behind them."
-        remedy = "Run `flask idempotency outbox list --dead`, then `outbox retry` or `outbox discard`."
+        remedy = (
+            "Run `flask idempotency outbox list --dead`, repair what it names, and run `outbox retry`. `outbox discard` is for "
+            "what must not be sent any more: the message is lost."
+        )
         findings.append(Finding("outbox", Verdict.FAULT, text, remedy))
     if counts.oldest > LATE_SECONDS:
         verdict = Verdict.FAULT if counts.oldest > OVERDUE_SECONDS else Verdict.ADVICE

@@ -10,7 +10,7 @@ from flask_idempotency.engine.outages import cause_of
 from flask_idempotency.stores.redis.connection import NoCluster, primaries
 from flask_idempotency.stores.redis.executor import ScriptExecutor
 
-REMEDY: Final = "Set maxmemory-policy to noeviction, or use a separate Redis for this store."
+REMEDY: Final = "Set maxmemory-policy to noeviction. Give a cache that needs another policy a Redis of its own."
 
 _log = logging.getLogger("flask_idempotency")
 

@@ -162,7 +162,8 @@ def _memory(look: _Look) -> Finding:
         return Finding("memory", Verdict.FINE, text)
     verdict = Verdict.ADVICE if share < FULL else Verdict.FAULT
     remedy = (
-        "Raise maxmemory, add memory, or keep responses for less time. If it is full, requests with new keys get 503."
+        "Raise maxmemory, or add memory; or lower IDEMPOTENCY_KEEP and set IDEMPOTENCY_REMEMBER to what it was: responses go, "
+        "and their keys stay refused. If it is full, requests with new keys get 503."
     )
     return Finding("memory", verdict, text, remedy)
 
@@ -184,7 +185,7 @@ def _replication(look: _Look, *, awaited: int) -> Finding:
             "replication",
             Verdict.FAULT,
             f"New keys get 503: claims wait for {awaited} replicas, and it has {len(replicas)}.",
-            f"Restart the missing replicas, or set IDEMPOTENCY_REPLICAS to {len(replicas)}.",
+            "Restart the missing replicas. With a smaller IDEMPOTENCY_REPLICAS, a fail-over may lose records.",
         )
     behind = [each for each in replicas if each.get("state") != "online" or int(each.get("lag", 0)) > LAG_SECONDS]
     if behind:
