@@ -37,7 +37,7 @@ from flask_idempotency.operations.records import AuditNote, Refused, never_happe
 from flask_idempotency.settings import Settings
 from flask_idempotency.web.doctor import run_checks
 from flask_idempotency.web.janitor import drain_of, janitor_of, with_budget
-from flask_idempotency.web.operator import built, publish, settings
+from flask_idempotency.web.operator import built, policies, publish, settings
 
 _BUSY: Final = "Another process runs this task, or was killed during it less than its budget ago. Nothing was done."
 _UNFINISHED: Final = "Its budget ended before it was finished: run it again."
@@ -191,7 +191,11 @@ _COMMANDS: Final[Mapping[Task, _TaskCommand]] = {
         300.0,
         lambda parts, chosen: None,
         lambda parts, chosen: "The store of this application removes expired records by itself: it has no `expiry`.",
-        lambda report: (Counts(report.removed), True, [f"Removed, because they expired: {report.removed}."]),
+        lambda report: (
+            Counts(report.removed),
+            True,
+            [f"Expired records removed, or reduced to a remembered key: {report.removed}."],
+        ),
     ),
     "rotate": _TaskCommand("responses", 3600.0, _old_responses, _no_rotation, _rotated),
     "reconcile": _TaskCommand(
@@ -251,7 +255,10 @@ def finish_command(budget: float) -> Output:
     output, recovery = _run("finish", budget), built().recovery
     running = 0 if recovery is None else recovery.counts().in_flight
     waiting = _some(running, "Not looked at, because the leases of their workers still run: {}, of all endpoints.")
-    return replace(output, lines=[*output.lines, *waiting])
+    every = [(name, policies().resolve(name, method)) for name, method in policies().pairs()]
+    closed = sorted({name for name, each in every if each.faults and each.policy.finish == "janitor"})
+    lines = [f"Not finished, because a fault of its policy closes the endpoint: {name}." for name in closed]
+    return replace(output, lines=[*output.lines, *waiting, *lines])
 
 
 @cli.command("expire")

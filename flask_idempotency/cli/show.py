@@ -21,7 +21,7 @@ from flask_idempotency.cli.context import (
     tenant_options,
     wide_option,
 )
-from flask_idempotency.cli.output import Cell, Line, ago, clean, facts, facts_of, short_name, state_of, table
+from flask_idempotency.cli.output import Cell, Line, Styled, ago, clean, facts, facts_of, short_name, state_of, table
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import ConfigurationError
 from flask_idempotency.engine.escape import printable
@@ -310,7 +310,7 @@ def _downstream_key(found: SeenRecord, name: str, item: str | None) -> str:
 def _line(view: RecordView, id: str) -> dict[str, Cell]:
     return {
         "id": id,
-        "state": state_of(view),
+        "state": _marked(view),
         "request": f"{clean(view.method)} {clean(view.endpoint)}",
         "tenant": short_name(view.tenant),
         "first used": ago(view.first_used_ago, units=1),
@@ -322,6 +322,14 @@ def _line(view: RecordView, id: str) -> dict[str, Cell]:
         "owner seen": ago(None if view.owner is None else view.owner.last_seen_ago, units=1),
         "reason": clean(view.reason),
     }
+
+
+def _marked(view: RecordView) -> Styled:
+    """Return the state, and for a completed record whether it is one of a voided key, or whose response is gone."""
+    state, completed = state_of(view), view.condition is Condition.COMPLETED
+    over = completed and view.remembered_until is not None and view.answer is None
+    mark = "voided" if completed and view.reason == "voided" else "remembered" if over else ""
+    return Styled(f"{state.text}, {mark}", state.style) if mark else state
 
 
 def _lease(view: RecordView) -> str:

@@ -18,7 +18,7 @@ RESOLVER: Final = "resolver"
 """The actor of what resolvers changed, so no operator may have this name."""
 
 JANITOR: Final = "janitor"
-"""The actor of what the janitor finished in a client's place, or gave up: the verbs `finished` and `gave-up`."""
+"""The actor of what the janitor did in a client's place: the verbs `finished`, `try-failed` and `gave-up`."""
 
 SAYS_NEVER: Final = "says-never-happened"
 SAYS_UNKNOWN: Final = "says-still-unknown"
@@ -36,8 +36,8 @@ class AuditEntry:
     """One change of a record. Neither text may name a key, a body or a client."""
 
     verb: str
-    """`completed`, `released`, `reopened`, `resumed`, `voided`, `finished`, `gave-up`, or a step's `completed` or
-    `never-happened`.
+    """`completed`, `released`, `reopened`, `resumed`, `voided`, `finished`, `try-failed`, `gave-up`, or a step's
+    `completed` or `never-happened`.
 
     Or one of `SAYS`."""
     was: str

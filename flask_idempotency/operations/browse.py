@@ -360,7 +360,7 @@ def timeline(
     for entry in audit:
         who = _ACTORS.get(entry.actor, f"Operator {entry.actor}")
         whole = {each: f"{each} it" for each in ("completed", "released", "reopened", "resumed", "finished")}
-        whole["gave-up"] = "gave up: no try has finished it"
+        whole["gave-up"], whole["try-failed"] = "gave up: no try has finished it", "failed to finish it"
         whole |= {SAYS_NEVER: "says that it never happened", SAYS_UNKNOWN: "says that it is still unknown"}
         whole[SAYS_FAILED] = "failed"
         verb = f"settled step {entry.step} as {entry.verb}" if entry.step else whole.get(entry.verb, entry.verb)

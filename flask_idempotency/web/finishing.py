@@ -273,6 +273,7 @@ class Finisher:
         if outcome == "quarantined" or outcome == "overtaken":
             return outcome
         if number < MOST_TRIES:
+            self._note(claim, "try-failed", f"try {number}: {reason}")
             return "failed"
         self._observers(FinishGaveUp(claim.label, claim.operation, number))
         self._note(claim, "gave-up", f"{GAVE_UP}: {reason}")

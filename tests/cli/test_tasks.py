@@ -203,7 +203,7 @@ def test_expire_removes_what_is_over() -> None:
     world.clock.advance(24 * 3600)
     told = run(world, "expire")
 
-    assert (0, "Removed, because they expired: 2.\n") == (told.exit_code, told.output)
+    assert (0, "Expired records removed, or reduced to a remembered key: 2.\n") == (told.exit_code, told.output)
     assert [None, None] == [apps.record(world, key) for key in "ab"]
     assert apps.record(world, "c") is not None
 

@@ -29,6 +29,20 @@ def test_no_request_runs_under_a_voided_key() -> None:
     assert [] == world.runs
 
 
+def test_list_marks_keys_that_are_voided_or_remembered() -> None:
+    world = shop(keep=10.0, remember=1000.0)
+    run(world, *VOID)
+    paid(world, "other")
+    listed = run(world, "list", "--state", "completed").output
+    assert (1, 0, 2) == (listed.count("completed, voided"), listed.count("remembered"), listed.count("completed"))
+
+    world.clock.advance(20)
+    assert "reduced to a remembered key: 1." in run(world, "expire").output
+
+    listed = run(world, "list", "--state", "completed").output
+    assert (1, 1) == (listed.count("completed, voided"), listed.count("completed, remembered"))
+
+
 def test_it_asks_before() -> None:
     world = shop()
     result = run(world, *VOID[:-1], typed="n\n")

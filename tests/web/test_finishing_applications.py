@@ -593,6 +593,7 @@ def test_the_command_says_what_it_has_finished() -> None:
     named = ("--key", "k", "--principal", "alice", "--tenant", "acme")
     shown = run(args=["idempotency", "show", *named]).output
     assert "finished by janitor, while processing: try 2: status-201" in shown
+    assert "try-failed by janitor, while processing: try 1: status-401" in shown
     assert "@request" not in shown
 
 
@@ -614,6 +615,16 @@ def test_the_command_says_how_many_requests_still_have_a_lease() -> None:
     (said,) = shown
     assert "the leases of their workers still run: 1, of all endpoints." in said
     assert "leases" not in shop.app.test_cli_runner().invoke(args=["idempotency", "finish"]).output
+
+
+def test_the_command_names_an_endpoint_that_is_closed() -> None:
+    """Its requests wait, and the counts alone would say that there are none."""
+    shop = paused()
+    closed = Shop(shop.store, shop.clock, policy={"on_abandoned": "takeover"})
+    told = closed.app.test_cli_runner().invoke(args=["idempotency", "finish"])
+
+    assert "Not finished, because a fault of its policy closes the endpoint: checkout." in told.output
+    assert "closes the endpoint" not in shop.app.test_cli_runner().invoke(args=["idempotency", "finish"]).output
 
 
 def test_an_application_without_such_endpoints_has_nothing_to_finish() -> None:
