@@ -146,8 +146,8 @@ def keys_status(ring: Ring, responses: Responses, data_keys: DataKeys, journals:
 
 def _unopened(ring: Ring, data_keys: DataKeys, kid: str) -> int:
     """Return how many of a sample of data keys the key of the ring with this id does not open. A service may be away: 0."""
-    unopened = 0
-    for tid, key in data_keys.sample(kid, limit=SAMPLE):
+    unopened, sample = 0, getattr(data_keys, "sample", None)  # a store of your own may not have it yet
+    for tid, key in () if sample is None else sample(kid, limit=SAMPLE):
         context = data_key_context(tid, key.number, kid, data_keys.read_keys(tid).store)
         try:
             ring.unwrap(kid, key.wrapped, context=context)

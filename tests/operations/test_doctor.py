@@ -391,6 +391,13 @@ def test_an_unusable_newest_key_is_a_fault(error: Exception | None) -> None:
     assert "arn:" not in found[0].text
 
 
+def test_a_store_that_shows_no_sample_of_its_data_keys_is_judged_by_their_ids() -> None:
+    responses, data_keys = stored(NEW)
+    del data_keys.sample
+
+    assert Verdict.FINE is worst(keys(ring(NEW), responses, data_keys, encryption="on"))
+
+
 @pytest.mark.parametrize(
     ("data_keys", "verdict"),
     (
