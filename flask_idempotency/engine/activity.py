@@ -25,7 +25,7 @@ KEPT_SECONDS: Final[Mapping[int, int]] = {MINUTE: 24 * HOUR, HOUR: 30 * 24 * HOU
 """How long a bucket of each length is kept after its end."""
 
 LONGEST_COUNTER: Final = 60
-"""The most characters of a counter's name. They come from this package and from views, and never from a request."""
+"""The most characters of a counter's name. They come from this package, views and steps, and never from a request."""
 
 MOST_ENDPOINTS: Final = 200
 """The most endpoints that a process counts apart; it counts the rest under `OTHER_ENDPOINTS`."""
