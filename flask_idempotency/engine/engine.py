@@ -16,6 +16,7 @@ from flask_idempotency.engine.errors import (
     KeyProviderUnavailable,
     LeaseLost,
     ResponseUnavailable,
+    RingMismatch,
     StoreDataLoss,
     StoreUnavailable,
 )
@@ -508,16 +509,19 @@ class Engine:
                         break
                     context = SealContext(key, record.token, record.fence, record.fingerprint)
                     return Replay(record, self._deps.codec.open(record.payload, context), key)
-                except CorruptRecord:
+                except (CorruptRecord, RingMismatch) as error:
                     fresh = store.read(key)
                     same = fresh is not None and fresh.state is State.COMPLETED and fresh.token == record.token
-                    if not (same and _sealed_again(record, fresh)):
+                    differs = fresh is not None and same and fresh.payload != record.payload
+                    mismatch = isinstance(error, RingMismatch)
+                    if not (mismatch or (same and _sealed_again(record, fresh))):
                         self._deps.observers(RecordCorrupt(label, record.info.operation))
                     if fresh is not None and same and fresh.erased:
                         break
-                    # The store compares the payload. One that is only in a cache is only dropped there.
-                    self._mark_corrupt(key, record)
-                    if fresh is None or not same or fresh.payload == record.payload:
+                    if differs or not mismatch:
+                        # The store compares the payload. One that is only in a cache is only dropped there.
+                        self._mark_corrupt(key, record)
+                    if fresh is None or not differs:
                         raise
                     record = fresh
         except StoreUnavailable as error:

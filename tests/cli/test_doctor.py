@@ -70,7 +70,7 @@ def test_advice_and_what_is_unknown_exit_with_0() -> None:
 
 @pytest.mark.usefixtures("healthy")
 def test_a_fault_exits_with_1_and_comes_first_with_its_remedy() -> None:
-    told = run(shop(effects="plain"), "--worker-timeout", "30")
+    told = run(shop(effects="plain", max_runtime=60), "--worker-timeout", "30")
 
     first, *more = told.output.splitlines()
     assert (1, True) == (told.exit_code, first.startswith("fault    worker-timeout: "))
@@ -127,7 +127,7 @@ def test_where_there_is_no_store_it_is_refused() -> None:
 def test_a_terminal_gets_findings_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     """A remedy begins on a line of its own."""
     monkeypatch.setattr("flask_idempotency.cli.output.in_colour", lambda **_: True)
-    app = shop(effects="plain")
+    app = shop(effects="plain", max_runtime=60)
 
     told = run(app, "--worker-timeout", "30")
 

@@ -470,6 +470,14 @@ TABLE: Final = (
         "MariaDB refuses statements as large as responses",
         "Set max_allowed_packet to twice IDEMPOTENCY_MAX_BODY or more, or lower that setting.",
     ),
+    Advice(PROTECTS, "a Galera cluster has two nodes or an even number", "Run three nodes or five, or add garbd."),
+    Advice(
+        PROTECTS,
+        "the application's own connections to Galera may see less than the store's",
+        "Set wsrep_sync_wait to {} where connections are made, or let them lead to one node.",
+    ),
+    Advice(ROOM, "inserts on Galera may deadlock", "Set innodb_autoinc_lock_mode to 2 on each node."),
+    Advice(PROTECTS, "nodes of Galera may disagree about rows", "Give each of these tables a primary key."),
     Advice(
         LOOKS,
         "the tables are missing",

@@ -211,34 +211,30 @@ def galera(connection: Connection) -> Finding:
     node = {str(name): str(value) for show in _NODE for name, value in connection.exec_driver_sql(show)}
     size, state = int(node["wsrep_cluster_size"]), printable(node["wsrep_local_state_comment"])
     said = f"This is a node of a Galera cluster of {size}, and its state is {state}"
-    advice = []
+    found: list[Finding] = []
     if size < mysql.FEWEST_NODES or size % 2 == 0:
-        advice.append(("with this size a failure may leave no majority", "Run three nodes or five, or add garbd."))
+        few = "with this size a failure may leave no majority"
+        found.append(Finding("galera", Verdict.ADVICE, few, "Run three nodes or five, or add garbd."))
     if int(node["wsrep_sync_wait"]) & mysql.SYNC_WAIT != mysql.SYNC_WAIT:
-        advice.append(
-            (
+        found.append(
+            Finding(
+                "galera",
+                Verdict.ADVICE,
                 f"wsrep_sync_wait is {node['wsrep_sync_wait']} on your own connections. The store sets its own. If yours lead "
                 "to another node, a view may not see its claim, and its client gets 503",
                 f"Set wsrep_sync_wait to {mysql.SYNC_WAIT} where connections are made, or let them lead to one node.",
             )
         )
     if node["innodb_autoinc_lock_mode"] != "2":
-        advice.append(("innodb_autoinc_lock_mode is not 2, so inserts may deadlock", "Set it to 2 on each node."))
+        locked = "innodb_autoinc_lock_mode is not 2, so inserts may deadlock"
+        found.append(Finding("galera", Verdict.ADVICE, locked, "Set innodb_autoinc_lock_mode to 2 on each node."))
     if tables := [printable(str(name)) for name in connection.exec_driver_sql(_WITHOUT_KEY).scalars()]:
-        advice.append(
-            (
-                f"these tables have no primary key, and nodes may disagree about their rows: {', '.join(tables)}",
-                "Give each of them a primary key.",
-            )
-        )
-    if not advice:
+        bare = f"these tables have no primary key, and nodes may disagree about their rows: {', '.join(tables)}"
+        found.append(Finding("galera", Verdict.ADVICE, bare, "Give each of these tables a primary key."))
+    if not found:
         return Finding("galera", Verdict.FINE, f"{said}.")
-    return Finding(
-        "galera",
-        Verdict.ADVICE,
-        f"{said}: {'; '.join(each for each, _ in advice)}.",
-        " ".join(remedy for _, remedy in advice),
-    )
+    remedies = [each.remedy for each in found]
+    return Finding("galera", Verdict.ADVICE, f"{said}: {'; '.join(each.text for each in found)}.", " ".join(remedies))
 
 
 def _durability_of_file(connection: Connection) -> Finding:
