@@ -98,7 +98,9 @@ def find_record(named: RecordOptions, *, whole: bool) -> Case:
         raise click.UsageError("Name one record: by the start of its ID, by its id from a log, or by --key.")
     searched = operator.recovery()
     if named.key is not None:
-        whose, who = named.whose, named.who
+        of_message = operator.state().loaders.operations.get(named.endpoint or "") is not None
+        # A message has no principal, so the command needs none for it.
+        whose, who = named.whose, None if of_message else named.who
         case = _one(uses_of(_typed_key(named.key), tenant=whose, principal=who, endpoint=named.endpoint), named)
         former = operator.settings().former_identity
         told = former is None or not (callable(former.tenant) or former.principal)

@@ -526,11 +526,13 @@ class Guard:
         return None
 
     def _unusable(self, state: RequestState, error: ConfigurationError) -> Response:
-        """Refuse a request whose claim found a fault of the store, and log the remedy. In debug mode and in tests, raise it.
+        """Refuse a request whose claim found a fault of the set-up, and log the remedy. Raise it where Flask lets errors pass,
+        as in debug mode and in tests.
 
         Such a request never runs: the store would grant its retry once the fault is repaired.
         """
-        if self._app.debug or self._app.testing:
+        passes = self._app.config["PROPAGATE_EXCEPTIONS"]
+        if self._app.testing or self._app.debug if passes is None else passes:
             raise error
         self._observers(StoreFailed(state.record, state.operation, error=cause_of(error), unprotected=False))
         self._outages.refused(state.operation, error)

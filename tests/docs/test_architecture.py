@@ -10,7 +10,8 @@ from flask_idempotency.engine.store import Store
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
-PARTS_SHOWN = {found[1]: found[0] for found in PART.finditer(PAGE)}
+NAMES = (ROOT / "docs" / "reference" / "api" / "index.md").read_text(encoding="utf-8")
+PARTS_SHOWN = {found[1]: found[0] for page in (PAGE, NAMES) for found in PART.finditer(page)}
 
 
 def test_each_named_file_exists() -> None:
@@ -22,7 +23,7 @@ def test_each_named_file_exists() -> None:
     assert [name for name in named if not (ROOT / name).exists() and not (PACKAGE / name).exists()] == []
 
 
-def test_the_page_holds_every_part() -> None:
+def test_the_pages_hold_every_part() -> None:
     assert set(PARTS) == set(PARTS_SHOWN)
 
 

@@ -284,6 +284,9 @@ class SqlRecovery(SqlCapability):
         )
 
     def quarantine_expired(self, seen: SeenRecord, *, horizon: float) -> bool:
+        if seen.record.on_expiry is not OnExpiry.QUARANTINE:
+            # On MySQL the statement would lock the row before it sees this, and a retry would be refused for that moment.
+            return False
         return self._row(quarantine_expired, **self._seen(seen), my_horizon=in_microseconds(horizon)) is not None
 
     def next_for_resolver(

@@ -339,7 +339,7 @@ def test_elsewhere_a_connection_is_refused_by_name(
     paying(shop)
 
     with recipe(shop):
-        assert 500 == shop.post().status_code
+        assert 503 == shop.post().status_code
     assert "stands on a connection with a transaction of its own" in caplog.text
     assert "TESTING = True" in caplog.text
     assert 0 == len(shop.runs)
@@ -391,5 +391,5 @@ def test_outside_tests_a_database_in_memory_is_refused(in_memory: Shop, caplog: 
     in_memory.app.testing = False
     paying(in_memory)
 
-    assert (500, 0) == (in_memory.post().status_code, len(in_memory.runs))
+    assert (503, 0) == (in_memory.post().status_code, len(in_memory.runs))
     assert "TESTING = True" in caplog.text
