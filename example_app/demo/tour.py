@@ -466,11 +466,12 @@ def sent_three_times(shop: Shop) -> Seen:
 
 @operator_tour.scenario("settled: 200, replayed", rows=0)
 def settled_by_an_operator(shop: Shop) -> Seen:
-    """Dana, an operator, opens the console at /idempotency. It shows both charges in doubt. The bank has Alice's, so she
-    settles it: it happened. Alice's retry gets a response. Carol's charge still waits, for you."""
+    """Dana, an operator, opens the console at /idempotency. Two charges are in doubt. She finds Alice's by its key. The bank
+    has that charge, so she settles it: it happened. Alice's retry gets a response. Carol's charge still waits, for you."""
     with OperatorClient(shop, "dana", OPERATORS["dana"].password) as dana:
         waited = comes_true(lambda: shop.records("charges.create", "quarantined") == len(DOUBTFUL))
-        record = dana.open(dana.open(f"{CONSOLE}/records?state=quarantined&tenant=acme").link("/records/"))
+        search = dana.open(f"{CONSOLE}/records").link("/find")
+        record = dana.send(dana.open(search).form("/find"), key="doubtful-1", tenant="acme", principal="alice")
         form = dana.open(record.link("/settle")).form("/settle")
         preview = dana.send(
             form,
