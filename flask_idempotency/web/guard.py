@@ -581,10 +581,17 @@ class Guard:
                 # The operators' tools: a worker loads them for this sentence only, which it writes in debug mode.
                 from flask_idempotency.operations.records import handle_of
 
+                handle = handle_of(request.key)
+                if state.policy.effects == "steps":
+                    # A release would run its finished steps again, and so it refuses.
+                    return (
+                        f"In debug mode: `flask idempotency show {handle}` shows its steps. Settle the one in doubt by "
+                        f"`flask idempotency resolve {handle} --step NAME`; then a retry goes on after the finished ones."
+                    )
                 early = f" For {math.ceil(remaining)} s from now it needs --force." if remaining > 0 else ""
                 return (
                     "In debug mode: if it was not carried out, free the key by "
-                    f"`flask idempotency release {handle_of(request.key)} --reason debug`.{early}"
+                    f"`flask idempotency release {handle} --reason debug`.{early}"
                 )
         return ""
 

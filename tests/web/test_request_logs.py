@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from flask import Flask, Response, request
 
+from flask_idempotency import durable_step, idempotent
 from flask_idempotency.engine.keys import Identity
 from flask_idempotency.engine.model import State
 from flask_idempotency.engine.policy import Decision, Policy
@@ -138,6 +139,29 @@ def test_in_debug_mode_the_problem_names_the_command_that_frees_the_key(secrets:
     done = run(world, *command[2:], "--yes")
     assert 0 == done.exit_code, done.output
     assert 201 == paid(world).status_code
+
+
+def test_in_debug_mode_the_problem_sends_a_request_with_steps_to_them() -> None:
+    """A release would run its finished steps again. The commands work as printed, with the step that the first one names."""
+    world = shop(config={"DEBUG": True})
+    replies = iter((False, True))
+
+    @durable_step("charge")
+    def charge() -> str:
+        if not next(replies):
+            raise OSError("no reply")
+        return "ch_1"
+
+    world.view("/checkout")(idempotent(steps=(charge,))(lambda: charge()))
+    assert 500 == world.post("/checkout").status_code
+    detail = str((world.post("/checkout").json or {})["detail"])
+
+    show, resolve = (shlex.split(command) for command in detail.split("`")[1::2])
+    assert "release" not in detail
+    assert "charge" in run(world, *show[2:]).output
+    done = run(world, *resolve[2:-1], "charge", "--never-happened", "--force", "--reason", "debug", "--yes")
+    assert 0 == done.exit_code, done.output
+    assert (200, "ch_1") == ((again := world.post("/checkout")).status_code, again.text)
 
 
 def test_outside_debug_mode_no_problem_names_a_record() -> None:
