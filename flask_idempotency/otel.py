@@ -182,6 +182,10 @@ def _counting() -> WeakSet[Telemetry]:
     return apps
 
 
+NEVER_SECONDS: Final = 1e12
+"""The age of a task that never ran. An SDK drops infinity and logs that at each export, so no alert would see it."""
+
+
 @cache
 def _gauges() -> Gauges:
     """Return what reads the stores when an SDK collects, at most once in ten seconds."""
@@ -190,7 +194,7 @@ def _gauges() -> Gauges:
     def read(name: str, _: CallbackOptions) -> Iterable[Observation]:
         for family in gauges.collect():
             if family.name == name:
-                yield from (Observation(sample.value, sample.labels) for sample in family.samples)
+                yield from (Observation(min(sample.value, NEVER_SECONDS), sample.labels) for sample in family.samples)
 
     for name, (about, _) in GAUGES.items():
         shown = f"idempotency.{name.removeprefix('idempotency_')}"

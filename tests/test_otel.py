@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from flask_idempotency import ConfigurationError, durable_step, idempotent
+from flask_idempotency import ConfigurationError, Idempotency, durable_step, idempotent
 from flask_idempotency.engine.model import Grant, OnExpiry, Record, RequestInfo
-from flask_idempotency.otel import _context_of
+from flask_idempotency.otel import NEVER_SECONDS, _context_of
 from flask_idempotency.testing import FrozenClock
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 from tests.apps import World, new_world
@@ -253,6 +253,20 @@ def test_events_and_gauges_are_counted(reader: InMemoryMetricReader) -> None:
     assert samples(reader, "idempotency.replays", "metered") == {("kept",): 2}
     assert samples(reader, "idempotency.response_size", "metered") == {(): 1}
     assert samples(reader, "idempotency.store_up", "metered") == {(): 1.0}
+
+
+def test_a_task_that_never_ran_has_an_age_that_an_sdk_takes(
+    reader: InMemoryMetricReader, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Flask("tests.web.app")
+    app.config.update(TESTING=True, IDEMPOTENCY_STORE=f"sqlite:///{tmp_path}/s.db", IDEMPOTENCY_OPENTELEMETRY=True)
+    Idempotency(app, secret="s-9f2c47d1e8b35a60", namespace="no-janitor")
+    app.extensions["idempotency"].built.schema.upgrade()
+
+    ages = samples(reader, "idempotency.task_age_seconds", "no-janitor")
+
+    assert {("reap",): NEVER_SECONDS, ("expire",): NEVER_SECONDS} == ages
+    assert "non-finite" not in caplog.text
 
 
 def test_prometheus_counts_beside_it(reader: InMemoryMetricReader) -> None:
