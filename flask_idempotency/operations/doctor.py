@@ -184,6 +184,7 @@ def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> DoctorRe
     store = _reached(reach)
     away = store.verdict is not Verdict.FINE
     findings, complete = [store], not away
+    met: dict[str, str] = {}
     for check in checks:
         if away and check.asks_store:
             findings.append(Finding(check.name, Verdict.UNKNOWN, "Not looked at: the store does not answer.", _AGAIN))
@@ -191,8 +192,13 @@ def examine(checks: Sequence[Check], *, reach: Callable[[], object]) -> DoctorRe
         try:
             findings += check.look()
         except ConfigurationError as error:
-            # Each fault names its remedy, such as missing tables.
-            findings += [Finding(check.name, Verdict.FAULT, fault, _DO_IT) for fault in error.faults]
+            # Each fault names its remedy, such as missing tables. Later checks that meet the same one say only that.
+            for fault in error.faults:
+                if (first := met.setdefault(fault, check.name)) == check.name:
+                    findings.append(Finding(check.name, Verdict.FAULT, fault, _DO_IT))
+                else:
+                    text = f"This could not be checked: it meets the fault of `{first}`."
+                    findings.append(Finding(check.name, Verdict.UNKNOWN, text, _DO_IT))
         except StoreUnavailable:
             text = "This check could not be made: the store did not answer."
             findings.append(Finding(check.name, Verdict.UNKNOWN, text, _AGAIN))

@@ -165,6 +165,18 @@ def test_a_store_that_refuses_its_server_says_why() -> None:
     assert finding.remedy.startswith("Do what this says")
 
 
+def test_a_fault_that_several_checks_meet_is_one_fault() -> None:
+    """Such as missing tables."""
+
+    def refused() -> list[Finding]:
+        raise ConfigurationError("no tables: make them")
+
+    found = examine([Check("a", refused), Check("b", refused)], reach=lambda: None).findings
+
+    assert [("a", FAULT), ("b", UNKNOWN)] == verdicts(found[:2])
+    assert "the fault of `a`" in found[1].text
+
+
 def test_a_check_that_lacks_a_module_names_it() -> None:
     def ask() -> list[Finding]:
         raise ModuleNotFoundError("No module named 'packaging'", name="packaging")
