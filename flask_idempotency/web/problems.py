@@ -581,7 +581,8 @@ def failure(error: IdempotencyError) -> Problem:
     """Return the problem for an error that the client gets. Raises any other error again."""
     match error:
         case InvalidKey():
-            return Problem("invalid-key", str(error))
+            why = str(error)
+            return Problem("invalid-key", f"{why[:1].upper()}{why[1:].rstrip('.')}.")
         case StoreDataLoss():
             return Problem("memory-lost", retry_after=LOSS_RETRY_SECONDS)
         case StoreUnavailable():

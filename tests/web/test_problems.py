@@ -125,7 +125,7 @@ def test_an_unknown_outcome_has_neither_a_reason_nor_a_retry_after() -> None:
 
 
 def test_the_detail_names_what_is_wrong_with_a_key() -> None:
-    assert Problem("invalid-key", "Longer than 255 characters.") == failure(InvalidKey("Longer than 255 characters."))
+    assert Problem("invalid-key", "Longer than 255 characters.") == failure(InvalidKey("longer than 255 characters"))
 
 
 @pytest.mark.parametrize(
