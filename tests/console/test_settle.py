@@ -380,6 +380,7 @@ def test_one_step_is_settled_with_its_result() -> None:
 
     shown = browser.preview(path, verdict="happened", result='"by hand"')
     assert "the step does not run again" in shown.text
+    assert "<h1>Settle the step <bdi>send</bdi> of <code>" in shown.text
     assert [] == made.told(Resolved)
     done = browser.change(path, verdict="happened", result='"by hand"')
 
