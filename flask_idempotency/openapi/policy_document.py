@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Final
+from urllib.parse import quote
 
 from flask import Flask, Response, request
 
@@ -302,7 +303,7 @@ def publish(app: Flask, state: Any) -> None:
         # Where the application is mounted, its clients see longer paths.
         document = _mounted(document, request.root_path) if request.root_path else document
         response = public_response((json.dumps(document, indent=2) + "\n").encode(), "application/json", max_age=3600)
-        response.headers["Link"] = f'<{request.root_path}{SCHEMA_PATH}>; rel="describedby"'
+        response.headers["Link"] = f'<{quote(request.root_path)}{SCHEMA_PATH}>; rel="describedby"'
         return response
 
     def policy_schema(**_: Any) -> Response:

@@ -16,6 +16,7 @@ from functools import partial
 from threading import Lock, get_ident
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import quote
 
 from flask import Flask, Request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -445,7 +446,7 @@ class Guard:
         """Render a problem as the application's own renderer puts it, or else the profile."""
         settings = self._settings
         if settings.publish:
-            problem = replace(problem, policy_url=context.get().request.root_path + POLICY_PATH)
+            problem = replace(problem, policy_url=quote(context.get().request.root_path) + POLICY_PATH)
         own: Any = self._callbacks.problem_renderer
         if own is not None:
             try:
@@ -461,7 +462,7 @@ class Guard:
             except Exception:  # noqa: BLE001 - a refusal in the wrong dialect is better than a request that is run
                 _log.exception("the problem renderer failed on %s", problem.code)
         request: Request = context.get().request
-        pages = request.root_path + PAGES_PATH if self._serves_pages else ""
+        pages = quote(request.root_path) + PAGES_PATH if self._serves_pages else ""
         made = render(problem, profile=profile, docs_url=docs_url, response_class=response_class, pages_url=pages)
         if settings.problem_pages and "html" in request.environ.get("HTTP_ACCEPT", "") and prefers_page(request):
             return as_page(made, problem, response_class)

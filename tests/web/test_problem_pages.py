@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from flask import Flask, Response
+from werkzeug.test import create_environ, run_wsgi_app
 
 from flask_idempotency import Idempotency, idempotent
 from flask_idempotency.settings.options import DOCS_URL
@@ -148,6 +149,21 @@ def test_the_link_of_a_problem_leads_to_its_page_where_the_application_is_mounte
     assert found[1] == f"/api{PAGES_PATH}missing-key"
     assert world.client().get(PAGES_PATH + "missing-key").status_code == 200
     assert world.client().get(PAGES_PATH + "other").status_code == 404
+
+
+@pytest.mark.parametrize("publish", (False, True))
+def test_a_mount_path_of_any_characters_is_in_a_link_that_a_server_can_send(publish: bool) -> None:
+    world = shop(publish=publish)
+    mounted = "/支付>; rel=next"
+
+    documents = [("POST", "/"), *([("GET", "/.well-known/idempotency")] if publish else [])]
+    for method, path in documents:
+        environ = create_environ(path, method=method) | {"SCRIPT_NAME": mounted.encode().decode("latin-1")}
+        _, _, fields = run_wsgi_app(world.app, environ, buffered=True)
+
+        link = fields["Link"]
+        assert link.encode("latin-1").startswith(b"</%E6%94%AF%E4%BB%98%3E%3B%20rel%3Dnext/.well-known/idempotency/")
+        assert link.count(">") == (2 if publish and method == "POST" else 1)
 
 
 def test_a_named_site_is_linked_and_nothing_is_served() -> None:
