@@ -101,16 +101,15 @@ const retryAfter = (headers) => {
 const verdictOf = ({ status, headers }, text) => {
   // Whatever the body says.
   if (headers.get("Idempotency-Status") === "paused") return "paused";
-  let code, page;
+  // The page that a form gets has the code in its link alone.
+  let page = /<([^<>]*)>[^<>]*\bdescribedby/.exec(headers.get("Link"))?.[1], code = page?.split(/[/:#]/).pop();
   try {
     const problem = JSON.parse(text), { error, error_code } = problem;
     if (error) {
       ({ code, doc_url: page } = error);
       if (error.type === "idempotency_error" && code !== "idempotency_key_in_use") code = page = "key-reused";
-    } else if (error_code) {
-      code = error_code;
-      page = /<([^<>]*)>[^<>]*\bdescribedby/.exec(headers.get("Link"))?.[1];
-    } else ({ code, type: page } = problem);
+    } else if (error_code) code = error_code;
+    else ({ code, type: page } = problem);
     if (!/^idempotency_|^request_in/.test(code)) {
       code = code.replaceAll("_", "-");
       if (`${page}`.split(/[/:#]/).pop() !== code) code = 0;

@@ -170,6 +170,10 @@ def problem_code(status: int, fields: Fields, body: bytes) -> str | None:
     A code counts only if the address of its page ends in it. The application's own errors may have the same words.
     """
     content_type = (fields.get("Content-Type") or "").partition(";")[0].strip().lower()
+    if content_type == "text/html":
+        # The page that a form gets, if its sender prefers HTML. It has the header fields of the document.
+        page = _DESCRIBED_BY.search(fields.get("Link") or "")
+        return _ours(status, None if page is None else _named_by(page[1]))
     if not (content_type == "application/json" or content_type.endswith("+json")) or len(body) > _LARGEST_PROBLEM_BYTES:
         return None
     if status < 400 and b"not-kept" not in body and b"not_kept" not in body:
@@ -181,7 +185,10 @@ def problem_code(status: int, fields: Fields, body: bytes) -> str | None:
         return None
     if not isinstance(document, dict):
         return None
-    code = _code_in(document, fields)
+    return _ours(status, _code_in(document, fields))
+
+
+def _ours(status: int, code: str | None) -> str | None:
     return code if code in BY_CODE and (status >= 400 or code == "response-not-kept") else None
 
 
@@ -210,7 +217,11 @@ def _spelled(written: Any, page: Any, dialect: Mapping[str, str]) -> str | None:
 
 
 def _ends_in(page: Any, code: str) -> bool:
-    return isinstance(page, str) and re.split(r"[/:#]", page)[-1] == code
+    return isinstance(page, str) and _named_by(page) == code
+
+
+def _named_by(page: str) -> str:
+    return re.split(r"[/:#]", page)[-1]
 
 
 def _retry_after(fields: Fields) -> float | None:

@@ -552,7 +552,7 @@ class Settings:
     problem_pages: bool = _option(
         True,
         fields.Boolean(),
-        "Whether a client that prefers `text/html`, such as a browser with a form, gets a page in place of a problem "
+        "Whether a form from a client that prefers `text/html`, such as a browser, gets a page in place of a problem "
         "document; and whether the application serves a page on each problem, below `/.well-known/idempotency/problems/`, "
         "to which `Link` leads. It does not if you set `IDEMPOTENCY_DOCS_URL`.",
     )

@@ -437,13 +437,25 @@ class Guard:
         """Build a problem or a replay. Raises `CorruptRecord` for a stored response that must not be sent."""
         docs_url, response_class = self._settings.docs_url, self._app.response_class
         if isinstance(reply, Problem):
+            in_form, profile = policy.form_field is not None, PROFILES[policy.profile]
             return self._render(
-                reply, profile=PROFILES[policy.profile], docs_url=docs_url, response_class=response_class
+                reply, profile=profile, docs_url=docs_url, response_class=response_class, in_form=in_form
             )
         return replay(reply, policy=policy, response_class=response_class, docs_url=docs_url, renderer=self._render)
 
-    def _render(self, problem: Problem, *, profile: Profile, docs_url: str, response_class: type[Response]) -> Response:
-        """Render a problem as the application's own renderer puts it, or else the profile."""
+    def _render(
+        self,
+        problem: Problem,
+        *,
+        profile: Profile,
+        docs_url: str,
+        response_class: type[Response],
+        in_form: bool = False,
+    ) -> Response:
+        """Render a problem as the application's own renderer puts it, or else the profile.
+
+        `in_form`: a form carries its key, so the same form has the same key.
+        """
         settings = self._settings
         if settings.publish:
             problem = replace(problem, policy_url=quote(context.get().request.root_path) + POLICY_PATH)
@@ -465,7 +477,7 @@ class Guard:
         pages = quote(request.root_path) + PAGES_PATH if self._serves_pages else ""
         made = render(problem, profile=profile, docs_url=docs_url, response_class=response_class, pages_url=pages)
         if settings.problem_pages and "html" in request.environ.get("HTTP_ACCEPT", "") and prefers_page(request):
-            return as_page(made, problem, response_class)
+            return as_page(made, problem, response_class, same_key=in_form)
         return made
 
     def problem(self, problem: Problem, policy: Policy) -> Response:

@@ -15,6 +15,7 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.web.browser import DAY_SECONDS, public_response
 from flask_idempotency.web.problems import PROBLEMS, Problem, build
+from flask_idempotency.web.request_body import FORM_TYPES
 
 PAGES_PATH: Final = "/.well-known/idempotency/problems/"
 """Where the application serves a page on each problem, unless IDEMPOTENCY_DOCS_URL names another place."""
@@ -32,18 +33,25 @@ _PAGE: Final = Markup(
 
 
 def prefers_page(request: Request) -> bool:
-    """Return whether this client likes a page better than a document. A client that takes anything gets the document."""
+    """Return whether this client sends a form, and likes a page better than a document.
+
+    Java's `HttpURLConnection` asks for `text/html` first with every request that names no other type, and parses the document.
+    """
     quality = request.accept_mimetypes.quality
-    return max(map(quality, _HTML)) > max(map(quality, _JSON))
+    return request.mimetype in FORM_TYPES and max(map(quality, _HTML)) > max(map(quality, _JSON))
 
 
-def as_page(response: Response, problem: Problem, response_class: type[Response]) -> Response:
-    """Return this response with a page in place of the document: the same status and the same header fields."""
+def as_page(response: Response, problem: Problem, response_class: type[Response], *, same_key: bool) -> Response:
+    """Return this response with a page in place of the document: the same status and the same header fields.
+
+    `same_key`: the form that was sent has the key. Under another one, the same form would run a second time.
+    """
     row = PROBLEMS[problem.code]
     again = ""
-    if row.retry:
+    if row.retry and same_key:
         pause = f" after {response.headers['Retry-After']} seconds" if "Retry-After" in response.headers else ""
-        again = f"You may send the same form again{pause}: go back, and do not change it. It is not carried out twice."
+        # Not "go back": a form that no browser may store then comes with a new key.
+        again = f"You may send the same form again{pause}: reload this page. It is not carried out twice."
     content = _page(row.title, problem.text, again, f"Code `{row.code}`, status {response.status_code}.")
     fields = [(name, value) for name, value in response.headers if name not in ("Content-Type", "Content-Length")]
     return build(response_class, content, response.status_code, [("Content-Type", "text/html; charset=utf-8"), *fields])

@@ -12,6 +12,7 @@ from werkzeug.wrappers import Response
 
 from flask_idempotency.client.responses import BY_CODE, REPLAY_MARKS, Verdict, problem_code, read
 from flask_idempotency.settings.profiles import PROFILES
+from flask_idempotency.web.problem_pages import as_page
 from flask_idempotency.web.problems import PROBLEMS, Problem, render
 
 DOCS = "https://docs.example/problems/"
@@ -24,6 +25,18 @@ def test_each_problem_of_each_dialect_is_known(profile: object) -> None:
         response = render(problem, profile=profile, docs_url=DOCS, response_class=Response)  # type: ignore[arg-type]
 
         found = problem_code(response.status_code, response.headers, response.get_data())  # type: ignore[arg-type]
+
+        assert found == code
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_each_problem_is_known_as_a_page(profile: object) -> None:
+    for code in PROBLEMS:
+        problem = Problem(code, status=None if PROBLEMS[code].status else 201)
+        document = render(problem, profile=profile, docs_url=DOCS, response_class=Response)  # type: ignore[arg-type]
+        page = as_page(document, problem, Response, same_key=True)
+
+        found = problem_code(page.status_code, page.headers, page.get_data())  # type: ignore[arg-type]
 
         assert found == code
 
@@ -72,7 +85,10 @@ def test_what_is_no_problem_of_ours() -> None:
 def test_a_page_of_text_is_no_problem() -> None:
     body = b'{"code": "in-flight", "type": "https://docs.example/in-flight"}'
 
+    page = {"Content-Type": "text/html; charset=utf-8", "Link": '<https://docs.example/in-flight>; rel="describedby"'}
     assert problem_code(409, {"Content-Type": "text/html"}, body) is None
+    assert problem_code(200, page, b"<p>paid") is None
+    assert problem_code(409, page | {"Link": '<https://docs.example/in-flight>; rel="next"'}, body) is None
     assert problem_code(409, {"Content-Type": "application/vnd.shop+json; charset=utf-8"}, body) == "in-flight"
 
 

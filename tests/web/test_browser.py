@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -10,10 +11,14 @@ from typing import Any
 
 import pytest
 from flask import Flask, render_template_string
+from werkzeug.wrappers import Response
 
 from flask_idempotency import ConfigurationError, Idempotency
 from flask_idempotency.client.responses import BY_CODE, REPLAY_MARKS, STRIPE, UNDONE, Verdict
+from flask_idempotency.settings.profiles import PROFILES, Profile
 from flask_idempotency.web.browser import module_source
+from flask_idempotency.web.problem_pages import as_page
+from flask_idempotency.web.problems import PROBLEMS, Problem, render
 from tests.lab.programs import NODE
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +86,30 @@ def test_the_module_knows_the_statuses_and_marks_of_the_python_client() -> None:
 
     assert UNDONE == {status for status in range(100, 600) if re.search(undone, str(status))}
     assert all(re.search(mark, name.lower()) for name in REPLAY_MARKS)
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_the_module_knows_a_problem_as_a_page(profile: Profile, tmp_path: Path) -> None:
+    """A program that asks for HTML would take a request that may have run for one that is over, and run it again."""
+    sent = []
+    for code, row in PROBLEMS.items():
+        problem = Problem(code, status=None if row.status else 201)
+        document = render(problem, profile=profile, docs_url="https://docs.example/", response_class=Response)
+        page = as_page(document, problem, Response, same_key=False)
+        sent += [[each.status_code, list(each.headers), each.get_data(as_text=True)] for each in (document, page)]
+    script = (
+        f"import {{ verdictOf }} from './module.mjs'; const sent = {json.dumps(sent)};"
+        "console.log(JSON.stringify(sent.map(([status, headers, text]) =>"
+        " verdictOf({ status, headers: new Headers(headers) }, text))))"
+    )
+    (tmp_path / "module.mjs").write_bytes(module_source() + b"\nexport { verdictOf };\n")
+    (tmp_path / "ask.mjs").write_text(script)
+
+    ran = subprocess.run([NODE, "ask.mjs"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+
+    verdicts = json.loads(ran.stdout)
+    assert {"outcome-unknown", "in-flight", "key-reused", "done"} < set(verdicts[::2])
+    assert verdicts[::2] == verdicts[1::2]
 
 
 def test_the_module_is_served_and_cached_for_a_day() -> None:

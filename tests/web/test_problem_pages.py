@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -33,7 +34,10 @@ def shop(**settings: Any) -> World:
 
 
 def ask(world: World, accept: str | None, **options: Any) -> Any:
+    """Send a form, unless the options have another body."""
     headers = {} if accept is None else {"Accept": accept}
+    if not {"json", "content_type"} & set(options):
+        options.setdefault("data", {"amount": "5"})
     return world.post("/", None, headers=headers, **options)
 
 
@@ -74,6 +78,22 @@ def test_others_get_the_document(accept: str | None, html: bool) -> None:
     assert (ask(shop(), accept).mimetype == "text/html") is html
 
 
+@pytest.mark.parametrize(
+    "sent", ({"json": {"amount": 5}}, {"data": b"<amount/>", "content_type": "text/xml"}, {"content_type": "text/html"})
+)
+def test_what_is_no_form_gets_the_document(sent: dict[str, Any]) -> None:
+    of_java = "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"
+
+    assert ask(shop(), of_java, **sent).mimetype == "application/problem+json"
+    assert ask(shop(), of_java).mimetype == "text/html"
+
+
+def test_a_file_is_sent_by_a_form() -> None:
+    upload = {"invoice": (BytesIO(b"%PDF"), "invoice.pdf")}
+
+    assert ask(shop(), BROWSER, data=upload).mimetype == "text/html"
+
+
 def test_it_may_be_switched_off() -> None:
     world = shop(problem_pages=False)
 
@@ -97,7 +117,7 @@ def test_a_page_has_no_script_and_escapes_each_text() -> None:
     problem = Problem("in-flight", "<script>alert(1)</script>\n& `<b>`", retry_after=2)
     document = render(problem, profile=PROFILES["ietf"], docs_url=DOCS_URL, response_class=Response)
 
-    page = as_page(document, problem, Response).get_data(as_text=True)
+    page = as_page(document, problem, Response, same_key=True).get_data(as_text=True)
 
     assert re.findall("<(script|b|style|link|img|iframe|form)", page) == []
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\n&amp; <code>&lt;b&gt;</code>" in page
@@ -114,20 +134,27 @@ def test_a_page_has_nothing_of_the_request() -> None:
     assert "&lt;i" not in answers[1].text
 
 
-def test_a_retry_is_told_that_it_may_come_again() -> None:
+@pytest.mark.parametrize("field", (None, "idempotency_key"))
+def test_a_person_may_send_the_form_again_if_it_has_the_key(field: str | None) -> None:
+    """A browser that makes the key in a header makes another one for each request, so the second would run."""
     world = new_world()
     seen = []
+    key = None if field else "k"
+    form = {"idempotency_key": "k"} if field else {"amount": "5"}
 
     @world.view()
+    @idempotent(form_field=field)
     def pay() -> str:
-        seen.append(world.post("/", "k", headers={"Accept": BROWSER}))
+        seen.append(world.post("/", key, headers={"Accept": BROWSER}, data=form))
         return "paid"
 
-    world.post("/", "k")
+    world.post("/", key, data=form)
 
     (conflict,) = seen
     assert conflict.status_code == 409
-    assert f"You may send the same form again after {conflict.headers['Retry-After']} seconds" in conflict.text
+    again = f"You may send the same form again after {conflict.headers['Retry-After']} seconds: reload this page."
+    assert (again in conflict.text) is (field is not None)
+    assert ("not carried out twice" in conflict.text) is (field is not None)
 
 
 @pytest.mark.parametrize("code", PROBLEMS)
