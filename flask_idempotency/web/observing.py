@@ -28,7 +28,7 @@ from werkzeug.wrappers import Response
 from flask_idempotency.engine import activity as names
 from flask_idempotency.engine.claim import Claim, ClaimEnding, Dependencies
 from flask_idempotency.engine.engine import Engine, Outcome
-from flask_idempotency.engine.errors import IdempotencyError, NotCommitted, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError, NotCommitted, StoreUnavailable
 from flask_idempotency.engine.events import Observation, Observers
 from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.keys import new_token
@@ -487,6 +487,9 @@ class Observer(Guard):
         return cast("Response", None)  # `watch` sends no response
 
     def _store_failed(self, state: RequestState, error: StoreUnavailable) -> Response | None:
+        raise error
+
+    def _unusable(self, state: RequestState, error: ConfigurationError) -> Response:
         raise error
 
     def _body_failed(self, state: RequestState, error: BodyNotKept) -> Response:

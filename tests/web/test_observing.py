@@ -373,6 +373,19 @@ def test_an_outage_delays_one_request_in_five_seconds(caplog: pytest.LogCaptureF
     assert 1 == sum("could not observe" in message for message in caplog.messages)
 
 
+def test_a_fault_of_the_store_is_counted_and_refuses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Enforcing would answer 503, and the log would name the remedy."""
+    observed = shop()
+    observed.app.testing = False
+    observed.store.observations.fault = ConfigurationError("tables are missing: run db upgrade")
+
+    answer = observed.send()
+
+    assert ("201 CREATED", ["failed"]) == (answer.status, observed.outcomes())
+    assert [message for message in caplog.messages if "could not observe" in message]
+    assert [message for message in caplog.messages if "was refused" in message] == []
+
+
 def test_after_an_outage_one_request_tries_the_store_and_no_other_waits_beside_it() -> None:
     """A store that is silent, and not refusing, takes seconds to fail."""
     observed = shop()
