@@ -69,7 +69,8 @@ def find(visit: Visit) -> Page:
                 cases = uses_of(key, **named)
             except Refused as refused:
                 raise Invalid(str(refused)) from None
-        uses = [(case.first.record.info.operation, records.handle_of(case.first.key)) for case in cases]
+        seen = [case.first for case in cases if visit.sees(case.first, operator.show_of(case.first)) is not None]
+        uses = [(found.record.info.operation, records.handle_of(found.key)) for found in seen]
         if not uses:
             raise Invalid(
                 "There is no record of this key: it was never used, was released, or expired; or it is of another caller. "

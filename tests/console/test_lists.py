@@ -188,6 +188,17 @@ def test_a_key_of_another_tenant_is_not_found(made: Rig) -> None:
     assert 1 == len({re.sub('value="[^"]*"', "", answer.text).replace(" selected", "") for answer in answers})
 
 
+def test_a_key_of_a_record_that_is_not_shown_is_not_found() -> None:
+    """An operator of the tenant may not see each of its records: where one is would say that the key was used."""
+    made = rig(ask=lambda action, record: None if record is not None and record.endpoint == "pay" else LIMITED)
+    made.quarantined(KEY)
+
+    answers = [search(made, LIMITED, tenant="acme", key=key) for key in (KEY, "never-used")]
+
+    assert [400] * 2 == [answer.status_code for answer in answers]
+    assert 1 == len({re.sub('value="[^"]*"', "", answer.text) for answer in answers})
+
+
 def test_a_key_is_searched_by_forms_of_the_console_alone(made: Rig) -> None:
     made.quarantined(KEY)
     browser = made.browser()
