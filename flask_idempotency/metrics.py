@@ -31,6 +31,7 @@ from flask_idempotency.engine.audit import RESOLVER
 from flask_idempotency.engine.capabilities import DataLoss
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.journal import Effects
 from flask_idempotency.engine.outbox import OutboxCounts
 from flask_idempotency.engine.tasks import late_tasks
@@ -271,6 +272,10 @@ class Gauges(Collector):
         self._monotonic = monotonic
         self._apps: dict[str, weakref.ref[Flask]] = {}
         self._read: dict[str, tuple[float, Reading]] = {}
+        self._unlock()
+        after_fork(self._unlock)
+
+    def _unlock(self) -> None:
         self._lock = Lock()
 
     def add(self, app: Flask, *, name: str) -> None:

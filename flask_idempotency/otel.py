@@ -27,6 +27,7 @@ from flask_idempotency.engine.engine import Outcome, Replay
 from flask_idempotency.engine.errors import CorruptRecord, StoreUnavailable
 from flask_idempotency.engine.escape import printable
 from flask_idempotency.engine.events import Event
+from flask_idempotency.engine.forks import after_fork
 from flask_idempotency.engine.model import InFlight, Record
 from flask_idempotency.metrics import APP, COUNTED, FAMILIES, GAUGES, Gauges, Uncounted
 
@@ -57,9 +58,14 @@ class Telemetry:
         self._histograms = _histograms()
         self._counts: dict[str, dict[tuple[str, ...], float]] = {family: {} for family in _COUNTERS}
         self._known: dict[tuple[str, tuple[str, ...]], dict[str, str]] = {}
-        self._lock = Lock()
+        self._unlock()
+        after_fork(self._unlock)
         _counting().add(self)
         _gauges().add(app, name=self._name)
+
+    def _unlock(self) -> None:
+        # An exporter's thread may hold it while a server forks its workers.
+        self._lock = Lock()
 
     def trace(self) -> str:
         """Return the current span as `traceparent` has it, for a record. Empty if there is none."""

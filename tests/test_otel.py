@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from flask_idempotency import ConfigurationError, Idempotency, durable_step, idempotent
+from flask_idempotency import ConfigurationError, Idempotency, durable_step, idempotent, otel
 from flask_idempotency.engine.model import Grant, OnExpiry, Record, RequestInfo
 from flask_idempotency.otel import NEVER_SECONDS, _context_of
 from flask_idempotency.testing import FrozenClock
@@ -279,6 +281,26 @@ def test_prometheus_counts_beside_it(reader: InMemoryMetricReader) -> None:
     name, labels = "idempotency_store_call_duration_seconds_count", {"call": "claim", "outcome": "granted"}
     assert REGISTRY.get_sample_value(name, {"app": "counted-twice", **labels}) == 1.0
     assert samples(reader, "idempotency.claims", "counted-twice") == {("first",): 1}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_worker_that_is_forked_during_an_export_serves_requests(reader: InMemoryMetricReader) -> None:
+    """The thread of the exporter does not exist in the child, so no thread there would release its locks."""
+    traced = Traced(namespace="forked")
+    traced.world.view()(lambda: "paid")
+    (telemetry,) = [each for each in otel._counting() if each._name == "forked"]
+
+    with telemetry._lock, otel._gauges()._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(30)  # kills a child that waits
+            try:
+                os._exit(0 if traced.world.post().status_code == 200 and reader.get_metrics_data() else 1)
+            finally:
+                os._exit(2)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_off_it_is_not_imported() -> None:
