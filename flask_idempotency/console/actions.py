@@ -17,6 +17,7 @@ from flask import Response, request
 from flask_idempotency.assembly import identities
 from flask_idempotency.console.access import HOUR_SECONDS, Action, Stopped, check_form, check_origin, form_of
 from flask_idempotency.console.visit import Visit
+from flask_idempotency.engine.audit import SAYS
 from flask_idempotency.engine.capabilities import SeenRecord
 from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.keys import LONGEST_NAME, StorageKey
@@ -337,7 +338,7 @@ def _changed(visit: Visit, key: StorageKey, view: RecordView | None) -> Stopped:
     """Return what to say to an operator whose form is about an earlier version of this record."""
     now = "It is gone." if view is None else f"It is {view.condition.value} now."
     audit = operator.built().audit
-    entries = [] if audit is None else audit.entries(key, limit=1)
+    entries = [] if audit is None else [each for each in audit.entries(key) if each.verb not in SAYS]
     last = "".join(f" The last change was by {each.actor} ({each.verb}): {each.reason}." for each in entries[-1:])
     return Stopped(
         409,

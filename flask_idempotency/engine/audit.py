@@ -94,14 +94,23 @@ class AuditTrail(Protocol):
         ...
 
 
+MOST_SAID: Final = 20
+"""How often the trail of a record holds what its resolver said, unless it says that the request never happened."""
+
+
+def all_said(audit: AuditTrail | None, key: StorageKey, *, since: float) -> list[AuditEntry]:
+    """Return what the resolver said of this request, or that it failed, of the latest entries. See `last_said`."""
+    entries = () if audit is None else audit.entries(key)
+    return [entry for entry in entries if entry.verb in SAYS and entry.at >= since]
+
+
 def last_said(audit: AuditTrail | None, key: StorageKey, *, since: float) -> AuditEntry | None:
     """Return what the resolver last said of this request, or that it failed. None: it was not called, or resolved it.
 
     `since` is when the record was first used: what a resolver said of an earlier life does not count. Raises
     `StoreUnavailable` if the store does not answer.
     """
-    entries = () if audit is None else audit.entries(key)
-    return next((entry for entry in reversed(entries) if entry.verb in SAYS and entry.at >= since), None)
+    return next(reversed(all_said(audit, key, since=since)), None)
 
 
 def says_never_happened(audit: AuditTrail | None, key: StorageKey, *, since: float) -> bool:

@@ -13,10 +13,12 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from flask_idempotency.engine.audit import (
+    MOST_SAID,
     RESOLVER,
+    SAYS_NEVER,
     AuditEntry,
     AuditTrail,
-    last_said,
+    all_said,
 )
 from flask_idempotency.engine.capabilities import Recovery, SeenRecord
 from flask_idempotency.engine.claim import SealedResponse
@@ -331,10 +333,13 @@ class Settler:
     def note(self, seen: SeenRecord, verb: str, reason: str = "asked") -> None:
         """Remember what the resolver said of this record, one of `audit.SAYS`, so that `show` and the console can say it.
 
-        Raises `StoreUnavailable` if the store does not answer.
+        After `MOST_SAID` of these, only what concerns a "never happened" is remembered: a resolver that fails now and then
+        would push the changes of operators out of the latest entries. Raises `StoreUnavailable` if the store does not answer.
         """
-        said = last_said(self._audit, seen.key, since=seen.record.requested_at)
-        if said is None or (said.verb, said.reason) != (verb, reason):
+        said = all_said(self._audit, seen.key, since=seen.record.requested_at)
+        before = said[-1] if said else None
+        is_news = before is None or (before.verb, before.reason) != (verb, reason)
+        if is_news and (len(said) < MOST_SAID or SAYS_NEVER in (verb, said[-1].verb)):
             self._keep(seen.key, AuditEntry(verb, seen.record.state.value, RESOLVER, reason))
 
     def _keep(self, key: StorageKey, entry: AuditEntry) -> None:

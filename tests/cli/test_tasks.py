@@ -11,6 +11,7 @@ from click.testing import Result
 from flask import Flask
 
 from flask_idempotency.cli import maintenance as cli_tasks
+from flask_idempotency.engine.audit import MOST_SAID, AuditEntry
 from flask_idempotency.engine.capabilities import LONGEST_LOCK_SECONDS
 from flask_idempotency.engine.events import Reaped, RecordCorrupt, TaskRun
 from flask_idempotency.engine.model import OnExpiry
@@ -163,6 +164,30 @@ def test_show_says_what_a_resolver_answered_last() -> None:
     run(world, "reap")
     assert "unresolved" not in run(world, *show).output
     assert "completed by resolver" in run(world, *show).output
+
+
+def test_a_resolver_that_fails_now_and_then_hides_no_change() -> None:
+    """It is asked each hour for weeks, and the trail shows its latest hundred entries."""
+    world = apps.shop()
+    answers: list[Resolution | None] = [None, StillUnknown()] * 55
+
+    def resolver(unknown: UnknownOutcome) -> Resolution:
+        answer = answers.pop(0)
+        if answer is None:
+            raise TimeoutError
+        return answer
+
+    world.idempotency.resolver("pay")(resolver)
+    apps.lapsed(world)
+    key = apps.key_of(world, "k")
+    world.store.audit.append(key, AuditEntry("resumed", "quarantined", "ann", "asked the bank"), token=bytes(16))
+
+    while answers:
+        world.clock.advance(3600)
+        run(world, "reap")
+
+    verbs = [entry.verb for entry in world.store.audit.entries(key)]
+    assert ["resumed", *["resolver-failed", "says-still-unknown"] * (MOST_SAID // 2)] == verbs
 
 
 def test_reap_and_show_say_when_a_resolver_is_believed() -> None:
