@@ -140,6 +140,12 @@ class Console(Blueprint):
                 current_app.logger.warning("the console cannot read the store: %s", cause_of(error))
                 why = "Nothing is known now. Try again; see Health when it answers."
                 stop = Stopped(503, "The store does not answer", why)
+            except ConfigurationError as error:
+                if current_app.debug or current_app.testing:
+                    raise
+                # Not its text: it may be a fault of `authorize`, so this person may be no operator.
+                current_app.logger.error("the console cannot show this page: %s", error)
+                stop = Stopped(503, "The store or the console is not set up", "The log says what to do. See Health.")
             return visit.stopped(stop)
 
         # A form of the console claims no key, whatever the application requires of its views.

@@ -22,7 +22,7 @@ from flask_idempotency.console.visit import FRESH_SECONDS, ConsoleResponse, Visi
 from flask_idempotency.console.wording import now_of, readable
 from flask_idempotency.engine.activity import CALLERS
 from flask_idempotency.engine.capabilities import SeenRecord, TaskLog, UnfinishedCounts, Verdict
-from flask_idempotency.engine.errors import StoreUnavailable
+from flask_idempotency.engine.errors import IdempotencyError
 from flask_idempotency.engine.journal import EMPTY
 from flask_idempotency.engine.keys import LONGEST_NAME, owner_mark
 from flask_idempotency.engine.operations import MESSAGE
@@ -475,8 +475,8 @@ def health(visit: Visit) -> str:
     app = current_app._get_current_object()  # type: ignore[attr-defined]
     report = run_checks(app)
     if (log := operator.built().shared_task_log) is not None:
-        # Without a store the page says so itself.
-        with suppress(StoreUnavailable):
+        # Without a store, or its tables, the page says so itself.
+        with suppress(IdempotencyError):
             keep_health(log, owner_mark(operator.settings().namespace), report)
     worst = list(reversed(Verdict))
     return visit.render(

@@ -22,7 +22,7 @@ from werkzeug.exceptions import HTTPException
 from flask_idempotency.console import access, wording
 from flask_idempotency.console.access import Action, Attempts, Authorize, Operator, Stopped
 from flask_idempotency.engine.capabilities import SeenRecord
-from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
+from flask_idempotency.engine.errors import ConfigurationError, IdempotencyError
 from flask_idempotency.engine.keys import StorageKey
 from flask_idempotency.engine.values import valueclass
 from flask_idempotency.operations.records import RecordView, Refused, key_of
@@ -340,7 +340,7 @@ class Visit:
             return 0
         try:
             return int(recovery.counts().quarantined)
-        except StoreUnavailable:
+        except IdempotencyError:  # a page that says what is wrong with the store must be shown
             return 0
 
     def render(self, template: str, **values: Any) -> str:

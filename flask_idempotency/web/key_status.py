@@ -45,7 +45,15 @@ from flask_idempotency.web.principals import (
     is_of_httpauth,
     load_principal,
 )
-from flask_idempotency.web.problems import RETRY_AFTER_CAP_SECONDS, Problem, build, failure, refusal, render
+from flask_idempotency.web.problems import (
+    RETRY_AFTER_CAP_SECONDS,
+    STORE_RETRY_SECONDS,
+    Problem,
+    build,
+    failure,
+    refusal,
+    render,
+)
 from flask_idempotency.web.request_state import context
 from flask_idempotency.web.requests import client_keys, preferred_wait
 
@@ -206,6 +214,7 @@ class KeyStatusView:
             return response
         # Below decorators, a token counts that they have verified. They may read it from other places than the settings name.
         in_view = resolved.deferred and self._is_decorated(request)
+        requests: Sequence[ClaimRequest] = ()
         try:
             # Only headers: the key of a form is in the operation's own body.
             values = client_keys(request, replace(policy, form_field=None))
@@ -246,6 +255,11 @@ class KeyStatusView:
         except StoreUnavailable as error:
             self._outages.refused(f"The status of a key of {endpoint}", error)
             return self._problem(failure(error), policy)
+        except ConfigurationError as error:
+            if self._app.debug or self._app.testing or not requests:
+                raise  # of a loader, if there is no request yet
+            self._outages.refused(f"The status of a key of {endpoint}", error)
+            return self._problem(Problem("store-unavailable", retry_after=STORE_RETRY_SECONDS), policy)
         except (InvalidKey, CorruptRecord) as error:
             return self._problem(failure(error), policy)
         record = status.record

@@ -238,6 +238,24 @@ def test_a_console_shows_a_store_whose_guard_is_switched_off(tmp_path: Any) -> N
     assert "IDEMPOTENCY_ENABLED is False" in page.text
 
 
+@pytest.mark.parametrize("testing", (False, True))
+def test_health_says_what_is_wrong_with_a_store_that_is_not_set_up(
+    testing: bool, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = rig(f"sqlite:///{tmp_path / 'shop.db'}", testing=testing, console={"allow_http": True})
+    browser = made.browser()
+
+    health, other, stranger = browser.get("/health"), browser.get("/"), made.browser("").get("/")
+
+    assert (200, 403) == (health.status_code, stranger.status_code)
+    assert "flask idempotency db upgrade" in health.text
+    if not testing:
+        assert 503 == other.status_code
+        assert "See Health" in other.text
+        assert "db upgrade" not in other.text
+        assert "db upgrade" in caplog.text
+
+
 def test_a_damaged_row_is_named_and_closes_no_other_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store says which rows, and what to do about them."""
 

@@ -1032,6 +1032,27 @@ def test_a_store_that_is_away_is_no_absent_key(caplog: pytest.LogCaptureFixture)
     assert "status" in caplog.text
 
 
+def test_a_fault_of_the_store_is_a_problem_and_the_log_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As for a request with the key: where developers look on, it is raised."""
+    world = shop()
+
+    def read(key: object) -> None:
+        raise ConfigurationError("the database has no tables: run db upgrade")
+
+    monkeypatch.setattr(world.store, "read", read)
+    assert ask(world).status_code == 500
+    caplog.clear()
+    world.app.testing = False
+    response = ask(world)
+
+    assert (503, "store-unavailable", "2") == (response.status_code, state(response), response.headers["Retry-After"])
+    (line,) = caplog.messages
+    assert "The status of a key" in line
+    assert "run db upgrade" in line
+
+
 def test_an_endpoint_that_may_run_without_a_store_has_no_status_without_one() -> None:
     world = shop(on_store_down="allow")
     world.store.down = True
