@@ -119,7 +119,7 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
     view, case, fields = _opened(visit, handle, "settle", part=chosen)
     records.check_quarantined(case)
     operator.check_cache(case)
-    rules = operator.policy_for(case.first.record.info).step_rules
+    part, rules = chosen(case.first), operator.policy_for(case.first.record.info).step_rules
     journals, steps = zip(*map(operator.recorded_of, case.found), strict=True)
     step = steps[0][number - 1]
     if not step.in_doubt:
@@ -127,7 +127,7 @@ def settle_step(visit: Visit, handle: str, number: int) -> Page:
     against, out = operator.objections(case, steps=False)
     target = visit.url("settle_step", handle=handle, number=number)
     shared = {
-        **_shared(view, case, part=chosen(case.first)),
+        **_shared(view, case, part=part),
         "step": view_of(step),
         "target": target,
         "against": against,

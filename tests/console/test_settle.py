@@ -444,6 +444,14 @@ def test_a_form_about_one_step_settles_no_other() -> None:
     assert [] == made.told(Resolved)
 
 
+@pytest.mark.parametrize("number", ("0", "1", "2", "9" * 20))
+def test_a_step_that_is_not_there_has_no_form(number: str) -> None:
+    made = rig()
+    handle = made.quarantined()
+
+    assert 404 == made.browser().get(f"/records/{handle}/steps/{number}").status_code
+
+
 def test_a_viewer_settles_no_step() -> None:
     made = rig()
     handle, _ = in_two_steps(made)
