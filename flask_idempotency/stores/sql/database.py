@@ -38,6 +38,7 @@ from flask_idempotency.stores.sql.errors import (
     forbidden,
     is_apart,
     is_missing_table,
+    is_outdated,
     is_serialization_failure,
     is_unprepared,
     lacks_grants,
@@ -356,7 +357,7 @@ class Database:
                             connection.invalidate(error)
                         raise
             except DBAPIError as error:
-                if not (self._stops_preparing(error) or _may_be_repeated(error, failed)):
+                if not (self._prepares_again(error, failed) or _may_be_repeated(error, failed)):
                     # The tables may have moved.
                     self._named = self._named and not is_missing_table(error)
                     # Otherwise it is the role of the URL.
@@ -407,16 +408,21 @@ class Database:
         # Last: another thread that sees it relies on the lines above.
         self._named = place is not None
 
-    def _stops_preparing(self, error: DBAPIError) -> bool:
-        """Return whether the server lacked a prepared statement, as after a change of its pooler. Then prepare none again."""
+    def _prepares_again(self, error: DBAPIError, before: DBAPIError | None) -> bool:
+        """Return whether to repeat this on a new connection, because a prepared statement is gone or outdated.
+
+        It is gone after a change of the pooler: then prepare none again. It is outdated after a change of a table, and
+        behind a pooler it stays so.
+        """
         preparing = self._open().preparing
-        if preparing is None or not is_unprepared(error):
+        if preparing is None:
             return False
-        if preparing.works:
-            preparing.works = False
-            # Later connections are new, and prepare nothing.
+        gone, outdated = is_unprepared(error), is_outdated(error) and (before is None or not is_outdated(before))
+        if outdated or (gone and preparing.works):
+            preparing.works = preparing.works and not gone and preparing.direct
+            # Later connections are new, and know no statement.
             self._open().records.dispose()
-        return True
+        return gone or outdated
 
     def _role(self) -> str | None:
         """Return the role that the last statement ran as. A listener of the application's pool may have set it."""

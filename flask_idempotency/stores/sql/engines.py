@@ -351,6 +351,8 @@ class Preparing:
         self._from_url = from_url
         self.works = True
         """False once a server did not know a name: then no later connection prepares anything."""
+        self.direct = True
+        """False if the last connection led to a pooler. Its sessions keep outdated statements."""
 
     def __call__(self, connection: Any, record: object) -> None:
         # No other client's statement has one of our names.
@@ -360,7 +362,7 @@ class Preparing:
             return
         cursor = connection.cursor()
         cursor.execute("SELECT pg_backend_pid()")
-        direct = cursor.fetchone()[0] == connection.info.backend_pid
+        self.direct = direct = cursor.fetchone()[0] == connection.info.backend_pid
         if self._from_url and (direct or _are_carried(connection)):
             connection.prepare_threshold = PREPARE_AFTER
         if direct and connection.prepare_threshold is not None:

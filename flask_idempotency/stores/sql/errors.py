@@ -105,6 +105,7 @@ CONTENDED: Final = frozenset({"40001", "40P01"})
 """Serialization failure and deadlock: the server rolled the transaction back, and a retry may succeed."""
 
 _NOT_PREPARED: Final = frozenset({"26000", "42P05"})
+_CHANGED_PLAN: Final = "0A000"
 _LOCK_TIMEOUT: Final = "55P03"
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _NO_TABLE_OR_COLUMN: Final = frozenset({"42P01", "42703"})
@@ -188,6 +189,14 @@ def is_apart(error: DBAPIError) -> bool:
 def is_unprepared(error: DBAPIError) -> bool:
     """Return True if the session lacks a prepared statement, or has another one of its name. Nothing was done."""
     return sqlstate(error) in _NOT_PREPARED
+
+
+def is_outdated(error: DBAPIError) -> bool:
+    """Return True if a prepared statement may be older than a change of its table's columns. Nothing was done.
+
+    PostgreSQL has the same code for what it does not support.
+    """
+    return sqlstate(error) == _CHANGED_PLAN
 
 
 def is_duplicate(error: DBAPIError) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, NullPool, StaticPool, create_engine, event, make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import NotSupportedError, OperationalError
 
 from flask_idempotency.engine.errors import ConfigurationError, StoreUnavailable
 from flask_idempotency.engine.model import Grant
@@ -28,7 +28,7 @@ from flask_idempotency.stores.sql.schema import metadata
 from flask_idempotency.stores.sql.store import SqlStore
 from flask_idempotency.testing.contract.support import KEEP, LEASE, PAYLOAD, a_key, a_request, a_token, granted
 from tests.lab.pgbouncer import PgBouncer
-from tests.lab.postgres import StartPostgres
+from tests.lab.postgres import PostgresServer, StartPostgres
 from tests.stores.sql.conftest import MakeEngine, OpenStore, on_postgresql, on_sqlite
 
 
@@ -325,6 +325,35 @@ def test_a_prepared_statement_that_is_gone_is_sent_again(open_database: OpenData
 
     assert 1 == database.run(lambda connection: connection.execute(text("SELECT 1")).scalar_one())
     assert [] == repeated(database)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_prepared_statement_that_is_older_than_its_table_is_sent_again(
+    request: pytest.FixtureRequest, open_database: OpenDatabase, postgres_server: PostgresServer, pooled: bool
+) -> None:
+    """PostgreSQL refuses it for as long as the session lives, and the session of a pooler lives on."""
+    server = request.getfixturevalue("pgbouncer") if pooled else postgres_server
+    with postgres_server.database() as name:
+        database = open_database(server.url(name))
+        read = text("SELECT kind FROM things")
+
+        def kinds(times: int) -> list[str]:
+            return [database.run(lambda connection: connection.execute(read).scalar_one()) for _ in range(times)]
+
+        with database.base.begin() as connection:
+            connection.execute(text("CREATE TABLE things AS SELECT CAST('a' AS varchar(9)) AS kind"))
+        kinds(20)
+        with database.base.begin() as connection:
+            connection.execute(text("ALTER TABLE things ALTER COLUMN kind TYPE varchar(90)"))
+        assert ["a"] * 20 == kinds(20)
+        assert pooled != bool(repeated(database))
+        with pytest.raises(NotSupportedError):
+            database.run(
+                lambda connection: connection.execute(
+                    text("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '0A000'; END $$")
+                )
+            )
+        database.close()
 
 
 @on_postgresql
